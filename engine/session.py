@@ -201,9 +201,9 @@ class Session:
             raise GraphError("shared parameters: executor 'legate' needed")
         return {name: view(region) for name, region in self._carried.items()}
 
-    def run(self, bound: Bound) -> None:
-        """Run a bound graph once on what its feeds hold."""
-        bound.trace.replay(profile=self._timeline)
+    def run(self, bound: Bound, *, here: bool = False) -> None:
+        """Run a bound graph once on what its feeds hold. here: see `Trace.replay`."""
+        bound.trace.replay(profile=self._timeline, here=here)
 
     def state(self) -> dict[str, Array]:
         """Return copies of all parameters and states that are carried, by name, of one moment."""

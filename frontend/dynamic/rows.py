@@ -15,6 +15,7 @@ import numpy as np
 from soapstone.engine.mapper import GraphMapper, strategy_of
 from soapstone.engine.session import Bound, Session
 from soapstone.ir.graph import Graph
+from soapstone.ir.guard import STEP
 from soapstone.ir.tensor import Array, TensorSpec
 
 MOST_ROWS = 256  # of a bound graph
@@ -27,13 +28,20 @@ class Rows:
 
     Attributes:
         spec: of one row. data: (capacity, *shape); rows from `size` on are free.
+        nbytes: of a row. at, grads_at: the addresses of the first row, and of its gradient.
     """
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
         self.size = 0
-        self.data: Array = np.zeros((MOST_ROWS, *spec.shape), spec.dtype)
-        self._grads = self.data[:0]
+        self.nbytes = spec.nbytes
+        self.grads: Array = np.zeros((0, *spec.shape), spec.dtype)
+        self.grads_at = 0
+        self._hold(np.zeros((MOST_ROWS, *spec.shape), spec.dtype))
+
+    def _hold(self, data: Array) -> None:
+        self.data = data
+        self.at = data.ctypes.data
 
     def take(self, count: int) -> int:
         """Return the first of so many rows that nobody has."""
@@ -41,7 +49,7 @@ class Rows:
         if self.size > len(self.data):
             grown = np.zeros((2 * self.size, *self.spec.shape), self.spec.dtype)
             grown[:first] = self.data[:first]
-            self.data = grown
+            self._hold(grown)
         return first
 
     def put(self, values: Array) -> int:
@@ -50,13 +58,12 @@ class Rows:
         self.data[first : self.size] = values
         return first
 
-    def gradients(self) -> Array:
-        """Return an array of zeros for the rows that are held, the same memory each time."""
-        if len(self._grads) < self.size:
-            self._grads = np.empty_like(self.data)
-        grads = self._grads[: self.size]
-        grads[...] = 0
-        return grads
+    def clear_gradients(self) -> None:
+        """Let the gradients of all rows that are held be zero."""
+        if len(self.grads) < self.size:
+            self.grads = np.empty_like(self.data)
+            self.grads_at = self.grads.ctypes.data
+        self.grads[: self.size] = 0
 
 
 def pieces(rows: int) -> Iterator[tuple[int, int]]:
@@ -68,6 +75,29 @@ def pieces(rows: int) -> Iterator[tuple[int, int]]:
         count = min(rows, size)
         yield count, size
         rows -= count
+
+
+class RowGraph:
+    """A graph bound for some number of rows.
+
+    Attributes:
+        bound: the graph. feeds, results: the addresses of inputs and outputs, by name; `outputs`
+            in order.
+    """
+
+    def __init__(self, graphs: Graphs, bound: Bound) -> None:
+        self._graphs = graphs
+        self._counter = bound.feeds.get(STEP)
+        self.bound = bound
+        self.feeds = {name: array.ctypes.data for name, array in bound.feeds.items()}
+        self.results = {name: array.ctypes.data for name, array in bound.results.items()}
+        self.outputs = tuple(self.results[name] for name in bound.graph.outputs)
+
+    def run(self, counter: int = 0) -> None:
+        """Run it once. counter: which random numbers follow."""
+        if self._counter is not None:
+            self._counter[...] = counter
+        self._graphs.run(self.bound)
 
 
 class Graphs:
@@ -87,8 +117,8 @@ class Graphs:
         return bound
 
     def run(self, bound: Bound) -> None:
-        """Run a bound graph once."""
-        self.session.run(bound)
+        """Run a bound graph once, in the calling thread where one processor has all of it."""
+        self.session.run(bound, here=True)
 
 
 class Bounds:
@@ -101,13 +131,14 @@ class Bounds:
     def __init__(self, graphs: Graphs, make: Callable[[int], Graph]) -> None:
         self._graphs = graphs
         self._make = make
-        self._bound: dict[int, Bound] = {}
+        self._bound: dict[int, RowGraph] = {}
 
-    def get(self, rows: int) -> Bound:
+    def get(self, rows: int) -> RowGraph:
         """Return the graph bound for a number of rows."""
         bound = self._bound.get(rows)
         if bound is None:
-            bound = self._bound[rows] = self._graphs.bind(self._make(rows), rows >= _SPLIT)
+            graph = self._graphs.bind(self._make(rows), rows >= _SPLIT)
+            bound = self._bound[rows] = RowGraph(self._graphs, graph)
         return bound
 
     def __len__(self) -> int:
@@ -127,4 +158,4 @@ def gathered(feed: Array, data: Array, places: Any) -> None:
     feed[count:] = 0
 
 
-__all__ = ["MOST_ROWS", "Bounds", "Graphs", "Rows", "fill", "gathered", "pieces"]
+__all__ = ["MOST_ROWS", "Bounds", "Graphs", "RowGraph", "Rows", "fill", "gathered", "pieces"]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from soapstone.engine.session import Bound
 from soapstone.frontend.dynamic.cell import Cell
-from soapstone.frontend.dynamic.rows import Bounds, Graphs, Rows, fill, gathered, pieces
+from soapstone.frontend.dynamic.rows import Bounds, Graphs, Rows, pieces
 from soapstone.frontend.dynamic.values import Occurrence
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.guard import STEP
 from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.native.rows import ADD, Move, move
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,9 @@ class Run:
         cell: with its graphs. size: rows of the graph that ran, of which `count` are used.
         first: the row of the cell's kept values that is the run's first. counter: of its random
             numbers.
-        places: of each operand's rows. outputs: the first row of each output.
+        places: the rows of operands of all calls that ran together, (operands, calls), of which
+            `at` is the run's first call.
+        outputs: the first row of each output.
     """
 
     cell: CellRuns
@@ -34,8 +34,14 @@ class Run:
     count: int
     first: int
     counter: int
-    places: tuple[Any, ...]
+    places: Array
+    at: int
     outputs: tuple[int, ...]
+
+    def place(self, operand: int) -> int:
+        """Return the address of the rows of an operand."""
+        calls = int(self.places.shape[1])
+        return int(self.places.ctypes.data) + 8 * (operand * calls + self.at)
 
 
 class CellRuns:
@@ -75,10 +81,9 @@ class CellRuns:
     def run(self, calls: Sequence[Occurrence], training: bool, counter: int) -> list[Run]:
         """Compute calls, and return what the backward pass needs to know of that."""
         count = len(calls)
-        places = [
-            np.fromiter((call.operands[i].row for call in calls), np.intp, count)
-            for i in range(len(self.operands))
-        ]
+        numbers = range(len(self.operands))
+        rows = [[call.operands[number].row for call in calls] for number in numbers]
+        places = np.array(rows, np.int64)
         firsts = [rows.take(count) for rows in self.outputs]
         for position, first in enumerate(firsts):
             for row, call in enumerate(calls, first):
@@ -89,80 +94,97 @@ class CellRuns:
         made: list[Run] = []
         at = 0
         for many, size in pieces(count):
-            bound = (self.forward if training else self.inference).get(size)
-            here = tuple(place[at : at + many] for place in places)
-            feeds = bound.feeds
-            for number, (rows, place) in enumerate(zip(self.operands, here)):
-                feed = feeds.get(f"x{number}")
-                if feed is not None:
-                    gathered(feed, rows.data, place)
-            _count(feeds, counter + len(made))
-            self._graphs.run(bound)
-            names = bound.graph.outputs
             outputs = tuple(first + at for first in firsts)
-            for name, rows, first in zip(names, self.outputs, outputs):
-                rows.data[first : first + many] = bound.results[name][:many]
-            if training:
-                self._keep(bound, here, many)
-                run = Run(self, size, many, self.rows, counter + len(made), here, outputs)
-                made.append(run)
-                self.rows += many
-            self.runs += 1
+            run = Run(self, size, many, self.rows, counter + len(made), places, at, outputs)
+            self._forward(run, training)
+            made.append(run)
             at += many
+            self.rows += many
+        self.runs += len(made)
         return made
 
-    def _keep(self, bound: Bound, places: Sequence[Any], count: int) -> None:
-        """Hold what the backward pass reads: values that were made, and operands."""
-        for name, kept in self.kept.items():
-            if name in bound.results:
-                kept.put(bound.results[name][:count])
+    def _forward(self, run: Run, training: bool) -> None:
+        """Gather operands, run, and hold what is made, and what the backward pass reads."""
+        graph = (self.forward if training else self.inference).get(run.size)
+        count = run.count
+        gathers = [(rows, run.place(number)) for number, rows in enumerate(self.operands)]
+        before: list[Move] = []
+        for number, (rows, place) in enumerate(gathers):
+            feed = graph.feeds.get(f"x{number}")
+            if feed is not None:
+                before.append((rows.at, feed, rows.nbytes, count, place, run.size))
+        move(before)
+        graph.run(run.counter)
+        after: list[Move] = [
+            (result, rows.at + first * rows.nbytes, rows.nbytes, count, 0, count)
+            for result, rows, first in zip(graph.outputs, self.outputs, run.outputs)
+        ]
+        for name, kept in self.kept.items() if training else ():
+            target = kept.take(count) * kept.nbytes + kept.at
+            result = graph.results.get(name)
+            if result is None:  # an operand
+                rows, place = gathers[int(name[1:])]
+                after.append((rows.at, target, kept.nbytes, count, place, count))
             else:
-                number = int(name[1:])
-                kept.put(self.operands[number].data[places[number]])
+                after.append((result, target, kept.nbytes, count, 0, count))
+        move(after)
 
-    def back(self, run: Run, grads: Mapping[Rows, Array]) -> None:
+    def back(self, run: Run) -> None:
         """Carry the gradients of a run's outputs to its operands, to which they are added."""
         layout = self.cell.layout
         if layout.backward is None:
             return
-        bound = self.backward.get(run.size)
-        feeds, count = bound.feeds, run.count
-        span = slice(run.first, run.first + count)
-        for name, kept in self.kept.items():
-            if name in feeds:
-                fill(feeds[name], kept.data[span])
+        graph = self.backward.get(run.size)
+        feeds, count = graph.feeds, run.count
+        before: list[Move] = [
+            (kept.at + run.first * kept.nbytes, feeds[name], kept.nbytes, count, 0, run.size)
+            for name, kept in self.kept.items()
+            if name in feeds
+        ]
         for seed, output in layout.seeds:
-            first = run.outputs[output]
             if seed in feeds:
-                fill(feeds[seed], grads[self.outputs[output]][first : first + count])
-        _count(feeds, run.counter)
-        self._graphs.run(bound)
-        names = bound.graph.outputs
-        for number, name in zip(layout.operands, names):
-            add_rows(grads[self.operands[number]], run.places[number], bound.results[name][:count])
+                rows = self.outputs[output]
+                source = rows.grads_at + run.outputs[output] * rows.nbytes
+                before.append((source, feeds[seed], rows.nbytes, count, 0, run.size))
+        move(before)
+        graph.run(run.counter)
+        after: list[Move] = []
+        names = graph.bound.graph.outputs
+        for number, name, result in zip(layout.operands, names, graph.outputs):
+            rows = self.operands[number]
+            if rows.spec.dtype == "float32":
+                after.append((result, rows.grads_at, rows.nbytes, count, run.place(number), ADD))
+            else:
+                places = run.places[number, run.at : run.at + count]
+                np.add.at(rows.grads, places, graph.bound.results[name][:count])
         for name, passed in self.passed.items():
             if passed.size < self.rows:
                 passed.take(self.rows - passed.size)
-            passed.data[span] = bound.results[name][:count]
+            target = passed.at + run.first * passed.nbytes
+            after.append((graph.results[name], target, passed.nbytes, count, 0, count))
+        move(after)
 
     def sums(self, runs: Sequence[Run], into: Mapping[str, Array]) -> None:
         """Add the gradients of parameters, of all runs of this cell."""
         layout = self.cell.layout
         if layout.weights is None:
             return
-        joined = not layout.weights.inputs(Role.SCALAR)
-        spans = [(0, self.rows, 0)] if joined else []
-        spans += [] if joined else [(run.first, run.count, run.counter) for run in runs]
+        spans = [(0, self.rows, 0)]
+        if layout.weights.inputs(Role.SCALAR):  # numbers that are drawn differ from run to run
+            spans = [(run.first, run.count, run.counter) for run in runs]
         for first, rows, counter in spans:
             for count, size in pieces(rows):
-                bound = self.weights.get(size)
-                for name, kept in (*self.kept.items(), *self.passed.items()):
-                    if name in bound.feeds:
-                        fill(bound.feeds[name], kept.data[first : first + count])
-                _count(bound.feeds, counter)
-                self._graphs.run(bound)
-                for name, value in zip(layout.trained, bound.graph.outputs):
-                    into[name] += bound.results[value]
+                graph = self.weights.get(size)
+                move(
+                    [
+                        (held.at + first * held.nbytes, feed, held.nbytes, count, 0, size)
+                        for name, held in (*self.kept.items(), *self.passed.items())
+                        if (feed := graph.feeds.get(name)) is not None
+                    ]
+                )
+                graph.run(counter)
+                for name, value in zip(layout.trained, graph.bound.graph.outputs):
+                    into[name] += graph.bound.results[value]
                 first += count
 
 
@@ -176,19 +198,4 @@ def _row(spec: TensorSpec) -> TensorSpec:
     return replace(spec, shape=spec.shape[1:])
 
 
-def _count(feeds: Mapping[str, Array], counter: int) -> None:
-    if STEP in feeds:
-        feeds[STEP][...] = counter
-
-
-def add_rows(target: Array, places: Any, values: Array) -> None:
-    """Add rows to those at some places, of which some may be the same."""
-    order = np.argsort(places, kind="stable")
-    sorted_places = places[order]
-    starts = np.flatnonzero(np.diff(sorted_places, prepend=-1))
-    if len(starts) < len(places):
-        values, places = np.add.reduceat(values[order], starts, axis=0), sorted_places[starts]
-    target[places] += values
-
-
-__all__ = ["CellRuns", "Run", "add_rows"]
+__all__ = ["CellRuns", "Run"]

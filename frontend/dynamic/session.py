@@ -20,7 +20,7 @@ from soapstone.engine.session import Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.dynamic.record import Recorder
 from soapstone.frontend.dynamic.report import CellReport, Report
-from soapstone.frontend.dynamic.rows import Graphs, Rows
+from soapstone.frontend.dynamic.rows import Graphs
 from soapstone.frontend.dynamic.runs import Run
 from soapstone.frontend.dynamic.schedule import Agenda
 from soapstone.frontend.dynamic.table import Table
@@ -35,6 +35,7 @@ from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.mappers import load as load_mapper
 from soapstone.runtime.analysis.policy import attach
+from soapstone.runtime.executors.threads import set_openmp_threads
 from soapstone.runtime.machines.start import machine_of
 
 STAGES = ("recording", "scheduling", "compiling", "forward", "backward", "weights", "update")
@@ -95,6 +96,7 @@ class DynamicSession(Recorder):
         self._update: tuple[tuple[str, ...], Bound] | None = None
         self._log: list[Run] = []
         self._limit, self._collecting = 0, False
+        self._threads = self._openmp = threads
         self._since = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -102,6 +104,7 @@ class DynamicSession(Recorder):
         gc.disable()  # a step makes thousands of objects, which go when it ends
         self._limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(self._limit, _DEPTH))
+        self._openmp = set_openmp_threads(self._threads)  # small graphs run in this thread
         self._since = time.perf_counter()
         return self
 
@@ -114,6 +117,7 @@ class DynamicSession(Recorder):
         sys.setrecursionlimit(self._limit)
         if self._collecting:
             gc.enable()
+        set_openmp_threads(self._openmp)
         self.close()
 
     def close(self) -> None:
@@ -174,7 +178,9 @@ class DynamicSession(Recorder):
         with self._timed("forward"):
             for cell, calls in batches:
                 runs = self._runs[cell.number]
-                self._log += runs.run(calls, self._training, self._counter)
+                made = runs.run(calls, self._training, self._counter)
+                if self._training:
+                    self._log += made
                 self._counter += len(calls)
 
     @contextmanager
@@ -223,20 +229,21 @@ class DynamicSession(Recorder):
                 raise NonFiniteLoss(
                     f"step {self.updates}: loss is {mean}; parameters are as before"
                 )
-            floating = [rows for rows in self._stores.values() if rows.spec.is_float]
-            grads = {rows: rows.gradients() for rows in floating}
+            for rows in self._stores.values():
+                if rows.spec.is_float:
+                    rows.clear_gradients()
             for loss in losses:
-                grads[loss.rows][loss.row] += 1 / len(losses)
-            self._learn(grads)
+                loss.rows.grads[loss.row] += 1 / len(losses)
+            self._learn()
         finally:
             self.forget()
         return mean
 
-    def _learn(self, grads: dict[Rows, Array]) -> None:
+    def _learn(self) -> None:
         """Go back through what ran, and update parameters and the rows of tables."""
         with self._timed("backward"):
             for run in reversed(self._log):
-                run.cell.back(run, grads)
+                run.cell.back(run)
         used: dict[int, list[Run]] = {}
         for run in self._log:
             used.setdefault(run.cell.cell.number, []).append(run)
@@ -257,7 +264,7 @@ class DynamicSession(Recorder):
                     bound.feeds[STEP][...] = self.updates
                 self.session.run(bound)
             for table in self._tables.values():
-                table.learn(grads, rate, self.updates)
+                table.learn(rate, self.updates)
 
     @property
     def _trained(self) -> tuple[str, ...]:

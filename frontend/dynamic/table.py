@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -65,12 +64,12 @@ class Table:
             self._rows.data[places] = self.data[[row for row, _ in used]]
             self._fetched = len(self._used)
 
-    def learn(self, grads: Mapping[Rows, Array], rate: float, step: int) -> None:
+    def learn(self, rate: float, step: int) -> None:
         """Update the rows that were used."""
         ids = np.fromiter(self._used, np.intp, len(self._used))
-        grad = grads[self._rows][[value.row for value in self._used.values()]]
+        grad = self._rows.grads[[value.row for value in self._used.values()]]
         for count, size in pieces(len(ids)):
-            bound = self._updates.get(size)
+            bound = self._updates.get(size).bound
             here, ids = ids[:count], ids[count:]
             feeds = bound.feeds
             fill(feeds[f"{self.name}.gradient"], grad[:count])

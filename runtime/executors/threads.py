@@ -113,11 +113,17 @@ class _Round:
             self.done.put(None)
 
 
-def set_openmp_threads(threads: int) -> None:
-    """Set the calling thread's OpenMP thread count, where its library is there to be set."""
+def set_openmp_threads(threads: int) -> int:
+    """Set the calling thread's OpenMP thread count, where its library is there to be set.
+
+    Returns what it was; `threads` where there is no library.
+    """
     library = system.openmp()
-    if library is not None:
-        library.omp_set_num_threads(ctypes.c_int(threads))
+    if library is None:
+        return threads
+    before = int(library.omp_get_max_threads())
+    library.omp_set_num_threads(ctypes.c_int(threads))
+    return before
 
 
 def _cores(machine: Machine) -> list[int] | None:

@@ -124,7 +124,9 @@ class LegateTrace(Trace):
         self._compiled[key] = found
         return found
 
-    def replay(self, profile: bool | Profile | None = False) -> Profile | None:
+    def replay(
+        self, profile: bool | Profile | None = False, *, here: bool = False
+    ) -> Profile | None:
         """Run the step once.
 
         profile: True for a timeline of this replay, or a timeline to add it to. Returns it.

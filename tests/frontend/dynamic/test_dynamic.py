@@ -11,8 +11,8 @@ import torch
 
 from soapstone import SGD, Adam, DataError, DynamicSession, GraphError, NonFiniteLoss
 from soapstone.frontend.dynamic.rows import pieces
-from soapstone.frontend.dynamic.runs import add_rows
 from soapstone.frontend.dynamic.session import REUSE
+from soapstone.native.rows import ADD, move
 
 WORDS, WIDTH, HIDDEN = 12, 5, 6
 Tree = Any  # a word's number, or a pair of trees
@@ -266,13 +266,18 @@ def test_pieces_are_all_rows_with_few_to_spare() -> None:
         assert all(0.7 * size <= count <= size for count, size in made)
 
 
-def test_rows_are_added_where_places_are_the_same() -> None:
+def test_rows_are_gathered_and_added_where_places_are_the_same() -> None:
     random = np.random.default_rng(0)
     for count in (1, 5, 200):
         places = random.integers(0, 20, count)
         values = random.integers(0, 9, (count, 3)).astype(np.float32)
         target = np.zeros((20, 3), np.float32)
-        add_rows(target, places, values)
+        back = np.full((count + 2, 3), 7, np.float32)
+        add = (values.ctypes.data, target.ctypes.data, 12, count, places.ctypes.data, ADD)
+        gather = (target.ctypes.data, back.ctypes.data, 12, count, places.ctypes.data, count + 2)
+        move([add, gather])
         expected = np.zeros((20, 3), np.float32)
         np.add.at(expected, places, values)
         np.testing.assert_array_equal(target, expected)
+        np.testing.assert_array_equal(back[:count], expected[places])
+        assert not back[count:].any()

@@ -1,0 +1,52 @@
+"""Rows of several arrays moved by one call: gathered, copied, or added to rows at some places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from soapstone.cache.compiled import njit
+from soapstone.native.intrinsics import f32p, i64p, u8p
+from soapstone.native.moves import copy_bytes
+
+# What each move is of, in this order: source and target, addresses of their first rows; nbytes, of
+# a row; rows; places, the address of int64 rows of the source, or of the target of a sum, 0 for
+# those in order; room, rows of the target, of which the rest become zero, or ADD.
+COLUMNS = 6
+ADD = -1  # to rows of float32
+
+Move = tuple[int, int, int, int, int, int]
+
+
+@njit(nogil=True)
+def _move(moves: Any) -> None:
+    for m in range(moves.shape[0]):
+        source, target, nbytes = moves[m, 0], moves[m, 1], moves[m, 2]
+        rows, places, room = moves[m, 3], moves[m, 4], moves[m, 5]
+        if room < 0:
+            at, width = i64p(places), nbytes >> 2
+            for r in range(rows):
+                x, y = f32p(source + r * nbytes), f32p(target + at[r] * nbytes)
+                for k in range(width):
+                    y[k] += x[k]
+        else:
+            if places != 0:
+                at = i64p(places)
+                for r in range(rows):
+                    copy_bytes(target + r * nbytes, source + at[r] * nbytes, nbytes)
+            else:
+                copy_bytes(target, source, rows * nbytes)
+            rest = u8p(target)
+            for k in range(rows * nbytes, room * nbytes):
+                rest[k] = 0
+
+
+def move(moves: Sequence[Move]) -> None:
+    """Do some moves, in order; see `COLUMNS`."""
+    if moves:
+        _move(np.array(moves, np.int64))
+
+
+__all__ = ["ADD", "Move", "move"]
