@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.dynamic_programs import differences
 
 from soapstone import SGD, Adam, DataError, DynamicSession, GraphError, NonFiniteLoss
 from soapstone.frontend.dynamic.rows import pieces
@@ -257,6 +258,11 @@ def test_a_loss_that_is_not_finite_changes_nothing(session: DynamicSession) -> N
         session.step([session.value(np.array([np.inf], np.float32)) @ weight])
     np.testing.assert_array_equal(session.state()["w"], before)
     session.step([(session.value(np.ones(1, np.float32)) @ weight) + 1.0])  # it goes on
+
+
+@pytest.mark.parametrize("seed", [10, 11])
+def test_random_programs_give_the_same_however_they_are_run(seed: int) -> None:
+    assert differences(seed, programs=8) == []
 
 
 def test_pieces_are_all_rows_with_few_to_spare() -> None:
