@@ -1,4 +1,4 @@
-"""What all tests share: interrupts that reach them, and which tests are of oneDNN itself.
+"""What all tests share: how threads wait, interrupts, and which tests are of oneDNN itself.
 
 Without oneDNN (`SOAPSTONE_ONEDNN=off`, or where there is no wheel of it) those are deselected, and
 the first line of a run says so; every other test passes there too.
@@ -6,10 +6,15 @@ the first line of a run says so; every other test passes there too.
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
+
+# Processes of tests share the cores: threads that spin while they wait for one of their team would
+# take its core from it. OpenMP reads this when it is loaded, which the imports below do.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from soapstone.kernels.cpu.onednn import library
 from soapstone.search.rules import rulefile
