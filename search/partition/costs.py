@@ -71,7 +71,8 @@ class Costs:
 
         features: (layers, parts, features).
         """
-        return np.matmul(features, self.weights[:, :, np.newaxis])[..., 0]
+        found: Array = np.matmul(features, self.weights[:, :, np.newaxis])[..., 0]
+        return found
 
     def sums(self, features: Features) -> Array:
         """Return what each layer is predicted to spend on the vertices before each, nanoseconds.
