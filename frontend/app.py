@@ -313,7 +313,8 @@ def train_app(
     if parts is not None:
         others = {"--graph": graph is None, "no --mapper": mapper != DEFAULT_MAPPER}
         others |= {"no --strategy": strategy is not None, "no --step": step is not None}
-        others |= {"no --optimize": optimize}
+        learns = partitioner == "learned" and parts > 1  # from timelines of its own
+        others |= {"no --optimize": optimize, "no --profile": learns and profile is not None}
         if wrong := [what for what, found in others.items() if found]:
             raise AppError(f"app {app.name!r}: {parts} parts found; {', '.join(wrong)} needed")
         if cpus is None:

@@ -126,6 +126,7 @@ def test_two_ranks_compute_what_one_worker_does(tmp_path: Path) -> None:
         ({"parts": 2, "partitioner": "metis"}, "partitioner 'metis' found, one of learned"),
         ({"parts": 2, "graph": None}, "2 parts found; --graph needed"),
         ({"parts": 2, "mapper": "sequential"}, "no --mapper needed"),
+        ({"parts": 2, "profile": "a.json"}, "no --profile needed"),
         ({"partition_costs": "costs.json"}, "--parts needed"),
     ],
 )

@@ -254,6 +254,35 @@ def test_noise_leaves_the_best_that_was_measured() -> None:
     assert str(partitioner).count("\n") == 5
 
 
+def test_disturbed_steps_are_not_learned_from() -> None:
+    partitioner = Partitioner(features_of(rmat(2000, 30_000), 16, 7), 2)
+    first, steps = partitioner.cuts, 0
+    ns = np.einsum("lpf,lf->lp", partitioner.features.parts(first), _TRUE)
+    while not partitioner.measured:
+        quiet = steps % 2 == 0
+        partitioner.observe(ns * (1 + steps if quiet else 0.5), disturbed=not quiet)
+        steps += 1
+    assert steps == 9  # one to warm up, and of those that follow every other
+    np.testing.assert_array_equal(partitioner.measured[first], 3 * ns)
+    again, steps = Partitioner(partitioner.features, 2), 0
+    while not again.measured:
+        again.observe(ns * (40 - steps), disturbed=True)
+        steps += 1
+    np.testing.assert_array_equal(again.measured[first], (41 - steps) * ns)
+
+
+def test_a_partition_that_is_not_understood_is_run_again() -> None:
+    partitioner = Partitioner(features_of(rmat(2000, 30_000), 16, 7), 2)
+    seen = list[tuple[int, ...]]()
+    while not partitioner.settled:
+        seen.append(partitioner.cuts)
+        ns = np.ones((2, 2))
+        ns[:, len(set(seen)) % 2] = 5.0  # costs that no features have
+        partitioner.observe(ns)
+    assert len(set(seen)) < 12
+    assert len(seen) == 12 * 5  # all that there are: predictions stay far off
+
+
 def test_what_was_learned_cuts_another_graph_at_once(tmp_path: Path) -> None:
     teacher = Partitioner(features_of(rmat(6000, 120_000), 16, 7), 2)
     run(teacher)
