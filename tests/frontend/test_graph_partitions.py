@@ -89,6 +89,20 @@ def test_cuts_move_while_a_model_learns(tmp_path: Path) -> None:
         Partitioned(gcn.build(90, DATA, layers=3), DATA.adjacency, 2, costs=split.path)
 
 
+@pytest.mark.parametrize("memories", [1, 2])
+def test_cuts_that_moved_leave_nothing_behind(memories: int) -> None:
+    splits, mapper, used = DATA.splits(), RangesMapper((0, 45, 90)), []
+    with APPS["gcn"]() as model:
+        machine = Machine.local(cpus=2, memories=memories)
+        model.compile("sgd", "masked_cross_entropy", mapper=mapper, machine=machine)
+        for cut in (45, 20, 70, 45, 45):
+            mapper.cuts = (0, cut, 90)
+            model.trainer.rebind()
+            model.fit(splits.train_x, splits.train_y, epochs=1, shuffle=False, progress=False)
+            used.append(model.trainer.session.used_bytes)
+    assert used[0] == used[3] == used[4]
+
+
 def test_layers_end_with_what_gathers() -> None:
     with gcn.build(90, DATA, hidden=5) as model:
         model.compile("sgd", "masked_cross_entropy")
