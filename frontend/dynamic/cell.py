@@ -125,6 +125,14 @@ class Cell:
         """The parts, for what holds of any number of rows."""
         return self.parts(2)
 
+    def replay(self, recording: RowRecording, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Record the cell's layers in another recording, and return its outputs there."""
+        known = dict(enumerate(operands))
+        for call in self.recording.calls[len(operands) :]:
+            results = recording.record(call.emit, [known[index] for index in call.inputs])
+            known.update(zip(call.outputs, results))
+        return tuple(known[index] for index in self.recording.output_indices)
+
     @cached_property
     def steps(self) -> tuple[tuple[Call, ...], ...]:
         """The calls of layers, each with those before it that see no rows, such as parameters."""

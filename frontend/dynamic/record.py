@@ -38,6 +38,7 @@ class Recorder:
         self._stores: dict[TensorSpec, Rows] = {}
         self._cells: dict[Any, Cell] = {}  # by what they are recorded of
         self._operators: dict[Any, Cell] = {}  # by structure
+        self._layers: set[int] = set()  # the numbers of cells that are layers of the session
         self._split: dict[int, tuple[_Part, ...]] = {}
         self._runs: dict[int, CellRuns] = {}  # by the number of the cell
         self._seen: dict[Any, tuple[Lazy, ...]] = {}
@@ -112,6 +113,7 @@ class Recorder:
             return getattr(recording, layer)(*given, **named)
 
         cell, operands = self._cell_of("", function, args, kwargs, layer)
+        self._layers.add(cell.number)
         outputs = self._record(cell, operands)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -166,6 +168,12 @@ class Recorder:
     def _number(self) -> int:
         return len(self._cells) + len(self._operators)
 
+    def _pattern(self, recording: RowRecording) -> Cell:
+        """Return a cell of what was recorded of a pattern."""
+        cell = Cell(recording, self._number())
+        self._cells["pattern", cell.number] = cell
+        return cell
+
     def _record(self, cell: Cell, operands: tuple[Lazy, ...]) -> tuple[Lazy, ...]:
         key = (cell.number, *map(id, operands))
         known = self._seen.get(key)
@@ -178,20 +186,22 @@ class Recorder:
                     f"cell {cell.name!r}: a value found of another step or session; values of this"
                     " step needed"
                 )
-        runs = self._runs.get(cell.number)
-        if runs is None:
-            stores = [operand.rows for operand in operands]
-            runs = CellRuns(
-                self.graphs, cell, stores, [self.rows_of(spec) for spec in cell.outputs]
-            )
-            self._runs[cell.number] = runs
-        made = Occurrence(cell, operands)
+        runs = self._runs_of(cell)
+        made = Occurrence(cell, operands, len(self._made))
         made.outputs = tuple([Lazy(self, made, rows) for rows in runs.outputs])
         self._pending.append(made)
         self._made.append(made)
         if not cell.random:
             self._seen[key] = made.outputs
         return made.outputs
+
+    def _runs_of(self, cell: Cell) -> CellRuns:
+        """Return what runs a cell."""
+        runs = self._runs.get(cell.number)
+        if runs is None:
+            stores = [[self.rows_of(spec) for spec in side] for side in (cell.inputs, cell.outputs)]
+            runs = self._runs[cell.number] = CellRuns(self.graphs, cell, *stores)
+        return runs
 
     def _record_parts(self, cell: Cell, operands: Sequence[Lazy]) -> tuple[Lazy, ...]:
         """Record the layers of a cell one by one."""

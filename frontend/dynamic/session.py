@@ -18,6 +18,8 @@ import numpy as np
 
 from soapstone.engine.session import Bound, Session
 from soapstone.errors import DataError
+from soapstone.frontend.arguments import count
+from soapstone.frontend.dynamic.patterns import Patterns, needed
 from soapstone.frontend.dynamic.record import Recorder
 from soapstone.frontend.dynamic.report import CellReport, Report
 from soapstone.frontend.dynamic.rows import Graphs
@@ -38,7 +40,16 @@ from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.executors.threads import set_openmp_threads
 from soapstone.runtime.machines.start import machine_of
 
-STAGES = ("recording", "scheduling", "compiling", "forward", "backward", "weights", "update")
+STAGES = (
+    "recording",
+    "finding",
+    "scheduling",
+    "compiling",
+    "forward",
+    "backward",
+    "weights",
+    "update",
+)
 REUSE = ("off", "patterns", "batch", "all")
 _DEPTH = 100_000  # of recursion in a session: calls of Python functions need no stack of C
 _LOSS = "loss"
@@ -56,6 +67,9 @@ class DynamicSession(Recorder):
         cpus: processors that share a run of many rows, by default all cores; threads of each.
         reuse: "all"; "patterns", which computes each call of a cell alone; "batch", which batches
             operators, whatever cell they are of; "off", operator by operator.
+        pattern_depth, collect_steps, pattern_frequency: layers outside of cells that occur together
+            become patterns: how deep at most, 1 for none; in how many steps they are counted
+            before; how often they must occur in these (P_Depth, P_Collect and P_Freq of Liu).
 
     Raises:
         GraphError: an argument that does not fit.
@@ -78,6 +92,9 @@ class DynamicSession(Recorder):
         cpus: int | None = None,
         threads: int = 1,
         reuse: str = "all",
+        pattern_depth: int = 8,
+        collect_steps: int = 3,
+        pattern_frequency: int = 10,
     ) -> None:
         if reuse not in REUSE:
             raise GraphError(f"reuse {reuse!r} found, one of {', '.join(REUSE)} needed")
@@ -91,6 +108,13 @@ class DynamicSession(Recorder):
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self._training = True
         self._tables: dict[str, Table] = {}
+        self._patterns = Patterns(
+            self._pattern,
+            seed,
+            depth=count("pattern_depth", pattern_depth),
+            collect=count("collect_steps", collect_steps, 0),
+            least=count("pattern_frequency", pattern_frequency),
+        )
         self._agenda = Agenda()
         self._counter = 0  # of runs, which random numbers follow
         self._update: tuple[tuple[str, ...], Bound] | None = None
@@ -153,7 +177,7 @@ class DynamicSession(Recorder):
         rows = values[0].rows
         if any(value.rows is not rows for value in values):
             raise DataError("values: several types found, one needed")
-        self._run()
+        self._run(values)
         return rows.data[[value.row for value in values]]
 
     def _check(self, values: Sequence[Lazy]) -> None:
@@ -163,21 +187,25 @@ class DynamicSession(Recorder):
             if not isinstance(value, Lazy) or value.model is not self or value.step != self.steps:
                 raise DataError(f"values: {value!r} found, values of this step needed")
 
-    def _run(self) -> None:
-        """Compute all that is recorded."""
+    def _run(self, asked: Sequence[Lazy]) -> None:
+        """Compute all that is recorded, and some values."""
         for table in self._tables.values():
             table.fetch()
-        if not self._pending:
+        if not self._pending and all(v.call is None or v.call.done for v in asked):
             return
+        with self._timed("finding"):
+            pending, self._pending = needed(self._pending, asked), []
+            if self.reuse in ("patterns", "all"):
+                pending = self._patterns.applied(pending, self._layers, asked)
+                self._made += [call for call in pending if call.cell.name.startswith("pattern")]
         with self._timed("scheduling"):
-            pending, self._pending = self._pending, []
             if self.reuse in ("batch", "all"):
                 batches = self._agenda.batches(pending)
             else:
                 batches = [(call.cell, [call]) for call in pending]
         with self._timed("forward"):
             for cell, calls in batches:
-                runs = self._runs[cell.number]
+                runs = self._runs_of(cell)
                 made = runs.run(calls, self._training, self._counter)
                 if self._training:
                     self._log += made
@@ -223,7 +251,7 @@ class DynamicSession(Recorder):
         if not self._training:
             raise DataError("step: found where nothing is trained, in `inference`")
         try:
-            self._run()
+            self._run(losses)
             mean = float(np.mean([loss.rows.data[loss.row].item() for loss in losses]))
             if not np.isfinite(mean):
                 raise NonFiniteLoss(
@@ -235,6 +263,7 @@ class DynamicSession(Recorder):
             for loss in losses:
                 loss.rows.grads[loss.row] += 1 / len(losses)
             self._learn()
+            self._patterns.step()
         finally:
             self.forget()
         return mean

@@ -62,12 +62,18 @@ class Lazy(Arithmetic):
 
 
 class Occurrence:
-    """One call of a cell. `done`: whether its outputs have contents; `level`: see `schedule`."""
+    """One call of a cell.
 
-    __slots__ = ("cell", "done", "level", "operands", "outputs")
+    Attributes:
+        number: by order of recording in a step. done: whether its outputs have contents.
+        level: see `schedule`.
+    """
 
-    def __init__(self, cell: Cell, operands: Sequence[Lazy]) -> None:
+    __slots__ = ("cell", "done", "level", "number", "operands", "outputs")
+
+    def __init__(self, cell: Cell, operands: Sequence[Lazy], number: int) -> None:
         self.cell = cell
+        self.number = number
         self.operands = operands
         self.outputs: tuple[Lazy, ...] = ()
         self.done = False

@@ -99,7 +99,15 @@ def differences(seed: int, programs: int) -> list[str]:
     with ExitStack() as open_sessions:
         models: dict[str, Model] = {}
         for reuse in REUSE:
-            session = DynamicSession("random", SGD(0.05), seed=seed, cpus=2, reuse=reuse)
+            session = DynamicSession(
+                *("random", SGD(0.05)),
+                seed=seed,
+                cpus=2,
+                reuse=reuse,
+                pattern_depth=4,
+                collect_steps=2,
+                pattern_frequency=3,
+            )
             models[reuse] = Model(open_sessions.enter_context(session), seed)
         for program in range(programs):
             found = {reuse: _ran(model, seed * 1000 + program) for reuse, model in models.items()}
@@ -114,6 +122,10 @@ def differences(seed: int, programs: int) -> list[str]:
                         wrong.append(f"{where}: {name!r} differs by {apart:.2g}")
             for model in models.values():
                 model.session.load_state(state)
+        for reuse in ("patterns", "all"):
+            cells = models[reuse].session.report().cells
+            if programs > 4 and not any(cell.name.startswith("pattern") for cell in cells):
+                wrong.append(f"model {seed}, reuse {reuse}: no pattern was found")
     return wrong
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from helpers.dynamic_programs import differences
 from soapstone import SGD, Adam, DataError, DynamicSession, GraphError, NonFiniteLoss
 from soapstone.frontend.dynamic.rows import pieces
 from soapstone.frontend.dynamic.session import REUSE
+from soapstone.ir.graph import Initial
 from soapstone.native.rows import ADD, move
 
 WORDS, WIDTH, HIDDEN = 12, 5, 6
@@ -31,28 +33,33 @@ def drawn(random: np.random.Generator, depth: int) -> Tree:
     return drawn(random, depth - 1), drawn(random, depth - 1)
 
 
-def tree_model(session: DynamicSession) -> Callable[[Tree, int], Any]:
-    """A binary Tree-LSTM with a loss at the root; what it is made of is in `twin` too."""
-    table = session.table("words", WORDS, WIDTH)
+def tree_model(session: DynamicSession, cells: bool = True) -> Callable[[Tree, int], Any]:
+    """A binary Tree-LSTM with a loss at the root; what it is made of is in `twin` too.
 
-    @session.cell
+    cells: whether its functions are cells, or Python functions of the layers of the session.
+    """
+    table = session.table("words", WORDS, WIDTH)
+    inside = [""] if cells else ["leaf.", "compose."]
+
     def leaf(m: Any, x: Any) -> Any:
-        gates = m.dense(x, 3 * HIDDEN, name="gates")
+        gates = m.dense(x, 3 * HIDDEN, name=f"{inside[0]}gates")
         i, o, u = m.split(gates, [HIDDEN] * 3, axis=1)
         c = m.sigmoid(i) * m.tanh(u)
         return m.sigmoid(o) * m.tanh(c), c
 
-    @session.cell
     def compose(m: Any, lh: Any, lc: Any, rh: Any, rc: Any) -> Any:
-        gates = m.dense(m.concat([lh, rh], axis=1), 5 * HIDDEN, name="gates")
+        gates = m.dense(m.concat([lh, rh], axis=1), 5 * HIDDEN, name=f"{inside[-1]}gates")
         i, fl, fr, o, u = m.split(gates, [HIDDEN] * 5, axis=1)
         c = m.sigmoid(i) * m.tanh(u) + m.sigmoid(fl) * lc + m.sigmoid(fr) * rc
         return m.sigmoid(o) * m.tanh(c), c
 
+    functions = [leaf, compose]
+    leaf_, compose_ = [session.cell(f) if cells else partial(f, session) for f in functions]
+
     def of(tree: Tree) -> Any:
         if isinstance(tree, int):
-            return leaf(table[tree])
-        return compose(*of(tree[0]), *of(tree[1]))
+            return leaf_(table[tree])
+        return compose_(*of(tree[0]), *of(tree[1]))
 
     def loss(tree: Tree, label: int) -> Any:
         return session.cross_entropy(session.dense(of(tree)[0], 2, name="classes"), label)
@@ -81,13 +88,13 @@ def twin(weights: dict[str, torch.Tensor], tree: Tree, label: int) -> torch.Tens
     return torch.nn.functional.cross_entropy(logits, torch.tensor([label]))
 
 
-@pytest.mark.parametrize("reuse", REUSE)
+@pytest.mark.parametrize(("reuse", "cells"), [*((r, True) for r in REUSE), ("all", False)])
 @pytest.mark.parametrize("seed", range(3))
-def test_steps_are_those_of_torch_node_by_node(reuse: str, seed: int) -> None:
+def test_steps_are_those_of_torch_node_by_node(reuse: str, cells: bool, seed: int) -> None:
     random = np.random.default_rng(seed)
     batches = [[(drawn(random, 5), int(random.integers(2))) for _ in range(7)] for _ in range(3)]
-    with DynamicSession("trees", SGD(0.5), cpus=2, reuse=reuse) as session:
-        loss = tree_model(session)
+    with DynamicSession("trees", SGD(0.5), cpus=2, reuse=reuse, collect_steps=1) as session:
+        loss = tree_model(session, cells)
         session.values([loss(*each) for each in batches[0]])  # makes the parameters
         weights = {
             name: torch.tensor(value, dtype=torch.float64, requires_grad=True)
@@ -107,6 +114,43 @@ def test_steps_are_those_of_torch_node_by_node(reuse: str, seed: int) -> None:
                     weight -= 0.5 * weight.grad
         for name, value in session.state().items():
             np.testing.assert_allclose(value, weights[name].detach(), atol=1e-5, err_msg=name)
+
+
+def test_layers_that_occur_together_become_the_cells_that_they_would_be() -> None:
+    random = np.random.default_rng(0)
+    trees = [drawn(random, 6) for _ in range(20)]
+    runs = {}
+    for cells in (True, False):
+        with DynamicSession("trees", SGD(0.1), cpus=1, collect_steps=1) as session:
+            loss = tree_model(session, cells)
+            for _ in range(3):
+                session.step([loss(tree, 0) for tree in trees])
+            report = session.report()
+            runs[cells] = {cell.name: (cell.operators, cell.calls) for cell in report.cells}
+    found = [each for name, each in runs[False].items() if name.startswith("pattern")]
+    operators, calls = runs[True]["compose"]
+    # Two steps with patterns, three with cells; roots, whose c nobody takes, are another pattern,
+    # and may have what classifies them too.
+    whole = [n for size, n in found if operators <= size <= operators + 3]
+    assert sum(whole) >= 0.9 * calls * 2 / 3
+
+
+def test_what_a_pattern_makes_inside_is_there_when_it_is_asked_for() -> None:
+    with DynamicSession(
+        "inside", SGD(0.1), cpus=1, collect_steps=1, pattern_frequency=1
+    ) as session:
+        for step in range(3):
+            x = session.value(np.full(2, 0.5, np.float32))
+            inner = session.sigmoid(x)
+            outer = session.tanh(inner) * 2.0
+            expected = 1 / (1 + np.exp(-0.5))
+            np.testing.assert_allclose(outer.numpy(), 2 * np.tanh([[expected] * 2]), rtol=1e-6)
+            np.testing.assert_allclose(inner.numpy(), [[expected] * 2], rtol=1e-6)
+            weight = session.parameter("w", (2, 1), Initial("constant", 1.0))
+            session.step([(inner + outer) @ weight])
+            del step
+        names = [cell.name for cell in session.report().cells]
+    assert any(name.startswith("pattern") for name in names)
 
 
 def test_rows_of_a_table_that_no_step_used_stay_what_they_are() -> None:
