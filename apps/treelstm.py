@@ -12,6 +12,7 @@ or with `labels="phrases"` at every phrase that is not neutral.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from soapstone import Adam, DynamicSession, Tensor, run_app
@@ -28,6 +29,7 @@ def program(
     hidden: int = 150,
     dropout: float = 0.5,
     labels: str = "phrases",
+    cells: bool = True,
 ) -> Program:
     """Return the program of the network, in a session.
 
@@ -35,41 +37,44 @@ def program(
         session: which records it. width: of a word's vector. hidden: of a phrase's.
         dropout: the share of a phrase's vector that a training step leaves out of what judges it.
         labels: "root", or "phrases" for all of them.
+        cells: whether its functions are cells; if not, they are found.
     """
     trees = sentiment()
     known = dict.fromkeys(t.word for tree in trees.train for t in tree.phrases() if t.word)
     number = {word: place for place, word in enumerate(known, 1)}  # 0: words that are not known
     words = session.table("words", len(number) + 1, width)
 
-    @session.cell
     def leaf(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        i, o, u = m.split(m.dense(x, 3 * hidden, name="gates"), [hidden] * 3, axis=1)
+        i, o, u = m.split(m.dense(x, 3 * hidden, name="leaf"), [hidden] * 3, axis=1)
         c = m.sigmoid(i) * m.tanh(u)
         return m.sigmoid(o) * m.tanh(c), c
 
-    @session.cell
     def compose(m: Any, lh: Tensor, lc: Tensor, rh: Tensor, rc: Tensor) -> tuple[Tensor, Tensor]:
-        gates = m.dense(m.concat([lh, rh], axis=1), 5 * hidden, name="gates")
+        gates = m.dense(m.concat([lh, rh], axis=1), 5 * hidden, name="compose")
         i, fl, fr, o, u = m.split(gates, [hidden] * 5, axis=1)
         c = m.sigmoid(i) * m.tanh(u) + m.sigmoid(fl) * lc + m.sigmoid(fr) * rc
         return m.sigmoid(o) * m.tanh(c), c
 
-    @session.cell
     def judge(m: Any, h: Tensor) -> Tensor:
-        logits: Tensor = m.dense(m.dropout(h, dropout), 2, name="classes")
+        logits: Tensor = m.dense(m.dropout(h, dropout, name="dropout"), 2, name="classes")
         return logits
+
+    of_word, of_both, of_phrase = (
+        session.cell(function) if cells else partial(function, session)
+        for function in (leaf, compose, judge)
+    )
 
     def outputs(tree: Tree) -> list[tuple[Lazy, int]]:
         judged: list[tuple[Lazy, int]] = []
 
         def of(tree: Tree, root: bool = False) -> Any:
             if tree.word is not None:
-                made = leaf(words[number.get(tree.word, 0)])
+                made = of_word(words[number.get(tree.word, 0)])
             else:
                 left, right = tree.children
-                made = compose(*of(left), *of(right))
+                made = of_both(*of(left), *of(right))
             if root or (labels == "phrases" and tree.label != NEUTRAL):
-                judged.append((judge(made[0]), int(tree.label > NEUTRAL)))
+                judged.append((of_phrase(made[0]), int(tree.label > NEUTRAL)))
             return made
 
         of(tree, root=True)

@@ -4,8 +4,8 @@
 
 Forward, backward and update (Adam; of word vectors, of the rows that a batch has) of batches of
 trees with a label at the root, vectors of 300, 150 units. Torch recursively, node by node, and
-batched by hand, level by level. With SOAPSTONE_DATA unset, trees are made up. The first losses of
-all are compared.
+batched by hand, level by level. `found`: reuse all, of a program without cells. With SOAPSTONE_DATA
+unset, trees are made up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WIDTH, HIDDEN, CLASSES = 300, 150, 2
 RATE = 1e-3
 BUDGET_S, LEAST = 1.5, 5  # of a round, and steps
 BATCHES = 40
-MODES = ("all", "patterns", "batch", "off")
+MODES = ("all", "found", "patterns", "batch", "off")
 PEERS = (*MODES, "torch by level", "torch by node")
 
 
@@ -50,8 +50,10 @@ def session_step(mode: str, size: int, cpus: int) -> Callable[[], tuple[float, d
     from soapstone.apps.treelstm import program
 
     given, _ = batches(size)
-    session = DynamicSession("treelstm", Adam(RATE), cpus=cpus, reuse=mode)
-    outputs = program(session, WIDTH, HIDDEN, dropout=0.0, labels="root").outputs
+    cells = mode != "found"
+    session = DynamicSession("treelstm", Adam(RATE), cpus=cpus, reuse=mode if cells else "all")
+    sizes = (WIDTH, HIDDEN)
+    outputs = program(session, *sizes, dropout=0.0, labels="root", cells=cells).outputs
     session.__enter__()
     turn = itertools.cycle(given)
 
@@ -155,7 +157,7 @@ def torch_step(how: str, size: int, cpus: int) -> Callable[[], tuple[float, dict
 
 def peer(name: str, size: int, cpus: int) -> None:
     step = (session_step if name in MODES else torch_step)(name, size, cpus)
-    for _ in range(BATCHES if name in ("all", "torch by level") else 3):
+    for _ in range(BATCHES if name in ("all", "found", "torch by level") else 3):
         step()
 
     def do_round() -> dict[str, Any]:
