@@ -12,6 +12,7 @@ or with `labels="phrases"` at every phrase that is not neutral.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -59,9 +60,9 @@ def program(
         logits: Tensor = m.dense(m.dropout(h, dropout, name="dropout"), 2, name="classes")
         return logits
 
+    functions: list[Callable[..., Any]] = [leaf, compose, judge]
     of_word, of_both, of_phrase = (
-        session.cell(function) if cells else partial(function, session)
-        for function in (leaf, compose, judge)
+        session.cell(function) if cells else partial(function, session) for function in functions
     )
 
     def outputs(tree: Tree) -> list[tuple[Lazy, int]]:
