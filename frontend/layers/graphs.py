@@ -240,7 +240,8 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
     ) -> Tensor:
         """Return two dense layers of x + s, where s is the sum of x over neighbours: GIN-0.
 
-        x: (vertices, k); result: (vertices, width), with a rectifier between the layers.
+        x: (vertices, k); result: (vertices, width), with a rectifier between the layers. The inner
+        layer's product comes first where it narrows x, so that fewer columns are summed over edges.
 
         Args:
             graph: the edges.
@@ -253,9 +254,17 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
         Source: Xu, Hu, Leskovec and Jegelka, How powerful are graph neural networks?, ICLR 2019.
         """
         node = self._name("gin_conv", name)
+        narrow = width < x.shape[-1]  # the inner layer's product may come first
+        if narrow:
+            self._check_vertices(f"gin_conv {node!r}", x, graph)
+            x = self.dense(x, width, bias=False, initial="he", name=f"{node}.inner")
         near = self.aggregate(x, graph, name=f"{node}.edges")
         y = self.add(x, near, name=f"{node}.add")
-        y = self.dense(y, width, activation="relu", initial="he", name=f"{node}.inner")
+        if narrow:
+            y = self.add(y, self.parameter(f"{node}.inner.bias", (width,)), name=f"{node}.shift")
+            y = self.relu(y, name=f"{node}.relu")
+        else:
+            y = self.dense(y, width, activation="relu", initial="he", name=f"{node}.inner")
         return self.dense(y, width, name=node)
 
     def gat_conv(
