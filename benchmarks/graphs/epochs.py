@@ -147,8 +147,11 @@ def _left_out(case: dict[str, Any], peer: str) -> str:
     return "no product alone" if case["model"] == "spmm" and peer == "pyg" else ""
 
 
-def _imports(python: str, module: str) -> bool:
-    return not subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode
+def _version(python: str, module: str) -> str:
+    """Return the version of a module that an interpreter has; nothing where it has none."""
+    text = f"import {module}; print({module}.__version__)"
+    found = subprocess.run([python, "-c", text], capture_output=True, text=True)
+    return "" if found.returncode else found.stdout.split()[-1]
 
 
 def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
@@ -156,13 +159,8 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     pythons = {"torch": sys.executable, "pyg": options.pyg_python, "dgl": options.dgl_python}
     needs = {"torch": "torch", "pyg": "torch_geometric", "dgl": "dgl"}
     here = Path(__file__).resolve()
-    there = {
-        name: python
-        for name, python in pythons.items()
-        if python
-        and subprocess.run([python, "-c", f"import {needs[name]}"], capture_output=True).returncode
-        == 0
-    }
+    versions = {n: _version(pythons[n], NEEDS[n]) for n in options.peers.split(",")}
+    there = {name: pythons[name] for name, version in versions.items() if version}
     for case in cases(options, folder):
         text = json.dumps(case)
         commands = {"soapstone": [sys.executable, str(here), "--peer", "soapstone", text]}
@@ -180,7 +178,7 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
             "soapstone ms": median(own, "ms"),
         }
         stream = measured.pop("triad", None)
-        row |= {f"{name} ms": median(found, "ms") for name, found in measured.items()}
+        row |= {f"{n} {versions[n]} ms": median(found, "ms") for n, found in measured.items()}
         for key, suffix in (("ms", ""), ("cpu_ms", " cpu")):
             row[f"best of peers{suffix}"] = min(
                 measured, key=lambda n, k=key: median(measured[n], k)
@@ -219,8 +217,16 @@ def main() -> None:
         chosen = [f"--{name} {getattr(options, name)}" for name in names]
         command = " ".join(["python benchmarks/graphs/epochs.py", *chosen])
         found, means = rows(options, folder), ("ratio", "ratio cpu")
-        title = "Epochs over whole graphs"
-        tabulate("graph_epochs", title, command, found, means, not options.no_write)
+        alone = options.only == "spmm"
+        title = "Sums over neighbours alone" if alone else "Epochs over whole graphs"
+        tabulate(
+            "graph_products" if alone else "graph_epochs",
+            title,
+            command,
+            found,
+            means,
+            not options.no_write,
+        )
 
 
 if __name__ == "__main__":
