@@ -157,7 +157,6 @@ def _version(python: str, module: str) -> str:
 def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield a row a case, as it is measured."""
     pythons = {"torch": sys.executable, "pyg": options.pyg_python, "dgl": options.dgl_python}
-    needs = {"torch": "torch", "pyg": "torch_geometric", "dgl": "dgl"}
     here = Path(__file__).resolve()
     versions = {n: _version(pythons[n], NEEDS[n]) for n in options.peers.split(",")}
     there = {name: pythons[name] for name, version in versions.items() if version}
