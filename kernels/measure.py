@@ -8,6 +8,7 @@ whenever any of these changes, and all candidates are timed together then.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +54,8 @@ def environment() -> Mapping[str, str]:
             found["openblas"] = f"{blas.config} {digest(blas.path)}"
     team = system.openmp()
     if team is not None:
-        found["openmp"] = str(team._name)
+        policy = os.environ.get("OMP_WAIT_POLICY", "")  # threads that sleep take long to wake
+        found["openmp"] = f"{team._name} {policy}".rstrip()
     return {**base_environment(), **found}
 
 
