@@ -10,6 +10,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ALIGNMENT = 64
+_TRIES = 24  # to place blocks anew so that they stay within a limit
 
 
 class Block(NamedTuple):
@@ -83,11 +84,13 @@ def _pack(order: Sequence[int], sizes: Array, starts: Array, ends: Array) -> tup
     return offsets, peak
 
 
-def plan(blocks: Sequence[Block]) -> ArenaPlan:
+def plan(blocks: Sequence[Block], within: int | None = None) -> ArenaPlan:
     """Offsets such that no two blocks alive at the same step overlap, with a low peak.
 
     Tries a few placing orders (by size, by start, by length of life, by area) with best fit,
     stops at the lower bound, and keeps the lowest peak; equal blocks always get the same plan.
+    within: bytes to stay within; where the lower bound does, what ends beyond them is placed
+    first and all is placed anew, until it does or nothing more is tried.
 
     Raises: ValueError for a negative size or a lifetime that ends before it starts.
     """
@@ -104,12 +107,22 @@ def plan(blocks: Sequence[Block]) -> ArenaPlan:
         lambda b: (int(starts[b] - ends[b]), -int(sizes[b]), b),
         lambda b: (-int(sizes[b] * (ends[b] - starts[b] + 1)), int(starts[b]), b),
     )
-    best: tuple[Array, int] | None = None
+    order: list[int] = []
+    best: tuple[Array, int] = np.zeros(0, dtype=np.int64), 0
     for key in keys:
-        found = _pack(sorted(range(len(blocks)), key=key), sizes, starts, ends)
-        if best is None or found[1] < best[1]:
-            best = found
+        given = sorted(range(len(blocks)), key=key)
+        found = _pack(given, sizes, starts, ends)
+        if not order or found[1] < best[1]:
+            order, best = given, found
         if best[1] == bound:
             break
-    offsets, peak = best if best is not None else (np.zeros(0, dtype=np.int64), 0)
-    return ArenaPlan(offsets, peak, bound)
+    found = best
+    for _ in range(_TRIES if within is not None and bound <= within else 0):
+        beyond = found[0] + sizes > within
+        if not beyond.any():
+            break
+        order = [b for b in order if beyond[b]] + [b for b in order if not beyond[b]]
+        found = _pack(order, sizes, starts, ends)
+        if found[1] < best[1]:
+            best = found
+    return ArenaPlan(*best, bound)

@@ -18,6 +18,7 @@ from soapstone.ir.footprint import Footprint, Touches
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.search.placement import baselines
+from soapstone.search.placement.neighbourhood import improved
 from soapstone.search.placement.optimal import WIDTHS, Kept, Progress, fewest_bytes
 from soapstone.search.placement.orders import frees_early
 from soapstone.search.placement.packing import Packed, packed
@@ -187,10 +188,13 @@ def _fewest(
     def choose(part: Timeline) -> list[Span]:
         starts = [baselines.kept_by(part, rank) for rank in (baselines.latest, baselines.oldest)]
         start = min(starts, key=part.moved_bytes)
-        share = deadline.part(0.6)  # what does not pack is searched for again, with less room
-        found = fewest_bytes(part, start, widths=widths, deadline=share, progress=progress)
+        share = deadline.part(0.5)  # what does not pack is searched for again, with less room
+        both = share.part(0.5), share
+        found = fewest_bytes(part, start, widths=widths, deadline=both[0], progress=progress)
         solved.append(found)
-        return part.spans(set(found.gaps))
+        lower = found.lower_bound_bytes
+        near = improved(part, found.gaps, lower, deadline=both[1], progress=progress)
+        return part.spans(near)
 
     plans = [
         packed(known, choose),

@@ -60,36 +60,55 @@ def fewest_bytes(
         progress: told how far it is.
     """
     deadline = deadline or Deadline()
-    problem = Problem(known)
-    best = known.moved_bytes(start), frozenset(start)
+    problem, best = Problem(known), _Best(frozenset(start), known.moved_bytes(start))
     lower = known.least_bytes
     try:
-        for width, (prices, bound) in _attempts(problem, widths, best[0], deadline):
-            lower = max(lower, min(best[0], problem.rounded(bound)))
-            if lower >= best[0] or deadline.over:
+        for width, (prices, bound) in _attempts(problem, widths, best, deadline):
+            lower = max(lower, min(best.moved, problem.rounded(bound)))
+            best.offer(known, problem.greedy(prices))
+            if lower >= best.moved or deadline.over:
                 break
-            found, missed = search(problem, prices, bound, best[0], width, deadline, progress)
-            if found is not None:
-                best = known.moved_bytes(found), frozenset(found)
-            lower = max(lower, problem.rounded(min(missed, best[0])))
+            if width:
+                found, missed = search(
+                    problem, prices, bound, best.moved, width, deadline, progress
+                )
+                if found is not None:
+                    best.offer(known, found)
+                lower = max(lower, problem.rounded(min(missed, best.moved)))
     except KeyboardInterrupt:
         deadline.stop()  # what was found is kept
-    return Kept(best[1], best[0], min(lower, best[0]))
+    return Kept(best.gaps, best.moved, min(lower, best.moved))
+
+
+@dataclass
+class _Best:
+    """The best choice so far, and the bytes that it moves."""
+
+    gaps: frozenset[Gap]
+    moved: int
+
+    def offer(self, known: Timeline, gaps: set[Gap]) -> None:
+        """Take another one if it is better."""
+        moved = known.moved_bytes(gaps)
+        if moved < self.moved:
+            self.gaps, self.moved = frozenset(gaps), moved
 
 
 def _attempts(
-    problem: Problem, widths: Sequence[int], best: int, deadline: Deadline
+    problem: Problem, widths: Sequence[int], best: _Best, deadline: Deadline
 ) -> Iterator[tuple[int, tuple[Array, float]]]:
     """Yield the widths and the prices of searches, with the bounds that the prices prove.
 
-    A beam leaves out other states under other prices, and the tightest tell many states apart the
-    least: loose ones often find more.
+    The first are of few rounds and for no search: a choice by their worth is near the best already,
+    and what follows begins from it. A beam leaves out other states under other prices, and the
+    tightest tell many states apart the least: loose ones often find more.
     """
+    yield 0, problem.prices(best.moved, _PATIENCE[0], deadline, _LEAST_ROUNDS)
     known: list[tuple[Array, float]] = []
     for width in widths:
         for number, patience in enumerate(_PATIENCE):
             if number == len(known):
-                known.append(problem.prices(best, patience, deadline))
+                known.append(problem.prices(best.moved, patience, deadline))
             yield width, known[number]
 
 
@@ -201,6 +220,24 @@ class Problem:
                 break
             prices = np.maximum(0, prices + scale * max(best - bound, 1.0) / norm * excess)
         return found
+
+    def worth(self, prices: Array) -> Array:
+        """Return what each gap saves over what its space is worth. prices: float64 (steps,)."""
+        members = np.bincount(self.group, minlength=self.groups)
+        saved: Array = (self.fetch + self.dirty / members[self.group]) / np.maximum(
+            self.per_gap(prices), 1.0
+        )
+        return saved
+
+    def greedy(self, prices: Array) -> set[Gap]:
+        """Return gaps to bridge, taken by their worth as long as they fit."""
+        room, kept = self.room.copy(), set(self.free)
+        for k in np.argsort(-self.worth(prices), kind="stable").tolist():
+            part = room[self.low[k] : self.high[k]]
+            if part.min() >= self.size[k]:
+                part -= self.size[k]
+                kept.add(self.gaps[k])
+        return kept
 
 
 def _load(known: Timeline, gaps: Iterable[Gap]) -> Array:
@@ -320,7 +357,10 @@ def search(
         history.append((parents.astype(np.int32), bridging))
         if progress is not None:
             progress(k + 1, count, best)
-    state = int(np.argmin(bounds + free @ prices[first:reach])) if count else 0
+    total = bounds + free @ prices[first:reach]  # what is left free after the last gap counts too
+    state = int(np.argmin(total))
+    if total[state] > limit:
+        return None, missed
     kept = set(problem.free)
     for k in range(count - 1, -1, -1):
         parents, bridging = history[k]

@@ -42,7 +42,7 @@ def packed(
         if planned <= least:
             steps, _ = _steps(timeline, timeline.spans(set()), liveness)
             break
-        planned = max(least, planned - max(peak - capacity, capacity // 64))
+        planned = max(least, planned - max(peak - capacity, capacity // 256))
     plan = MemoryPlan(capacity, steps)
     plan.check(timeline.footprint)
     return Packed(plan, capacity - planned)
@@ -60,7 +60,7 @@ def _steps(
     sizes = timeline.nbytes
     blocks = [arena.Block(timeline.padded[value], first, last) for value, first, last in spans]
     blocks += [arena.Block(node.workspace, step, step) for step, node in enumerate(timeline.order)]
-    found = arena.plan(blocks)
+    found = arena.plan(blocks, timeline.capacity_bytes)
     begin: list[list[int]] = [[] for _ in timeline.order]
     end: list[list[int]] = [[] for _ in timeline.order]
     for number, (_, first, last) in enumerate(spans):

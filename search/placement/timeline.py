@@ -8,7 +8,7 @@ blocks of the arena planner, and copies in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -182,7 +182,7 @@ class Timeline:
             alive[gap.last] -= self.padded[gap.value]
         return int((np.cumsum(alive)[:-1] + self.needs).max(initial=0))
 
-    def spans(self, kept: set[Gap]) -> list[Span]:
+    def spans(self, kept: Set[Gap]) -> list[Span]:
         """Return where values are when they stay over these gaps, and over no others."""
         found = []
         for value, steps in self.touches.items():
@@ -194,7 +194,7 @@ class Timeline:
             found.append(Span(value, first, steps[-1]))
         return found
 
-    def moved_bytes(self, kept: set[Gap]) -> int:
+    def moved_bytes(self, kept: Set[Gap]) -> int:
         """Return what is copied when values stay over these gaps."""
         fetched = 0
         written: dict[tuple[str, int], int] = {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from soapstone.runtime.tracing.arena import ALIGNMENT, Block, plan
+from soapstone.runtime.tracing.arena import ALIGNMENT, ArenaPlan, Block, plan
 
 
-def _check(blocks: list[Block]) -> None:
-    found = plan(blocks)
+def _check(blocks: list[Block], found: ArenaPlan | None = None) -> None:
+    found = found or plan(blocks)
     tops = [0]
     for i, (a, at) in enumerate(zip(blocks, found.offsets)):
         assert at % ALIGNMENT == 0 and at >= 0
@@ -35,6 +35,23 @@ def test_no_live_overlap_on_random_blocks(seed: int) -> None:
         start = int(rng.integers(0, 60))
         blocks.append(Block(int(rng.integers(0, 5000)), start, start + int(rng.integers(0, 20))))
     _check(blocks)
+
+
+def test_more_is_tried_to_stay_within_a_limit() -> None:
+    fewer = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        starts = rng.integers(0, 20, 24)
+        blocks = [
+            Block(int(rng.integers(1, 40)) * 64, int(start), int(start + rng.integers(0, 12)))
+            for start in starts
+        ]
+        free = plan(blocks)
+        tight = plan(blocks, free.bound_bytes)
+        _check(blocks, tight)
+        assert tight.peak_bytes <= free.peak_bytes
+        fewer += tight.peak_bytes < free.peak_bytes
+    assert fewer
 
 
 def test_a_chain_reuses_two_buffers() -> None:
