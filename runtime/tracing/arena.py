@@ -117,8 +117,9 @@ def plan(blocks: Sequence[Block], within: int | None = None) -> ArenaPlan:
         if best[1] == bound:
             break
     found = best
-    for _ in range(_TRIES if within is not None and bound <= within else 0):
-        beyond = found[0] + sizes > within
+    limit = 0 if within is None else within
+    for _ in range(_TRIES if bound <= limit else 0):
+        beyond = found[0] + sizes > limit
         if not beyond.any():
             break
         order = [b for b in order if beyond[b]] + [b for b in order if not beyond[b]]

@@ -45,7 +45,7 @@ def improved(
     while whole.gaps and stale < STALE and moved > lower and not deadline.over:
         low, span = int(random.integers(whole.room.size)), int(random.choice(_SPANS))
         near = np.nonzero((whole.low < low + span) & (whole.high > low))[0]
-        near = random.permutation(near)[: random.choice(_SIZES)]
+        near = random.permutation(near)[: int(random.choice(_SIZES))]
         among = {whole.gaps[k] for k in near.tolist()}
         problem = Problem(known, among, best)
         prices, bound = problem.prices(moved, _PATIENCE, deadline, _ROUNDS)
