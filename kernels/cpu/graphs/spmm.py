@@ -231,7 +231,7 @@ def spmm(call: Call) -> Entry | None:
     if y.size == 0:
         return noop()
     mean = call.attributes["reduction"] == "mean"
-    more = {"weights": weights[0], "by_entry": 1} if weights else {}
+    more: dict[str, Any] = {"weights": weights[0], "by_entry": 1} if weights else {}
     matrix = _matrix(call, indptr, indices, x, y, mean=mean, **more)
     return _entry(call, _spmm, matrix, indptr, indices, len(x))
 
