@@ -17,6 +17,7 @@ from soapstone.engine.session import Bound, Session
 from soapstone.ir.graph import Graph
 from soapstone.ir.guard import STEP
 from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.native.memory import address
 
 MOST_ROWS = 256  # of a bound graph
 _FILLED = 0.7  # of its rows, below which the rest runs by fewer
@@ -36,12 +37,12 @@ class Rows:
         self.size = 0
         self.nbytes = spec.nbytes
         self.grads: Array = np.zeros((0, *spec.shape), spec.dtype)
-        self.grads_at = 0
+        self.grads_at: int = address(self.grads)
         self._hold(np.zeros((MOST_ROWS, *spec.shape), spec.dtype))
 
     def _hold(self, data: Array) -> None:
         self.data = data
-        self.at = data.ctypes.data
+        self.at: int = address(data)
 
     def take(self, count: int) -> int:
         """Return the first of so many rows that nobody has."""
@@ -62,7 +63,7 @@ class Rows:
         """Let the gradients of all rows that are held be zero."""
         if len(self.grads) < self.size:
             self.grads = np.empty_like(self.data)
-            self.grads_at = self.grads.ctypes.data
+            self.grads_at = address(self.grads)
         self.grads[: self.size] = 0
 
 
@@ -89,8 +90,8 @@ class RowGraph:
         self._graphs = graphs
         self._counter = bound.feeds.get(STEP)
         self.bound = bound
-        self.feeds = {name: array.ctypes.data for name, array in bound.feeds.items()}
-        self.results = {name: array.ctypes.data for name, array in bound.results.items()}
+        self.feeds = {name: address(array) for name, array in bound.feeds.items()}
+        self.results = {name: address(array) for name, array in bound.results.items()}
         self.outputs = tuple(self.results[name] for name in bound.graph.outputs)
 
     def run(self, counter: int = 0) -> None:

@@ -13,6 +13,7 @@ from soapstone.frontend.dynamic.values import Occurrence
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.native.memory import address
 from soapstone.native.rows import ADD, Move, move
 
 
@@ -40,8 +41,7 @@ class Run:
 
     def place(self, operand: int) -> int:
         """Return the address of the rows of an operand."""
-        calls = int(self.places.shape[1])
-        return int(self.places.ctypes.data) + 8 * (operand * calls + self.at)
+        return address(self.places, 8 * (operand * self.places.shape[1] + self.at))
 
 
 class CellRuns:
