@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -36,7 +35,6 @@ from soapstone.system import locked
 Decorator = Callable[[Callable[..., Any]], Any]  # Numba infers types of its own
 ABOUT = "modules.json"  # in the folder of a module: whose sources the stamps are of
 _STAMPS = 8  # folders of one module that are kept, the last used ones: Pythons, settings, edits
-_PATIENCE_S = 60.0  # for another process that compiles the same function
 _PLACING = threading.Lock()
 _TOLD: set[Path] = set()
 
@@ -112,8 +110,7 @@ def _kept(make: Callable[[], Any], function: Callable[..., Any]) -> Any:
     if not _inside(made, place):
         _say(f"Numba {numba.__version__} does not keep compiled code where it is told to")
         return make()
-    name = digest(function.__qualname__, closed)[:16]
-    _forgive(made._cache, place / "lock", place / f"{name}.compiling")
+    _forgive(made._cache, place / "lock")
     if closed:
         made._cache._index_key = lambda signature, codegen: (
             signature,
@@ -157,33 +154,22 @@ def _written(code: CodeType) -> object:
     return code.co_firstlineno, code.co_code, code.co_names, inner
 
 
-def _forgive(store: Any, lock: Path, compiling: Path) -> None:
+def _forgive(store: Any, lock: Path) -> None:
     """Let functions run whose code cannot be written or read: a full disk, a file cut short.
 
     Numba raises then, in whatever the function was called for. And it lets two processes that write
-    at once give one file to two signatures, of which one would later run the other's code. Of
-    processes that want the same function, as ranks do, one compiles it, and the others wait.
+    at once give one file to two signatures, of which one would later run the other's code.
     """
     save, load = store.save_overload, store.load_overload
-    turn = contextlib.ExitStack()  # held from when nothing is found to when it is kept
 
     def kept(*arguments: Any) -> None:
         try:
-            with turn, locked(lock):
+            with locked(lock):
                 save(*arguments)
         except OSError as error:
             _say(f"{error}; compiled code is not kept")
 
     def known(*arguments: Any) -> Any:
-        turn.close()  # of a compilation that failed
-        made = read(*arguments)
-        if made is None and _wait(turn, compiling):
-            made = read(*arguments)
-            if made is not None:
-                turn.close()
-        return made
-
-    def read(*arguments: Any) -> Any:
         try:
             return load(*arguments)
         except Exception as error:  # whatever unpickling raises
@@ -193,25 +179,6 @@ def _forgive(store: Any, lock: Path, compiling: Path) -> None:
             return None
 
     store.save_overload, store.load_overload = kept, known
-
-
-def _wait(turn: contextlib.ExitStack, compiling: Path) -> bool:
-    """Wait for one's turn to compile a function, for a limited time; return whether others had it.
-
-    Who has it may have stopped for good: whoever has waited for too long compiles the function too.
-    """
-    since = time.monotonic()
-    waited = False
-
-    def waiting() -> None:
-        nonlocal waited
-        waited = True
-        if time.monotonic() - since > _PATIENCE_S:
-            raise TimeoutError
-
-    with contextlib.suppress(TimeoutError):
-        turn.enter_context(locked(compiling, waiting))
-    return waited
 
 
 def _inside(made: Any, place: Path) -> bool:

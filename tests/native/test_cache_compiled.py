@@ -204,12 +204,6 @@ def test_processes_that_compile_at_once_keep_what_each_made(package: Path) -> No
     assert _run(package, "beside", KINDS="int float")[0] == [42, 42, 2]
 
 
-def test_of_processes_that_want_one_function_one_compiles_it(package: Path) -> None:
-    with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(_run, package, "beside", KINDS="int") for _ in range(3)]
-    assert sorted(run.result()[0] for run in runs) == [[42, 0], [42, 1], [42, 1]]
-
-
 def test_closures_of_functions_of_one_name_are_told_apart(package: Path) -> None:
     assert _run(package, "alike")[0] == [5, 0, 6, 0]
     assert _run(package, "alike")[0] == [5, 1, 6, 1]
