@@ -124,12 +124,12 @@ def test_two_ranks_compute_what_one_worker_does(tmp_path: Path) -> None:
     write_graph(tmp_path / "a.npz", DATA)
     command = ["train", "gcn", "--graph", tmp_path / "a.npz", "--epochs", 20, "--json"]
     wanted = train_app("gcn", graph=tmp_path / "a.npz", epochs=20, cpus=1, progress=False)
-    for more in (["--partition-costs", tmp_path / "costs.json"], ["--partitioner", "edge"]):
-        done = ranks(2, "-m", "soapstone.cli.main", *command, "--parts", 3, *more, timeout_s=60)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout.splitlines()[-1])
-        assert found["loss"] == pytest.approx(wanted.loss, rel=1e-3)
-        assert all(a < b for a, b in pairwise(found["cuts"]))
+    more = ["--parts", 3, "--partition-costs", tmp_path / "costs.json"]
+    done = ranks(2, "-m", "soapstone.cli.main", *command, *more, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["loss"] == pytest.approx(wanted.loss, rel=1e-3)
+    assert all(a < b for a, b in pairwise(found["cuts"]))
     assert (tmp_path / "costs.json").exists()
 
 
