@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import permutation
 from soapstone.frontend.dynamic.session import DynamicSession
@@ -92,11 +90,7 @@ def fit(
             if state.stop:
                 break
     finally:
-        result.steps = len(busy)
-        result.seconds = time.perf_counter() - began
-        if busy:
-            result.step_us = float(np.median(busy)) * 1e6
-            result.samples_per_s = batch_size / float(np.median(busy))
+        result.ended(time.perf_counter() - began, busy, batch_size)
         for hook in hooks:
             hook.on_train_end(state)
     return result

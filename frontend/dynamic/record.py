@@ -61,11 +61,14 @@ class Recorder:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                cell = known[tuple([operand.rows for operand in args])]
-            except (AttributeError, KeyError):
-                cell, args = self._cell_of(name, function, args, kwargs)
-                if not kwargs and all(isinstance(item, Lazy) for item in args):
-                    known[tuple([operand.rows for operand in args])] = cell
+                cell = None if kwargs else known.get(tuple([value.rows for value in args]))
+            except AttributeError:  # an argument that is no value
+                cell = None
+            if cell is None:
+                cell, operands = self._cell_of(name, function, args, kwargs)
+                if not kwargs and operands == args:
+                    known[tuple([value.rows for value in operands])] = cell
+                args = operands
             outputs = self._record(cell, args) if fused else self._record_parts(cell, args)
             return outputs[0] if len(outputs) == 1 else outputs
 
@@ -276,7 +279,7 @@ def _frozen(item: Any, operands: list[Lazy]) -> Any:
         return (item.name, item.shape, item.initial)
     if isinstance(item, tuple | list):
         return tuple([_frozen(each, operands) for each in item])
-    return item
+    return type(item), item  # 1, 1.0 and True are equal, and record different things
 
 
 __all__ = ["Recorder"]

@@ -44,6 +44,16 @@ class TrainingResult:
     step_us: float = 0.0
     samples_per_s: float = 0.0
 
+    def ended(self, seconds: float, busy: Sequence[float], size: int) -> None:
+        """Take what a fit took.
+
+        seconds: of the whole fit; busy: the seconds of each step; size: samples of a step.
+        """
+        self.steps, self.seconds = len(busy), seconds
+        if busy:
+            self.step_us = float(np.median(busy)) * 1e6
+            self.samples_per_s = size / float(np.median(busy))
+
     def last(self, key: str) -> float | None:
         """Return a value of the last epoch, None where there is none.
 
@@ -144,11 +154,7 @@ class Trainer(Compiled):
                 for hook in hooks:
                     hook.on_epoch_end(state)
         finally:
-            result.steps = len(busy)
-            result.seconds = time.perf_counter() - began
-            if busy:
-                result.step_us = float(np.median(busy)) * 1e6
-                result.samples_per_s = size / float(np.median(busy))
+            result.ended(time.perf_counter() - began, busy, size)
             for hook in hooks:
                 hook.on_train_end(state)
         return result

@@ -186,6 +186,18 @@ def test_calls_with_equal_operands_are_one_and_the_rest_run_together(
     assert (cell.calls, cell.runs) == (99, 1)
 
 
+def test_arguments_that_are_no_values_are_part_of_what_is_recorded(
+    session: DynamicSession,
+) -> None:
+    @session.cell
+    def scaled(m: Any, x: Any, by: Any = 1.0) -> Any:
+        return x * (10.0 if by is True else float(by))
+
+    x = session.value(np.ones(2, np.float32))
+    calls = [scaled(x), scaled(x, by=3.0), scaled(x, 2), scaled(x, 1), scaled(x, True), scaled(x)]
+    assert session.values(calls)[:, 0].tolist() == [1, 3, 2, 1, 10, 1]
+
+
 def test_roots_of_trees_of_all_heights_run_at_once(session: DynamicSession) -> None:
     loss = tree_model(session)
     trees: list[Tree] = [0]
