@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from soapstone.runtime.analysis.instance import Instance, InstanceKey, Storage, minus
+from soapstone.runtime.analysis.instance import Instance, Storage, minus
 from soapstone.runtime.errors import MemoryExhausted
 from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.region import Region
@@ -42,10 +42,9 @@ def place(analysis: Coherence, region: Region, storage: Storage) -> None:
         if found is None:
             raise policy.misplaced(analysis.launching, region, storage.memory, storage.nbytes, at)
         storage.chosen = True
-    if found is None:
-        _forget_dead(analysis)
-    while (found := found or space.take(storage.nbytes)) is None:
+    while found is None:
         _evict(analysis, storage)
+        found = space.take(storage.nbytes)
     storage.offset, storage.after = found
 
 
@@ -59,20 +58,35 @@ def holder(analysis: Coherence, region: Region) -> Callable[[], Region | None]:
     return weakref.ref(region) if analysis.world.size == 1 else lambda: region
 
 
-def _forget_dead(analysis: Coherence) -> None:
-    """Give back the bytes of regions that are no more."""
-    kept = []
-    for region, instance in analysis.placed:
-        if region() is None:
+def _there(analysis: Coherence, memory: int) -> tuple[list[tuple[Region, Instance]], bool]:
+    """The instances in a memory, least recently used first; those of dead regions give back theirs.
+
+    A region may die at any moment, when the last operation that uses it ends in another thread, so
+    each is asked once: what is not of a region that is kept alive here is given back here.
+
+    Returns the instances, and whether any bytes were given back.
+    """
+    kept, there = [], []
+    for holder, instance in analysis.placed:
+        region = holder()
+        if region is None:
             release(analysis, instance)
-        else:
-            kept.append((region, instance))
+            continue
+        kept.append((holder, instance))
+        if instance.storage.memory == memory:
+            there.append((region, instance))
+    freed = len(kept) < len(analysis.placed)
     analysis.placed = kept
+    return sorted(there, key=lambda item: item[1].used), freed
 
 
 def _evict(analysis: Coherence, storage: Storage) -> None:
+    """Make room for a storage: of regions that are no more, else by the instance a mapper names."""
     memory = storage.memory
-    found = _candidates(analysis, memory)
+    there, freed = _there(analysis, memory)
+    if freed:
+        return
+    found = [item for item in there if id(item[1].storage) not in analysis.pinned]
     if not found:
         name, launch = analysis.machine.memories[memory].name, analysis.launching
         who = "" if launch is None else f" for task {launch.name!r}"
@@ -81,10 +95,8 @@ def _evict(analysis: Coherence, storage: Storage) -> None:
             f"of {analysis.spaces[memory].capacity_bytes}, and nothing more can leave: all that a "
             "launch uses is there at once"
         )
-    held = tuple(analysis.policy.held(region, instance) for region, _, instance in found)
-    chosen = analysis.policy.evict(analysis.launching, memory, storage.nbytes, held)
-    region, key, _ = found[chosen]
-    drop(analysis, region, key)
+    held = tuple(analysis.policy.held(*item) for item in found)
+    drop(analysis, *found[analysis.policy.evict(analysis.launching, memory, storage.nbytes, held)])
     analysis.statistics.evictions += 1
 
 
@@ -96,39 +108,20 @@ def after(analysis: Coherence, launch: Launch) -> None:
     if not analysis.policy.asks_leave:
         return
     for memory in analysis.spaces:
-        found = [
-            (region, key)
-            for holder, instance in analysis.placed
-            if instance.storage.memory == memory and (region := holder()) is not None
-            for key, other in analysis.state(region).by_key.items()
-            if other is instance
-        ]
-        states = ((region, analysis.state(region).by_key[key]) for region, key in found)
-        held = tuple(analysis.policy.held(region, instance) for region, instance in states)
+        found, _ = _there(analysis, memory)
+        held = tuple(analysis.policy.held(*item) for item in found)
         for chosen in analysis.policy.leave(launch, memory, held):
             drop(analysis, *found[chosen])
             analysis.statistics.evictions += 1
 
 
-def _candidates(analysis: Coherence, memory: int) -> list[tuple[Region, InstanceKey, Instance]]:
-    """The instances the launch being analysed does not use, least recently used first."""
-    found = [
-        (region, key, instance)
-        for region, state in list(analysis.regions.items())
-        for key, instance in state.by_key.items()
-        if key[0] == memory and id(instance.storage) not in analysis.pinned
-    ]
-    return sorted(found, key=lambda item: item[2].used)
-
-
-def drop(analysis: Coherence, region: Region, key: InstanceKey) -> None:
+def drop(analysis: Coherence, region: Region, instance: Instance) -> None:
     """Forget an instance, after copying what is valid nowhere else to its backing memory."""
     state = analysis.state(region)
-    instance = state.by_key[key]
     only = minus(instance.valid, state.elsewhere(instance))
     if only is not False:
         analysis.complete(region, home(analysis, region, instance.storage.memory), only)
-    del state.by_key[key]
+    del state.by_key[next(key for key, other in state.by_key.items() if other is instance)]
     analysis.placed = [item for item in analysis.placed if item[1] is not instance]
     release(analysis, instance)
 
@@ -161,7 +154,10 @@ def leave_all(analysis: Coherence) -> bool:
     Returns whether any was there.
     """
     analysis.pinned.clear()
-    found = [item for memory in analysis.spaces for item in _candidates(analysis, memory)]
-    for region, key, _ in found:
-        drop(analysis, region, key)
-    return bool(found)
+    any_there = False
+    for memory in analysis.spaces:
+        found, freed = _there(analysis, memory)
+        any_there |= freed or bool(found)
+        for item in found:
+            drop(analysis, *item)
+    return any_there

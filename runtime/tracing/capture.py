@@ -97,9 +97,9 @@ class CaptureAnalysis(Analysis):
         if region.transient:
             return state
         main = self._main.state(region)
-        for key in list(main.by_key):  # replays take over the bytes of what is there
-            if key[0] in self.spaces:
-                eviction.drop(self._main, region, key)
+        for instance in list(main):  # replays take over the bytes of what is there
+            if instance.storage.memory in self.spaces:
+                eviction.drop(self._main, region, instance)
         state.live = main.live
         state.cuts = [cut.copy() for cut in main.cuts]
         hosts = self._main.host_instances(region) if main.live else []
@@ -122,9 +122,9 @@ class CaptureAnalysis(Analysis):
         self.launching = None
         self.pinned.clear()
         for region, state in list(self.regions.items()):
-            for key in list(state.by_key):
-                if key[0] in self.spaces and not region.transient:
-                    eviction.drop(self, region, key)
+            for instance in list(state):
+                if instance.storage.memory in self.spaces and not region.transient:
+                    eviction.drop(self, region, instance)
         for region, state in list(self.regions.items()):
             if region.transient or state.sole:
                 continue

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from helpers.processes import PROGRAMS, mpiexec
+from helpers.processes import PROGRAMS, mpiexec, rank_environment
 from helpers.runtime.faults import Outcome, Wrong
 
 from soapstone.frontend.training import checkpoint
@@ -93,7 +93,7 @@ def rank_fault(seed: int) -> Outcome:
     begin = time.monotonic()
     with subprocess.Popen(
         [*command, kind, mode, str(after)],
-        env={**os.environ, "SOAPSTONE_TIMEOUT_S": f"{silence_s:g}"},
+        env=rank_environment(silence_s),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

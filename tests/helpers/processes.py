@@ -19,16 +19,29 @@ def mpiexec() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
+def say(*what: object) -> None:
+    """Print one line in one piece: ranks share their output, and would write into each other's."""
+    sys.stdout.write(" ".join(map(str, what)) + "\n")
+    sys.stdout.flush()
+
+
+def rank_environment(timeout_s: float) -> dict[str, str]:
+    """Return the environment of a program that imports these helpers.
+
+    timeout_s: what its messages may take.
+    """
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "SOAPSTONE_TIMEOUT_S": f"{timeout_s:g}", "PYTHONPATH": path}
+
+
 def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
     """Return what a Python command on several ranks ends with.
 
     timeout_s: what its messages may take.
     """
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    limits = {"SOAPSTONE_TIMEOUT_S": str(timeout_s), "SOAPSTONE_SAFE": "1"}
     return subprocess.run(
         [str(mpiexec()), "-n", str(count), sys.executable, *map(str, command)],
-        env={**os.environ, **limits, "PYTHONPATH": path},
+        env={**rank_environment(timeout_s), "SOAPSTONE_SAFE": "1"},
         capture_output=True,
         text=True,
         timeout=240,

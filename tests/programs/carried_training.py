@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
+from helpers.processes import say
 
 from soapstone import Adam, Model
 from soapstone.ir.backward import backward
@@ -204,7 +205,7 @@ def main() -> None:
         machine = machine_of(executor, cpus).bounded(1 << 24)
         wanted = trained(compiled(kept, executor, machine=machine))
         same(trained(compiled(offloaded, executor, machine=machine)), wanted)
-    print(f"{len(ways)} ways equal\n", end="", flush=True)  # in one piece
+    say(f"{len(ways)} ways equal")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 from contextlib import closing
 
 import numpy as np
+from helpers.processes import say
 
 import soapstone
 from soapstone.cache.compiled import root
@@ -74,7 +75,7 @@ def _ranks(folder: str) -> None:
     same = sum(everyone[0][form] == everyone[1][form] for form in everyone[0].keys() & made.keys())
     assert same == len(everyone[0].keys() & everyone[1].keys()) > 0
     assert first == again, "rank 0 has the choices it had before, and so have all"
-    print(f"{len(everyone)} ranks agree", flush=True)
+    say(f"{len(everyone)} ranks agree")
 
 
 def main(how: str, *files: str) -> None:

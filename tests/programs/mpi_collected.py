@@ -11,6 +11,7 @@ import sys
 import threading
 
 import numpy as np
+from helpers.processes import say
 
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import Launch, Read, ReadWrite, Region, Runtime, task
@@ -57,7 +58,7 @@ def main() -> None:
         launched.set()
         found = runtime.read(out)
         evictions = runtime.statistics.evictions
-    print(f"{evictions} left, {found.tolist()}\n", end="", flush=True)
+    say(f"{evictions} left, {found.tolist()}")
 
 
 def region(runtime: Runtime, name: str) -> Region:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+from helpers.processes import say
 
 from soapstone.runtime import DefaultMapper, Partition, Read, ReadWrite, Region, Runtime, task
 from soapstone.runtime.machines.start import machine_of, rank_of, start
@@ -56,7 +57,7 @@ def main() -> None:
         if OTHER and KIND == "read":
             runtime.read(y)
         found = runtime.read(x)
-    print(f"ended {found.tolist()}\n", end="", flush=True)
+    say(f"ended {found.tolist()}")
 
 
 if __name__ == "__main__":

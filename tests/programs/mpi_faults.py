@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from helpers.processes import say
+
 from soapstone.runtime import DefaultMapper, Partition, Read, ReadWrite, Region, task
 from soapstone.runtime.machines.start import machine_of, rank_of, start
 
@@ -44,7 +46,7 @@ def main() -> None:
     automatic = MODE == "automatic"
     machine = machine_of("mpi", cpus=1)
     with start("mpi", machine, DefaultMapper(), automatic=automatic) as runtime:
-        print(f"shared {Path(_mpi_file()).name}", flush=True)
+        say(f"shared {Path(_mpi_file()).name}")
         runtime.fill(x, 1.0)
         for _ in range(STEPS):
             if MODE == "traced":
@@ -52,7 +54,7 @@ def main() -> None:
                     step(runtime, x, y)
             else:
                 step(runtime, x, y)
-        print(f"rank {RANK}: {runtime.read(x).sum()}", flush=True)
+        say(f"rank {RANK}: {runtime.read(x).sum()}")
         if KIND == "program" and RANK == 1:
             raise RuntimeError("the program itself failed")
         if KIND == "memory":
@@ -60,7 +62,7 @@ def main() -> None:
             runtime.launch(work, Partition.whole(x, (2,)), Partition.tiled(huge, (2,)))
         step(runtime, x, y)
         runtime.wait()
-    print(f"rank {RANK}: ended", flush=True)
+    say(f"rank {RANK}: ended")
 
 
 def _mpi_file() -> str:

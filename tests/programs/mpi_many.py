@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from helpers.processes import say
 
 from soapstone.runtime import DefaultMapper, Partition, ReadWrite, Region, task
 from soapstone.runtime.machines.start import machine_of, start
@@ -21,7 +22,7 @@ def main() -> None:
             runtime.write(x, np.ones(2))
             runtime.launch(double, Partition.tiled(x, 2))
             assert runtime.read(x).tolist() == [2.0, 2.0]
-    print("ended\n", end="", flush=True)
+    say("ended")
 
 
 if __name__ == "__main__":

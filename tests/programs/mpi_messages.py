@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from helpers.processes import say
+
 from soapstone.runtime.executors.mpi.links import exchange_ns
 from soapstone.runtime.machines.exchanges import exchanges, links_of
 from soapstone.runtime.machines.start import machine_of
@@ -13,7 +15,7 @@ def main() -> None:
     """Print what each exchange takes, and the links."""
     machine = machine_of("mpi", 1)
     times = exchange_ns(machine, exchanges(machine), SIZES)
-    print({tuple(each): by_size for each, by_size in times.items()}, len(links_of(machine, times)))
+    say({tuple(each): by_size for each, by_size in times.items()}, len(links_of(machine, times)))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+from helpers.processes import say
 from helpers.runtime.programs import ShuffledMapper
 from helpers.runtime.sparse_programs import Cases
 
@@ -75,7 +76,7 @@ def main() -> None:
         sparse(seed)
     with start("mpi", machine_of("mpi", 2), ShuffledMapper(0, memories=False)) as runtime:
         futures(runtime)
-    print(f"{count} programs equal\n", end="", flush=True)  # in one piece
+    say(f"{count} programs equal")
 
 
 if __name__ == "__main__":

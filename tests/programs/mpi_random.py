@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from helpers.processes import say
 from helpers.runtime.log_edits import refuse_an_edit
 from helpers.runtime.scenarios import execute, scenario
 
@@ -31,9 +32,9 @@ def main() -> None:
                 edits.add(refuse_an_edit(log, connect().Get_size(), seed))
         except BaseException as error:
             raise RuntimeError(f"program {seed}") from error
-    print(f"{count} programs equal\n", end="", flush=True)  # in one piece: ranks share the output
+    say(f"{count} programs equal")
     if rank() == 0:
-        print(" ".join(sorted(edits)) + "\n", end="", flush=True)
+        say(" ".join(sorted(edits)))
 
 
 if __name__ == "__main__":

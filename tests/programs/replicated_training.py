@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from helpers.processes import say
 from programs.carried_training import (
     Change,
     all_recomputed,
@@ -88,7 +89,7 @@ def main() -> None:
     ways = [*WAYS, *map(at_random, range(count))]
     for change in ways:
         close(trained(compiled(change, executor, cpus)), wanted)
-    print(f"{len(ways)} strategies equal\n", end="", flush=True)  # in one piece
+    say(f"{len(ways)} strategies equal")
 
 
 if __name__ == "__main__":

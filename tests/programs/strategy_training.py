@@ -9,6 +9,7 @@ import sys
 from functools import cache
 
 import numpy as np
+from helpers.processes import say
 
 from soapstone import Adam, Model
 from soapstone.ir.strategy import Strategy
@@ -76,7 +77,7 @@ def main() -> None:
     executor, *files = sys.argv[1:]
     for file in files:
         compare(Strategy.load(file), executor, cpus=1)
-    print(f"{len(files)} strategies equal\n", end="", flush=True)  # in one piece
+    say(f"{len(files)} strategies equal")
 
 
 if __name__ == "__main__":

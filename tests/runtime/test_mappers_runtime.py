@@ -6,6 +6,7 @@ import contextlib
 import heapq
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -378,3 +379,21 @@ def test_the_view_counts_valid_bytes_by_brute_force() -> None:
                 tile = where[lo[point, 0] : hi[point, 0], lo[point, 1] : hi[point, 1]]
                 wanted = [8 * int((tile == memory).sum()) for memory in range(3)]
                 assert found[point].tolist() == wanted
+
+
+def test_a_region_may_die_while_others_leave() -> None:
+    held = [Region((128,), np.float64, name) for name in "ab"]
+
+    class Forgets(BoundedMemoryMapper):
+        def evict(self, *asked: Any) -> int:
+            held.clear()  # one leaves, and the other is no more before it is asked for
+            return super().evict(*asked)
+
+    with Runtime(Machine.local(cpus=1).bounded(3 << 10), Forgets()) as runtime:
+        for number in range(2):
+            runtime.launch(bump, held[number])
+        runtime.wait()
+        large = Region((384,), np.float64, "large")
+        runtime.launch(bump, large)
+        np.testing.assert_array_equal(runtime.read(large), np.ones(384))
+        assert runtime.statistics.evictions == 1
