@@ -21,6 +21,7 @@ from soapstone.frontend.graphs.partitioned import Partitioned, layers_of
 from soapstone.ir.errors import StrategyError
 from soapstone.mappers.ranges import RangesMapper
 from soapstone.runtime import Machine
+from soapstone.search.partition import partitioner
 from soapstone.search.partition.cuts import PartitionError, equal_edges, equal_vertices
 
 DATA = block_model(Shape(90, 600, 12, 3), signal=1.0, skew=1.8, seed=2)
@@ -69,11 +70,13 @@ def test_every_operator_on_vertices_has_its_range() -> None:
         assert node.name in samples or not any(rows[: len(node.inputs)]), node.label
 
 
-def test_cuts_move_while_a_model_learns(tmp_path: Path) -> None:
-    wanted = losses(APPS["gcn"](), epochs=205, cpus=1)
+def test_cuts_move_while_a_model_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioner, "_ROUNDS", 3)
+    steps = 3 * (partitioner._WARM + partitioner._MOST)  # however disturbed they are
+    wanted = losses(APPS["gcn"](), epochs=steps, cpus=1)
     model = APPS["gcn"]()
     split = Partitioned(model, DATA.adjacency, 2, costs=tmp_path / "costs.json")
-    found = losses(model, 205, [split], mapper=split.mapper, machine=Machine.local(cpus=2))
+    found = losses(model, steps, [split], mapper=split.mapper, machine=Machine.local(cpus=2))
     np.testing.assert_allclose(found, wanted, rtol=1e-3)
     learning = split.partitioner
     simple = {equal_vertices(90, 2), equal_edges(DATA.adjacency.indptr, 2)}
