@@ -52,20 +52,20 @@ class Patterns:
 
     def applied(
         self, pending: Sequence[Occurrence], layers: set[int], asked: Iterable[Lazy]
-    ) -> list[Occurrence]:
-        """Return what runs in place of some calls, operands before those that use them.
+    ) -> tuple[list[Occurrence], list[Occurrence]]:
+        """Return what runs in place of some calls, operands before users, and the tiles of it.
 
         Args:
             pending: in that order. layers: the numbers of cells that are layers alone.
             asked: values that must be there afterwards.
         """
         if not any(call.cell.number in layers for call in pending):
-            return list(pending)
+            return list(pending), []
         place = {id(call): number for number, call in enumerate(pending)}
         nodes = [_node(call, place, layers) for call in pending]
         if self._left > 0:
             self._counts.collect(nodes)
-            return list(pending)
+            return list(pending), []
         tiles = self._counts.tiles(nodes)
         wanted = {id(value) for value in asked}
         owner = {node: number for number, tile in enumerate(tiles) for node in tile.nodes}
@@ -82,7 +82,7 @@ class Patterns:
         for key, call in known.items():
             before = (operand.call for operand in call.operands)
             order.add(key, *(id(maker) for maker in before if id(maker) in known))
-        return [known[key] for key in order.static_order()]
+        return [known[key] for key in order.static_order()], made
 
     def _occurrence(
         self,

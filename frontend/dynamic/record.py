@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from soapstone.errors import DataError
 from soapstone.frontend.dynamic.cell import Cell, RowRecording, recorded
 from soapstone.frontend.dynamic.rows import Graphs, Rows
 from soapstone.frontend.dynamic.runs import CellRuns
-from soapstone.frontend.dynamic.values import Lazy, Occurrence, Parameter
+from soapstone.frontend.dynamic.values import RESULTS, Lazy, Occurrence, Parameter
 from soapstone.frontend.layers import Layers
 from soapstone.frontend.recording import Call, Tensor
 from soapstone.ir.errors import GraphError
@@ -20,6 +21,7 @@ from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import TensorSpec, spec_of
 
 _Part = tuple[Cell, tuple[int, ...], tuple[int, ...]]
+_MOMENTS = count()  # so that no two steps have one, of whatever session
 
 
 class Recorder:
@@ -33,7 +35,7 @@ class Recorder:
         self.name = name
         self.seed = seed
         self.reuse = reuse
-        self.steps = 0  # that are over
+        self.moment = next(_MOMENTS)  # of the step
         self.graphs = graphs
         self._stores: dict[TensorSpec, Rows] = {}
         self._cells: dict[Any, Cell] = {}  # by what they are recorded of
@@ -42,8 +44,8 @@ class Recorder:
         self._split: dict[int, tuple[_Part, ...]] = {}
         self._runs: dict[int, CellRuns] = {}  # by the number of the cell
         self._seen: dict[Any, tuple[Lazy, ...]] = {}
-        self._pending: list[Occurrence] = []
         self._made: list[Occurrence] = []  # in this step
+        self._begun = 0  # how many of these were handed on to be run
         self._cross_entropy = self.cell(_cross_entropy)
 
     def cell(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +80,9 @@ class Recorder:
         if layer.startswith("_") or not callable(getattr(Layers, layer, None)):
             raise AttributeError(f"session {self.name!r} has no layer or attribute {layer!r}")
 
-        return partial(self._layer, layer)
+        made = self._layer(layer)
+        setattr(self, layer, made)  # where it is found at once
+        return made
 
     def value(self, contents: Any, dtype: str | None = None) -> Lazy:
         """Return a value of one sample with the contents of an array, or a number.
@@ -109,16 +113,31 @@ class Recorder:
         """
         return Parameter(self, name, tuple(shape), initial)
 
-    def _layer(self, layer: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Record one call of a layer."""
+    def _layer(self, layer: str) -> Callable[..., Any]:
+        """Return what records calls of a layer."""
+        known: dict[Any, Cell] = {}  # by arguments as they are written
 
         def function(recording: Any, *given: Any, **named: Any) -> Any:
             return getattr(recording, layer)(*given, **named)
 
-        cell, operands = self._cell_of("", function, args, kwargs, layer)
-        self._layers.add(cell.number)
-        outputs = self._record(cell, operands)
-        return outputs[0] if len(outputs) == 1 else outputs
+        def call(*args: Any, **kwargs: Any) -> Any:
+            operands: list[Lazy] = []
+            key: Any = tuple([_frozen(item, operands) for item in args])
+            first = len(operands)
+            if kwargs:
+                named = [_frozen(item, operands) for item in kwargs.values()]
+                key = (key, *kwargs, *named)
+            cell = known.get(key)
+            if cell is None or len(operands) > first:  # named values are in the order of names
+                cell, given = self._cell_of("", function, args, kwargs, layer)
+                self._layers.add(cell.number)
+                known[key] = cell
+            else:
+                given = tuple(operands)
+            outputs = self._record(cell, given)
+            return outputs[0] if len(outputs) == 1 else outputs
+
+        return call
 
     def _cell_of(
         self,
@@ -178,25 +197,30 @@ class Recorder:
         return cell
 
     def _record(self, cell: Cell, operands: tuple[Lazy, ...]) -> tuple[Lazy, ...]:
-        key = (cell.number, *map(id, operands))
+        key = (cell, *operands)
         known = self._seen.get(key)
         if known is not None:
             return known
-        step = self.steps
+        moment = self.moment
         for operand in operands:
-            if operand.step != step or operand.model is not self:
+            if operand.step != moment:
                 raise GraphError(
                     f"cell {cell.name!r}: a value found of another step or session; values of this"
                     " step needed"
                 )
-        runs = self._runs_of(cell)
-        made = Occurrence(cell, operands, len(self._made))
-        made.outputs = tuple([Lazy(self, made, rows) for rows in runs.outputs])
-        self._pending.append(made)
+        stores = (self._runs.get(cell.number) or self._runs_of(cell)).outputs
+        number = len(self._made)
+        code = number * RESULTS
+        made = Occurrence(cell, operands, number)
+        if len(stores) == 1:
+            outputs: tuple[Lazy, ...] = (Lazy(self, made, stores[0], code),)
+        else:
+            outputs = tuple([Lazy(self, made, rows, at) for at, rows in enumerate(stores, code)])
+        made.outputs = outputs
         self._made.append(made)
         if not cell.random:
-            self._seen[key] = made.outputs
-        return made.outputs
+            self._seen[key] = outputs
+        return outputs
 
     def _runs_of(self, cell: Cell) -> CellRuns:
         """Return what runs a cell."""
@@ -237,15 +261,20 @@ class Recorder:
 
     def rows_of(self, spec: TensorSpec) -> Rows:
         """Return the array that values of a type are rows of. spec: of one row."""
-        return self._stores.setdefault(spec, Rows(spec))
+        rows = self._stores.get(spec)
+        if rows is None:
+            rows = self._stores[spec] = Rows(spec)
+        return rows
 
     def forget(self) -> None:
         """End a step: its values are no more."""
-        self.steps += 1
+        self.moment = next(_MOMENTS)
         for call in self._made:
-            call.outputs = ()  # which know the call: a circle would wait for the collector
+            # Its outputs know it: a circle would wait for the collector. A value that somebody
+            # still has would keep all that it was made of.
+            call.outputs = call.operands = ()
         self._made.clear()
-        self._pending.clear()
+        self._begun = 0
         self._seen.clear()
         for rows in self._stores.values():
             rows.size = 0
@@ -272,14 +301,15 @@ def _cross_entropy(m: Any, logits: Tensor, label: Tensor) -> Tensor:
 
 def _frozen(item: Any, operands: list[Lazy]) -> Any:
     """Return what of an argument decides what is recorded; values go to the operands."""
-    if isinstance(item, Lazy):
+    kind = type(item)
+    if kind is Lazy:
         operands.append(item)
         return item.rows
-    if isinstance(item, Parameter):
+    if kind is Parameter:
         return (item.name, item.shape, item.initial)
-    if isinstance(item, tuple | list):
+    if isinstance(item, (tuple, list)):
         return tuple([_frozen(each, operands) for each in item])
-    return type(item), item  # 1, 1.0 and True are equal, and record different things
+    return kind, item  # 1, 1.0 and True are equal, and record different things
 
 
 __all__ = ["Recorder"]

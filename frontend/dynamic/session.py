@@ -26,7 +26,7 @@ from soapstone.frontend.dynamic.rows import Graphs
 from soapstone.frontend.dynamic.runs import Run
 from soapstone.frontend.dynamic.schedule import Agenda
 from soapstone.frontend.dynamic.table import Table
-from soapstone.frontend.dynamic.values import Lazy
+from soapstone.frontend.dynamic.values import Lazy, Occurrence
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
 from soapstone.frontend.training.trainer import NonFiniteLoss
@@ -119,6 +119,8 @@ class DynamicSession(Recorder):
         self._counter = 0  # of runs, which random numbers follow
         self._update: tuple[tuple[str, ...], Bound] | None = None
         self._log: list[Run] = []
+        self._tiles: list[Occurrence] = []  # of patterns, in this step
+        self._undone = False  # whether some calls that were handed on have not run, as in tiles
         self._limit, self._collecting = 0, False
         self._threads = self._openmp = threads
         self._since = time.perf_counter()
@@ -184,20 +186,25 @@ class DynamicSession(Recorder):
         if not values:
             raise DataError("values: none found, 1 or more needed")
         for value in values:
-            if not isinstance(value, Lazy) or value.model is not self or value.step != self.steps:
+            if not isinstance(value, Lazy) or value.step != self.moment:
                 raise DataError(f"values: {value!r} found, values of this step needed")
 
     def _run(self, asked: Sequence[Lazy]) -> None:
         """Compute all that is recorded, and some values."""
-        for table in self._tables.values():
-            table.fetch()
-        if not self._pending and all(v.call is None or v.call.done for v in asked):
+        with self._timed("forward"):
+            for table in self._tables.values():
+                table.fetch()
+        pending = self._made[self._begun :]
+        self._begun = len(self._made)
+        if not pending and all(v.call is None or v.call.done for v in asked):
             return
         with self._timed("finding"):
-            pending, self._pending = needed(self._pending, asked), []
+            if self._undone:
+                pending = needed(pending, asked)
+            self._undone = True  # until all of that has run
             if self.reuse in ("patterns", "all"):
-                pending = self._patterns.applied(pending, self._layers, asked)
-                self._made += [call for call in pending if call.cell.name.startswith("pattern")]
+                pending, tiles = self._patterns.applied(pending, self._layers, asked)
+                self._tiles += tiles
         with self._timed("scheduling"):
             if self.reuse in ("batch", "all"):
                 batches = self._agenda.batches(pending)
@@ -210,6 +217,7 @@ class DynamicSession(Recorder):
                 if self._training:
                     self._log += made
                 self._counter += len(calls)
+        self._undone = bool(self._tiles)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -227,7 +235,7 @@ class DynamicSession(Recorder):
     @contextmanager
     def inference(self) -> Iterator[None]:
         """What is recorded inside is not trained: no dropout, nothing kept."""
-        if self._pending or self._log:
+        if self._begun < len(self._made) or self._log:
             raise GraphError("inference: values of a step found, which must be over")
         self._training = False
         try:
@@ -257,20 +265,20 @@ class DynamicSession(Recorder):
                 raise NonFiniteLoss(
                     f"step {self.updates}: loss is {mean}; parameters are as before"
                 )
-            for rows in self._stores.values():
-                if rows.spec.is_float:
-                    rows.clear_gradients()
-            for loss in losses:
-                loss.rows.grads[loss.row] += 1 / len(losses)
-            self._learn()
+            self._learn(losses)
             self._patterns.step()
         finally:
             self.forget()
         return mean
 
-    def _learn(self) -> None:
+    def _learn(self, losses: Sequence[Lazy]) -> None:
         """Go back through what ran, and update parameters and the rows of tables."""
         with self._timed("backward"):
+            for rows in self._stores.values():
+                if rows.spec.is_float:
+                    rows.clear_gradients()
+            for loss in losses:
+                loss.rows.grads[loss.row] += 1 / len(losses)
             for run in reversed(self._log):
                 run.cell.back(run)
         used: dict[int, list[Run]] = {}
@@ -329,6 +337,10 @@ class DynamicSession(Recorder):
     def forget(self) -> None:
         """End a step: its values are no more."""
         super().forget()
+        for call in self._tiles:
+            call.outputs = call.operands = ()
+        self._tiles.clear()
+        self._undone = False
         self._log.clear()
         for table in self._tables.values():
             table.forget()

@@ -15,22 +15,30 @@ if TYPE_CHECKING:
     from soapstone.frontend.dynamic.record import Recorder
 
 
+RESULTS = 1 << 16  # of one call, at most
+
+
 class Lazy(Arithmetic):
     """A value of one sample, computed when it is looked at, or when a step ends.
 
     Attributes:
         model: the session. call: what makes it; None for what was given.
         rows: the array that it becomes a row of, and `row` which. step: that it belongs to.
+        code: the number of its call times `RESULTS`, and which result of that it is; -1 of what
+            was given.
     """
 
-    __slots__ = ("call", "model", "row", "rows", "step")
+    __slots__ = ("call", "code", "model", "row", "rows", "step")
 
-    def __init__(self, model: Recorder, call: Occurrence | None, rows: Rows) -> None:
+    def __init__(
+        self, model: Recorder, call: Occurrence | None, rows: Rows, code: int = -1
+    ) -> None:
         self.model = model
         self.call = call
         self.rows = rows
         self.row = -1
-        self.step = model.steps
+        self.step = model.moment
+        self.code = code
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,7 +74,7 @@ class Occurrence:
 
     Attributes:
         number: by order of recording in a step. done: whether its outputs have contents.
-        level: see `schedule`.
+        level: see `schedule`, which sets it.
     """
 
     __slots__ = ("cell", "done", "level", "number", "operands", "outputs")
@@ -77,7 +85,7 @@ class Occurrence:
         self.operands = operands
         self.outputs: tuple[Lazy, ...] = ()
         self.done = False
-        self.level = 0
+        self.level: int
 
 
 class Parameter(Arithmetic):
@@ -97,4 +105,4 @@ class Parameter(Arithmetic):
         return f"Parameter({self.name}: {self.shape})"
 
 
-__all__ = ["Lazy", "Occurrence", "Parameter"]
+__all__ = ["RESULTS", "Lazy", "Occurrence", "Parameter"]
