@@ -135,11 +135,35 @@ class TrainResult:
         return "\n".join(lines)
 
 
+def _modules() -> dict[str, str]:
+    """Return the module of each app that the package carries, by the app's name."""
+    package = importlib.import_module(PACKAGE)
+    return {
+        app.name: f"{PACKAGE}.{folder.name}.{app.name}"
+        for folder in pkgutil.iter_modules(package.__path__)
+        if folder.name[0] != "_"
+        for app in pkgutil.iter_modules([str(Path(package.__path__[0]) / folder.name)])
+    }
+
+
 def app_names() -> tuple[str, ...]:
     """Return the names of the apps that the package carries."""
-    package = importlib.import_module(PACKAGE)
-    modules = pkgutil.iter_modules(package.__path__)
-    return tuple(sorted(item.name for item in modules if not item.name.startswith("_")))
+    return tuple(sorted(_modules()))
+
+
+def app_module(name: str) -> ModuleType:
+    """Return the module of an app that the package carries.
+
+    Raises:
+        AppError: there is none of this name.
+    """
+    modules = _modules()
+    if name not in modules:
+        raise AppError(
+            f"app {name!r} found; one of {', '.join(sorted(modules))}, or the path of a .py script"
+            " needed"
+        )
+    return importlib.import_module(modules[name])
 
 
 def load_app(name_or_path: str | Path) -> App:
@@ -151,12 +175,7 @@ def load_app(name_or_path: str | Path) -> App:
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith(".py"):
         return _app(_load_script(Path(text)), Path(text).stem)
-    names = app_names()
-    if text not in names:
-        raise AppError(
-            f"app {text!r} found; one of {', '.join(names)}, or the path of a .py script needed"
-        )
-    return _app(importlib.import_module(f"{PACKAGE}.{text}"), text)
+    return _app(app_module(text), text)
 
 
 def _load_script(path: Path) -> ModuleType:

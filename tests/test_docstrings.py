@@ -10,13 +10,13 @@ import dataclasses
 import enum
 import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 from soapstone import apps, runtime
+from soapstone.frontend.app import app_module, app_names
 from soapstone.runtime import DefaultMapper
 
 MODULES = (
@@ -40,7 +40,7 @@ MODULES = (
     "soapstone.mappers.plugins",
     "soapstone.runtime",
     "soapstone.search.parallel",
-    *(f"soapstone.apps.{a.name}" for a in pkgutil.iter_modules(apps.__path__) if a.name[0] != "_"),
+    *(app_module(name).__name__ for name in app_names()),
 )
 NAMES = (
     ("soapstone.frontend.inference", "Field"),

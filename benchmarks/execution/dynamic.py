@@ -47,7 +47,7 @@ def label(tree: Tree) -> int:
 
 def session_step(mode: str, size: int, cpus: int) -> Callable[[], tuple[float, dict[str, float]]]:
     from soapstone import Adam, DynamicSession
-    from soapstone.apps.treelstm import program
+    from soapstone.apps.dynamic.treelstm import program
 
     given, _ = batches(size)
     cells = mode != "found"

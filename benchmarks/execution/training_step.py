@@ -44,9 +44,9 @@ class Benchmarked:
 
 def _app(name: str, function: str = "build", **options: Any) -> Callable[[], Any]:
     def build() -> Any:
-        import importlib
+        from soapstone.frontend.app import app_module
 
-        return getattr(importlib.import_module(f"soapstone.apps.{name}"), function)(**options)
+        return getattr(app_module(name), function)(**options)
 
     return build
 

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import tabulate
 
 from soapstone import Adam, Model
-from soapstone.apps import gcn
+from soapstone.apps.graphs import gcn
 from soapstone.engine.peers import Peers
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import GraphData

@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import write
 
-from soapstone.apps import alexnet, inception, resnet, vgg
+from soapstone.apps.images import alexnet, inception, resnet, vgg
 from soapstone.frontend.model import Model
 from soapstone.frontend.optimization.optimize import cost_model
 from soapstone.ir.tensor import Array, Role

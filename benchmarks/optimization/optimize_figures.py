@@ -35,7 +35,7 @@ from harness import geometric_means, show, write
 from models import export
 
 import soapstone
-from soapstone.apps import inception, squeezenet
+from soapstone.apps.images import inception, squeezenet
 from soapstone.frontend.model import Model
 from soapstone.frontend.optimization.result import OptimizeResult
 from soapstone.ir.builder import GraphBuilder

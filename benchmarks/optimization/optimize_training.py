@@ -51,11 +51,11 @@ STATES = ("inception_module", "nasrnn", "nasrnn_shared", "bert")  # models witho
 
 def build(name: str) -> Any:
     """Return the model of a name."""
-    import importlib
+    from soapstone.frontend.app import app_module
 
     path, options = MODELS[name]
     module, function = path.split(".")
-    return getattr(importlib.import_module(f"soapstone.apps.{module}"), function)(**options)
+    return getattr(app_module(module), function)(**options)
 
 
 def compiled(name: str, threads: int, step: Path | None = None) -> Any:

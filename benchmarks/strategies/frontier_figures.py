@@ -32,7 +32,7 @@ import frontier_claims
 from harness import HERE, provenance, tabulate
 
 from soapstone import SGD
-from soapstone.apps import transformer
+from soapstone.apps.sequences import transformer
 from soapstone.frontend.app import load_app
 from soapstone.frontend.strategies.plot import (
     BASELINES,

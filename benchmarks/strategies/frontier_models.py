@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import tabulate
 
-from soapstone.apps import transformer
+from soapstone.apps.sequences import transformer
 from soapstone.frontend.strategies.finding import graph_of, machine_of
 from soapstone.search.parallel.frontier.points import cost_frontier
 

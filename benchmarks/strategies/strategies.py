@@ -37,7 +37,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from harness import tabulate
 
 from soapstone import SGD
-from soapstone.apps import lenet
+from soapstone.apps.images import lenet
 from soapstone.engine.lower import channels_last
 from soapstone.frontend.data.sets import images
 from soapstone.frontend.strategies.finding import graph_of

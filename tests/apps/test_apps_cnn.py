@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from soapstone import Adam, GraphError, Model
-from soapstone.apps import (
+from soapstone.apps.images import (
     alexnet,
     densenet,
     inception,

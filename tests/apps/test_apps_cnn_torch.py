@@ -17,7 +17,7 @@ from torch_twins.margin import apart
 from torch_twins.nasnet import NasNet
 
 from soapstone import Model
-from soapstone.apps import inception
+from soapstone.apps.images import inception
 from soapstone.ir.interpret import interpret
 
 CLASSES = 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,10 +17,11 @@ from torch_twins import recommend, recurrent, sequence
 from torch_twins.equal import check, shapes, weights_for
 
 from soapstone import SGD, Adam, Model
-from soapstone.apps import bert, candle_uno, dlrm, nmt
-from soapstone.apps.rnntc import METAFLOW
-from soapstone.apps.transformer import TENSOROPT
-from soapstone.frontend.app import load_app
+from soapstone.apps.sequences import bert, nmt
+from soapstone.apps.sequences.rnntc import METAFLOW
+from soapstone.apps.sequences.transformer import TENSOROPT
+from soapstone.apps.tables import candle_uno, dlrm
+from soapstone.frontend.app import app_module, load_app
 from soapstone.frontend.data.batches import Batches
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.training.step_graph import training_graph
@@ -45,7 +45,7 @@ class AppCase:
 
     @property
     def module(self) -> ModuleType:
-        return importlib.import_module(f"soapstone.apps.{self.app}")
+        return app_module(self.app)
 
     @property
     def loss(self) -> str:
@@ -423,7 +423,7 @@ def test_encoder_and_steps_give_what_the_whole_model_gives() -> None:
 @pytest.mark.parametrize("app", ["rnnlm", "rnntc", "nmt"])
 def test_unrolled_networks_are_the_same_networks(app: str) -> None:
     """Equal parameters give equal outputs, whether a layer is one operator or one a step."""
-    module = importlib.import_module(f"soapstone.apps.{app}")
+    module = app_module(app)
     sizes = {"hidden": 8, "length": 5, "vocabulary": 11}
     whole, steps = module.build(3, **sizes), module.build(3, unrolled=True, **sizes)
     random = np.random.default_rng(0)

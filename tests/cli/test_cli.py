@@ -148,7 +148,7 @@ def test_alexnet_has_the_published_shape() -> None:
     parameters = load_app("alexnet").build(2).parameters()
     assert parameters["conv1.weight"] == (64, 3, 11, 11)
     assert parameters["fc1.weight"] == (256 * 2 * 2, 4096)
-    from soapstone.apps.alexnet import build
+    from soapstone.apps.images.alexnet import build
 
     full = build(1, image_size=224)
     assert full.parameters()["fc1.weight"] == (256 * 6 * 6, 4096)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from soapstone import Adam, Model
-from soapstone.apps import gcn
+from soapstone.apps.graphs import gcn
 from soapstone.engine.images import Image
 from soapstone.engine.session import planned_memory
 from soapstone.frontend.graphs.adjacency import Adjacency

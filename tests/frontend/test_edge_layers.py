@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from soapstone import SGD, GraphError, Model, ShapeError
-from soapstone.apps import gin
+from soapstone.apps.graphs import gin
 from soapstone.frontend.app import train_app
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import GraphData

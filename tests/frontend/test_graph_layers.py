@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from soapstone import SGD, Adam, GraphError, Model, ShapeError
-from soapstone.apps import gat, gcn, sage
+from soapstone.apps.graphs import gat, gcn, sage
 from soapstone.errors import DataError
 from soapstone.frontend.app import AppError, train_app
 from soapstone.frontend.graphs.adjacency import Adjacency

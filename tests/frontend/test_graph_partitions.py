@@ -13,7 +13,7 @@ import pytest
 from helpers.processes import mpiexec, ranks
 
 from soapstone import Adam, GraphError, Model
-from soapstone.apps import gat, gcn, gin, sage
+from soapstone.apps.graphs import gat, gcn, gin, sage
 from soapstone.frontend.app import AppError, train_app
 from soapstone.frontend.graphs.files import write_graph
 from soapstone.frontend.graphs.generate import Shape, block_model

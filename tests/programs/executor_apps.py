@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from soapstone import SGD, Model
+from soapstone.frontend.app import app_module
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _TABLES = (3, 50, 700)
@@ -84,7 +84,7 @@ class Trained:
 
 def samples(name: str, count: int) -> tuple[Any, Array]:
     """Seeded inputs and labels of an app at its small size."""
-    module, small = importlib.import_module(f"soapstone.apps.{name}"), APPS[name]
+    module, small = app_module(name), APPS[name]
     rng = np.random.default_rng(3)
     if small.image:
         model: Model = module.build(1, **small.options)
@@ -101,7 +101,7 @@ def samples(name: str, count: int) -> tuple[Any, Array]:
 
 def train(name: str, executor: str, cpus: int, steps: int = 2, batch: int = 4) -> Trained:
     """Train an app from its initial weights."""
-    module = importlib.import_module(f"soapstone.apps.{name}")
+    module = app_module(name)
     x, y = samples(name, steps * batch)
     with module.build(batch, **APPS[name].options) as model:
         model.compile(

@@ -434,7 +434,7 @@ def check_strategies() -> None:
 def check_inputs() -> None:
     """A model takes data of Legate as inputs, and gives its parameters as such."""
     legate = start_legate(2)
-    app = importlib.import_module("soapstone.apps.mlp")
+    app = importlib.import_module("soapstone.apps.images.mlp")
     x, y = executor_apps.samples("mlp", 8)
     expected = executor_apps.train("mlp", "legate", 2)
     with app.build(4) as model:

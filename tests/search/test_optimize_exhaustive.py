@@ -12,7 +12,7 @@ import pytest
 from helpers.optimizing import Pooled, Values
 
 import soapstone
-from soapstone.apps import alexnet, inception, resnet, vgg
+from soapstone.apps.images import alexnet, inception, resnet, vgg
 from soapstone.engine.lower import fold_weights, split_constants
 from soapstone.engine.lower.passes import NAMES
 from soapstone.frontend.model import Model

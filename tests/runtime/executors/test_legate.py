@@ -78,7 +78,7 @@ def test_under_legate(outcomes: dict[str, str | None], check: str) -> None:
 @pytest.mark.parametrize("how", ["started by legate", "one of two copies"])
 def test_train(environment: dict[str, str], how: str) -> None:
     options = ["--executor", "legate", "--epochs", "0", "--batch-size", "120"]
-    script = str(TESTS.parent / "apps" / "digits.py")
+    script = str(TESTS.parent / "apps" / "images" / "digits.py")
     command = [sys.executable, script, *options]
     if how == "started by legate":
         driver = Path(sys.executable).with_name("legate")

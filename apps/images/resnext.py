@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soapstone import Model, run_app
-from soapstone.apps import resnet
+from soapstone.apps.images import resnet
 from soapstone.frontend.data.sets import Splits, images
 
 OPTIONS = resnet.OPTIONS

@@ -1,0 +1,1 @@
+"""Models whose graph changes from sample to sample."""

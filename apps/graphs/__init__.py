@@ -1,0 +1,1 @@
+"""Models of the vertices of a graph; `--graph` trains them on another."""

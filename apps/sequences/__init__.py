@@ -1,0 +1,1 @@
+"""Models of sequences: words, and steps of a series."""

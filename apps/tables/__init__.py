@@ -1,0 +1,1 @@
+"""Models of tables: categories and numbers of events and samples."""
