@@ -435,7 +435,10 @@ def train_app(
         )
 
 
-_OF_PROGRAMS = ("app", "epochs", "batch_size", "cpus", "threads", "reuse", "seed", "learning_rate")
+_OF_PROGRAMS = (
+    *("app", "epochs", "batch_size", "cpus", "threads", "reuse", "seed", "learning_rate"),
+    *("checkpoint", "resume"),
+)
 
 
 def _train_program(
@@ -455,6 +458,11 @@ def _train_program(
     options = {**app.options, **{k: v for k, v in arguments.items() if v is not None}}
     for name, least in (("batch_size", 1), ("epochs", 0)):
         count(f"app {app.name!r}: {name}", options[name], least, AppError)
+    hooks = list(options["callbacks"])
+    if arguments["checkpoint"] is not None:
+        hooks.append(Checkpoint(arguments["checkpoint"]))
+    if arguments["resume"] is not None:
+        check_exists(arguments["resume"])
     optimizer = as_optimizer(options["optimizer"])
     if arguments["learning_rate"] is not None:
         optimizer = replace(optimizer, learning_rate=arguments["learning_rate"])
@@ -474,7 +482,8 @@ def _train_program(
             epochs=options["epochs"],
             batch_size=options["batch_size"],
             shuffle=bool(options["shuffle"]),
-            callbacks=options["callbacks"],
+            callbacks=hooks,
+            resume=arguments["resume"],
             progress=options["progress"],
         )
         right = accuracy(session, program, program.test)
@@ -483,7 +492,7 @@ def _train_program(
             loss=history.last("loss"),
             train_accuracy=history.last("accuracy"),
             test_accuracy=right,
-            epochs=len(history.epochs),
+            epochs=session.position.epoch,
             step_us=history.step_us,
             samples_per_s=history.samples_per_s,
             peak_bytes=session.session.peak_bytes,

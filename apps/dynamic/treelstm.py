@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from soapstone import Adam, DynamicSession, Tensor, run_app
-from soapstone.frontend.data.trees import NEUTRAL, Tree, sentiment
+from soapstone.frontend.data.trees import NEUTRAL, Tree, good_or_bad, sentiment
 from soapstone.frontend.dynamic.program import Program
 from soapstone.frontend.dynamic.values import Lazy
 
@@ -41,8 +41,7 @@ def program(
         cells: whether its functions are cells; if not, they are found.
     """
     trees = sentiment()
-    known = dict.fromkeys(t.word for tree in trees.train for t in tree.phrases() if t.word)
-    number = {word: place for place, word in enumerate(known, 1)}  # 0: words that are not known
+    number = trees.numbers()
     words = session.table("words", len(number) + 1, width)
 
     def leaf(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,9 +79,6 @@ def program(
 
         of(tree, root=True)
         return judged[::-1]
-
-    def good_or_bad(part: tuple[Tree, ...]) -> list[Tree]:
-        return [tree for tree in part if tree.label != NEUTRAL]
 
     return Program(outputs, good_or_bad(trees.train), good_or_bad(trees.test), str(trees))
 

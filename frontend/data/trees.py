@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,15 @@ class Tree:
             yield tree
             pending += tree.children
 
+    def words(self) -> Iterator[str]:
+        """Yield the words, as they are read."""
+        pending = [self]
+        while pending:
+            tree = pending.pop()
+            if tree.word is not None:
+                yield tree.word
+            pending += tree.children[::-1]
+
 
 @dataclass(frozen=True)
 class Treebank:
@@ -47,6 +56,11 @@ class Treebank:
     dev: tuple[Tree, ...]
     test: tuple[Tree, ...]
     synthetic: bool = False
+
+    def numbers(self) -> dict[str, int]:
+        """Return the number of each word of `train`, from 1; 0 is for words that are not known."""
+        known = dict.fromkeys(t.word for tree in self.train for t in tree.phrases() if t.word)
+        return {word: place for place, word in enumerate(known, 1)}
 
     def __str__(self) -> str:
         made = "made-up trees" if self.synthetic else "trees"
@@ -68,6 +82,11 @@ def sentiment() -> Treebank:
     else:
         train, dev, test = (read_trees(folder / "sst" / f"{part}.txt") for part in _SIZES)
     return Treebank(tuple(train), tuple(dev), tuple(test), made)
+
+
+def good_or_bad(trees: Iterable[Tree]) -> list[Tree]:
+    """Return the trees that are not neutral."""
+    return [tree for tree in trees if tree.label != NEUTRAL]
 
 
 def read_trees(path: str | Path) -> Iterator[Tree]:
@@ -147,4 +166,4 @@ def _made_up(count: int, seed: int) -> Iterator[Tree]:
         yield tree
 
 
-__all__ = ["NEUTRAL", "Tree", "Treebank", "read_trees", "sentiment"]
+__all__ = ["NEUTRAL", "Tree", "Treebank", "good_or_bad", "read_trees", "sentiment"]

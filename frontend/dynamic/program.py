@@ -5,14 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
 
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import permutation
 from soapstone.frontend.dynamic.session import DynamicSession
 from soapstone.frontend.dynamic.values import Lazy
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
+from soapstone.frontend.training.checkpoint import CheckpointError
 from soapstone.frontend.training.trainer import TrainingResult
+
+_Outputs = Sequence[tuple[Lazy, int]]
 
 
 @dataclass(frozen=True)
@@ -23,12 +29,14 @@ class Program:
         outputs: of a sample, logits (1, classes) with their labels, what the sample is judged by
             first; called inside of a session, for which it records.
         train, test: samples. data: what they are, in words.
+        each: whether a sample is judged by the mean over all its outputs, not by the first.
     """
 
-    outputs: Callable[[Any], Sequence[tuple[Lazy, int]]]
+    outputs: Callable[[Any], _Outputs]
     train: Sequence[Any]
     test: Sequence[Any]
     data: str = ""
+    each: bool = False
 
 
 def fit(
@@ -39,56 +47,85 @@ def fit(
     batch_size: int,
     shuffle: bool = True,
     callbacks: Sequence[Callback] = (),
+    resume: str | Path | None = None,
     progress: bool = True,
 ) -> TrainingResult:
     """Train on the samples of a program, and return the history.
 
-    A step's loss is the mean over all outputs of its samples; accuracy is of the first of each.
+    A step's loss is the mean over all outputs of its samples; accuracy is as the program judges.
+
+    Args:
+        session, program: what is trained, and on what. batch_size: samples of a step.
+        epochs: how many in all, those before a resume among them.
+        shuffle: whether each epoch has the samples in an order of its own, drawn by the seed.
+        callbacks: what is called as training goes (`soapstone.frontend.training.callbacks`).
+        resume: a checkpoint to go on from, in the middle of an epoch if it was there.
+        progress: whether a line on standard error shows how far training is.
 
     Raises:
-        DataError: no samples.
+        DataError: no samples, or one without outputs.
+        CheckpointError: a checkpoint of something else.
         NonFiniteLoss: the loss is NaN or infinite.
     """
     samples = program.train
     if not samples:
         raise DataError("fit: 0 samples found, 1 or more needed")
-    steps = -(-len(samples) // batch_size)
-    state = TrainingState(epochs=epochs, steps_per_epoch=steps, measured=("loss", "accuracy"))
+    data = {"batch_size": batch_size, "steps_per_epoch": -(-len(samples) // batch_size)}
+    session.data = data
+    if resume is None:
+        session.position.start_epoch(0)
+    else:
+        made_in = session.load_checkpoint(resume)
+        if session.position.batch and made_in != data:
+            raise CheckpointError(
+                f"checkpoint {str(resume)!r}: it is of the middle of an epoch with {made_in};"
+                f" {data} found"
+            )
+    position = session.position
+    state = TrainingState(
+        epochs=epochs,
+        step=session.updates,
+        steps_per_epoch=data["steps_per_epoch"],
+        model=cast("Any", session),  # which is saved as a model is
+        measured=("loss", "accuracy"),
+    )
     hooks = [*callbacks, *([ProgressBar()] if progress else [])]
     result = TrainingResult()
     began, busy = time.perf_counter(), []
     for hook in hooks:
         hook.on_train_begin(state)
     try:
-        for epoch in range(epochs):
-            state.epoch, total, right, done = epoch, 0.0, 0, 0
+        while position.epoch < epochs and not state.stop:
+            state.epoch = position.epoch
             for hook in hooks:
                 hook.on_epoch_begin(state)
-            order = permutation(session.seed, epoch, 0, len(samples)) if shuffle else None
-            for batch in _batches(samples, batch_size, order):
+            order = permutation(session.seed, state.epoch, 0, len(samples)) if shuffle else None
+            for batch in list(_batches(samples, batch_size, order))[position.batch :]:
                 start = time.perf_counter()
                 made = [program.outputs(sample) for sample in batch]
                 losses = [session.cross_entropy(*each) for outputs in made for each in outputs]
-                right += _right(session, made)
+                right = _right(session, program, made)
                 loss = session.step(losses)
                 spent = time.perf_counter() - start
                 busy.append(spent)
-                total, done = total + loss * len(batch), done + len(batch)
+                position.batch += 1
+                position.loss_sum += loss * len(batch)
+                position.correct += right
+                position.samples += len(batch)
                 state.step, state.loss, state.step_us = session.updates, loss, spent * 1e6
                 state.samples_per_s = len(batch) / spent
-                state.metrics = {"accuracy": right / done}
+                state.metrics = {"accuracy": position.correct / position.samples}
                 for hook in hooks:
                     hook.on_step_end(state)
                 if state.stop:
                     return result
-            state.loss = total / done
-            result.epochs.append(
-                {"epoch": float(epoch), "loss": state.loss, "accuracy": right / done}
-            )
+            state.loss = position.loss_sum / position.samples
+            state.metrics = {"accuracy": position.correct / position.samples}
+            record = {"epoch": float(state.epoch), "loss": state.loss, **state.metrics}
+            result.epochs.append(record)
+            position.start_epoch(state.epoch + 1)
             for hook in hooks:
                 hook.on_epoch_end(state)
-            if state.stop:
-                break
     finally:
         result.ended(time.perf_counter() - began, busy, batch_size)
         for hook in hooks:
@@ -99,18 +136,23 @@ def fit(
 def accuracy(
     session: DynamicSession, program: Program, samples: Sequence[Any], batch_size: int = 64
 ) -> float:
-    """Return the share of samples whose first output has its label."""
-    right = 0
+    """Return the share of samples that are judged right, as the program judges them."""
+    right = 0.0
     for batch in _batches(samples, batch_size, None):
         with session.inference():
-            right += _right(session, [program.outputs(sample) for sample in batch])
+            right += _right(session, program, [program.outputs(sample) for sample in batch])
     return right / max(len(samples), 1)
 
 
-def _right(session: DynamicSession, made: Sequence[Sequence[tuple[Lazy, int]]]) -> int:
-    """Return how many first outputs have their labels."""
-    logits = session.values([outputs[0][0] for outputs in made])
-    return int((logits.argmax(axis=-1) == [outputs[0][1] for outputs in made]).sum())
+def _right(session: DynamicSession, program: Program, made: Sequence[_Outputs]) -> float:
+    """Return how many samples are judged right, each by the share of its outputs that are."""
+    judged = [outputs if program.each else outputs[:1] for outputs in made]
+    if not all(judged):
+        raise DataError("outputs: 0 found of a sample, 1 or more needed")
+    logits, labels = zip(*(each for outputs in judged for each in outputs))
+    hits = session.values(logits).argmax(axis=-1) == labels
+    ends = np.cumsum([len(outputs) for outputs in judged])
+    return float(sum(part.mean() for part in np.split(hits, ends[:-1])))
 
 
 def _batches(samples: Sequence[Any], size: int, order: Any) -> Iterator[list[Any]]:

@@ -79,7 +79,11 @@ class CellRuns:
             each.size = 0
 
     def run(self, calls: Sequence[Occurrence], training: bool, counter: int) -> list[Run]:
-        """Compute calls, and return what the backward pass needs to know of that."""
+        """Compute calls, and return what the backward pass needs to know of that.
+
+        counter: of the step, which random numbers follow, with rows of the cell before: so they are
+        the same in whatever order cells were met.
+        """
         count = len(calls)
         numbers = range(len(self.operands))
         rows = [[call.operands[number].row for call in calls] for number in numbers]
@@ -95,7 +99,7 @@ class CellRuns:
         at = 0
         for many, size in pieces(count):
             outputs = tuple(first + at for first in firsts)
-            run = Run(self, size, many, self.rows, counter + len(made), places, at, outputs)
+            run = Run(self, size, many, self.rows, counter + self.rows, places, at, outputs)
             self._forward(run, training)
             made.append(run)
             at += many

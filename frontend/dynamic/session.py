@@ -9,16 +9,18 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from soapstone.engine.session import Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.arguments import count
+from soapstone.frontend.dynamic import saved
 from soapstone.frontend.dynamic.patterns import Patterns, needed
 from soapstone.frontend.dynamic.record import Recorder
 from soapstone.frontend.dynamic.report import CellReport, Report
@@ -27,6 +29,7 @@ from soapstone.frontend.dynamic.runs import Run
 from soapstone.frontend.dynamic.schedule import Agenda
 from soapstone.frontend.dynamic.table import Table
 from soapstone.frontend.dynamic.values import Lazy, Occurrence
+from soapstone.frontend.training.compiled import Position
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
 from soapstone.frontend.training.trainer import NonFiniteLoss
@@ -105,9 +108,11 @@ class DynamicSession(Recorder):
         self.session = Session(machine, mapper, seed)
         super().__init__(name, seed, reuse, Graphs(self.session))
         self.updates = 0  # of parameters, so far
+        self.position = Position()  # in the data, of `fit`, which says what `data` are
+        self.data: dict[str, int] = {}
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self._training = True
-        self._tables: dict[str, Table] = {}
+        self.tables: dict[str, Table] = {}
         self._patterns = Patterns(
             self._pattern,
             seed,
@@ -116,7 +121,6 @@ class DynamicSession(Recorder):
             least=count("pattern_frequency", pattern_frequency),
         )
         self._agenda = Agenda()
-        self._counter = 0  # of runs, which random numbers follow
         self._update: tuple[tuple[str, ...], Bound] | None = None
         self._log: list[Run] = []
         self._tiles: list[Occurrence] = []  # of patterns, in this step
@@ -163,10 +167,10 @@ class DynamicSession(Recorder):
         Raises:
             GraphError: the name is taken.
         """
-        if name in self._tables:
+        if name in self.tables:
             raise GraphError(f"table {name!r}: the name is taken")
         made = Table(self, name, (rows, width), initial or Initial("normal", 0.1))
-        self._tables[name] = made
+        self.tables[name] = made
         return made
 
     def values(self, values: Sequence[Lazy]) -> Array:
@@ -192,7 +196,7 @@ class DynamicSession(Recorder):
     def _run(self, asked: Sequence[Lazy]) -> None:
         """Compute all that is recorded, and some values."""
         with self._timed("forward"):
-            for table in self._tables.values():
+            for table in self.tables.values():
                 table.fetch()
         pending = self._made[self._begun :]
         self._begun = len(self._made)
@@ -213,10 +217,9 @@ class DynamicSession(Recorder):
         with self._timed("forward"):
             for cell, calls in batches:
                 runs = self._runs_of(cell)
-                made = runs.run(calls, self._training, self._counter)
+                made = runs.run(calls, self._training, self.updates << 32)
                 if self._training:
                     self._log += made
-                self._counter += len(calls)
         self._undone = bool(self._tiles)
 
     @contextmanager
@@ -300,7 +303,7 @@ class DynamicSession(Recorder):
                 if STEP in bound.feeds:
                     bound.feeds[STEP][...] = self.updates
                 self.session.run(bound)
-            for table in self._tables.values():
+            for table in self.tables.values():
                 table.learn(rate, self.updates)
 
     @property
@@ -342,7 +345,7 @@ class DynamicSession(Recorder):
         self._tiles.clear()
         self._undone = False
         self._log.clear()
-        for table in self._tables.values():
+        for table in self.tables.values():
             table.forget()
         if self._collecting:
             gc.collect(0)
@@ -363,7 +366,7 @@ class DynamicSession(Recorder):
 
     def state(self) -> dict[str, Array]:
         """Return copies of all parameters and their states, by name."""
-        tables = [table.state() for table in self._tables.values()]
+        tables = [table.state() for table in self.tables.values()]
         return {k: v for each in (self.session.state(), *tables) for k, v in each.items()}
 
     def load_state(self, values: dict[str, Array]) -> None:
@@ -375,9 +378,30 @@ class DynamicSession(Recorder):
             DataError, GraphError: another shape.
         """
         rest = dict(values)
-        for table in self._tables.values():
+        for table in self.tables.values():
             table.load_state(rest)
         self.session.load_state(rest)
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write parameters, their states, steps and position in the data, atomically.
+
+        path: of a file that ends in .safetensors or .npz.
+
+        Raises:
+            CheckpointError: a path that does not serve, or values that are not finite.
+        """
+        saved.save(self, path)
+
+    def load_checkpoint(self, path: str | Path) -> Mapping[str, Any]:
+        """Go on where a checkpoint was, and return of what data: its batches and their size.
+
+        path: of the file. Tables are to be made before; cells may be recorded later.
+
+        Raises:
+            CheckpointError: truncated or changed, or of another model, seed or optimizer.
+            DataError, GraphError: another shape.
+        """
+        return saved.load(self, path)
 
 
 def update_inputs(builder: GraphBuilder) -> str:

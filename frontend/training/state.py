@@ -22,7 +22,7 @@ class TrainingState:
         learning_rate: of the last step; set by a callback, that of all steps that follow.
         samples_per_s, step_us: of the last step.
         stop: set by a callback to end training.
-        model: the model that is trained.
+        model: the model that is trained; where its graph changes, the session, which saves alike.
         measured: the names of what each epoch ends with; empty when that is not known.
     """
 

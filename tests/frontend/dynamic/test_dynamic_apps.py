@@ -1,0 +1,170 @@
+"""The apps whose graph changes: they learn, and their steps are the same however they are run."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from soapstone import Adam, DataError, DynamicSession
+from soapstone.frontend.app import app_module, train_app
+from soapstone.frontend.data.structured import ANSWERS, KINDS, lattices, questions
+from soapstone.frontend.dynamic.program import Program, fit
+from soapstone.frontend.dynamic.session import REUSE
+from soapstone.frontend.training.callbacks import Checkpoint, History
+from soapstone.frontend.training.checkpoint import CheckpointError, load, save
+from soapstone.frontend.training.state import Callback, TrainingState
+
+SMALL: dict[str, dict[str, Any]] = {
+    "treelstm": {"width": 6, "hidden": 5, "dropout": 0.0},
+    "rntn": {"width": 5},
+    "lattice": {"width": 6, "hidden": 5, "train": 30, "test": 5},
+    "modules": {"hidden": 6, "train": 30, "test": 5},
+    "dynrnn": {"width": 6, "hidden": 5, "dropout": 0.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOAPSTONE_DATA", raising=False)
+
+
+def small(app: str, session: DynamicSession, **more: Any) -> Program:
+    program: Program = app_module(app).program(session, **SMALL[app], **more)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("app", "epochs", "least", "chance"),
+    [
+        ("rntn", 5, 0.65, 0.4),
+        ("dynrnn", 6, 0.7, 0.6),
+        ("lattice", 3, 0.9, 0.5),
+        ("modules", 14, 0.8, 0.4),
+    ],
+)
+def test_they_learn(app: str, epochs: int, least: float, chance: float) -> None:
+    with DynamicSession(app, "adam", cpus=1) as session:
+        program: Program = app_module(app).program(session)
+        labels = [program.outputs(sample)[0][1] for sample in program.test]
+    assert np.bincount(labels).max() < chance * len(labels)  # what always the same answer is worth
+    history = History()
+    result = train_app(app, epochs=epochs, cpus=1, progress=False, callbacks=[history])
+    losses = history.values["loss"]
+    assert losses[-1] < 0.9 * losses[0]
+    assert result.test_accuracy is not None
+    assert result.test_accuracy > least
+
+
+@pytest.mark.parametrize("app", SMALL)
+def test_steps_are_the_same_however_they_are_run(app: str) -> None:
+    # Without cells, parameters have other names and begin as others.
+    ways = [(reuse, True) for reuse in REUSE] + [("off", False), ("all", False)]
+    losses: dict[tuple[str, bool], list[float]] = {}
+    for reuse, cells in ways if app != "modules" else ways[:4]:
+        with DynamicSession(app, Adam(0.01), cpus=1, reuse=reuse, collect_steps=1) as session:
+            program = small(app, session, **({} if cells else {"cells": False}))
+            batches = [program.train[first : first + 4] for first in (0, 4, 8)]
+            losses[reuse, cells] = [
+                session.step(
+                    [
+                        session.cross_entropy(*each)
+                        for sample in batch
+                        for each in program.outputs(sample)
+                    ]
+                )
+                for batch in batches
+            ]
+    for (reuse, cells), found in losses.items():
+        assert found == pytest.approx(losses["off", cells], abs=1e-4), (reuse, cells)
+
+
+class Stop(Callback):
+    """Ends training after some steps."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, state: TrainingState) -> None:
+        state.stop = state.step == self.step
+
+
+@pytest.mark.parametrize("app", ["treelstm", "lattice"])
+@pytest.mark.parametrize("at", [9, 5])  # the end of an epoch, and the middle of one
+def test_training_goes_on_where_a_checkpoint_was(app: str, at: int, tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    sizes = {**SMALL[app], **({"dropout": 0.5} if app == "treelstm" else {})}
+    found = []
+    for callbacks, resume in (
+        ([], None),
+        ([Checkpoint(path, every_steps=at), Stop(at)], None),
+        ([], path),
+    ):
+        with DynamicSession(app, Adam(0.01), cpus=1) as session:
+            made: Program = app_module(app).program(session, **sizes)
+            program = Program(made.outputs, made.train[:27], made.test, each=made.each)
+            result = fit(
+                *(session, program),
+                epochs=3,
+                batch_size=3,
+                callbacks=callbacks,
+                resume=resume,
+                progress=False,
+            )
+            found.append((result.epochs, session.state()))
+    (epochs, state), _, (rest, after) = found
+    assert [epoch["epoch"] for epoch in epochs] == [0, 1, 2]
+    assert rest[-1] == pytest.approx(epochs[-1], rel=1e-6)
+    assert state.keys() == after.keys()
+    for name, value in state.items():
+        np.testing.assert_allclose(after[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_apps_are_saved_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soapstone.frontend.data.trees._SIZES", {"train": 40, "dev": 1, "test": 10})
+    path = tmp_path / "c.npz"
+    whole = train_app("rntn", epochs=2, cpus=1, progress=False)
+    train_app("rntn", epochs=1, cpus=1, progress=False, checkpoint=path)
+    rest = train_app("rntn", epochs=2, cpus=1, progress=False, resume=path)
+    assert rest.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert rest.epochs == 2
+    with pytest.raises(CheckpointError, match=r"model 'rntn' found, 'dynrnn' needed"):
+        train_app("dynrnn", resume=path, cpus=1, progress=False)
+    with pytest.raises(CheckpointError, match=r"seed 0 found, 1 needed"):
+        train_app("rntn", resume=path, seed=1, cpus=1, progress=False)
+    with pytest.raises(CheckpointError, match="no such file"):
+        train_app("rntn", resume=tmp_path / "none.npz", cpus=1, progress=False)
+    arrays, metadata = load(path)
+    arrays["words"][0, 0] = np.nan
+    save(path, arrays, metadata)
+    with pytest.raises(CheckpointError, match=r"'words': values that are not finite"):
+        train_app("rntn", resume=path, cpus=1, progress=False)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.npz"
+    for width in (4, 5):
+        with DynamicSession("one", "sgd", cpus=1) as session:
+            table = session.table("words", 3, width)
+            if width == 5:
+                with pytest.raises(DataError, match=r"shape \(3, 4\) found, \(3, 5\) needed"):
+                    session.load_checkpoint(path)
+            else:
+                session.step([session.reduce_sum(table[1], axes=(1,))])
+                session.save_checkpoint(path)
+
+
+def test_kinds_and_answers_are_what_they_are_said_to_be() -> None:
+    kinds = {kind for lattice in lattices(50, 3) for _, kind in lattice.kinds}
+    assert kinds == set(range(KINDS))
+    for lattice in lattices(20):
+        ends = {last for _, last, _ in lattice.words}
+        assert ends.issuperset(place for place, _ in lattice.kinds)
+        assert all(0 <= first < last for first, last, _ in lattice.words)
+    made = list(islice(questions(400), 400))
+    assert {question.answer for question in made} == set(range(len(ANSWERS)))
+    one = next(q for q in made if q.layout == ("exists", ("find", "red")))
+    assert one.answer == one.scene[:, 0].any()
+    counted = next(q for q in made if q.layout == ("count", ("find", "circle")))
+    assert ANSWERS[counted.answer][0] == str(min(4, int(counted.scene[:, 3].sum())))
