@@ -10,6 +10,7 @@ import pytest
 from soapstone.ir.errors import GraphError
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array
+from soapstone.kernels.cpu.graphs import blocks, spmm
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.native import memory
@@ -47,6 +48,65 @@ def test_bits_do_not_depend_on_threads(width: int) -> None:
     np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-3)
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("width", [7, 41, 200])
+@pytest.mark.parametrize("ascending", [True, False])
+def test_blocks_have_the_same_bits(width: int, ascending: bool) -> None:
+    random = np.random.default_rng(1)
+    counts = random.integers(0, 300, 60)
+    counts[5] = 0
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    indices = random.integers(0, 71, indptr[-1]).astype(np.int32)
+    if ascending:
+        indices = indices[np.lexsort((indices, np.repeat(np.arange(60), counts)))]
+    x = random.standard_normal((71, width + 3)).astype(np.float32)[:, :width]
+    weights = random.standard_normal(indices.size).astype(np.float32)
+    degrees = np.arange(72) * 2
+    back = np.zeros(72, np.int64), indices
+    small = 2 * 64 * -(-min(width, 128) // 16) * 30  # bytes: half of it has room for 30 rows
+    assert blocks.rows_at_once(60, 71, indices.size, width, small) == 24
+    calls = [
+        (spmm.spmm, "spmm", {"reduction": "sum"}, (x, indptr, indices, *back, weights, weights)),
+        (spmm.spmm, "spmm", {"reduction": "mean"}, (x, indptr, indices, *back)),
+        (spmm.spmm_mean_grad, "spmm_mean_grad", {}, (x, degrees, indptr, indices)),
+    ]
+    for kernel, name, attributes, operands in calls:
+        found = []
+        for threads, nbytes in ((1, 1 << 30), (1, small), (2, small), (5, small)):
+            y = np.full((60, width), 7, np.float32)
+            entry = kernel(Call(name, attributes, operands, (y,), threads), nbytes)
+            assert entry is not None
+            for _ in range(2):  # what the first run left counts for nothing
+                assert memory.run(entry) == 0
+            found.append(y)
+        wanted = operator(name).run(attributes, *operands)[0]
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-3, atol=1e-3)
+        for other in found[1:]:
+            np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("bad", [-1, 71, -(2**31), 2**31 - 1])
+def test_blocks_refuse_bad_matrices(bad: int) -> None:
+    indices = np.tile(np.arange(71, dtype=np.int32), 60)
+    indptr = np.arange(61) * 71
+    x, y = np.ones((71, 64), np.float32), np.zeros((60, 64), np.float32)
+    for place in (0, 30, indices.size - 1):
+        there = indices.copy()
+        there[place] = bad
+        operands = (x, indptr, there, np.zeros(72, np.int64), there)
+        entry = spmm.spmm(Call("spmm", {"reduction": "sum"}, operands, (y,), 2), 8192)
+        assert entry is not None
+        told = entry.statuses[memory.run(entry)]
+        assert callable(told) and f"index {bad} found, 0 to 70 needed" in told()
+    for at, offset in ((0, -1), (3, 10**6), (60, 10**6), (30, 0)):
+        wrong = indptr.copy()
+        wrong[at] = offset
+        operands = (x, wrong, indices, np.zeros(72, np.int64), indices)
+        entry = spmm.spmm(Call("spmm", {"reduction": "sum"}, operands, (y,), 2), 8192)
+        assert entry is not None
+        told = entry.statuses[memory.run(entry)]
+        assert callable(told) and "indptr" in told()
 
 
 @pytest.mark.parametrize(("heads", "width"), [(8, 8), (1, 41), (3, 16), (20, 5)])

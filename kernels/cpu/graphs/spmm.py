@@ -2,7 +2,8 @@
 
 Threads share out rows so that each has about as many entries: offsets are searched when an entry
 runs, since they are contents. Each row of a result is made by one thread, in the order of its
-entries, so its bits do not depend on how rows are shared out.
+entries, so its bits do not depend on how rows are shared out. Sums over many entries go through x
+by blocks of rows that stay in a cache (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from soapstone import system
 from soapstone.ir.ops.graphs.spmm import entries
+from soapstone.kernels.cpu.graphs.blocks import first_row, rows_at_once, sums_by_blocks
 from soapstone.kernels.cpu.graphs.tiles import WIDTH, weighted_sum
 from soapstone.kernels.cpu.indexing.slices import outside
 from soapstone.kernels.cpu.substrate.layout import is_float32, rows_contiguous
@@ -20,9 +23,8 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop, parallel_for, sequence, useful_threads
 from soapstone.native.intrinsics import f32p, i32p, i64p
-from soapstone.native.lanes import prefetch
-from soapstone.native.memory import Block, aligned_array
-from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
+from soapstone.native.memory import Statuses, aligned_array
+from soapstone.native.simd import load_first, splat, sum_lanes
 
 # A tile of `rows` rows of the matrix, of which there are `parts` parts: their offsets, and of all
 # its `entries` the columns and weights; the rows of x, n floats each, are `columns`. An entry's
@@ -37,28 +39,6 @@ _shares_of = _SHARES.at
 
 
 _ONE = np.ones(1, np.float32)  # the weight of every entry of a matrix that has none
-AHEAD = 8  # entries whose rows of x are asked for before they are added
-LINE = 64  # bytes
-request = vectorised(prefetch)
-
-
-@helper
-def first_row(w: Any, part: int) -> Any:
-    """The first row of a part: rows and entries before it are its share of both together."""
-    p = i64p(w.indptr)
-    if part == 0:
-        return np.int64(0)
-    if part == w.parts:
-        return np.int64(w.rows)
-    share = (p[w.rows] - p[0] + w.rows) * part // w.parts
-    low, high = np.int64(0), np.int64(w.rows)
-    while low < high:
-        middle = (low + high) // 2
-        if p[middle] - p[0] + middle < share:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @helper
@@ -99,6 +79,7 @@ def _spmm(block: Any, begin: int, end: int) -> int:
                 w.by_entry,
                 w.by_column,
                 scale,
+                np.int64(0),
             )
     return 0
 
@@ -180,7 +161,7 @@ def _served(indptr: Array, indices: Array, *rows: Array) -> bool:
     return whole and plain and is_float32(*rows) and rows_contiguous(*rows)
 
 
-def _matrix(
+def _values(
     call: Call,
     indptr: Array,
     indices: Array,
@@ -188,11 +169,10 @@ def _matrix(
     y: Array,
     chosen: Array | None = None,
     **more: Any,
-) -> tuple[Block, int]:
-    """Return the block of a tile of the matrix and its operands, and how many parts it has."""
+) -> dict[str, Any]:
+    """Return the fields of a tile of the matrix and its operands."""
     rows, n = max(indptr.size - 1, 0), x.shape[1]
     threads = useful_threads(call.threads, 4 * indices.size * n + 4 * rows * n)
-    parts = max(1, min(threads, rows))
     values: dict[str, Any] = {
         **dict.fromkeys(("mean", "chosen", "chosen_step", "base", "by_entry", "by_column"), 0),
         "weights": _ONE,
@@ -201,7 +181,7 @@ def _matrix(
         "rows": rows,
         "entries": indices.size,
         "columns": len(x),
-        "parts": parts,
+        "parts": max(1, min(threads, rows)),
         "x": x,
         "x_step": x.strides[0],
         "y": y,
@@ -210,18 +190,37 @@ def _matrix(
     }
     if chosen is not None:
         values |= {"chosen": chosen, "chosen_step": chosen.strides[0]}
-    return _MATRIX.pack(**values | more), parts
+    return values | more
 
 
-def _entry(call: Call, body: Any, matrix: tuple[Block, int], *checked: Any) -> Entry:
+def _bad_matrix(call: Call, values: dict[str, Any]) -> Statuses:
+    """Return what the status of bad offsets or columns means."""
+    checked = (values[name] for name in ("indptr", "indices", "columns"))
+    return outside(call.operator, entries, *checked)
+
+
+def _entry(call: Call, body: Any, values: dict[str, Any]) -> Entry:
     """Return the entry that runs a body over the parts of a matrix."""
-    block, parts = matrix
-    return parallel_for(body, block, parts, parts, outside(call.operator, entries, *checked))
+    parts, block = values["parts"], _MATRIX.pack(**values)
+    return parallel_for(body, block, parts, parts, _bad_matrix(call, values))
+
+
+def _sums(call: Call, values: dict[str, Any], cache_bytes: int | None) -> Entry:
+    """Return the entry of weighted sums, by blocks where they pay."""
+    nbytes = system.cache_bytes(3) if cache_bytes is None else cache_bytes
+    sizes = (values[name] for name in ("rows", "columns", "entries", "n"))
+    at_once = rows_at_once(*sizes, nbytes)
+    if at_once:
+        return sums_by_blocks(values, at_once, _bad_matrix(call, values))
+    return _entry(call, _spmm, values)
 
 
 @variant("spmm", "numba")
-def spmm(call: Call) -> Entry | None:
-    """The sum or mean of the rows of x that each row of the matrix names."""
+def spmm(call: Call, cache_bytes: int | None = None) -> Entry | None:
+    """The sum or mean of the rows of x that each row of the matrix names.
+
+    cache_bytes: of the cache that blocks are to stay in; None for the machine's last level.
+    """
     x, indptr, indices, _, _, *weights = call.inputs
     (y,) = call.outputs
     if not _served(indptr, indices, x, y):
@@ -232,13 +231,15 @@ def spmm(call: Call) -> Entry | None:
         return noop()
     mean = call.attributes["reduction"] == "mean"
     more: dict[str, Any] = {"weights": weights[0], "by_entry": 1} if weights else {}
-    matrix = _matrix(call, indptr, indices, x, y, mean=mean, **more)
-    return _entry(call, _spmm, matrix, indptr, indices, len(x))
+    return _sums(call, _values(call, indptr, indices, x, y, mean=mean, **more), cache_bytes)
 
 
 @variant("spmm_mean_grad", "numba")
-def spmm_mean_grad(call: Call) -> Entry | None:
-    """The rows of dy over their entries' number, summed over the entries of each column."""
+def spmm_mean_grad(call: Call, cache_bytes: int | None = None) -> Entry | None:
+    """The rows of dy over their entries' number, summed over the entries of each column.
+
+    cache_bytes: as of `spmm`.
+    """
     dy, degrees, indptr, indices = call.inputs
     (dx,) = call.outputs
     if not _served(indptr, indices, dy, dx) or not _served(degrees, indices):
@@ -248,8 +249,8 @@ def spmm_mean_grad(call: Call) -> Entry | None:
     shares = aligned_array((len(dy),), np.float32)
     block = _SHARES.pack(indptr=degrees, shares=shares)
     filled = parallel_for(_shares, block, len(dy), 1)
-    matrix = _matrix(call, indptr, indices, dy, dx, weights=shares, by_column=1)
-    return sequence((filled, _entry(call, _spmm, matrix, indptr, indices, len(dy))))
+    values = _values(call, indptr, indices, dy, dx, weights=shares, by_column=1)
+    return sequence((filled, _sums(call, values, cache_bytes)))
 
 
 @variant("sddmm", "numba")
@@ -261,8 +262,7 @@ def sddmm(call: Call) -> Entry | None:
         return None
     if y.size == 0:
         return noop()
-    matrix = _matrix(call, indptr, indices, b, a, weights=y)
-    return _entry(call, _sddmm, matrix, indptr, indices, len(b))
+    return _entry(call, _sddmm, _values(call, indptr, indices, b, a, weights=y))
 
 
 @variant("spmm_max", "numba")
@@ -274,8 +274,7 @@ def spmm_max(call: Call) -> Entry | None:
         return None
     if y.size == 0:
         return noop()
-    matrix = _matrix(call, indptr, indices, x, y, chosen)
-    return _entry(call, _spmm_max, matrix, indptr, indices, len(x))
+    return _entry(call, _spmm_max, _values(call, indptr, indices, x, y, chosen))
 
 
 @variant("spmm_max_grad", "numba")
@@ -288,8 +287,8 @@ def spmm_max_grad(call: Call) -> Entry | None:
     if dx.size == 0:
         return noop()
     base = call.attributes["base"]
-    matrix = _matrix(call, indptr, indices, dy, dx, chosen, base=base)
-    return _entry(call, _spmm_max_grad, matrix, indptr, indices, len(dy))
+    values = _values(call, indptr, indices, dy, dx, chosen, base=base)
+    return _entry(call, _spmm_max_grad, values)
 
 
 def _int32_rows(array: Array) -> bool:
