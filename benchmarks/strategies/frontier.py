@@ -1,6 +1,6 @@
 """How long cost frontiers take: models' shapes, eliminations alone, and growth with operators.
 
-    python benchmarks/strategies/frontier.py          all but brute force
+    python benchmarks/strategies/frontier.py          all of these
     python benchmarks/strategies/frontier.py models   exact and to 1 %, on 16 described devices
     python benchmarks/strategies/frontier.py growth   to 500 operators
     python benchmarks/strategies/frontier.py brute    500 random problems, against trying all
@@ -13,39 +13,40 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from harness import tabulate
 from helpers.frontier_models import resnet, rnn, transformer
 from helpers.frontier_problems import brute, checked, small
 
-from soapstone.search.parallel.frontier.tables import Problem, Result
+from soapstone.search.parallel.frontier.tables import Problem
 from soapstone.search.parallel.frontier.tracking import track
 
+Row = dict[str, Any]
 EPS = 0.01
 
 
-def timed(problem: Problem, **options: Any) -> tuple[Result, float]:
-    """Return a frontier and how many seconds of processors it took."""
+def timed(name: str, problem: Problem, **options: Any) -> Row:
+    """Return a row: how long a frontier took, and what was found."""
     before = time.process_time()
     result = track(problem, **options)
-    return result, time.process_time() - before
-
-
-def show(name: str, problem: Problem, **options: Any) -> float:
-    """Print a row, and return the seconds of processors."""
-    result, seconds = timed(problem, **options)
-    count, wide = len(problem.operators), max(len(item.costs) for item in problem.operators)
-    kinds = " ".join(f"{kind} {many}" for kind, many in result.eliminations.items())
-    how = " ".join(f"{key}={value}" for key, value in options.items()) or "exact"
-    print(
-        f"{name:22} {count:4} operators K {wide}  {how:28} {seconds:8.2f} s of processors"
-        f" {result.seconds:8.2f} s  {len(result):6} points  error {result.error:.4f}  {kinds}",
-        flush=True,
-    )
-    return seconds
+    seconds = time.process_time() - before
+    return {
+        "model": name,
+        "operators": len(problem.operators),
+        "K": max(len(item.costs) for item in problem.operators),
+        "how": ", ".join(f"{key} {value}" for key, value in options.items()) or "exact",
+        "s of processors": round(seconds, 2),
+        "s": round(result.seconds, 2),
+        "points": len(result),
+        "error": round(result.error, 4),
+        **result.eliminations,
+    }
 
 
 def warm() -> None:
@@ -54,43 +55,49 @@ def warm() -> None:
         track(rnn(1, 2), **options)  # type: ignore[arg-type]
 
 
-def models() -> None:
-    """Print what the shapes of models take."""
+def models() -> Iterator[Row]:
+    """Yield what the shapes of models take."""
     made = {"wide-resnet": resnet(), "rnn 2 x 10": rnn(), "transformer 6 + 6": transformer()}
     for name, problem in made.items():
-        show(name, problem, eps=EPS)
+        yield timed(name, problem, eps=EPS)
     for name in ("wide-resnet", "rnn 2 x 10"):
-        show(name, made[name])
-    linear = show("wide-resnet 4", resnet(4), prune=False)
-    alone = show("wide-resnet 4", resnet(4), prune=False, method="elimination")
-    print(f"linear dynamic programming over eliminations alone: {alone / linear:.1f} times faster")
+        yield timed(name, made[name])
+    linear = timed("wide-resnet 4", resnet(4), prune=False)
+    yield linear
+    alone = timed("wide-resnet 4", resnet(4), prune=False, method="elimination")
+    yield alone | {"over linear": alone["s of processors"] / linear["s of processors"]}
 
 
-def growth() -> None:
-    """Print what more operators and fewer configurations change."""
+def growth() -> Iterator[Row]:
+    """Yield what more operators and fewer configurations change."""
     for blocks in (8, 16, 31, 62, 125):
-        show(f"wide-resnet {blocks}", resnet(blocks), eps=EPS)
+        yield timed(f"wide-resnet {blocks}", resnet(blocks), eps=EPS)
     for blocks in (4, 8, 16):
-        show(f"wide-resnet {blocks}", resnet(blocks))
+        yield timed(f"wide-resnet {blocks}", resnet(blocks))
 
 
-def against_brute_force(count: int = 500) -> None:
-    """Print whether random problems have the frontier that trying everything gives."""
-    counts: dict[str, int] = {}
-    for seed in range(count):
-        problem = small(seed)
-        needed = brute(problem)
-        for options in ({}, {"prune": False}, {"method": "elimination", "prune": False}):
+def against_brute_force(count: int = 500) -> Iterator[Row]:
+    """Yield whether random problems have the frontier that trying everything gives."""
+    for options in ({}, {"prune": False}, {"method": "elimination", "prune": False}):
+        row: Row = {"how": ", ".join(f"{k} {v}" for k, v in options.items()) or "exact"}
+        row |= {"problems": count, "equal": 0}
+        for seed in range(count):
+            problem = small(seed)
             result = track(problem, **options)  # type: ignore[arg-type]
-            if checked(problem, list(result)) != needed:
-                raise SystemExit(f"problem {seed} {options}: another frontier")
+            row["equal"] += checked(problem, list(result)) == brute(problem)
             for kind, many in result.eliminations.items():
-                counts[kind] = counts.get(kind, 0) + many
-    print(f"{count} problems: equal sets, each point added up again; eliminations {counts}")
+                row[kind] = row.get(kind, 0) + many
+        yield row
 
+
+PARTS = {
+    "models": (models, "How long frontiers take, by models' shapes on 16 devices"),
+    "growth": (growth, "How long frontiers take, by operators"),
+    "brute": (against_brute_force, "Frontiers against all combinations of random problems"),
+}
 
 if __name__ == "__main__":
-    parts = {"models": models, "growth": growth, "brute": against_brute_force}
     warm()
-    for part in sys.argv[1:] or ("models", "growth"):
-        parts[part]()
+    for part in sys.argv[1:] or PARTS:
+        rows, title = PARTS[part]
+        tabulate(f"tracking_{part}", title, f"frontier.py {part}", rows(), ())
