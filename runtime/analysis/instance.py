@@ -136,7 +136,7 @@ class Use:
         """The array of the box: the point's tile, without the slice axis of a reduce buffer."""
         if self.storage is None:
             shape = tuple(high - low for low, high in zip(*self.box))
-            return np.zeros(shape, dtype=dtype)
+            return np.zeros(shape[1:] if self.squeeze else shape, dtype=dtype)
         if self._part is None:
             self._part = self.storage.part(self.box)
         array: Array = self.storage.whole[self._part]
@@ -212,7 +212,10 @@ class Instance:
         if uses is None:
             if len(self._uses) > _USES_LIMIT:
                 self._uses.clear()
-            uses = [Use(self.storage, box, writes, squeeze) for box in tiling.boxes]
+            uses = [
+                Use(self.storage if volume else None, box, writes, squeeze)
+                for box, volume in zip(tiling.boxes, tiling.volume.tolist())
+            ]
             self._uses[key] = uses
         return uses
 

@@ -293,3 +293,25 @@ def test_native_workers_see_each_others_writes(workers: int) -> None:
             feed[...] = np.arange(tiles * size) + round_
             trace.replay()
             np.testing.assert_array_equal(result, np.roll(feed, -stages * size))
+
+
+def test_an_empty_tile_has_its_shape_wherever_the_others_lie() -> None:
+    """A traced region has bytes for tiles that hold some, and an empty one may lie beside them."""
+    seen: list[tuple[int, ...]] = []
+
+    def note(x: Array, y: Array) -> None:
+        seen.append(x.shape)
+        y[...] = x.sum()
+
+    middle, result = Region((4, 6), np.float64, "middle", transient=True), Region((2,), np.float64)
+    tiles = Partition.of(middle, [[1, 2], [0, 0]], [[3, 6], [0, 4]])
+    ones = Task("ones", (Write,), lambda x: x.fill(1.0))
+    with Runtime(Machine.local(1), DefaultMapper()) as runtime:
+
+        def step() -> None:
+            runtime.launch(ones, tiles)
+            runtime.launch(Task("note", (Read, Write), note), tiles, Partition.tiled(result, 2))
+
+        runtime.capture(step).replay()
+        assert runtime.read(result).tolist() == [8.0, 0.0]
+    assert set(seen) == {(2, 4), (0, 4)}
