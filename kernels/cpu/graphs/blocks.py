@@ -77,11 +77,10 @@ def _soon(w: Any, entry: int) -> None:
     """Ask for what the row whose entries begin there gathers first."""
     column = i32p(w.indices)
     for at in range(entry, min(entry + _SOON, w.entries)):
-        source = np.int64(column[at])
-        if source >= w.low and source < w.high:
-            place = w.held + (source - w.low) * w.held_step
-            for line in range(0, 4 * w.n, LINE):
-                request(place + line)
+        source = min(max(np.int64(column[at]), w.low), w.high - 1)  # no branch: few are outside
+        place = w.held + (source - w.low) * w.held_step
+        for line in range(0, 4 * w.n, LINE):
+            request(place + line)
 
 
 @native("body")
