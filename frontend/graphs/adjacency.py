@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError
+from soapstone.frontend.graphs.merge import union, with_own
 from soapstone.frontend.graphs.transpose import offsets_of, transposed
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
@@ -70,7 +71,7 @@ class Adjacency:
             )
         # The edges as a matrix of a row each are transposed to those out of each source; then
         # each transpose is in the order of the vertices at the other end.
-        source, target = (ids.astype(np.int32) for ids in ends.values())
+        source, target = (ids.astype(np.int32, copy=False) for ids in ends.values())
         edges = np.arange(len(source) + 1, dtype=np.int64)
         out, order, _ = transposed(edges, source, vertices)
         indptr, indices, _ = transposed(out, target[order], vertices)
@@ -132,9 +133,8 @@ class Adjacency:
 
     def undirected(self) -> Adjacency:
         """Return the graph with each edge in both directions, once, and without self edges."""
-        sources = np.append(self.indices, self.targets)
-        targets = np.append(self.targets, self.indices)
-        return self.from_edges(sources, targets, self.vertices).simple()
+        both = union(self.indptr, self.indices, self.indptr_t, self.indices_t)
+        return Adjacency(*both, *both)
 
     def simple(self) -> Adjacency:
         """Return the graph with one of equal edges, of weight 1, and no edge to the same vertex."""
@@ -144,11 +144,9 @@ class Adjacency:
 
     def with_self_edges(self) -> Adjacency:
         """Return the graph with an edge of each vertex to itself, where there is none."""
-        lacking = np.ones(self.vertices, bool)
-        lacking[self.targets[self.indices == self.targets]] = False
-        own = np.flatnonzero(lacking).astype(np.int32)
-        sources, targets = np.append(self.indices, own), np.append(self.targets, own)
-        return self.from_edges(sources, targets, self.vertices)
+        there = with_own(self.indptr, self.indices)
+        back = there if self.symmetric else with_own(self.indptr_t, self.indices_t)
+        return Adjacency(*there, *back)
 
     def normalised(self) -> Adjacency:
         """Return D^-1/2 (A + I) D^-1/2: self edges where there are none, and weights of edges.

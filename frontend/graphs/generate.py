@@ -137,11 +137,13 @@ def block_model(
         )
     random, count, classes = _generator(seed), shape.vertices, shape.classes
     labels = (np.arange(count) % classes).astype(np.int32)
-    ends = _linked(random, count, shape.edges, classes, homophily, skew)
-    edges = Adjacency.from_edges(*ends, count).undirected()
+    edges = Adjacency.from_edges(
+        *_linked(random, count, shape.edges, classes, homophily, skew), count
+    ).undirected()
     means = random.standard_normal((classes, shape.features), np.float32) * np.float32(signal)
     features = random.standard_normal((count, shape.features), np.float32)
-    features += means[labels]
+    for first in range(0, count, classes):  # whose classes are 0, 1, 2, ...
+        features[first : first + classes] += means[: count - first]
     order = random.permutation(count)
     first = np.concatenate([order[labels[order] == number][:20] for number in range(classes)])
     rest = order[~np.isin(order, first)]
