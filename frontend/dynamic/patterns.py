@@ -10,16 +10,18 @@ opportunities, 2019, section 4.7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from graphlib import TopologicalSorter
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
 
 from soapstone.frontend.dynamic.cell import Cell, RowRecording, recorded
-from soapstone.frontend.dynamic.values import Lazy, Occurrence
+from soapstone.frontend.dynamic.values import RESULTS, Lazy, Occurrence
 from soapstone.frontend.recording import Tensor
-from soapstone.search.reuse.subgraphs import GIVEN, Frequencies, Node, Subgraph
+from soapstone.ir.tensor import Array
+from soapstone.search.reuse.cover import GIVEN, leaving
+from soapstone.search.reuse.subgraphs import Frequencies, Links
 
-_Outputs = tuple[tuple[int, int], ...]  # a node's place in its tile, and which of its results
+_Outputs = tuple[int, ...]  # a node's place in its tile, times `RESULTS`, and which of its results
 
 
 class Patterns:
@@ -43,7 +45,7 @@ class Patterns:
         self._seed = seed
         self._left = collect
         self._counts = Frequencies(depth, least)
-        self._cells: dict[tuple[Hashable, _Outputs], Cell] = {}
+        self._cells: dict[tuple[int, _Outputs], Cell] = {}
         self._layers: dict[int, Cell] = {}
 
     def step(self) -> None:
@@ -51,7 +53,7 @@ class Patterns:
         self._left -= 1
 
     def applied(
-        self, pending: Sequence[Occurrence], layers: set[int], asked: Iterable[Lazy]
+        self, pending: list[Occurrence], layers: set[int], asked: Iterable[Lazy]
     ) -> tuple[list[Occurrence], list[Occurrence]]:
         """Return what runs in place of some calls, operands before users, and the tiles of it.
 
@@ -59,104 +61,90 @@ class Patterns:
             pending: in that order. layers: the numbers of cells that are layers alone.
             asked: values that must be there afterwards.
         """
-        if not any(call.cell.number in layers for call in pending):
-            return list(pending), []
-        place = {id(call): number for number, call in enumerate(pending)}
-        nodes = [_node(call, place, layers) for call in pending]
+        cells = {call.cell for call in pending}
+        alone = {cell.number: cell for cell in cells if cell.number in layers and not cell.random}
+        if not alone:
+            return pending, []
+        self._layers.update(alone)
+        place = np.full(pending[-1].number + 1, GIVEN, np.int64)
+        place[[call.number for call in pending]] = np.arange(len(pending))
+        given = [operand for call in pending for operand in call.operands]
+        links = _links(pending, alone, given, place)
         if self._left > 0:
-            self._counts.collect(nodes)
-            return list(pending), []
-        tiles = self._counts.tiles(nodes)
-        wanted = {id(value) for value in asked}
-        owner = {node: number for number, tile in enumerate(tiles) for node in tile.nodes}
-        read: dict[tuple[int, int], bool] = {}  # results: whether a reader is in another tile
-        for number, node in enumerate(nodes):
-            for maker, result in node.operands:
-                if maker != GIVEN:
-                    apart = number not in owner or owner[number] != owner.get(maker)
-                    read[maker, result] = read.get((maker, result), False) or apart
-        made = [self._occurrence(pending, tile, read, wanted) for tile in tiles]
-        rest = [call for number, call in enumerate(pending) if number not in owner]
-        known = {id(call): call for call in (*made, *rest)}
-        order: TopologicalSorter[int] = TopologicalSorter()
-        for key, call in known.items():
-            before = (operand.call for operand in call.operands)
-            order.add(key, *(id(maker) for maker in before if id(maker) in known))
-        return [known[key] for key in order.static_order()], made
+            self._counts.collect(links)
+            return pending, []
+        tiling = self._counts.tiling(links)
+        values = [value for call in pending for value in call.outputs]
+        firsts = np.cumsum([0, *[len(call.outputs) for call in pending]])
+        leave = leaving(links.first, links.makers, links.results, tiling.owner, firsts)
+        for value in asked:
+            if value.code >= 0 and value.code // RESULTS < len(place):
+                at = place[value.code // RESULTS]
+                if at != GIVEN:
+                    leave[firsts[at] + value.code % RESULTS] = True
+        sizes = np.diff(firsts)
+        first = np.cumsum([0, *sizes[tiling.nodes]])  # results of the nodes of tiles, by tile
+        within = np.arange(first[-1]) - np.repeat(first[:-1], sizes[tiling.nodes])
+        result = np.repeat(firsts[tiling.nodes], sizes[tiling.nodes]) + within
+        nth = np.arange(len(tiling.nodes)) - np.repeat(tiling.first[:-1], np.diff(tiling.first))
+        codes = np.repeat(nth, sizes[tiling.nodes]) * RESULTS + within
+        out = leave[result]
+        ends = np.cumsum([0, *out])[first[tiling.first]].tolist()
+        results, codes = result[out].tolist(), codes[out].tolist()
+        inputs, starts = tiling.inputs.tolist(), tiling.given.tolist()
+        roots = tiling.nodes[tiling.first[1:] - 1].tolist()
+        made = []
+        for tile, number in enumerate(tiling.structures.tolist()):
+            begin, end = ends[tile], ends[tile + 1]
+            operands = tuple([given[i] for i in inputs[starts[tile] : starts[tile + 1]]])
+            key = number, tuple(codes[begin:end])
+            cell = self._cells.get(key) or self._cell(key, operands)
+            call = Occurrence(cell, operands, pending[roots[tile]].number)
+            call.outputs = tuple([values[i] for i in results[begin:end]])
+            for value in call.outputs:
+                value.call, value.code = call, -1
+            made.append(call)
+        loose = np.ones(len(pending), np.bool_)
+        loose[tiling.nodes] = False
+        units = [*made, *[pending[node] for node in np.flatnonzero(loose).tolist()]]
+        return [units[unit] for unit in tiling.order.tolist()], made
 
-    def _occurrence(
-        self,
-        pending: Sequence[Occurrence],
-        tile: Subgraph,
-        read: dict[tuple[int, int], bool],
-        wanted: set[int],
-    ) -> Occurrence:
-        """Return the call of a pattern that a tile is; what it makes is the tile's results."""
-        calls = [pending[number] for number in tile.nodes]
-        results = [
-            (place, result, value)
-            for place, (number, call) in enumerate(zip(tile.nodes, calls))
-            for result, value in enumerate(call.outputs)
-            if read.get((number, result), True) or id(value) in wanted
-        ]
-        outputs = tuple((place, result) for place, result, _ in results)
-        for call in calls:
-            self._layers[call.cell.number] = call.cell
-        operands = []
-        for maker, result in tile.inputs:
-            operands.append(
-                pending[maker].outputs[result] if maker != GIVEN else _given(calls, result)
-            )
-        key = (tile.structure, outputs)
-        cell = self._cells.get(key)
-        if cell is None:
-            specs = [operand.rows.spec for operand in operands]
-            name = f"pattern{len(self._cells) + 1}"
+    def _cell(self, key: tuple[int, _Outputs], operands: Sequence[Lazy]) -> Cell:
+        """Return the cell of a pattern: its structure's number, and what of it is returned."""
+        number, outputs = key
+        structure = self._counts.structure(number)
 
-            def replay(recording: RowRecording, *tensors: Tensor) -> tuple[Tensor, ...]:
-                return self._replayed(tile.structure, outputs, recording, tensors)
+        def replay(recording: RowRecording, *tensors: Tensor) -> tuple[Tensor, ...]:
+            made: list[tuple[Tensor, ...]] = []
+            words = iter(structure)
+            for kind in words:
+                pairs = [(next(words), next(words)) for _ in range(next(words))]
+                inside = [
+                    tensors[which] if maker == GIVEN else made[maker][which]
+                    for maker, which in pairs
+                ]
+                made.append(self._layers[kind].replay(recording, inside))
+            return tuple(made[code // RESULTS][code % RESULTS] for code in outputs)
 
-            cell = self._cells[key] = self._add(recorded(name, self._seed, specs, replay))
-        made = Occurrence(cell, tuple(operands), calls[-1].number)
-        made.outputs = tuple(value for _, _, value in results)
-        for value in made.outputs:
-            value.call = made
-        return made
-
-    def _replayed(
-        self,
-        structure: tuple[Any, ...],
-        outputs: _Outputs,
-        recording: RowRecording,
-        tensors: Sequence[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """Record the layers of a pattern."""
-        made: list[tuple[Tensor, ...]] = []
-        for kind, *operands in structure:
-            given = [
-                tensors[result] if maker == GIVEN else made[maker][result]
-                for maker, result in operands
-            ]
-            made.append(self._layers[kind].replay(recording, given))
-        return tuple(made[place][result] for place, result in outputs)
+        specs = [operand.rows.spec for operand in operands]
+        name = f"pattern{len(self._cells) + 1}"
+        cell = self._cells[key] = self._add(recorded(name, self._seed, specs, replay))
+        return cell
 
 
-def _node(call: Occurrence, place: dict[int, int], layers: set[int]) -> Node:
-    operands = []
-    for operand in call.operands:
-        maker = place.get(id(operand.call), GIVEN) if operand.call is not None else GIVEN
-        if maker == GIVEN:
-            operands.append((GIVEN, id(operand)))
-        else:
-            outputs = operand.call.outputs if operand.call is not None else ()
-            operands.append((maker, next(i for i, o in enumerate(outputs) if o is operand)))
-    kind = call.cell.number if call.cell.number in layers and not call.cell.random else None
-    return Node(kind, tuple(operands))
-
-
-def _given(calls: Iterable[Occurrence], number: int) -> Lazy:
-    """Return the operand of some calls that has a number."""
-    return next(o for call in calls for o in call.operands if id(o) == number)
+def _links(
+    pending: Sequence[Occurrence], layers: Iterable[int], given: Sequence[Lazy], place: Array
+) -> Links:
+    """Return calls as arrays. given: all operands. place: of calls among them, by number."""
+    numbers = np.array([call.cell.number for call in pending], np.int64)
+    kinds = np.where(np.isin(numbers, list(layers)), numbers, -1)
+    codes = np.array([operand.code for operand in given], np.int64)
+    before = (codes >= 0) & (codes < len(place) * RESULTS)
+    makers = np.where(before, place[np.where(before, codes, 0) // RESULTS], GIVEN)
+    results = codes % RESULTS
+    outside = np.flatnonzero(makers == GIVEN)
+    results[outside] = [id(given[at]) for at in outside.tolist()]
+    return Links(kinds, np.cumsum([0, *[len(call.operands) for call in pending]]), makers, results)
 
 
 def needed(pending: Iterable[Occurrence], asked: Iterable[Lazy]) -> list[Occurrence]:

@@ -7,8 +7,8 @@ another, as what a function returns is; what it computes inside is always read a
 where it would not be convex: what is also reached through a node outside belongs to another.
 
 Equivalence is of structure: kinds, which operand is which node's which result, what is shared.
-Kinds contain types, so it is of shapes too where they do. A signature is 128 bits of that; where it
-is found again the structure is compared.
+Kinds contain types, so it is of shapes too where they do. Structures are found by 64 bits of them,
+their signatures, and then compared.
 
 Source: Liu, Machine learning workflow optimization via automatic discovery of resource reuse
 opportunities, 2019, sections 4.2 to 4.7. Deviations: subgraphs have several results and end at
@@ -18,14 +18,27 @@ for all.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import networkx as nx
+import numpy as np
 
-GIVEN = -1  # the maker of what no node makes
-_CLASS_DEPTH = 3  # how far results of one class are made of the same
+from soapstone.search.reuse.cover import (
+    GIVEN,
+    Array,
+    Links,
+    classes,
+    covered,
+    enter,
+    occurring,
+    one,
+    ordered,
+    ways,
+)
+
 _SEVERAL = 0.1  # of the results of a class, read otherwise than most: it is an interface
 
 
@@ -56,51 +69,87 @@ class Subgraph:
     inputs: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True)
+class Tiling:
+    """Subgraphs that have no node in common and can run one after the other.
+
+    Attributes:
+        structures: of each tile its structure's number. nodes: int64, of tile t those from
+            `first[t]` on. inputs: which operands of the graph each is given, from `given[t]` on.
+        owner: of each node its tile; of the nodes of none, one after the other, numbers from the
+            count of tiles on. order: of tiles and these nodes, in which they can run.
+    """
+
+    structures: Array
+    nodes: Array
+    first: Array
+    inputs: Array
+    given: Array
+    owner: Array
+    order: Array
+
+
+class Kinds:
+    """Numbers of the kinds of nodes."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self.kinds: list[Hashable] = []
+
+    def number(self, kind: Hashable) -> int:
+        """Return the number of a kind, -1 of None."""
+        if kind is None:
+            return -1
+        known = self._numbers.setdefault(kind, len(self.kinds))
+        if known == len(self.kinds):
+            self.kinds.append(kind)
+        return known
+
+    def links(self, nodes: Sequence[Node]) -> Links:
+        """Return nodes as arrays."""
+        firsts = [0, *(len(node.operands) for node in nodes)]
+        operands = np.array([o for node in nodes for o in node.operands], np.int64).reshape(-1, 2)
+        kinds = np.array([self.number(node.kind) for node in nodes], np.int64)
+        makers, results = operands.T.copy()
+        return Links(kinds, np.cumsum(firsts), makers, results)
+
+    def structure(self, words: Sequence[int]) -> tuple[Hashable, ...]:
+        """Return a structure as it is written in `Subgraph`. words: of it, as arrays have it."""
+        made, at = list[Hashable](), 0
+        while at < len(words):
+            end = at + 2 + 2 * words[at + 1]
+            made.append(
+                (
+                    self.kinds[words[at]] if words[at] >= 0 else None,
+                    *zip(words[at + 2 : end : 2], words[at + 3 : end : 2]),
+                )
+            )
+            at = end
+        return tuple(made)
+
+    def words(self, structure: tuple[Any, ...]) -> Array:
+        """Return what `structure` makes a structure of."""
+        made: list[int] = []
+        for kind, *operands in structure:
+            made += [self.number(kind), len(operands), *chain.from_iterable(operands)]
+        return np.array(made, np.int64)
+
+
 def subgraph(nodes: Sequence[Node], root: int, depth: int, ends: set[int]) -> Subgraph:
     """Return the subgraph of a node. ends: nodes that it may not have, but for the root."""
-    chosen, level = {root}, [root]
-    for _ in range(depth - 1):
-        makers = dict.fromkeys(m for n in level for m, _ in nodes[n].operands if m != GIVEN)
-        level = [
-            m for m in makers if m not in chosen and m not in ends and nodes[m].kind is not None
-        ]
-        chosen.update(level)
-    _make_convex(nodes, chosen)
-    order = tuple(sorted(chosen))
-    place = {node: number for number, node in enumerate(order)}
-    inputs: dict[tuple[int, int], int] = {}
-    structure = tuple(
-        (
-            nodes[n].kind,
-            *(
-                (place[maker], result)
-                if maker in place
-                else (GIVEN, inputs.setdefault((maker, result), len(inputs)))
-                for maker, result in nodes[n].operands
-            ),
-        )
-        for n in order
-    )
-    return Subgraph(order, structure, tuple(inputs))
+    kinds = Kinds()
+    links = kinds.links(nodes)
+    at_end = np.zeros(len(nodes), np.bool_)
+    at_end[list(ends)] = True
+    chosen, words, inputs = one(*links.arrays, root, depth, at_end)
+    return _written(links, chosen, kinds.structure(words.tolist()), inputs)
 
 
-def _make_convex(nodes: Sequence[Node], chosen: set[int]) -> None:
-    """Leave out the nodes that are also reached through one outside."""
-    first = min(chosen)
-    pending = [m for n in chosen for m, _ in nodes[n].operands if m >= first and m not in chosen]
-    outside = set(pending)
-    while pending:
-        for maker, _ in nodes[pending.pop()].operands:
-            if maker >= first and maker not in outside:
-                outside.add(maker)
-                pending.append(maker)
-    lost = chosen & outside
-    chosen -= lost
-
-
-def digest(structure: tuple[Hashable, ...]) -> bytes:
-    """Return 128 bits of a structure."""
-    return hashlib.blake2b(repr(structure).encode(), digest_size=16).digest()
+def _written(
+    links: Links, nodes: Array, structure: tuple[Hashable, ...], inputs: Array
+) -> Subgraph:
+    pairs = zip(links.makers[inputs].tolist(), links.results[inputs].tolist())
+    return Subgraph(tuple(nodes.tolist()), structure, tuple(pairs))
 
 
 class Interfaces:
@@ -111,139 +160,146 @@ class Interfaces:
     """
 
     def __init__(self) -> None:
-        self._classes: dict[Hashable, int] = {}
-        self._ways: dict[int, dict[Hashable, int]] = {}  # how often, by class and way
+        self._ways: dict[int, dict[int, int]] = {}  # how often, by class and way
+        self._several = np.zeros(0, np.int64)
 
-    def _classes_of(self, nodes: Sequence[Node]) -> list[int]:
-        """Return the class of each node."""
-        known = self._classes
-        made = [known.setdefault(node.kind, len(known)) for node in nodes]
-        for _ in range(_CLASS_DEPTH - 1):
-            before = made
-            made = []
-            for node in nodes:
-                makers = [(before[m] if m != GIVEN else GIVEN, r) for m, r in node.operands]
-                made.append(known.setdefault((node.kind, *_numbered(makers)), len(known)))
-        return made
-
-    def collect(self, nodes: Sequence[Node]) -> None:
+    def collect(self, links: Links) -> None:
         """Count how results are read."""
-        ways: list[set[Hashable]] = [set() for _ in nodes]
-        for node in nodes:
-            for position, (maker, result) in enumerate(node.operands):
-                if maker != GIVEN:
-                    ways[maker].add((node.kind, position, result))
-        for of, way in zip(self._classes_of(nodes), ways):
+        pairs = zip(classes(*links.arrays).tolist(), ways(*links.arrays).tolist())
+        for of, way in pairs:
             counts = self._ways.setdefault(of, {})
-            key = frozenset(way)
-            counts[key] = counts.get(key, 0) + 1
-
-    def among(self, nodes: Sequence[Node]) -> set[int]:
-        """Return the nodes whose results are interfaces."""
-        several = set()
+            counts[way] = counts.get(way, 0) + 1
+        several = []
         for of, counts in self._ways.items():
             often = sorted(counts.values())
             if len(often) > 1 and sum(often[:-1]) >= _SEVERAL * sum(often):
-                several.add(of)
-        return {number for number, of in enumerate(self._classes_of(nodes)) if of in several}
+                several.append(of)
+        self._several = np.array(several, np.int64)
 
-
-def _numbered(makers: Sequence[tuple[int, int]]) -> tuple[Hashable, ...]:
-    """Return operands with those that are given known as that alone."""
-    return tuple(GIVEN if of == GIVEN else (of, result) for of, result in makers)
+    def among(self, links: Links) -> Array:
+        """Return which nodes' results are interfaces: bool (nodes,)."""
+        return np.isin(classes(*links.arrays), self._several)
 
 
 class Frequencies:
     """How often structures occurred.
 
+    Graphs are given as nodes, or as `Links`, whose kinds are numbers of the caller's.
+
     Args:
         depth: of subgraphs, at most (P_Depth). least: occurrences that make one frequent (P_Freq).
-        signature: of a structure; equal ones are told apart by their structures.
+        bits: of signatures; equal ones are told apart by their structures.
     """
 
-    def __init__(
-        self,
-        depth: int,
-        least: int,
-        signature: Callable[[tuple[Hashable, ...]], bytes] = digest,
-    ) -> None:
+    def __init__(self, depth: int, least: int, bits: int = 64) -> None:
         self.depth = depth
         self.least = least
         self.interfaces = Interfaces()
-        self._signature = signature
-        self._counts: dict[bytes, list[tuple[tuple[Hashable, ...], int]]] = {}
+        self._mask = (1 << bits) - 1 if bits < 64 else -1
+        self._kinds = Kinds()
+        self._counts: dict[bytes, int] = {}
+        self._table: tuple[Array, Array, Array, Array] | None = None  # see `covered`
 
     def count(self, structure: tuple[Hashable, ...]) -> int:
         """Return how often a structure occurred."""
-        known = self._counts.get(self._signature(structure), ())
-        return next((count for other, count in known if other == structure), 0)
+        return self._counts.get(self._kinds.words(structure).tobytes(), 0)
 
     def add(self, structure: tuple[Hashable, ...]) -> None:
         """Count an occurrence."""
-        known = self._counts.setdefault(self._signature(structure), [])
-        for place, (other, count) in enumerate(known):
-            if other == structure:
-                known[place] = structure, count + 1
-                return
-        known.append((structure, 1))
+        self._add(self._kinds.words(structure).tobytes())
 
-    def collect(self, nodes: Sequence[Node]) -> None:
+    def _add(self, words: bytes) -> None:
+        self._counts[words] = self._counts.get(words, 0) + 1
+        self._table = None
+
+    def collect(self, nodes: Sequence[Node] | Links) -> None:
         """Count the subgraphs of all depths at the nodes where tiles of the greatest would be."""
-        self.interfaces.collect(nodes)
-        ends = self.interfaces.among(nodes)
-        taken: set[int] = set()
-        for root in range(len(nodes) - 1, -1, -1):
-            if root not in taken and nodes[root].kind is not None:
-                made = list(self._depths(nodes, root, ends))
-                for one in made:
-                    self.add(one.structure)
-                taken.update(made[0].nodes if made else ())
-                ends.update(taken)
-
-    def _depths(self, nodes: Sequence[Node], root: int, ends: set[int]) -> Iterator[Subgraph]:
-        """Yield the different subgraphs of a node with two nodes or more, the largest first."""
-        size = 0
-        for depth in range(self.depth, 1, -1):
-            one = subgraph(nodes, root, depth, ends)
-            if len(one.nodes) > 1 and (not size or len(one.nodes) < size):
-                size = len(one.nodes)
-                yield one
+        links = nodes if isinstance(nodes, Links) else self._kinds.links(nodes)
+        self.interfaces.collect(links)
+        words, firsts = occurring(*links.arrays, self.interfaces.among(links), self.depth)
+        for first, end in zip(firsts.tolist(), firsts[1:].tolist()):
+            self._add(words[first:end].tobytes())
 
     def tiles(self, nodes: Sequence[Node]) -> list[Subgraph]:
-        """Return subgraphs that have no node in common and can run one after the other.
+        """Return the subgraphs of a tiling; see `tiling`."""
+        links = self._kinds.links(nodes)
+        made = self.tiling(links)
+        return [
+            _written(
+                links,
+                made.nodes[made.first[tile] : made.first[tile + 1]],
+                self._kinds.structure(self.structure(number)),
+                made.inputs[made.given[tile] : made.given[tile + 1]],
+            )
+            for tile, number in enumerate(made.structures.tolist())
+        ]
 
-        At each node that has no tile yet, from the last to the first, it is the largest frequent.
+    def structure(self, number: int) -> list[int]:
+        """Return the words of the structure that has a number in tilings.
+
+        Of each node they are its kind, how many operands it has, and of each of these its maker's
+        place and which result it is, or `GIVEN` and the number of the input.
         """
-        ends, taken = self.interfaces.among(nodes), set[int]()
-        chosen: list[Subgraph] = []
-        for root in range(len(nodes) - 1, -1, -1):
-            if root not in taken and nodes[root].kind is not None:
-                made = self._depths(nodes, root, ends)
-                one = next((e for e in made if self.count(e.structure) >= self.least), None)
-                if one is not None:
-                    chosen.append(one)
-                    taken.update(one.nodes)
-                    ends.update(one.nodes)
-        return _ordered(nodes, chosen)
+        _, firsts, store, _ = self._entered()
+        words: list[int] = store[firsts[number] : firsts[number + 1]].tolist()
+        return words
+
+    def tiling(self, links: Links) -> Tiling:
+        """Return tiles: at each node that has none, from the last on, the largest frequent one.
+
+        Those that would wait for each other are left out.
+        """
+        slots, firsts, store, frequent = self._entered()
+        ends = self.interfaces.among(links)
+        structures, nodes, first, inputs, given = covered(
+            *links.arrays, ends, self.depth, slots, firsts, store, frequent, self._mask
+        )
+        while True:
+            count = len(structures)
+            owner = np.full(len(links.kinds), -1, np.int64)
+            owner[nodes] = np.repeat(np.arange(count), np.diff(first))
+            loose = owner < 0
+            owner[loose] = count + np.arange(np.count_nonzero(loose))
+            order = ordered(links.first, links.makers, owner, count)
+            if len(order) == count + np.count_nonzero(loose):
+                return Tiling(structures, nodes, first, inputs, given, owner, order)
+            tangled = _tangled(links, owner)
+            kept = np.array([tile not in tangled for tile in range(count)], np.bool_)
+            nodes = nodes[np.repeat(kept, np.diff(first))]
+            inputs = inputs[np.repeat(kept, np.diff(given))]
+            first, given = (np.cumsum([0, *np.diff(each)[kept]]) for each in (first, given))
+            structures = structures[kept]
+
+    def _entered(self) -> tuple[Array, Array, Array, Array]:
+        """Return all structures in a table: its slots, where each begins, words, and how often."""
+        if self._table is None:
+            store = np.frombuffer(b"".join(self._counts), np.int64)
+            firsts = np.cumsum([0, *(len(words) // 8 for words in self._counts)])
+            slots = np.full(1 << (2 * len(self._counts) + 1).bit_length(), -1, np.int64)
+            enter(slots, firsts, store, self._mask)
+            frequent = np.array([n >= self.least for n in self._counts.values()], np.bool_)
+            self._table = slots, firsts, store, frequent
+        return self._table
 
 
-def _ordered(nodes: Sequence[Node], tiles: Sequence[Subgraph]) -> list[Subgraph]:
-    """Return the tiles without those that wait for each other."""
-    owner = {node: number for number, tile in enumerate(tiles) for node in tile.nodes}
-    graph = nx.DiGraph()
-    for number, node in enumerate(nodes):
-        own = owner.get(number, -1 - number)
-        for maker, _ in node.operands:
-            other = own if maker == GIVEN else owner.get(maker, -1 - maker)
-            if other != own:
-                graph.add_edge(other, own)
-    tangled = {
-        tile
-        for group in nx.strongly_connected_components(graph)
-        if len(group) > 1
-        for tile in group
-    }
-    return [tile for number, tile in enumerate(tiles) if number not in tangled]
+def _tangled(links: Links, owner: Array) -> set[int]:
+    """Return the tiles that wait for each other."""
+    own = np.repeat(owner, np.diff(links.first))
+    inside = links.makers != GIVEN
+    edges = zip(owner[links.makers[inside]].tolist(), own[inside].tolist())
+    graph = nx.DiGraph((maker, reader) for maker, reader in edges if maker != reader)
+    groups = nx.strongly_connected_components(graph)
+    return {tile for group in groups if len(group) > 1 for tile in group}
 
 
-__all__ = ["GIVEN", "Frequencies", "Interfaces", "Node", "Subgraph", "digest", "subgraph"]
+__all__ = [
+    "GIVEN",
+    "Frequencies",
+    "Interfaces",
+    "Kinds",
+    "Links",
+    "Node",
+    "Subgraph",
+    "Tiling",
+    "subgraph",
+]

@@ -7,7 +7,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from soapstone.search.reuse.subgraphs import GIVEN, Frequencies, Node, digest, subgraph
+from soapstone.search.reuse.subgraphs import GIVEN, Frequencies, Node, subgraph
 
 
 def drawn(seed: int, size: int = 40) -> list[Node]:
@@ -125,12 +125,20 @@ def test_a_tree_is_cut_where_its_calls_meet() -> None:
 
 @pytest.mark.parametrize("bits", [0, 1, 16])
 def test_signatures_that_collide_are_told_apart(bits: int) -> None:
-    counts = Frequencies(3, 2, lambda structure: digest(structure)[:bits])
+    weak, whole = Frequencies(5, 3, bits), Frequencies(5, 3)
     exact: dict[object, int] = {}
-    for seed in range(5):
+    for seed in range(20):
         nodes = drawn(seed)
+        for counts in (weak, whole):
+            counts.collect(nodes)
         for root in range(len(nodes)):
             structure = subgraph(nodes, root, 3, set()).structure
-            counts.add(structure)
             exact[structure] = exact.get(structure, 0) + 1
-    assert all(counts.count(structure) == many for structure, many in exact.items())  # type: ignore[arg-type]
+    alone = Frequencies(3, 2, bits)
+    for structure, many in exact.items():
+        for _ in range(many):
+            alone.add(structure)  # type: ignore[arg-type]
+    assert all(alone.count(structure) == many for structure, many in exact.items())  # type: ignore[arg-type]
+    found = [weak.tiles(drawn(seed)) for seed in range(20, 40)]
+    assert found == [whole.tiles(drawn(seed)) for seed in range(20, 40)]
+    assert len({tile.structure for tiles in found for tile in tiles}) > 5

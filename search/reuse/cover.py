@@ -1,0 +1,420 @@
+"""Subgraphs of graphs as arrays: which each node has, and which cover a graph.
+
+Graphs change with each step, and all their nodes are gone through, so this is compiled. What the
+words mean is in `subgraphs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from soapstone.cache.compiled import njit
+
+Array = np.ndarray[Any, np.dtype[Any]]
+GIVEN = -1  # the maker of what no node makes
+_CLASS_DEPTH = 3  # how far results of one class are made of the same
+
+
+@dataclass(frozen=True)
+class Links:
+    """A graph: nodes in topological order, and what they are made of.
+
+    Attributes:
+        kinds: int64 (nodes,), below 0 of those that are in no subgraph. first: int64 (nodes + 1,),
+            the first operand of each node. makers, results: int64 (operands,), the node that makes
+            it and which of its results it is; of what no node makes `GIVEN` and a number of its
+            own.
+    """
+
+    kinds: Array
+    first: Array
+    makers: Array
+    results: Array
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array, Array]:
+        """All of it, by order."""
+        return self.kinds, self.first, self.makers, self.results
+
+
+@njit(nogil=True)
+def _mixed(h: int, word: int) -> int:
+    x = (h * -7046029254386353131 ^ word) * -4658895280553007687
+    return x ^ (x >> 31)
+
+
+@njit(nogil=True)
+def hashed(words: Any, mask: int) -> Any:
+    """Return the bits of a mask of the hash of some words."""
+    h = words.size
+    for word in words:
+        h = _mixed(h, word)
+    return h & mask
+
+
+@njit(nogil=True)
+def classes(kinds: Any, first: Any, makers: Any, results: Any) -> Any:
+    """Return the class of each node: its kind and those of what it is made of, three deep."""
+    now = np.empty_like(kinds)
+    for i in range(kinds.size):
+        now[i] = _mixed(1, kinds[i])
+    for _ in range(_CLASS_DEPTH - 1):
+        before, now = now, np.empty_like(kinds)
+        for i in range(kinds.size):
+            h = _mixed(2, kinds[i])
+            for e in range(first[i], first[i + 1]):
+                m = makers[e]
+                h = _mixed(h, -1) if m < 0 else _mixed(_mixed(h, before[m]), results[e])
+            now[i] = h
+    return now
+
+
+@njit(nogil=True)
+def ways(kinds: Any, first: Any, makers: Any, results: Any) -> Any:
+    """Return for each node in which ways its results are read, as one word."""
+    starts = np.zeros(kinds.size + 2, np.int64)
+    for m in makers:
+        if m >= 0:
+            starts[m + 2] += 1
+    starts = np.cumsum(starts)
+    reads = np.empty(starts[-1], np.int64)
+    for i in range(kinds.size):
+        for e in range(first[i], first[i + 1]):
+            m = makers[e]
+            if m >= 0:
+                reads[starts[m + 1]] = _mixed(_mixed(_mixed(3, kinds[i]), e - first[i]), results[e])
+                starts[m + 1] += 1
+    made = np.zeros_like(kinds)
+    for i in range(kinds.size):
+        distinct = starts[i]  # the different ones come first
+        for r in range(starts[i], starts[i + 1]):
+            known = False
+            for other in range(starts[i], distinct):
+                known |= reads[other] == reads[r]
+            if not known:
+                reads[distinct] = reads[r]
+                distinct += 1
+                made[i] += reads[r]
+    return made
+
+
+@njit(nogil=True)
+def _choose(
+    kinds: Any,
+    first: Any,
+    makers: Any,
+    root: int,
+    depth: int,
+    ends: Any,
+    mark: Any,
+    stamp: int,
+    chosen: Any,
+    pending: Any,
+) -> int:
+    """Write the nodes of a subgraph by number, marked with the stamp, and return how many.
+
+    Marks below the stamp are old ones; up to two above it are used.
+    """
+    chosen[0], mark[root] = root, stamp
+    begin, count = 0, 1
+    for _ in range(depth - 1):
+        end = count
+        for at in range(begin, end):
+            for e in range(first[chosen[at]], first[chosen[at] + 1]):
+                m = makers[e]
+                if m >= 0 and mark[m] < stamp and not ends[m] and kinds[m] >= 0:
+                    mark[m] = stamp
+                    chosen[count] = m
+                    count += 1
+        if count == end:
+            break
+        begin = end
+    if count == 1:
+        return 1
+    # What is also reached through a node outside is left out, which makes it convex.
+    low, waiting = chosen[:count].min(), 0
+    for at in range(count):
+        for e in range(first[chosen[at]], first[chosen[at] + 1]):
+            m = makers[e]
+            if m >= low and mark[m] < stamp:
+                mark[m] = stamp + 1
+                pending[waiting] = m
+                waiting += 1
+    while waiting:
+        waiting -= 1
+        through = pending[waiting]
+        for e in range(first[through], first[through + 1]):
+            m = makers[e]
+            if m >= low and mark[m] <= stamp:
+                mark[m] = stamp + (2 if mark[m] == stamp else 1)
+                pending[waiting] = m
+                waiting += 1
+    kept = 0
+    for at in range(count):
+        if mark[chosen[at]] == stamp:
+            chosen[kept] = chosen[at]
+            kept += 1
+    chosen[:kept].sort()
+    return kept
+
+
+@njit(nogil=True)
+def _describe(
+    kinds: Any,
+    first: Any,
+    makers: Any,
+    results: Any,
+    chosen: Any,
+    mark: Any,
+    stamp: int,
+    place: Any,
+    words: Any,
+    inputs: Any,
+) -> tuple[int, int]:
+    """Write the structure of chosen nodes, and which operands are its inputs; return how many."""
+    at, given = 0, 0
+    for i in range(chosen.size):
+        place[chosen[i]] = i
+    for node in chosen:
+        words[at], words[at + 1] = kinds[node], first[node + 1] - first[node]
+        at += 2
+        for e in range(first[node], first[node + 1]):
+            m = makers[e]
+            if m >= 0 and mark[m] == stamp:
+                words[at], words[at + 1] = place[m], results[e]
+            else:
+                known = 0
+                while known < given and not (
+                    makers[inputs[known]] == m and results[inputs[known]] == results[e]
+                ):
+                    known += 1
+                if known == given:
+                    inputs[given] = e
+                    given += 1
+                words[at], words[at + 1] = GIVEN, known
+            at += 2
+    return at, given
+
+
+@njit(nogil=True)
+def one(
+    kinds: Any, first: Any, makers: Any, results: Any, root: int, depth: int, ends: Any
+) -> tuple[Any, Any, Any]:
+    """Return the nodes of the subgraph of a node, its structure, and which operands it is given."""
+    chosen, place, pending = np.empty_like(kinds), np.empty_like(kinds), np.empty_like(kinds)
+    mark, inputs = np.zeros_like(kinds), np.empty_like(makers)
+    words = np.empty(2 * (kinds.size + makers.size), np.int64)
+    count = _choose(kinds, first, makers, root, depth, ends, mark, 1, chosen, pending)
+    nodes = chosen[:count]
+    at, given = _describe(kinds, first, makers, results, nodes, mark, 1, place, words, inputs)
+    return nodes, words[:at], inputs[:given]
+
+
+@njit(nogil=True)
+def find(words: Any, slots: Any, firsts: Any, store: Any, mask: int) -> Any:
+    """Return the number of a structure in a table, or -1: signatures lead to it, words decide."""
+    slot = hashed(words, mask) & (slots.size - 1)
+    while slots[slot] >= 0:
+        number = slots[slot]
+        begin = firsts[number]
+        if firsts[number + 1] - begin == words.size:
+            same = True
+            for k in range(words.size):
+                if store[begin + k] != words[k]:
+                    same = False
+                    break
+            if same:
+                return number
+        slot = (slot + 1) & (slots.size - 1)
+    return -1
+
+
+@njit(nogil=True)
+def enter(slots: Any, firsts: Any, store: Any, mask: int) -> None:
+    """Enter the structures of a store in the slots of a table, which are -1."""
+    for number in range(firsts.size - 1):
+        words = store[firsts[number] : firsts[number + 1]]
+        slot = hashed(words, mask) & (slots.size - 1)
+        while slots[slot] >= 0:
+            slot = (slot + 1) & (slots.size - 1)
+        slots[slot] = number
+
+
+@njit(nogil=True)
+def occurring(
+    kinds: Any, first: Any, makers: Any, results: Any, ends: Any, depth: int
+) -> tuple[Any, Any]:
+    """Return the structures of all depths at the nodes where tiles of the greatest would be.
+
+    Returns: the words of all, and where each begins.
+    """
+    ends, taken = ends.copy(), np.zeros(kinds.size, np.bool_)
+    chosen, place, pending = np.empty_like(kinds), np.empty_like(kinds), np.empty_like(kinds)
+    mark, inputs = np.zeros_like(kinds), np.empty_like(makers)
+    words = np.empty(2 * (kinds.size + makers.size), np.int64)
+    found, used, firsts, stamp = np.empty(4 * words.size, np.int64), 0, [0], 1
+    for root in range(kinds.size - 1, -1, -1):
+        if taken[root] or kinds[root] < 0:
+            continue
+        size, largest = 0, chosen[:0].copy()
+        for d in range(depth, 1, -1):
+            count = _choose(kinds, first, makers, root, d, ends, mark, stamp, chosen, pending)
+            if count > 1 and (size == 0 or count < size):
+                nodes = chosen[:count]
+                at, _ = _describe(
+                    kinds, first, makers, results, nodes, mark, stamp, place, words, inputs
+                )
+                if used + at > found.size:
+                    grown = np.empty(2 * (used + at), np.int64)
+                    grown[:used] = found[:used]
+                    found = grown
+                found[used : used + at] = words[:at]
+                used += at
+                firsts.append(used)
+                if size == 0:
+                    largest = nodes.copy()
+                size = count
+            stamp += 3
+        for node in largest:
+            taken[node] = ends[node] = True
+    return found[:used], np.array(firsts)
+
+
+@njit(nogil=True)
+def covered(
+    kinds: Any,
+    first: Any,
+    makers: Any,
+    results: Any,
+    ends: Any,
+    depth: int,
+    slots: Any,
+    firsts: Any,
+    store: Any,
+    frequent: Any,
+    mask: int,
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Return tiles: from the last node to the first, the largest frequent subgraph of each.
+
+    Args:
+        slots, firsts, store, mask: a table of structures. frequent: bool, by number in it.
+
+    Returns: of each tile the number of its structure; the nodes of all and where each one's begin;
+    which operands are their inputs and where each one's begin.
+    """
+    ends, taken = ends.copy(), np.zeros(kinds.size, np.bool_)
+    chosen, place, pending = np.empty_like(kinds), np.empty_like(kinds), np.empty_like(kinds)
+    mark, inputs = np.zeros_like(kinds), np.empty_like(makers)
+    words = np.empty(2 * (kinds.size + makers.size), np.int64)
+    numbers, nodes_of, all_inputs = (
+        np.empty_like(kinds),
+        np.empty_like(kinds),
+        np.empty_like(makers),
+    )
+    node_first = np.zeros(kinds.size + 1, np.int64)
+    input_first = np.zeros(kinds.size + 1, np.int64)
+    tiles, stamp = 0, 1
+    for root in range(kinds.size - 1, -1, -1):
+        if taken[root] or kinds[root] < 0:
+            continue
+        size = 0
+        for d in range(depth, 1, -1):
+            count = _choose(kinds, first, makers, root, d, ends, mark, stamp, chosen, pending)
+            if count > 1 and (size == 0 or count < size):
+                size, nodes = count, chosen[:count]
+                at, given = _describe(
+                    kinds, first, makers, results, nodes, mark, stamp, place, words, inputs
+                )
+                number = find(words[:at], slots, firsts, store, mask)
+                if number >= 0 and frequent[number]:
+                    numbers[tiles] = number
+                    begin, gets = node_first[tiles], input_first[tiles]
+                    nodes_of[begin : begin + count] = nodes
+                    all_inputs[gets : gets + given] = inputs[:given]
+                    tiles += 1
+                    node_first[tiles], input_first[tiles] = begin + count, gets + given
+                    for node in nodes:
+                        taken[node] = ends[node] = True
+                    break
+            stamp += 3
+        stamp += 3
+    return (
+        numbers[:tiles],
+        nodes_of[: node_first[tiles]],
+        node_first[: tiles + 1],
+        all_inputs[: input_first[tiles]],
+        input_first[: tiles + 1],
+    )
+
+
+@njit(nogil=True)
+def ordered(first: Any, makers: Any, owner: Any, tiles: int) -> Any:
+    """Return an order in which tiles and loose nodes can run; without those that wait for a circle.
+
+    owner: of each node its tile, or `tiles` and more of those in none, a number of its own.
+    """
+    many = max(tiles, owner.max() + 1)
+    waits, starts = np.zeros(many, np.int64), np.zeros(many + 2, np.int64)
+    for i in range(owner.size):
+        for e in range(first[i], first[i + 1]):
+            m = makers[e]
+            if m >= 0 and owner[m] != owner[i]:
+                waits[owner[i]] += 1
+                starts[owner[m] + 2] += 1
+    starts = np.cumsum(starts)
+    after = np.empty(starts[-1], np.int64)
+    for i in range(owner.size):
+        for e in range(first[i], first[i + 1]):
+            m = makers[e]
+            if m >= 0 and owner[m] != owner[i]:
+                after[starts[owner[m] + 1]] = owner[i]
+                starts[owner[m] + 1] += 1
+    order, count, at = np.empty(many, np.int64), 0, 0
+    for unit in range(many):
+        if waits[unit] == 0:
+            order[count] = unit
+            count += 1
+    while at < count:
+        for k in range(starts[order[at]], starts[order[at] + 1]):
+            waits[after[k]] -= 1
+            if waits[after[k]] == 0:
+                order[count] = after[k]
+                count += 1
+        at += 1
+    return order[:count]
+
+
+@njit(nogil=True)
+def leaving(first: Any, makers: Any, results: Any, owner: Any, out_first: Any) -> Any:
+    """Return which results are read by another tile or node, or not at all: bool, of all nodes.
+
+    owner: see `ordered`. out_first: the first result of each node.
+    """
+    inside, outside = np.zeros(out_first[-1], np.bool_), np.zeros(out_first[-1], np.bool_)
+    for i in range(owner.size):
+        for e in range(first[i], first[i + 1]):
+            m = makers[e]
+            if m >= 0:
+                if owner[m] == owner[i]:
+                    inside[out_first[m] + results[e]] = True
+                else:
+                    outside[out_first[m] + results[e]] = True
+    return outside | ~inside
+
+
+__all__ = [
+    "GIVEN",
+    "Links",
+    "classes",
+    "covered",
+    "enter",
+    "find",
+    "leaving",
+    "occurring",
+    "one",
+    "ordered",
+    "ways",
+]
