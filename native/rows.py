@@ -26,9 +26,10 @@ def _move(moves: Any) -> None:
         source, target, nbytes = moves[m, 0], moves[m, 1], moves[m, 2]
         rows, places, room = moves[m, 3], moves[m, 4], moves[m, 5]
         if room < 0:
-            at, width = i64p(places), nbytes >> 2
+            width = nbytes >> 2
             for r in range(rows):
-                x, y = f32p(source + r * nbytes), f32p(target + at[r] * nbytes)
+                row = i64p(places)[r] if places != 0 else r
+                x, y = f32p(source + r * nbytes), f32p(target + row * nbytes)
                 for k in range(width):
                     y[k] += x[k]
         else:

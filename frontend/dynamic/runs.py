@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from soapstone.frontend.dynamic.cell import Cell
-from soapstone.frontend.dynamic.rows import Bounds, Graphs, Rows, pieces
+from soapstone.frontend.dynamic.rows import Bounds, Graphs, RowGraph, Rows, pieces
 from soapstone.frontend.dynamic.values import Occurrence
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
@@ -17,16 +18,17 @@ from soapstone.native.memory import address
 from soapstone.native.rows import ADD, Move, move
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A run of a cell that the backward pass goes through again.
 
     Attributes:
         cell: with its graphs. size: rows of the graph that ran, of which `count` are used.
         first: the row of the cell's kept values that is the run's first. counter: of its random
             numbers.
-        places: the rows of operands of all calls that ran together, (operands, calls), of which
-            `at` is the run's first call.
+        places: the rows of operands of all calls that ran together, (operands, calls); of one call
+            by itself None, and its operands' rows are `rows`.
+        at: the address of the place of the run's first call in that. step: bytes from the place of
+            an operand to that of the next.
         outputs: the first row of each output.
     """
 
@@ -35,13 +37,52 @@ class Run:
     count: int
     first: int
     counter: int
-    places: Array
+    places: Array | None
+    rows: tuple[int, ...]
     at: int
+    step: int
     outputs: tuple[int, ...]
 
-    def place(self, operand: int) -> int:
-        """Return the address of the rows of an operand."""
-        return address(self.places, 8 * (operand * self.places.shape[1] + self.at))
+    def place(self, operand: int, nbytes: int) -> tuple[int, int]:
+        """Return where rows of an operand begin, in bytes, and the address of which they are."""
+        if self.places is None:
+            return self.rows[operand] * nbytes, 0
+        return 0, self.at + operand * self.step
+
+    def places_of(self, operand: int) -> Array:
+        """Return the rows of an operand."""
+        if self.places is None:
+            return np.array([self.rows[operand]])
+        first = (self.at - address(self.places)) // 8
+        found: Array = self.places[operand, first : first + self.count]
+        return found
+
+
+class _Moves:
+    """What runs of a bound graph move: all that is known before one is run.
+
+    Attributes:
+        given: of operands that are inputs, the number and the input's address. kept: of what is
+            kept the address of the result, or 0 of an operand and its number.
+        seeds: of gradients of outputs, the output and the input's address. held: of what was kept,
+            the address of the input. passed: of what is passed on, the address of the result.
+    """
+
+    def __init__(self, runs: CellRuns, graph: RowGraph) -> None:
+        feeds, results = graph.feeds, graph.results
+        numbers = range(len(runs.operands))
+        self.given = [(n, feeds[f"x{n}"]) for n in numbers if f"x{n}" in feeds]
+        self.kept = [
+            (kept, results.get(name, 0), 0 if name in results else int(name[1:]))
+            for name, kept in runs.kept.items()
+            if name in results or (name[:1] == "x" and name[1:].isdecimal())
+        ]
+        seeds = runs.cell.layout.seeds
+        self.seeds = [(output, feeds[seed]) for seed, output in seeds if seed in feeds]
+        self.held = [(kept, feeds[name]) for name, kept in runs.kept.items() if name in feeds]
+        self.passed = [
+            (each, results[name]) for name, each in runs.passed.items() if name in results
+        ]
 
 
 class CellRuns:
@@ -68,6 +109,7 @@ class CellRuns:
             tensors.update(part.tensors if part is not None else {})
         self.kept = {name: Rows(_row(tensors[name])) for name in layout.kept}
         self.passed = {name: Rows(_row(tensors[name])) for name in layout.passed}
+        self._moves: dict[RowGraph, _Moves] = {}
         self.rows = 0  # of kept values
         self.calls = 0  # since the session began
         self.runs = 0
@@ -85,9 +127,15 @@ class CellRuns:
         the same in whatever order cells were met.
         """
         count = len(calls)
-        numbers = range(len(self.operands))
-        rows = [[call.operands[number].row for call in calls] for number in numbers]
-        places = np.array(rows, np.int64)
+        rows: tuple[int, ...] = ()
+        places, start, step = None, 0, 8 * count
+        if count == 1:
+            rows = tuple([operand.row for operand in calls[0].operands])
+        else:
+            numbers = range(len(self.operands))
+            of = [[call.operands[number].row for call in calls] for number in numbers]
+            places = np.array(of, np.int64)
+            start = address(places)
         firsts = [rows.take(count) for rows in self.outputs]
         for position, first in enumerate(firsts):
             for row, call in enumerate(calls, first):
@@ -99,7 +147,8 @@ class CellRuns:
         at = 0
         for many, size in pieces(count):
             outputs = tuple(first + at for first in firsts)
-            run = Run(self, size, many, self.rows, counter + self.rows, places, at, outputs)
+            place, number = start + 8 * at, counter + self.rows
+            run = Run(self, size, many, self.rows, number, places, rows, place, step, outputs)
             self._forward(run, training)
             made.append(run)
             at += many
@@ -111,27 +160,33 @@ class CellRuns:
         """Gather operands, run, and hold what is made, and what the backward pass reads."""
         graph = (self.forward if training else self.inference).get(run.size)
         count = run.count
-        gathers = [(rows, run.place(number)) for number, rows in enumerate(self.operands)]
+        moves = self._moves_of(graph)
         before: list[Move] = []
-        for number, (rows, place) in enumerate(gathers):
-            feed = graph.feeds.get(f"x{number}")
-            if feed is not None:
-                before.append((rows.at, feed, rows.nbytes, count, place, run.size))
+        for number, feed in moves.given:
+            rows = self.operands[number]
+            begin, place = run.place(number, rows.nbytes)
+            before.append((rows.at + begin, feed, rows.nbytes, count, place, run.size))
         move(before)
         graph.run(run.counter)
         after: list[Move] = [
             (result, rows.at + first * rows.nbytes, rows.nbytes, count, 0, count)
             for result, rows, first in zip(graph.outputs, self.outputs, run.outputs)
         ]
-        for name, kept in self.kept.items() if training else ():
+        for kept, result, number in moves.kept if training else ():
             target = kept.take(count) * kept.nbytes + kept.at
-            result = graph.results.get(name)
-            if result is None:  # an operand
-                rows, place = gathers[int(name[1:])]
-                after.append((rows.at, target, kept.nbytes, count, place, count))
-            else:
-                after.append((result, target, kept.nbytes, count, 0, count))
+            begin, place = 0, 0
+            if not result:  # an operand
+                rows = self.operands[number]
+                begin, place = run.place(number, rows.nbytes)
+                result = rows.at
+            after.append((result + begin, target, kept.nbytes, count, place, count))
         move(after)
+
+    def _moves_of(self, graph: RowGraph) -> _Moves:
+        moves = self._moves.get(graph)
+        if moves is None:
+            moves = self._moves[graph] = _Moves(self, graph)
+        return moves
 
     def back(self, run: Run) -> None:
         """Carry the gradients of a run's outputs to its operands, to which they are added."""
@@ -139,17 +194,15 @@ class CellRuns:
         if layout.backward is None:
             return
         graph = self.backward.get(run.size)
-        feeds, count = graph.feeds, run.count
+        moves, count = self._moves_of(graph), run.count
         before: list[Move] = [
-            (kept.at + run.first * kept.nbytes, feeds[name], kept.nbytes, count, 0, run.size)
-            for name, kept in self.kept.items()
-            if name in feeds
+            (kept.at + run.first * kept.nbytes, feed, kept.nbytes, count, 0, run.size)
+            for kept, feed in moves.held
         ]
-        for seed, output in layout.seeds:
-            if seed in feeds:
-                rows = self.outputs[output]
-                source = rows.grads_at + run.outputs[output] * rows.nbytes
-                before.append((source, feeds[seed], rows.nbytes, count, 0, run.size))
+        for output, feed in moves.seeds:
+            rows = self.outputs[output]
+            source = rows.grads_at + run.outputs[output] * rows.nbytes
+            before.append((source, feed, rows.nbytes, count, 0, run.size))
         move(before)
         graph.run(run.counter)
         after: list[Move] = []
@@ -157,15 +210,15 @@ class CellRuns:
         for number, name, result in zip(layout.operands, names, graph.outputs):
             rows = self.operands[number]
             if rows.spec.dtype == "float32":
-                after.append((result, rows.grads_at, rows.nbytes, count, run.place(number), ADD))
+                begin, place = run.place(number, rows.nbytes)
+                after.append((result, rows.grads_at + begin, rows.nbytes, count, place, ADD))
             else:
-                places = run.places[number, run.at : run.at + count]
-                np.add.at(rows.grads, places, graph.bound.results[name][:count])
-        for name, passed in self.passed.items():
+                np.add.at(rows.grads, run.places_of(number), graph.bound.results[name][:count])
+        for passed, result in moves.passed:
             if passed.size < self.rows:
                 passed.take(self.rows - passed.size)
             target = passed.at + run.first * passed.nbytes
-            after.append((graph.results[name], target, passed.nbytes, count, 0, count))
+            after.append((result, target, passed.nbytes, count, 0, count))
         move(after)
 
     def sums(self, runs: Sequence[Run], into: Mapping[str, Array]) -> None:
