@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from soapstone.ir.ops.graphs.spmm import entries
 from soapstone.kernels.cpu.graphs.blocks import first_row
-from soapstone.kernels.cpu.graphs.spmm import bad_row
+from soapstone.kernels.cpu.graphs.spmm import AHEAD, bad_row
 from soapstone.kernels.cpu.graphs.tiles import LINE, request
 from soapstone.kernels.cpu.indexing.slices import outside
 from soapstone.kernels.cpu.substrate.layout import is_float32, private, rows_contiguous
@@ -45,7 +45,6 @@ _INDEX, _SEED, _STEP = (
 )
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 _MASK = 2**64 - 1
-AHEAD = 8  # entries whose rows of x are asked for before they are added
 
 # A tile of `rows` rows of the matrix, of which there are `parts` parts, as of `spmm`; columns: rows
 # of what is gathered. x: gathered or, in the gradient, the rows' own; near, far: scores' parts of

@@ -15,7 +15,7 @@ import numpy as np
 from soapstone import system
 from soapstone.ir.ops.graphs.spmm import entries
 from soapstone.kernels.cpu.graphs.blocks import first_row, rows_at_once, sums_by_blocks
-from soapstone.kernels.cpu.graphs.tiles import WIDTH, weighted_sum
+from soapstone.kernels.cpu.graphs.tiles import LINE, WIDTH, request, weighted_sum
 from soapstone.kernels.cpu.indexing.slices import outside
 from soapstone.kernels.cpu.substrate.layout import is_float32, rows_contiguous
 from soapstone.kernels.entry import Array, Call, Entry
@@ -39,6 +39,7 @@ _shares_of = _SHARES.at
 
 
 _ONE = np.ones(1, np.float32)  # the weight of every entry of a matrix that has none
+AHEAD = 8  # entries whose rows of x are asked for before they are used
 
 
 @helper
@@ -95,6 +96,14 @@ def _shares(block: Any, begin: int, end: int) -> int:
     return 0
 
 
+@helper
+def _ahead(w: Any, entry: int) -> None:
+    """Ask for the row of x that an entry to come names."""
+    source = np.int64(i32p(w.indices)[min(entry + AHEAD, w.entries - 1)])
+    for line in range(0, 4 * w.n, LINE):
+        request(w.x + source * w.x_step + line)
+
+
 @native("body")
 def _sddmm(block: Any, begin: int, end: int) -> int:
     w = _matrix_of(block)
@@ -105,6 +114,7 @@ def _sddmm(block: Any, begin: int, end: int) -> int:
             return 1
         a = w.y + row * w.y_step
         for entry in range(p[row], p[row + 1]):
+            _ahead(w, entry)
             b = w.x + np.int64(column[entry]) * w.x_step
             total = splat(np.float32(0))
             for at in range(0, n, 16):
@@ -125,6 +135,7 @@ def _spmm_max(block: Any, begin: int, end: int) -> int:
             y[i] = 0.0
             chosen[i] = -1
         for entry in range(p[row], p[row + 1]):
+            _ahead(w, entry)
             s = column[entry]
             x = f32p(w.x + np.int64(s) * w.x_step)
             for i in range(n):
@@ -145,6 +156,7 @@ def _spmm_max_grad(block: Any, begin: int, end: int) -> int:
         for i in range(n):
             dx[i] = 0.0
         for entry in range(p[row], p[row + 1]):
+            _ahead(w, entry)
             s = np.int64(column[entry])
             if entry > p[row] and s == column[entry - 1]:
                 continue
