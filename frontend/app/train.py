@@ -1,0 +1,230 @@
+"""Apps are trained, as their options and the caller's say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+
+from soapstone.files import check_targets
+from soapstone.frontend.app.load import App, AppError, load_app
+from soapstone.frontend.app.result import TrainResult
+from soapstone.frontend.arguments import count
+from soapstone.frontend.data.sets import Splits, read_splits
+from soapstone.frontend.training.callbacks import Callback, Checkpoint, ProfileSteps
+from soapstone.frontend.training.checkpoint import check_exists
+from soapstone.frontend.training.optimizers import optimizer as as_optimizer
+from soapstone.runtime.errors import MemoryExhausted
+from soapstone.runtime.machines.start import launched, machine_of, rank_of
+from soapstone.system import usable_cores
+
+DEFAULT_MAPPER = "data_parallel"
+STREAMING = "bounded_memory"  # the mapper of models larger than a memory
+
+
+def train_app(
+    app: App | str | Path,
+    *,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    cpus: int | None = None,
+    threads: int = 1,
+    executor: str = "local",
+    mapper: str = DEFAULT_MAPPER,
+    memory_bytes: int | None = None,
+    strategy: str | Path | None = None,
+    optimize: bool = False,
+    step: str | Path | None = None,
+    choices: str | Path | None = None,
+    graph: str | Path | None = None,
+    parts: int | None = None,
+    partitioner: str = "learned",
+    partition_costs: str | Path | None = None,
+    reuse: str | None = None,
+    fast_memory: int | None = None,
+    plan: str | Path | None = None,
+    seed: int = 0,
+    learning_rate: float | None = None,
+    data: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    resume: str | Path | None = None,
+    profile: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> TrainResult:
+    """Train an app and return what came of it.
+
+    Args:
+        epochs, batch_size, learning_rate: by default as the app's options say.
+        cpus, threads: processors to run on, by default all cores, and threads of each.
+        executor: local (threads of this process), mpi (one process a rank, under mpiexec), legate.
+        mapper: a mapper's name, or `module:Class`; strategy: the file of a strategy to follow.
+        memory_bytes: the size of a memory that the processors work in, besides the computer's.
+        optimize: whether to search for a faster step first; step: the file of one that was found.
+        choices: a file of kernel choices to repeat, or to write where there is none.
+        fast_memory, plan: a memory of so many bytes that values are streamed through, and how that
+            is planned: dp, lru, stream, belady, or the file of a plan.
+        data: a folder to take the data from in place of the app's own (see `read_splits`).
+        graph: a graph to learn from in place of the app's own (see `read_graph`).
+        parts: into how many ranges its vertices are cut; by default the mapper decides.
+        partitioner: how: learned, vertex or edge. partition_costs: a file of what was learned
+            before, which is written anew in the end (`soapstone.frontend.graphs.partitioned`).
+        reuse: of apps whose graph changes from sample to sample: off, patterns, batch or all, which
+            is the default (docs/dynamic.md). What they cannot do is refused.
+        checkpoint: a file to save to after each epoch; resume: one to go on from.
+        profile: a file for the timeline of some ten steps.
+        say: called with the program, the strategy and the data set, as text.
+
+    Raises:
+        AppError: an app or options that do not fit, besides what `Model` raises.
+    """
+    arguments = dict(locals())
+    if not isinstance(app, App):
+        app = load_app(app)
+    if app.program is not None:
+        from soapstone.frontend.app.programs import train_program
+
+        parameters = signature(train_app).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        return train_program(app, app.program, arguments, defaults)
+    if reuse is not None:
+        raise AppError(f"app {app.name!r}: reuse {reuse!r} found with a graph that does not change")
+    edges = None
+    if graph is not None:
+        if app.over is None or data is not None:
+            found = "--data, which has no graph" if data is not None else "which learns from none"
+            raise AppError(f"app {app.name!r}: graph {str(graph)!r} found with {found}")
+        from soapstone.frontend.graphs.files import read_graph
+
+        given = read_graph(graph)
+        app, edges = app.over(given), given.adjacency
+    if parts is not None:
+        others = {"--graph": graph is None, "no --mapper": mapper != DEFAULT_MAPPER}
+        others |= {"no --strategy": strategy is not None, "no --step": step is not None}
+        learns = partitioner == "learned" and parts > 1  # from timelines of its own
+        others |= {"no --optimize": optimize, "no --profile": learns and profile is not None}
+        if wrong := [what for what, found in others.items() if found]:
+            raise AppError(f"app {app.name!r}: {parts} parts found; {', '.join(wrong)} needed")
+        if cpus is None:
+            cpus = max(1, min(parts, usable_cores()) // launched())
+    elif partition_costs is not None:
+        raise AppError(f"app {app.name!r}: costs of partitions found; --parts needed")
+    options = app.options
+    size = options["batch_size"] if batch_size is None else batch_size
+    most = options["epochs"] if epochs is None else epochs
+    for name, value, least in (("batch size", size, 1), ("epochs", most, 0)):
+        count(f"app {app.name!r}: {name}", value, least, AppError)
+    if resume is not None:
+        check_exists(resume)
+    check_targets(choices, partition_costs)
+    machine = None
+    if memory_bytes is not None and (fast_memory, plan) != (None, None):
+        raise AppError(
+            f"app {app.name!r}: memory_bytes {memory_bytes} found beside a fast memory or its plan;"
+            " one of them needed"
+        )
+    if memory_bytes is not None:
+        machine = machine_of(executor, cpus, threads).bounded(memory_bytes)
+    optimizer = as_optimizer(options["optimizer"])
+    if learning_rate is not None:
+        optimizer = replace(optimizer, learning_rate=learning_rate)
+    hooks = list(callbacks)
+    if checkpoint is not None:
+        hooks.append(Checkpoint(checkpoint))
+    if profile is not None:
+        hooks.append(ProfileSteps(profile))
+    if rank_of(executor):
+        say = _nothing  # the first process speaks for all
+    if executor != "local" and machine is None:
+        machine = machine_of(executor, cpus, threads)  # Legate has started when data are prepared
+    splits = _splits(app, data)
+    repeat = choices is not None and Path(choices).exists()
+    with app.build(size) as model, _advised(memory_bytes, mapper):
+        split = None
+        if parts is not None and edges is not None:
+            from soapstone.frontend.graphs.partitioned import Partitioned
+
+            split = Partitioned(model, edges, parts, partitioner, costs=partition_costs)
+            hooks.append(split)
+        model.compile(
+            optimizer,
+            loss=options["loss"],
+            metrics=options["metrics"],
+            executor=executor,
+            cpus=cpus,
+            threads=threads,
+            machine=machine,
+            mapper=mapper if split is None else split.mapper,
+            strategy=strategy,
+            optimize=optimize,
+            step=step,
+            choices=choices if repeat else None,
+            seed=seed,
+            fast_memory=fast_memory,
+            plan=plan,
+        )
+        say(str(model.training_graph))
+        say(str(model.strategy))
+        say(str(splits))
+        history = model.fit(
+            splits.train_x,
+            splits.train_y,
+            batch_size=size,
+            epochs=most,
+            shuffle=bool(options["shuffle"]),
+            callbacks=hooks,
+            resume=resume,
+            progress=progress,
+        )
+        scores = model.evaluate(splits.test_x, splits.test_y, batch_size=size)
+        if choices is not None and not repeat and not rank_of(executor):
+            model.save_choices(choices)
+        if split is not None:
+            say(str(split.partitioner))
+            if not rank_of(executor):
+                split.save()
+        named = mapper if split is None else split.mapper.name
+        done = int(history.epochs[-1]["epoch"]) + 1 if history.epochs else 0
+        return TrainResult(
+            loss=history.last("loss"),
+            train_accuracy=history.last("accuracy"),
+            test_accuracy=scores.get("accuracy"),
+            epochs=done,
+            step_us=history.step_us,
+            samples_per_s=history.samples_per_s,
+            peak_bytes=model.peak_bytes,
+            executor=executor,
+            mapper=named if strategy is None else "strategy",
+            strategy=None if strategy is None else str(strategy),
+            seed=seed,
+            cuts=None if split is None else split.partitioner.cuts,
+            train_micro_f1=history.last("micro_f1"),
+            test_micro_f1=scores.get("micro_f1"),
+            **dict(zip(("planned_bytes", "copied_bytes"), model.trainer.moved_bytes or ())),
+        )
+
+
+def _nothing(text: str) -> None:
+    pass
+
+
+@contextmanager
+def _advised(memory_bytes: int | None, mapper: str) -> Iterator[None]:
+    """Say, where a small memory was too small, which mapper runs a model in it all the same."""
+    try:
+        yield
+    except MemoryExhausted as error:
+        if memory_bytes is None or mapper == STREAMING:
+            raise
+        raise MemoryExhausted(f"{error}; mapper {STREAMING!r} streams through it") from error
+
+
+def _splits(app: App, data: str | Path | None) -> Splits:
+    if data is not None:
+        return read_splits(data)
+    if app.data is None:
+        raise AppError(f"app {app.name!r}: it has no data of its own; --data FOLDER needed")
+    return app.data()
