@@ -11,6 +11,7 @@ opportunities, 2019, section 4.7.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -61,21 +62,24 @@ class Patterns:
             pending: in that order. layers: the numbers of cells that are layers alone.
             asked: values that must be there afterwards.
         """
-        cells = {call.cell for call in pending}
-        alone = {cell.number: cell for cell in cells if cell.number in layers and not cell.random}
+        cells = [call.cell for call in pending]
+        alone = {c.number: c for c in set(cells) if c.number in layers and not c.random}
         if not alone:
             return pending, []
         self._layers.update(alone)
         place = np.full(pending[-1].number + 1, GIVEN, np.int64)
         place[[call.number for call in pending]] = np.arange(len(pending))
-        given = [operand for call in pending for operand in call.operands]
-        links = _links(pending, alone, given, place)
+        operands_of = [call.operands for call in pending]
+        given = list(chain.from_iterable(operands_of))
+        starts = np.cumsum([0, *map(len, operands_of)])
+        links = _links(cells, alone, given, starts, place)
         if self._left > 0:
             self._counts.collect(links)
             return pending, []
         tiling = self._counts.tiling(links)
-        values = [value for call in pending for value in call.outputs]
-        firsts = np.cumsum([0, *[len(call.outputs) for call in pending]])
+        outputs_of = [call.outputs for call in pending]
+        values = list(chain.from_iterable(outputs_of))
+        firsts = np.cumsum([0, *map(len, outputs_of)])
         leave = leaving(links.first, links.makers, links.results, tiling.owner, firsts)
         for value in asked:
             if value.code >= 0 and value.code // RESULTS < len(place):
@@ -91,12 +95,12 @@ class Patterns:
         out = leave[result]
         ends = np.cumsum([0, *out])[first[tiling.first]].tolist()
         results, codes = result[out].tolist(), codes[out].tolist()
-        inputs, starts = tiling.inputs.tolist(), tiling.given.tolist()
+        inputs, at_inputs = tiling.inputs.tolist(), tiling.given.tolist()
         roots = tiling.nodes[tiling.first[1:] - 1].tolist()
         made = []
         for tile, number in enumerate(tiling.structures.tolist()):
             begin, end = ends[tile], ends[tile + 1]
-            operands = tuple([given[i] for i in inputs[starts[tile] : starts[tile + 1]]])
+            operands = tuple([given[i] for i in inputs[at_inputs[tile] : at_inputs[tile + 1]]])
             key = number, tuple(codes[begin:end])
             cell = self._cells.get(key) or self._cell(key, operands)
             call = Occurrence(cell, operands, pending[roots[tile]].number)
@@ -133,10 +137,13 @@ class Patterns:
 
 
 def _links(
-    pending: Sequence[Occurrence], layers: Iterable[int], given: Sequence[Lazy], place: Array
+    cells: Sequence[Cell], layers: Iterable[int], given: Sequence[Lazy], starts: Array, place: Array
 ) -> Links:
-    """Return calls as arrays. given: all operands. place: of calls among them, by number."""
-    numbers = np.array([call.cell.number for call in pending], np.int64)
+    """Return calls as arrays.
+
+    cells: of each. given: all operands, each one's from `starts` on. place: of calls, by number.
+    """
+    numbers = np.array([cell.number for cell in cells], np.int64)
     kinds = np.where(np.isin(numbers, list(layers)), numbers, -1)
     codes = np.array([operand.code for operand in given], np.int64)
     before = (codes >= 0) & (codes < len(place) * RESULTS)
@@ -144,7 +151,7 @@ def _links(
     results = codes % RESULTS
     outside = np.flatnonzero(makers == GIVEN)
     results[outside] = [id(given[at]) for at in outside.tolist()]
-    return Links(kinds, np.cumsum([0, *[len(call.operands) for call in pending]]), makers, results)
+    return Links(kinds, starts, makers, results)
 
 
 def needed(pending: Iterable[Occurrence], asked: Iterable[Lazy]) -> list[Occurrence]:

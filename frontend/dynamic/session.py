@@ -178,12 +178,18 @@ class DynamicSession(Recorder):
 
         Raises:
             DataError: values of several types or of a step that is over.
+
+        What else goes wrong ends the step.
         """
         self._check(values)
         rows = values[0].rows
         if any(value.rows is not rows for value in values):
             raise DataError("values: several types found, one needed")
-        self._run(values)
+        try:
+            self._run(values)
+        except BaseException:
+            self.forget()  # some of what was asked for has run, and some has not
+            raise
         return rows.data[[value.row for value in values]]
 
     def _check(self, values: Sequence[Lazy]) -> None:
