@@ -58,6 +58,8 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "torch":  # the adapter, which alone imports PyTorch
+        return importlib.import_module("soapstone.torch")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'soapstone' has no attribute {name!r}")

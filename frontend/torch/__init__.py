@@ -1,0 +1,1 @@
+"""Recursive PyTorch models: their operators recorded, batched and reused."""

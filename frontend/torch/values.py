@@ -1,0 +1,259 @@
+"""Values of PyTorch programs that are computed later, and the calls that make them.
+
+A value is like a tensor by PyTorch's protocol (`__torch_function__`) and no subclass: code in C++
+that does not know the protocol refuses it instead of reading a tensor that is not there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from soapstone.ir.errors import GraphError
+
+if TYPE_CHECKING:
+    from soapstone.frontend.torch.record import Recorder, Template
+    from soapstone.frontend.torch.runs import Run
+
+Spec = tuple[tuple[int, ...], Any, Any]  # shape, dtype and device of one value
+_grad_enabled = torch.is_grad_enabled
+
+
+class Call:
+    """One occurrence of a pattern: operators that were recorded one after the other.
+
+    Attributes:
+        inputs: of each, the call that makes it and which of its results, or None and a tensor.
+        operands: the calls among them that are not done. index: among those that wait.
+        same: an earlier call that computes the same. run, row: where its results are.
+    """
+
+    __slots__ = (
+        "cell",
+        "done",
+        "index",
+        "inputs",
+        "level",
+        "lost",
+        "operands",
+        "recorder",
+        "row",
+        "run",
+        "same",
+    )
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.cell: Template | None = None
+        self.inputs: list[tuple[Call | None, Any]] = []
+        self.operands: dict[Call, None] = {}
+        self.same: Call | None = None
+        self.run: Run | None = None
+        self.done = self.lost = False
+        self.level = self.row = self.index = 0
+
+    @property
+    def call(self) -> Call:
+        """The call itself: to the agenda an operand is what its maker computes."""
+        return self
+
+
+class Lazy:
+    """A tensor that is computed when it is looked at, or when the recorded function returns.
+
+    Attributes:
+        call, place: what makes it and which of its results. spec: its shape, dtype and device.
+        viewed: whether another value shares its memory where PyTorch runs plainly.
+    """
+
+    __slots__ = ("call", "place", "spec", "viewed")
+
+    def __init__(self, call: Call, place: int, spec: Spec) -> None:
+        self.call = call
+        self.place = place
+        self.spec = spec
+        self.viewed = False
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for each in _lazies(args):
+            return each.call.recorder.apply(func, args, kwargs or {})
+        for each in _lazies(tuple((kwargs or {}).values())):
+            return each.call.recorder.apply(func, args, kwargs or {})
+        return NotImplemented
+
+    def tensor(self) -> Any:
+        """Return the tensor itself; all that is recorded is computed first."""
+        return self.call.recorder.tensor(self)
+
+    @property
+    def shape(self) -> Any:
+        """The extents."""
+        return torch.Size(self.spec[0])
+
+    @property
+    def dtype(self) -> Any:
+        """The element type."""
+        return self.spec[1]
+
+    @property
+    def device(self) -> Any:
+        """Where it is computed."""
+        return self.spec[2]
+
+    @property
+    def ndim(self) -> int:
+        """How many dims it has."""
+        return len(self.spec[0])
+
+    def dim(self) -> int:
+        """Return how many dims it has."""
+        return len(self.spec[0])
+
+    def numel(self) -> int:
+        """Return how many elements it has."""
+        return math.prod(self.spec[0])
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the extents, or that of one dim."""
+        return self.shape if dim is None else self.spec[0][dim]
+
+    def __len__(self) -> int:
+        if not self.spec[0]:
+            raise TypeError("len: a value without dims found, one with dims needed")
+        return self.spec[0][0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.unbind(self))
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor())
+
+    def __float__(self) -> float:
+        return float(self.tensor())
+
+    def __int__(self) -> int:
+        return int(self.tensor())
+
+    def __index__(self) -> int:
+        index: int = self.tensor().__index__()
+        return index
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tensor().__array__(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self.tensor())
+
+    def __format__(self, how: str) -> str:
+        return format(self.tensor(), how)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch.Tensor, name)  # its error where there is none
+        if name.endswith("_") and not name.endswith("__"):
+            raise GraphError(f"{name}: a recorded value found, {name[:-1]!r} needed, not in place")
+        if not callable(found):
+            return getattr(self.tensor(), name)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self.call.recorder.apply(found, (self, *args), kwargs)
+
+        return method
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        raise GraphError("assignment to elements: a recorded value found, a tensor needed")
+
+    def become(self, made: Any) -> Lazy:
+        """Be what an operator in place makes of it; values that share its memory would too."""
+        if self.viewed or not isinstance(made, Lazy) or made.spec[:2] != self.spec[:2]:
+            raise GraphError("in place: a value of own memory, shape and type needed")
+        self.call, self.place = made.call, made.place
+        return self
+
+
+def _lazies(args: Any) -> Iterator[Lazy]:
+    """Yield the recorded values among arguments."""
+    for each in args:
+        if isinstance(each, Lazy):
+            yield each
+        elif isinstance(each, (list, tuple)):
+            yield from _lazies(each)
+
+
+def _unary(func: Any) -> Callable[[Lazy], Any]:
+    def method(self: Lazy) -> Any:
+        call = self.call
+        recorder = call.recorder
+        if recorder.call is not call or _grad_enabled() is not recorder.grad:
+            return recorder.apply(func, (self,), {})
+        edges, key = recorder.edges, (func, self.place)
+        step = edges.get(key)
+        if step is not None:
+            return recorder.advance(step)
+        made = recorder.apply(func, (self,), {})
+        if type(made) is Lazy and made.call is call:
+            edges[key] = recorder.last  # the shorter way, from now on
+        return made
+
+    return method
+
+
+def _binary(func: Any, *, turned: bool = False) -> Callable[[Lazy, Any], Any]:
+    def method(self: Lazy, other: Any) -> Any:
+        call = self.call
+        recorder = call.recorder
+        if type(other) is Lazy and recorder.call is not None:
+            known, current = recorder.inputs, recorder.call
+            left = self.place if call is current else known.get((call, self.place))
+            right = other.place if other.call is current else known.get((other.call, other.place))
+            if left is not None and right is not None and _grad_enabled() is recorder.grad:
+                edges, key = recorder.edges, (func, left, right)
+                step = edges.get(key)
+                if step is not None:
+                    return recorder.advance(step)
+                made = recorder.apply(func, (self, other), {})
+                if type(made) is Lazy and made.call is current:
+                    edges[key] = recorder.last
+                return made
+        elif turned and other == 0 and type(other) is int and func is torch.add:
+            return Lazy(call, self.place, self.spec)  # where sum() begins
+        return recorder.apply(func, (other, self) if turned else (self, other), {})
+
+    return method
+
+
+def _in_place(func: Any) -> Callable[[Lazy, Any], Lazy]:
+    def method(self: Lazy, other: Any) -> Lazy:
+        if self.viewed:
+            raise GraphError("in place: a value found whose memory another shares")
+        return self.become(self.call.recorder.apply(func, (self, other), {}))
+
+    return method
+
+
+def _methods() -> None:
+    for name in ("sigmoid", "tanh", "relu", "exp", "log", "neg", "sqrt", "square", "abs"):
+        setattr(Lazy, name, _unary(getattr(torch, name)))
+    Lazy.__neg__ = _unary(torch.neg)  # type: ignore[attr-defined]
+    names = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow"}
+    for name, of in (names | {"matmul": "matmul"}).items():
+        setattr(Lazy, f"__{name}__", _binary(getattr(torch, of)))
+        setattr(Lazy, f"__r{name}__", _binary(getattr(torch, of), turned=True))
+    for name in ("add", "sub", "mul", "truediv"):
+        setattr(Lazy, f"__i{name}__", _in_place(getattr(torch, names[name])))
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(Lazy, f"__{name}__", _binary(getattr(torch, name)))
+    Lazy.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+    def getitem(self: Lazy, at: Any) -> Any:
+        return self.call.recorder.apply(torch.Tensor.__getitem__, (self, at), {})
+
+    Lazy.__getitem__ = getitem  # type: ignore[attr-defined]
+
+
+_methods()
+
+__all__ = ["Call", "Lazy", "Spec"]
