@@ -4,7 +4,8 @@
 
 Forward, backward and update (Adam; of word vectors, of the rows that a batch has) of batches of
 trees with a label at the root, vectors of 300, 150 units. Torch recursively, node by node, and
-batched by hand, level by level. `found`: reuse all, of a program without cells. With SOAPSTONE_DATA
+batched by hand, level by level; `torch reused` is the former with
+`soapstone.torch.reuse`. `found`: reuse all, of a program without cells. With SOAPSTONE_DATA
 unset, trees are made up.
 """
 
@@ -30,7 +31,7 @@ RATE = 1e-3
 BUDGET_S, LEAST = 1.5, 5  # of a round, and steps
 BATCHES = 40
 MODES = ("all", "found", "patterns", "batch", "off")
-PEERS = (*MODES, "torch by level", "torch by node")
+PEERS = (*MODES, "torch reused", "torch by level", "torch by node")
 
 
 def batches(size: int) -> tuple[list[list[Tree]], dict[str, int]]:
@@ -139,7 +140,11 @@ def torch_step(how: str, size: int, cpus: int) -> Callable[[], tuple[float, dict
                 count += 1
         return classes(torch.cat(hs)[torch.tensor([place(root) for root in roots])])
 
-    run = by_node if how == "torch by node" else by_level
+    run: Any = by_level if how == "torch by level" else by_node
+    if how == "torch reused":
+        import soapstone.torch
+
+        run = soapstone.torch.reuse(by_node)
     turn = itertools.cycle(given)
 
     def step() -> tuple[float, dict[str, float]]:
@@ -157,7 +162,7 @@ def torch_step(how: str, size: int, cpus: int) -> Callable[[], tuple[float, dict
 
 def peer(name: str, size: int, cpus: int) -> None:
     step = (session_step if name in MODES else torch_step)(name, size, cpus)
-    for _ in range(BATCHES if name in ("all", "found", "torch by level") else 3):
+    for _ in range(BATCHES if name in ("all", "found", "torch reused", "torch by level") else 3):
         step()
 
     def do_round() -> dict[str, Any]:

@@ -33,6 +33,7 @@ _unrecorded = torch._C.DisableTorchFunction  # modes too
 _MOST_STEPS = 20_000  # of the tree; a program that never repeats itself starts it anew
 _LONGEST = 64  # operators of a pattern
 _SEVERAL = 0.1  # of the sequences through a step end there: it is the end of a pattern
+_QUICK = frozenset((int, type(None), torch.nn.Parameter))  # arguments that are keys themselves
 _HERE = "tensor"  # stands for one in keys
 _LOOKS = {"item", "backward", "tolist", "numpy", "__bool__", "__float__", "__get__", "__format__"}
 
@@ -54,7 +55,7 @@ class Step:
         self.edges: dict[Any, Step] = {}
         self.passes = self.ends = 0
         self.cut = self.views = False
-        self.random = before is not None and before.random
+        self.random: bool = before is not None and before.random
         self.depth: int = before.depth + 1 if before is not None else 0
         self.first: int = before.first + len(before.specs) if before is not None else 0
         self.specs: tuple[Spec, ...] = ()
@@ -104,6 +105,7 @@ class Recorder:
         self.grad = True
         self.inputs: dict[Any, int] = {}
         self.templates: list[Template] = []
+        self.key: Any = None  # of the last step
         self.plain: Counter[str] = Counter()
         self.seconds = dict.fromkeys(("recording", "scheduling", "running"), 0.0)
         self.flushes = 0
@@ -126,6 +128,23 @@ class Recorder:
         """Record a function of PyTorch, or run it plainly where that is not possible."""
         if func not in RULES:
             return self._plainly(func, args, kwargs, "no rule")
+        call = self.call
+        quick = None
+        if (
+            call is not None
+            and len(args) > 1
+            and type(args[0]) is Lazy
+            and args[0].call is call
+            and not kwargs
+            and _QUICK.issuperset(map(type, args[1:]))
+            and torch.is_grad_enabled() is self.grad
+        ):
+            edges, quick = self.edges, (func, args[0].place, args[1:])
+            step = edges.get(quick)
+            if step is not None:
+                if step.views:
+                    args[0].viewed = True
+                return self.advance(step)
         leaves: list[Any] = []
         try:
             key = (func, _frozen(args, leaves))
@@ -134,7 +153,10 @@ class Recorder:
             shared = self._shared(func, args, leaves)
             if shared is None:
                 return func(*args, **kwargs)
-            return self._record(func, args, kwargs, key, leaves, shared)
+            made = self._record(func, args, kwargs, key, leaves, shared)
+            if quick is not None and self.last is edges.get(self.key):
+                edges[quick] = self.last  # the shorter way, from now on
+            return made
         except NoRule as reason:
             return self._plainly(func, args, kwargs, str(reason))
 
@@ -143,21 +165,25 @@ class Recorder:
 
         Parameters are, and what stands where a function has its weights.
         """
-        weights = [args[place] for place in SHARING.get(func, ()) if place < len(args)]
-        recorded = False
+        weights: tuple[int, ...] = ()
+        if func in SHARING:
+            weights = tuple([id(args[place]) for place in SHARING[func] if place < len(args)])
+        recorded = trained = own = False
         shared = []
         for leaf in leaves:
+            of_all = False
             if type(leaf) is Lazy:
                 recorded = True
-                shared.append(False)
+            elif (
+                type(leaf) is torch.nn.Parameter
+                or id(leaf) in weights
+                or (leaf.requires_grad and leaf.is_leaf)
+            ):
+                of_all = trained = True
             else:
-                own = leaf.requires_grad and leaf.is_leaf
-                own = own or isinstance(leaf, torch.nn.Parameter)
-                shared.append(own or any(leaf is each for each in weights))
-        trained = any(s and leaf.is_floating_point() for s, leaf in zip(shared, leaves))
-        if recorded or (trained and not all(shared)):
-            return shared
-        return None
+                own = True
+            shared.append(of_all)
+        return shared if recorded or (trained and own) else None
 
     def _record(
         self, func: Any, args: Any, kwargs: Any, key: Any, leaves: list[Any], shared: list[bool]
@@ -210,6 +236,7 @@ class Recorder:
                 else:
                     key += (place,)
                 refs.append(place)
+        self.key = key
         step = self.edges.get(key)
         if step is None:
             try:
@@ -454,12 +481,17 @@ def _refuse_in_place(func: Any, args: Any, kwargs: Any) -> None:
 def _frozen(given: Any, leaves: list[Any]) -> Any:
     """Return arguments as a key, and add their tensors to leaves."""
     kind = type(given)
-    if kind is Lazy or isinstance(given, torch.Tensor):
+    if kind is Lazy:
         leaves.append(given)
         return _HERE
     if kind is int or given is None or kind is str:
         return given
-    if isinstance(given, (list, tuple)):
+    if kind is tuple or kind is list:
+        return (kind, *[_frozen(each, leaves) for each in given])
+    if isinstance(given, torch.Tensor):
+        leaves.append(given)
+        return _HERE
+    if isinstance(given, tuple):  # a torch.Size, or one with names
         return (kind, *[_frozen(each, leaves) for each in given])
     if kind is slice:
         return slice, given.start, given.stop, given.step

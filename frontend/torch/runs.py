@@ -189,7 +189,8 @@ def _gathered(gather: Gather, runs: Sequence[Run], pending: Sequence[Call]) -> A
         contents = []
         for number, place in gather.given:
             maker, of = pending[number].inputs[place]
-            contents.append(of if maker is None else maker.run.values[of][maker.row])
+            made = maker.run if maker is not None else None
+            contents.append(of if maker is None or made is None else made.values[of][maker.row])
         parts.append(torch.stack(contents))
     joined = parts[0] if len(parts) == 1 else torch.cat(parts)
     return joined if gather.order is None else joined.index_select(0, gather.order)

@@ -237,7 +237,6 @@ def _in_place(func: Any) -> Callable[[Lazy, Any], Lazy]:
 def _methods() -> None:
     for name in ("sigmoid", "tanh", "relu", "exp", "log", "neg", "sqrt", "square", "abs"):
         setattr(Lazy, name, _unary(getattr(torch, name)))
-    Lazy.__neg__ = _unary(torch.neg)  # type: ignore[attr-defined]
     names = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow"}
     for name, of in (names | {"matmul": "matmul"}).items():
         setattr(Lazy, f"__{name}__", _binary(getattr(torch, of)))
@@ -251,7 +250,8 @@ def _methods() -> None:
     def getitem(self: Lazy, at: Any) -> Any:
         return self.call.recorder.apply(torch.Tensor.__getitem__, (self, at), {})
 
-    Lazy.__getitem__ = getitem  # type: ignore[attr-defined]
+    for name, method in {"__neg__": _unary(torch.neg), "__getitem__": getitem}.items():
+        setattr(Lazy, name, method)
 
 
 _methods()

@@ -188,6 +188,11 @@ def test_changes_in_place() -> None:
         assert torch.allclose(used.tensor(), before * 2)
         assert torch.allclose(total.tensor(), before + c.tensor())
         part = h[:, :2]
+        gates = network.inner(torch.cat([h, c], 1))
+        for other in (network.inner(torch.cat([c, h], 1)), gates):  # by the shorter way too
+            other.split(H, 1)
+            with pytest.raises(GraphError, match="in place"):
+                other += 1
         for wrong in (lambda: h.add_(1), lambda: torch.relu_(h), lambda: part.__iadd__(1)):
             with pytest.raises(GraphError, match="in place"):
                 wrong()
