@@ -109,6 +109,8 @@ class Cell:
         self.outputs = _rows(graph, graph.outputs)
         self.parameters = graph.inputs(Role.PARAMETER)
         self.operators = len(graph.nodes)
+        # Dropout of nothing, for one, records no operator.
+        self.kind = graph.nodes[-1].operator if graph.nodes else "identity"
         # Calls with equal operands are not one where random numbers are drawn.
         self.random = bool(graph.inputs(Role.SCALAR))
 

@@ -360,7 +360,7 @@ class DynamicSession(Recorder):
         """Return what ran so far: cells, their calls and runs, and where time went."""
         rows = [
             CellReport(
-                runs.cell.name or runs.cell.layout.forward.nodes[-1].operator,
+                runs.cell.name or runs.cell.kind,
                 runs.cell.operators,
                 runs.calls,
                 runs.runs,
