@@ -26,6 +26,7 @@ class Arithmetic:
     """What Python's operators work on: each is an element-wise layer of its `model`."""
 
     __slots__ = ()
+    __array_ufunc__ = None  # NumPy's functions would compute on contents, which no gradient passes
     model: Any  # whose methods are layers
 
     def _layer(self, name: str, *operands: Self, **attributes: float) -> Self:
@@ -94,6 +95,15 @@ class Tensor(Arithmetic):
 
     def __repr__(self) -> str:
         return f"Tensor({self.name}: {self.spec})"
+
+    def _contents(self, *_: Any, **__: Any) -> Any:
+        """Refuse what needs contents: without this every tensor would be true."""
+        raise GraphError(
+            f"{self!r} has no contents where layers are recorded; a condition or a number needs a"
+            " value of a dynamic session, outside of its cells"
+        )
+
+    __bool__ = __float__ = __array__ = _contents
 
 
 @dataclass(frozen=True)

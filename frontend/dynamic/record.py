@@ -89,7 +89,10 @@ class Recorder:
 
         dtype: by default the array's own, but float32 and int32 for 64 bits.
         """
-        array = np.asarray(contents, dtype)
+        try:
+            array = np.asarray(contents, dtype)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"value: {error}") from None
         if dtype is None and array.dtype.itemsize == 8:
             array = array.astype({"f": "float32", "i": "int32"}.get(array.dtype.kind, array.dtype))
         made = Lazy(self, None, self.rows_of(spec_of(array)))
@@ -99,8 +102,8 @@ class Recorder:
     def cross_entropy(self, logits: Lazy, label: int) -> Lazy:
         """Return the cross-entropy of the logits, (1, classes), of one sample; label: its class."""
         classes = logits.shape[-1]
-        if not 0 <= label < classes:
-            raise DataError(f"cross_entropy: label {label} found, 0 to {classes - 1} needed")
+        if not hasattr(label, "__index__") or not 0 <= label < classes:
+            raise DataError(f"cross_entropy: label {label!r} found, 0 to {classes - 1} needed")
         loss: Lazy = self._cross_entropy(logits, self.value(label, "int32"))
         return loss
 
@@ -185,7 +188,15 @@ class Recorder:
             return function(recording, *first, **named)
 
         specs = [operand.rows.spec for operand in operands]
-        return Cell(recorded(name, self.seed, specs, call), self._number())
+        cell = Cell(recorded(name, self.seed, specs, call), self._number())
+        if name:
+            twin = recorded(name, self.seed, specs, call).build(2, training=True)
+            if twin.structural_hash != cell.build(2, training=True).structural_hash:
+                raise GraphError(
+                    f"cell {name!r}: it records something else when it is called again; a pure"
+                    " function needed, to which numbers that are drawn are given as values"
+                )
+        return cell
 
     def _number(self) -> int:
         return len(self._cells) + len(self._operators)
@@ -205,8 +216,8 @@ class Recorder:
         for operand in operands:
             if operand.step != moment:
                 raise GraphError(
-                    f"cell {cell.name!r}: a value found of another step or session; values of this"
-                    " step needed"
+                    f"cell {cell.name or cell.kind!r}: a value found of another step or session;"
+                    " values of this step needed"
                 )
         stores = (self._runs.get(cell.number) or self._runs_of(cell)).outputs
         number = len(self._made)
@@ -309,6 +320,16 @@ def _frozen(item: Any, operands: list[Lazy]) -> Any:
         return (item.name, item.shape, item.initial)
     if isinstance(item, (tuple, list)):
         return tuple([_frozen(each, operands) for each in item])
+    if kind is Tensor:
+        raise GraphError(
+            f"{item!r} found, a tensor of a cell, among values of its session; inside of a cell,"
+            " layers of its first argument needed"
+        )
+    if kind.__hash__ is None:
+        raise GraphError(
+            f"{kind.__name__} found among arguments of cells or layers; values (`session.value`"
+            " makes one of an array), numbers, texts, and tuples or lists of these needed"
+        )
     return kind, item  # 1, 1.0 and True are equal, and record different things
 
 

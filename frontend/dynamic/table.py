@@ -48,9 +48,9 @@ class Table:
         known = self._used.get(row)
         if known is not None:
             return known
-        if not 0 <= row < len(self.data):
+        if not hasattr(row, "__index__") or not 0 <= row < len(self.data):
             raise DataError(
-                f"table {self.name!r}: row {row} found, 0 to {len(self.data) - 1} needed"
+                f"table {self.name!r}: row {row!r} found, 0 to {len(self.data) - 1} needed"
             )
         made = self._used[row] = Lazy(self.model, None, self._rows)
         made.row = self._rows.take(1)
