@@ -22,7 +22,7 @@ class Run(NamedTuple):
     """A run of a cell that the backward pass goes through again.
 
     Attributes:
-        cell: with its graphs. size: rows of the graph that ran, of which `count` are used.
+        cell: with its graphs. size: rows of the graph that ran; used: how many of them.
         first: the row of the cell's kept values that is the run's first. counter: of its random
             numbers.
         places: the rows of operands of all calls that ran together, (operands, calls); of one call
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
     cell: CellRuns
     size: int
-    count: int
+    used: int
     first: int
     counter: int
     places: Array | None
@@ -54,7 +54,7 @@ class Run(NamedTuple):
         if self.places is None:
             return np.array([self.rows[operand]])
         first = (self.at - address(self.places)) // 8
-        found: Array = self.places[operand, first : first + self.count]
+        found: Array = self.places[operand, first : first + self.used]
         return found
 
 
@@ -159,7 +159,7 @@ class CellRuns:
     def _forward(self, run: Run, training: bool) -> None:
         """Gather operands, run, and hold what is made, and what the backward pass reads."""
         graph = (self.forward if training else self.inference).get(run.size)
-        count = run.count
+        count = run.used
         moves = self._moves_of(graph)
         before: list[Move] = []
         for number, feed in moves.given:
@@ -194,7 +194,7 @@ class CellRuns:
         if layout.backward is None:
             return
         graph = self.backward.get(run.size)
-        moves, count = self._moves_of(graph), run.count
+        moves, count = self._moves_of(graph), run.used
         before: list[Move] = [
             (kept.at + run.first * kept.nbytes, feed, kept.nbytes, count, 0, run.size)
             for kept, feed in moves.held
@@ -228,7 +228,7 @@ class CellRuns:
             return
         spans = [(0, self.rows, 0)]
         if layout.weights.inputs(Role.SCALAR):  # numbers that are drawn differ from run to run
-            spans = [(run.first, run.count, run.counter) for run in runs]
+            spans = [(run.first, run.used, run.counter) for run in runs]
         for first, rows, counter in spans:
             for count, size in pieces(rows):
                 graph = self.weights.get(size)
