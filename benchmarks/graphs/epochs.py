@@ -188,7 +188,8 @@ def rows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
                 count = len(edges["indices"]) + len(edges["indptr"]) - 1
             nbytes = 4.0 * count * case["features"]
             per_ms = 12.0 * (1 << 25)
-            row["of triad"] = (nbytes / per_ms) * ratio(stream, own)
+            for key, suffix in (("ms", ""), ("cpu_ms", " cpu")):
+                row[f"of triad{suffix}"] = (nbytes / per_ms) * ratio(stream, own, key)
         yield row
 
 
