@@ -39,7 +39,7 @@ _PACKAGES: tuple[tuple[str, str, bool, str], ...] = (
     ("mpi4py", "mpi4py.MPI", False, "no runs over ranks: pip install 'soapstone[mpi]'"),
     ("legate", "legate.core", False, "no runs under Legate: pip install 'soapstone[legate]'"),
     ("numba-cuda", "numba.cuda", False, "nothing yet: there are no kernels for GPUs"),
-    ("torch", "torch", False, "only benchmarks and tests compare with it"),
+    ("torch", "torch", False, "no soapstone.torch, and nothing to compare benchmarks with"),
 )
 
 

@@ -14,7 +14,6 @@ for in whole graphs; sequences need no search, but find less where a cell's part
 from __future__ import annotations
 
 import gc
-import inspect
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +22,9 @@ from typing import Any
 
 import torch
 
-from soapstone.frontend.torch.operators import RANDOM, RULES, SHARING, VIEWS, Arg, NoRule, fill
+from soapstone.frontend.torch.arguments import frozen, meta, placed, refuse_in_place, spec_of
+from soapstone.frontend.torch.operators import RANDOM, RULES, SHARING, VIEWS, NoRule, fill
+from soapstone.frontend.torch.patterns import Step, Template
 from soapstone.frontend.torch.runs import Runner
 from soapstone.frontend.torch.values import Call, Lazy, Spec
 from soapstone.ir.errors import GraphError
@@ -34,57 +35,7 @@ _MOST_STEPS = 20_000  # of the tree; a program that never repeats itself starts 
 _LONGEST = 64  # operators of a pattern
 _SEVERAL = 0.1  # of the sequences through a step end there: it is the end of a pattern
 _QUICK = frozenset((int, type(None), torch.nn.Parameter))  # arguments that are keys themselves
-_HERE = "tensor"  # stands for one in keys
 _LOOKS = {"item", "backward", "tolist", "numpy", "__bool__", "__float__", "__get__", "__format__"}
-
-
-class Step:
-    """An operator after others, a node of the tree of sequences.
-
-    Attributes:
-        edges: what came next. passes, ends: how often it was recorded, and was the last.
-        cut: whether a pattern ends here. first, specs: its results' places and types.
-        run, operands: its rule, and where its tensors are: results, from 0; inputs, from -1 down;
-            or a tensor that all calls share.
-        inputs: the types of the inputs up to here. views, random: of its operator, or before.
-    """
-
-    def __init__(self, before: Step | None, name: str) -> None:
-        self.before = before
-        self.name = name
-        self.edges: dict[Any, Step] = {}
-        self.passes = self.ends = 0
-        self.cut = self.views = False
-        self.random: bool = before is not None and before.random
-        self.depth: int = before.depth + 1 if before is not None else 0
-        self.first: int = before.first + len(before.specs) if before is not None else 0
-        self.specs: tuple[Spec, ...] = ()
-        self.several = False  # whether its results are a tuple
-        self.run: Any = None
-        self.operands: list[Any] = []
-        self.inputs: tuple[Spec, ...] = before.inputs if before is not None else ()
-        self.template: Template | None = None
-
-
-class Template:
-    """A pattern: the sequence of operators that ends at a step.
-
-    Attributes:
-        number: of it. steps: in order. grad: whether gradients were enabled.
-        calls, runs: how often it occurred, and ran.
-    """
-
-    def __init__(self, number: int, last: Step, grad: bool) -> None:
-        self.number = number
-        self.inputs = last.inputs
-        self.random = last.random
-        self.grad = grad
-        self.steps: list[Step] = []
-        self.calls = self.runs = 0
-        step: Step | None = last
-        while step is not None and step.before is not None:
-            self.steps.insert(0, step)
-            step = step.before
 
 
 class Recorder:
@@ -147,9 +98,9 @@ class Recorder:
                 return self.advance(step)
         leaves: list[Any] = []
         try:
-            key = (func, _frozen(args, leaves))
+            key = (func, frozen(args, leaves))
             if kwargs:
-                key += tuple((name, _frozen(kwargs[name], leaves)) for name in sorted(kwargs))
+                key += tuple((name, frozen(kwargs[name], leaves)) for name in sorted(kwargs))
             shared = self._shared(func, args, leaves)
             if shared is None:
                 return func(*args, **kwargs)
@@ -230,7 +181,7 @@ class Recorder:
                 place = self.inputs.get(known)
                 if place is None:
                     place = self.inputs[known] = -1 - len(self.inputs)
-                    spec = leaf.spec if source[0] is not None else _spec(leaf)
+                    spec = leaf.spec if source[0] is not None else spec_of(leaf)
                     key += (place, spec)
                     added.append((known, source, spec))
                 else:
@@ -304,27 +255,29 @@ class Recorder:
         Raises:
             NoRule: it does not. And PyTorch's own errors.
         """
-        _refuse_in_place(func, args, kwargs)
+        refuse_in_place(func, args, kwargs)
         with _unrecorded():
-            metas = [_meta(_spec(leaf)) for leaf in leaves]
+            metas = [meta(spec_of(leaf)) for leaf in leaves]
         order = iter(range(len(leaves)))
-        placed = [_placed(each, leaves, shared, order) for each in (args, kwargs)]
+        arguments = [placed(each, leaves, shared, order) for each in (args, kwargs)]
         for of_all, ref in zip(shared, refs):
             if not of_all and isinstance(ref, torch.Tensor):
                 raise NoRule("a tensor of each value needed")
         with _unrecorded(), torch.no_grad():
-            one = func(*fill(placed[0], metas), **{k: fill(v, metas) for k, v in placed[1].items()})
+            one = func(
+                *fill(arguments[0], metas), **{k: fill(v, metas) for k, v in arguments[1].items()}
+            )
             results = one if isinstance(one, (list, tuple)) else (one,)
             if not all(isinstance(each, torch.Tensor) for each in results):
                 raise NoRule("tensors as results needed")
             if not any(not of_all for of_all in shared):
                 raise NoRule("a tensor of each value needed")
             rows = [
-                meta if of_all else torch.empty((2, *meta.shape), dtype=meta.dtype, device="meta")
-                for meta, of_all in zip(metas, shared)
+                one if of_all else torch.empty((2, *one.shape), dtype=one.dtype, device="meta")
+                for one, of_all in zip(metas, shared)
             ]
             try:
-                run = RULES[func](*placed[0], **placed[1])
+                run = RULES[func](*arguments[0], **arguments[1])
                 several = run(rows)
             except (RuntimeError, TypeError, IndexError, ValueError) as error:
                 raise NoRule(f"its rule fails: {error}") from error
@@ -448,7 +401,7 @@ class Recorder:
         name = getattr(func, "__name__", str(func))
         if name not in _LOOKS:
             self.plain[f"{name}: {reason}"] += 1
-        _refuse_in_place(func, args, kwargs)
+        refuse_in_place(func, args, kwargs)
         with _unrecorded():
             return func(*self.forced(args), **self.forced(kwargs))
 
@@ -464,60 +417,4 @@ class Recorder:
             raise
 
 
-def _refuse_in_place(func: Any, args: Any, kwargs: Any) -> None:
-    """Raise where a function would change a recorded value."""
-    name = getattr(func, "__name__", "")
-    changes = name.endswith("_") and not name.endswith("__") and args and type(args[0]) is Lazy
-    inplace = kwargs.get("inplace") or type(kwargs.get("out")) is Lazy
-    if not inplace and len(args) > 1 and any(each is True for each in args[1:]):
-        try:
-            inplace = inspect.signature(func).bind(*args, **kwargs).arguments.get("inplace")
-        except (TypeError, ValueError):  # a function in C, which has no such parameter
-            inplace = False
-    if changes or inplace:
-        raise GraphError(f"{name}: a recorded value to be changed in place found, a new one needed")
-
-
-def _frozen(given: Any, leaves: list[Any]) -> Any:
-    """Return arguments as a key, and add their tensors to leaves."""
-    kind = type(given)
-    if kind is Lazy:
-        leaves.append(given)
-        return _HERE
-    if kind is int or given is None or kind is str:
-        return given
-    if kind is tuple or kind is list:
-        return (kind, *[_frozen(each, leaves) for each in given])
-    if isinstance(given, torch.Tensor):
-        leaves.append(given)
-        return _HERE
-    if isinstance(given, tuple):  # a torch.Size, or one with names
-        return (kind, *[_frozen(each, leaves) for each in given])
-    if kind is slice:
-        return slice, given.start, given.stop, given.step
-    if kind in (float, bool) or isinstance(given, (torch.dtype, torch.device, type(Ellipsis))):
-        return kind, given
-    raise NoRule(f"an argument of type {kind.__name__}")
-
-
-def _placed(given: Any, leaves: list[Any], shared: list[bool], order: Iterator[int]) -> Any:
-    """Return arguments with an `Arg` for each tensor, in the order of `_frozen`."""
-    if type(given) is Lazy or isinstance(given, torch.Tensor):
-        place = next(order)
-        return Arg(place, tuple(leaves[place].shape), not shared[place])
-    if isinstance(given, (list, tuple)):
-        return tuple(_placed(each, leaves, shared, order) for each in given)
-    if isinstance(given, dict):
-        return {name: _placed(given[name], leaves, shared, order) for name in sorted(given)}
-    return given
-
-
-def _spec(leaf: Any) -> Spec:
-    return (tuple(leaf.shape), leaf.dtype, leaf.device)
-
-
-def _meta(spec: Spec) -> Any:
-    return torch.empty(spec[0], dtype=spec[1], device="meta")
-
-
-__all__ = ["REUSE", "Recorder", "Step", "Template"]
+__all__ = ["REUSE", "Recorder"]

@@ -19,7 +19,7 @@ from soapstone.frontend.dynamic.schedule import Agenda
 from soapstone.frontend.torch.values import Call
 
 if TYPE_CHECKING:
-    from soapstone.frontend.torch.record import Template
+    from soapstone.frontend.torch.patterns import Template
 
 _PLANS = 32  # that are kept
 

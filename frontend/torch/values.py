@@ -15,7 +15,8 @@ import torch
 from soapstone.ir.errors import GraphError
 
 if TYPE_CHECKING:
-    from soapstone.frontend.torch.record import Recorder, Template
+    from soapstone.frontend.torch.patterns import Template
+    from soapstone.frontend.torch.record import Recorder
     from soapstone.frontend.torch.runs import Run
 
 Spec = tuple[tuple[int, ...], Any, Any]  # shape, dtype and device of one value

@@ -1,0 +1,59 @@
+"""The tree of all sequences of operators that were recorded, and the patterns in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from soapstone.frontend.torch.values import Spec
+
+
+class Step:
+    """An operator after others, a node of the tree of sequences.
+
+    Attributes:
+        edges: what came next. passes, ends: how often it was recorded, and was the last.
+        cut: whether a pattern ends here. first, specs: its results' places and types.
+        run, operands: its rule, and where its tensors are: results, from 0; inputs, from -1 down;
+            or a tensor that all calls share.
+        inputs: the types of the inputs up to here. views, random: of its operator, or before.
+    """
+
+    def __init__(self, before: Step | None, name: str) -> None:
+        self.before = before
+        self.name = name
+        self.edges: dict[Any, Step] = {}
+        self.passes = self.ends = 0
+        self.cut = self.views = False
+        self.random: bool = before is not None and before.random
+        self.depth: int = before.depth + 1 if before is not None else 0
+        self.first: int = before.first + len(before.specs) if before is not None else 0
+        self.specs: tuple[Spec, ...] = ()
+        self.several = False  # whether its results are a tuple
+        self.run: Any = None
+        self.operands: list[Any] = []
+        self.inputs: tuple[Spec, ...] = before.inputs if before is not None else ()
+        self.template: Template | None = None
+
+
+class Template:
+    """A pattern: the sequence of operators that ends at a step.
+
+    Attributes:
+        number: of it. steps: in order. grad: whether gradients were enabled.
+        calls, runs: how often it occurred, and ran.
+    """
+
+    def __init__(self, number: int, last: Step, grad: bool) -> None:
+        self.number = number
+        self.inputs = last.inputs
+        self.random = last.random
+        self.grad = grad
+        self.steps: list[Step] = []
+        self.calls = self.runs = 0
+        step: Step | None = last
+        while step is not None and step.before is not None:
+            self.steps.insert(0, step)
+            step = step.before
+
+
+__all__ = ["Step", "Template"]
