@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.ops.graphs.segments import segments
-from soapstone.kernels.cpu.graphs.spmm import first_row
+from soapstone.kernels.cpu.graphs.blocks import first_row
 from soapstone.kernels.cpu.indexing.slices import outside
 from soapstone.kernels.cpu.substrate.layout import is_float32, rows_contiguous
 from soapstone.kernels.cpu.substrate.mathematics import vexp

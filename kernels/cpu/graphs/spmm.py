@@ -220,8 +220,8 @@ def _entry(call: Call, body: Any, values: dict[str, Any]) -> Entry:
 def _sums(call: Call, values: dict[str, Any], cache_bytes: int | None) -> Entry:
     """Return the entry of weighted sums, by blocks where they pay."""
     nbytes = system.cache_bytes(3) if cache_bytes is None else cache_bytes
-    sizes = (values[name] for name in ("rows", "columns", "entries", "n"))
-    at_once = rows_at_once(*sizes, nbytes)
+    sizes = {name: values[name] for name in ("rows", "columns", "entries", "n")}
+    at_once = rows_at_once(**sizes, cache_bytes=nbytes)
     if at_once:
         return sums_by_blocks(values, at_once, _bad_matrix(call, values))
     return _entry(call, _spmm, values)
