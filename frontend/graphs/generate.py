@@ -142,8 +142,8 @@ def block_model(
     ).undirected()
     means = random.standard_normal((classes, shape.features), np.float32) * np.float32(signal)
     features = random.standard_normal((count, shape.features), np.float32)
-    for first in range(0, count, classes):  # whose classes are 0, 1, 2, ...
-        features[first : first + classes] += means[: count - first]
+    for start in range(0, count, classes):  # classes are 0, 1, 2, ... again and again
+        features[start : start + classes] += means[: count - start]
     order = random.permutation(count)
     first = np.concatenate([order[labels[order] == number][:20] for number in range(classes)])
     rest = order[~np.isin(order, first)]
