@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -111,12 +112,14 @@ def rows(first: int, count: int, every: int) -> Iterator[dict[str, Any]]:
             start_new_session=True,
             text=True,
         ) as process:
-            for line in lines(process):
-                if line.startswith("{"):
-                    yield json.loads(line)
-                    seed += 1
-            how = "nothing heard for three minutes" if process.poll() is None else "died"
-            end(process)
+            try:
+                for line in lines(process):
+                    if line.startswith("{"):
+                        yield json.loads(line)
+                        seed += 1
+                how = "nothing heard for three minutes" if process.poll() is None else "died"
+            finally:
+                end(process)
         if seed < last:
             found = smallest_crash(seed, every)
             yield {"seed": seed, "failed": how, "smallest": found, "operators": []}
@@ -131,26 +134,34 @@ def main() -> None:
     parser.add_argument(
         "--optimize-every", type=int, default=0, metavar="K", help="optimise every K-th graph too"
     )
+    parser.add_argument("--checked", action="store_true", help="native entries on fenced copies")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     every = given.optimize_every
+    if given.checked:
+        os.environ["SOAPSTONE_CHECKED"] = "1"
     if given.serve:
         serve(range(given.seed, given.seed + given.count), every)
         return
     totals: Counter[str] = Counter()
     operators: Counter[str] = Counter()
     types: Counter[str] = Counter()
-    for row in rows(given.seed, given.count, every):
-        totals["graphs"] += 1
-        totals["failed"] += bool(row["failed"])
-        totals["optimized"] += row.get("optimized", 0)
-        totals["seconds"] += row.get("seconds", 0.0)
-        types[row.get("type", "none")] += 1
-        operators.update(row["operators"])
-        if row["failed"]:
-            print(f"seed {row['seed']}: {row['failed']}\n{row.get('smallest', '')}\n", flush=True)
-        if totals["graphs"] % 100 == 0:
-            print(f"{totals['graphs']} graphs, {totals['failed']} failed", flush=True)
+    try:
+        for row in rows(given.seed, given.count, every):
+            totals["graphs"] += 1
+            totals["failed"] += bool(row["failed"])
+            totals["optimized"] += row.get("optimized", 0)
+            totals["seconds"] += row.get("seconds", 0.0)
+            types[row.get("type", "none")] += 1
+            operators.update(row["operators"])
+            if row["failed"]:
+                print(
+                    f"seed {row['seed']}: {row['failed']}\n{row.get('smallest', '')}\n", flush=True
+                )
+            if totals["graphs"] % 100 == 0:
+                print(f"{totals['graphs']} graphs, {totals['failed']} failed", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: the table is of the graphs so far", flush=True)
     table = {
         "graphs": totals["graphs"],
         "failed": totals["failed"],
@@ -160,7 +171,8 @@ def main() -> None:
         "kinds of operators": len(operators),
         "seconds": totals["seconds"],
     }
-    options = f"--count {given.count} --seed {given.seed} --optimize-every {every}"
+    options = f"--count {totals['graphs']} --seed {given.seed} --optimize-every {every}"
+    options += " --checked" * given.checked
     write(
         "random_graphs",
         "Random graphs of all operators, every way of running them against the NumPy run",
