@@ -35,7 +35,7 @@ from helpers import legate_environment
 from helpers.runtime.log_edits import refuse_an_edit
 from helpers.runtime.scenarios import Scenario, execute, scenario, shrink
 
-HUNG_S = 180.0
+HUNG_S = 180
 EXECUTORS = ("local", "processes", "mpi", "legate")
 FIGURES = ("launches", "points", "copies", "folds", "captures", "steps replayed", "launches traced")
 
@@ -132,7 +132,8 @@ def lines(process: subprocess.Popen[str]) -> Iterator[str]:
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while selector.select(HUNG_S):
+        # Second by second: one that was stopped for a while, as all was, has not hung.
+        while any(selector.select(1.0) for _ in range(HUNG_S)):
             line = process.stdout.readline()
             if not line:
                 process.wait(10)
