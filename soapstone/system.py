@@ -15,6 +15,7 @@ import os
 import platform
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from ctypes.util import find_library
@@ -24,6 +25,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 WINDOWS = sys.platform == "win32"
+_DEPTH, _CALL_BYTES = 100_000, 1 << 10  # of recursion; of the stack of C that one call may take
+_THREAD_BYTES = 1 << 20  # of stack that threads have, at least
 
 # -------------------------------------------------------------------------------------- processors
 
@@ -231,6 +234,35 @@ def preemptions() -> int:
     except ImportError:
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+@contextlib.contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Let calls nest 100,000 deep, or as deep as the stack of C allows: some need `_CALL_BYTES`.
+
+    The main thread of Linux gets the stack for it; elsewhere the limit stays where a deeper call
+    is a RecursionError and does not end the process.
+    """
+    depth, room, before = sys.getrecursionlimit(), 0, None
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        unlimited, wanted = resource.RLIM_INFINITY, _DEPTH * _CALL_BYTES
+        soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        room = wanted if soft == unlimited else soft
+        if threading.current_thread() is not threading.main_thread():
+            room = min(room, _THREAD_BYTES)
+        elif sys.platform == "linux" and room < wanted:
+            most = wanted if hard == unlimited else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_STACK, (most, hard))
+            room, before = most, (soft, hard)
+    sys.setrecursionlimit(max(depth, min(_DEPTH, room // _CALL_BYTES)))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(depth)
+        if before is not None:
+            resource.setrlimit(resource.RLIMIT_STACK, before)
 
 
 def use_large_pages(memory: mmap.mmap) -> None:

@@ -330,7 +330,8 @@ def _frozen(item: Any, operands: list[Lazy]) -> Any:
             f"{kind.__name__} found among arguments of cells or layers; values (`session.value`"
             " makes one of an array), numbers, texts, and tuples or lists of these needed"
         )
-    return kind, item  # 1, 1.0 and True are equal, and record different things
+    # 1, 1.0 and True are equal, as are 0.0 and -0.0, and record different things.
+    return kind, item.hex() if kind is float else item
 
 
 __all__ = ["Recorder"]

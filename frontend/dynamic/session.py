@@ -7,10 +7,9 @@ where their operands are there, goes back through them, and updates the paramete
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,6 +41,7 @@ from soapstone.mappers import load as load_mapper
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.executors.threads import set_openmp_threads
 from soapstone.runtime.machines.start import machine_of
+from soapstone.system import deep_recursion
 
 STAGES = (
     "recording",
@@ -54,7 +54,6 @@ STAGES = (
     "update",
 )
 REUSE = ("off", "patterns", "batch", "all")
-_DEPTH = 100_000  # of recursion in a session: calls of Python functions need no stack of C
 _LOSS = "loss"
 
 
@@ -125,15 +124,16 @@ class DynamicSession(Recorder):
         self._log: list[Run] = []
         self._tiles: list[Occurrence] = []  # of patterns, in this step
         self._undone = False  # whether some calls that were handed on have not run, as in tiles
-        self._limit, self._collecting = 0, False
+        self._deep: AbstractContextManager[None] = nullcontext()
+        self._collecting = False
         self._threads = self._openmp = threads
         self._since = time.perf_counter()
 
     def __enter__(self) -> Self:
         self._collecting = gc.isenabled()
         gc.disable()  # a step makes thousands of objects, which go when it ends
-        self._limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(self._limit, _DEPTH))
+        self._deep = deep_recursion()
+        self._deep.__enter__()
         self._openmp = set_openmp_threads(self._threads)  # small graphs run in this thread
         self._since = time.perf_counter()
         return self
@@ -144,7 +144,7 @@ class DynamicSession(Recorder):
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        sys.setrecursionlimit(self._limit)
+        self._deep.__exit__(kind, error, at)
         if self._collecting:
             gc.enable()
         set_openmp_threads(self._openmp)

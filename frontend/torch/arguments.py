@@ -45,8 +45,13 @@ def frozen(given: Any, leaves: list[Any]) -> Any:
     if isinstance(given, tuple):  # a torch.Size, or one with names
         return (kind, *[frozen(each, leaves) for each in given])
     if kind is slice:
-        return slice, given.start, given.stop, given.step
-    if kind in (float, bool) or isinstance(given, (torch.dtype, torch.device, type(Ellipsis))):
+        parts = given.start, given.stop, given.step
+        if not all(part is None or type(part) is int for part in parts):
+            raise NoRule("a slice by numbers needed")
+        return slice, *parts
+    if kind is float:
+        return kind, given.hex()  # 0.0 and -0.0 are equal, and compute different things
+    if kind is bool or isinstance(given, (torch.dtype, torch.device, type(Ellipsis))):
         return kind, given
     raise NoRule(f"an argument of type {kind.__name__}")
 

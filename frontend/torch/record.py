@@ -339,6 +339,7 @@ class Recorder:
         """Compute all that is recorded."""
         self.close()
         if not self._pending:
+            self._collect()
             return
         began = time.perf_counter()
         pending, structure = self._pending, tuple(self._structure)
@@ -355,9 +356,7 @@ class Recorder:
                 call.lost = not call.done
             raise
         finally:
-            if self._collecting:
-                gc.enable()
-                self._collecting = False
+            self._collect()
         self.flushes += 1
         self.since = time.perf_counter()
         self.seconds["scheduling"] += planned - began
@@ -370,6 +369,10 @@ class Recorder:
         for call in (*self._pending, *([self.call] if self.call else ())):
             call.lost = True
         self._pending, self._structure, self._seen, self.call = [], [], {}, None
+        self._collect()
+
+    def _collect(self) -> None:
+        """Let Python collect again, if it did where recording began."""
         if self._collecting:
             gc.enable()
             self._collecting = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,8 +22,8 @@ from soapstone.frontend.dynamic.report import CellReport, Report
 from soapstone.frontend.torch.operators import RULES
 from soapstone.frontend.torch.record import REUSE, Recorder
 from soapstone.ir.errors import GraphError
+from soapstone.system import deep_recursion
 
-_DEPTH = 100_000  # of recursion
 _WRITES = {"__set__", "__setitem__", "__delete__"}
 _CHANGES = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _WRITES |= {f"__i{name}__" for name in _CHANGES}
@@ -113,13 +112,8 @@ class Reused:
 
     @contextmanager
     def _active(self) -> Iterator[None]:
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(limit, _DEPTH))
-        try:
-            with _Mode(self._recorder), self._recorder.recording():
-                yield
-        finally:
-            sys.setrecursionlimit(limit)
+        with deep_recursion(), _Mode(self._recorder), self._recorder.recording():
+            yield
 
     def report(self) -> TorchReport:
         """Return what ran so far: patterns, their calls and runs, and where time went."""

@@ -64,7 +64,9 @@ def test_convolutions_are_products_with_the_matrix(width: int) -> None:
 def test_attention_is_softmax_over_neighbours_and_learns_as_torch_does(
     heads: int, concat: bool
 ) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip(
+        "torch", reason="torch is not installed (pip install soapstone[torch])"
+    )
     assert DATA.features is not None and DATA.labels is not None
     edges = DATA.adjacency
     model = Model("net", seed=4)

@@ -47,6 +47,11 @@ def test_values_cannot_be_changed(session: DynamicSession) -> None:
         np.add(given, y, out=given)
 
 
+def test_zeros_of_both_signs_are_told_apart(session: DynamicSession) -> None:
+    x = session.value(-np.zeros(1, np.float32))
+    assert [np.signbit((x + by).numpy()).item() for by in (0.0, -0.0)] == [False, True]
+
+
 @pytest.mark.parametrize("call", [lambda x, a: x * a, lambda x, a: a * x])
 def test_arrays_are_made_values_first(session: DynamicSession, call: Callable[..., Any]) -> None:
     with pytest.raises(GraphError, match=r"ndarray found among arguments .*`session\.value`"):

@@ -1,5 +1,6 @@
 """Recursive PyTorch models with reuse: values and gradients as without it."""
 
+import gc
 import subprocess
 import sys
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed (pip install soapstone[torch])")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -251,6 +252,47 @@ def test_unknown_operators_run_plainly() -> None:
     fast = reuse(lambda: network.leaves(1)[0].cumsum(1))
     assert torch.allclose(fast(), network.leaves(1)[0].cumsum(1))
     assert fast.report().plain == {"cumsum: no rule": 1}
+
+
+def test_zeros_of_both_signs_are_told_apart() -> None:
+    fast = reuse(lambda by: torch.div(torch.ones(2) * weight, by), pattern_frequency=1)
+    weight = nn.Parameter(torch.ones(2))
+    assert [float(fast(by)[0].detach()) for by in (0.0, -0.0, 0.0)] == [np.inf, -np.inf, np.inf]
+
+
+def test_slices_by_tensors_run_plainly() -> None:
+    words = torch.arange(4.0).requires_grad_()
+    fast = reuse(lambda end: (words * torch.ones(4))[: torch.tensor(end)])
+    assert [fast(end).tolist() for end in (1, 3)] == [[0.0], [0.0, 1.0, 2.0]]
+
+
+def test_the_collector_goes_on_where_nothing_is_recorded() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    reuse(lambda: torch.matmul(torch.ones(3), weight))()  # of vectors: no rule
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("depth", "ends"), [(10_000, "ok"), (200_000, "RecursionError")])
+def test_modules_that_call_themselves_end_no_process(depth: int, ends: str) -> None:
+    done = subprocess.run([sys.executable, "-c", DEEP, str(depth)], capture_output=True, text=True)
+    assert ends in (done.stdout.split() or [done.stderr[-300:]])[-1], done.returncode
+    if sys.platform == "linux":
+        assert done.returncode == 0
+
+
+DEEP = """
+import sys, torch, soapstone.torch
+class Chain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+    def forward(self, n):
+        return self.linear(self(n - 1)).tanh() if n else torch.ones(1, 2)
+try:
+    print("ok", soapstone.torch.reuse(Chain())(int(sys.argv[1])).shape == (1, 2) and "ok")
+except RecursionError as error:
+    print(type(error).__name__)
+"""
 
 
 def test_the_package_needs_no_torch() -> None:
