@@ -2,7 +2,7 @@
 
     python benchmarks/strategies/frontier.py          all of these
     python benchmarks/strategies/frontier.py models   exact and to 1 %, on 16 described devices
-    python benchmarks/strategies/frontier.py growth   to 500 operators
+    python benchmarks/strategies/frontier.py growth   to 500 operators, and to 1,024 configurations of each
     python benchmarks/strategies/frontier.py brute    500 random problems, against trying all
 
 Seconds are of processors, which other work on a machine changes little, and of the
@@ -69,11 +69,15 @@ def models() -> Iterator[Row]:
 
 
 def growth() -> Iterator[Row]:
-    """Yield what more operators and fewer configurations change."""
+    """Yield what more operators and more configurations of each change."""
     for blocks in (8, 16, 31, 62, 125):
         yield timed(f"wide-resnet {blocks}", resnet(blocks), eps=EPS)
     for blocks in (4, 8, 16):
         yield timed(f"wide-resnet {blocks}", resnet(blocks))
+    for dims in (2, 3, 4, 5):
+        yield timed(f"wide-resnet on {2**dims}", resnet(dims=dims), eps=EPS)
+    for dims in (2, 3, 4):
+        yield timed(f"wide-resnet on {2**dims}", resnet(dims=dims))
 
 
 def against_brute_force(count: int = 500) -> Iterator[Row]:
@@ -92,7 +96,7 @@ def against_brute_force(count: int = 500) -> Iterator[Row]:
 
 PARTS = {
     "models": (models, "How long frontiers take, by models' shapes on 16 devices"),
-    "growth": (growth, "How long frontiers take, by operators"),
+    "growth": (growth, "How long frontiers take, by operators and configurations of each"),
     "brute": (against_brute_force, "Frontiers against all combinations of random problems"),
 }
 

@@ -2,7 +2,8 @@
 
 Devices are a mesh of 2 x 2 x 2 x 2: one link between two machines of eight, faster ones inside. A
 configuration gives each dim of the mesh to samples, to what an operator makes, to what it sums
-over, or to copies: 256 of them; a tensor has 81 layouts. Costs are times in ns and bytes.
+over, or to copies: 256 of them; a tensor has 81 layouts. A mesh of fewer or more dims has a quarter
+or four times the configurations. Costs are times in ns and bytes.
 """
 
 from __future__ import annotations
@@ -17,20 +18,72 @@ import numpy as np
 from soapstone.search.parallel.frontier.tables import Edge, Operator, Problem
 
 SAMPLES, MADE, SUMMED, COPIES = range(4)
-LINKS = (12.0, 60.0, 60.0, 60.0)  # bytes a ns, by dim of the mesh
+SLOW, FAST = 12.0, 60.0  # bytes a ns, between machines and inside one
 LATENCY = 20_000
 FLOPS = 10_000.0  # a ns
-CONFIGURATIONS = np.array(list(itertools.product(range(4), repeat=4)))
-LAYOUTS = np.array(list(itertools.product(range(3), repeat=4)))  # samples, channels, copies
-_CODES = 27, 9, 3, 1
-READ = np.array([0, 2, 1, 2])[CONFIGURATIONS] @ _CODES  # the layout that each configuration needs
-WRITTEN = np.array([0, 1, 2, 2])[CONFIGURATIONS] @ _CODES  # and that which it makes
+
+
+class Mesh:
+    """Devices in dims of two, the first of them over the slow link, and what operators cost."""
+
+    def __init__(self, dims: int) -> None:
+        self.links = (SLOW, *[FAST] * (dims - 1))
+        self.configurations = np.array(list(itertools.product(range(4), repeat=dims)))
+        # Of samples, of channels, copies.
+        self.layouts = np.array(list(itertools.product(range(3), repeat=dims)))
+        codes = 3 ** np.arange(dims)[::-1]
+        # The layout that each configuration needs, and that which it makes.
+        self.read = np.array([0, 2, 1, 2])[self.configurations] @ codes
+        self.written = np.array([0, 1, 2, 2])[self.configurations] @ codes
+
+    @cache  # noqa: B019 - there are few meshes
+    def own(self, flops: float, made: float, weights: float) -> Any:
+        costs = np.zeros((len(self.configurations), 1, 2), np.int64)
+        for row, dims in enumerate(self.configurations):
+            split = {kind: 2.0 ** int((dims == kind).sum()) for kind in range(4)}
+            parts = split[SAMPLES] * split[MADE] * split[SUMMED]
+            time = flops / parts / FLOPS + LATENCY / 4
+            of_weights = weights / split[MADE] / split[SUMMED]
+            of_made = made / split[SAMPLES] / split[MADE]
+            for kind, link in zip(dims, self.links):
+                if kind == SUMMED:
+                    time += of_made / link + LATENCY
+                if kind == SAMPLES and weights:
+                    time += of_weights / link + LATENCY
+            costs[row, 0] = int(time), int(4 * of_weights + of_made)
+        return costs
+
+    @cache  # noqa: B019
+    def between(self, nbytes: float) -> Any:
+        """Return costs of (layouts, layouts, copies kept, 2); the first choice keeps both."""
+        layouts = self.layouts
+        costs = np.zeros((len(layouts), len(layouts), 2, 2), np.int64)
+        parts = 2.0 ** (layouts < 2).sum(1)
+        for i, one in enumerate(layouts):
+            for j, other in enumerate(layouts):
+                moved, kept = 0.0, nbytes / parts[j]
+                for before, after, link in zip(one, other, self.links):
+                    if before != after and before != 2:
+                        share = nbytes / min(parts[i], parts[j])
+                        moved += share / link * (0.5 if after != 2 else 1.0) + LATENCY
+                if i == j:
+                    costs[i, j] = 0
+                else:
+                    costs[i, j, 0] = int(2 * moved) + 2_000, int(kept)
+                    costs[i, j, 1] = int(3 * moved) + 3_000, 0
+        return costs
+
+
+@cache
+def mesh(dims: int) -> Mesh:
+    return Mesh(dims)
 
 
 @dataclass
 class Builder:
-    """A problem that is made operator by operator."""
+    """A problem that is made operator by operator, on a mesh of so many dims of two devices."""
 
+    dims: int = 4
     operators: list[Operator] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
 
@@ -43,57 +96,22 @@ class Builder:
             flops: of a step. made: bytes of its result. weights: bytes. inputs: operators that it
                 reads, and bytes.
         """
-        self.operators.append(Operator(f"op{len(self.operators)}", _own(flops, made, weights)))
+        devices = mesh(self.dims)
+        own = devices.own(flops, made, weights)
+        self.operators.append(Operator(f"op{len(self.operators)}", own))
         number = len(self.operators) - 1
         for of, nbytes in inputs:
-            self.edges.append(Edge(of, number, WRITTEN, READ, _between(nbytes)))
+            between = devices.between(nbytes)
+            self.edges.append(Edge(of, number, devices.written, devices.read, between))
         return number
 
     def problem(self) -> Problem:
         return Problem(self.operators, self.edges)
 
 
-@cache
-def _own(flops: float, made: float, weights: float) -> Any:
-    costs = np.zeros((len(CONFIGURATIONS), 1, 2), np.int64)
-    for row, dims in enumerate(CONFIGURATIONS):
-        split = {kind: 2.0 ** int((dims == kind).sum()) for kind in range(4)}
-        parts = split[SAMPLES] * split[MADE] * split[SUMMED]
-        time = flops / parts / FLOPS + LATENCY / 4
-        of_weights = weights / split[MADE] / split[SUMMED]
-        of_made = made / split[SAMPLES] / split[MADE]
-        for kind, link in zip(dims, LINKS):
-            if kind == SUMMED:
-                time += of_made / link + LATENCY
-            if kind == SAMPLES and weights:
-                time += of_weights / link + LATENCY
-        costs[row, 0] = int(time), int(4 * of_weights + of_made)
-    return costs
-
-
-@cache
-def _between(nbytes: float) -> Any:
-    """Return costs of (layouts, layouts, copies kept, 2); the first choice keeps both copies."""
-    costs = np.zeros((len(LAYOUTS), len(LAYOUTS), 2, 2), np.int64)
-    parts = 2.0 ** (LAYOUTS < 2).sum(1)
-    for i, one in enumerate(LAYOUTS):
-        for j, other in enumerate(LAYOUTS):
-            moved, kept = 0.0, nbytes / parts[j]
-            for before, after, link in zip(one, other, LINKS):
-                if before != after and before != 2:
-                    share = nbytes / min(parts[i], parts[j])
-                    moved += share / link * (0.5 if after != 2 else 1.0) + LATENCY
-            if i == j:
-                costs[i, j] = 0
-            else:
-                costs[i, j, 0] = int(2 * moved) + 2_000, int(kept)
-                costs[i, j, 1] = int(3 * moved) + 3_000, 0
-    return costs
-
-
-def resnet(blocks: int = 16, width: float = 1.0) -> Problem:
+def resnet(blocks: int = 16, width: float = 1.0, dims: int = 4) -> Problem:
     """Return residual blocks of three convolutions and a sum, in four stages; wide ones."""
-    b = Builder()
+    b = Builder(dims)
     made = 256e6
     last = b.operator(2e12, made, 4e4)
     before = made
