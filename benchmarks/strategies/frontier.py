@@ -2,7 +2,7 @@
 
     python benchmarks/strategies/frontier.py          all of these
     python benchmarks/strategies/frontier.py models   exact and to 1 %, on 16 described devices
-    python benchmarks/strategies/frontier.py growth   to 500 operators, and to 1,024 configurations of each
+    python benchmarks/strategies/frontier.py growth   to 500 operators, to 1,024 configurations each
     python benchmarks/strategies/frontier.py brute    500 random problems, against trying all
 
 Seconds are of processors, which other work on a machine changes little, and of the
