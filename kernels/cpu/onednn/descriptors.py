@@ -106,10 +106,6 @@ class Layout:
             reach = stride * (size - 1) + reach
         return False
 
-    def is_dense(self, order: Sequence[int] | None = None) -> bool:
-        """Return whether this is exactly the dense layout of `order`."""
-        return self.strides == Layout.dense(self.shape, order).strides
-
     @property
     def descriptor(self) -> Handle:
         """The memory descriptor (shared between equal layouts)."""
