@@ -8,9 +8,9 @@
 4.6: a block model of a fifteenth of Reddit's size, with its features and classes; the same GCN, all
 of whose vertices are a step here, and batches of 512 in GraphSAGE and FastGCN (torch). Each is
 trained in a process of its own, in turns; what accuracy costs to see is not timed. 4.7: residual
-GCNs on the citation graphs that SOAPSTONE_DATA has, and on a smaller block model; no times. 4.9: GIN is
-trained on 20 of 24 graphs of PPI's sizes in two parts, and infers the other four in two parts, cut
-by what was learned, or by equal vertices or edges.
+GCNs on the citation graphs that SOAPSTONE_DATA has, and on a smaller block model; no times. 4.9:
+GIN is trained on 20 of 24 graphs of PPI's sizes in two parts, and infers the other four in two
+parts, cut by what was learned, or by equal vertices or edges.
 """
 
 from __future__ import annotations

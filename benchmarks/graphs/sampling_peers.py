@@ -2,8 +2,8 @@
 
 Batches of 512 vertices. `graphsage` draws 25 and 10 neighbours of a vertex and takes the mean of
 them and itself (the paper's GCN aggregator); `fastgcn` draws 400 vertices a layer by their columns'
-squared norms, and weighs what they give by that. Sampling is vectorised NumPy, products are torch's;
-between epochs, outside of the time, accuracy over all neighbours is taken.
+squared norms, and weighs what they give by that. Sampling is vectorised NumPy, products are
+torch's; between epochs, outside of the time, accuracy over all neighbours is taken.
 
 Sources: Hamilton, Ying and Leskovec, NeurIPS 2017; Chen, Ma and Xiao, FastGCN, ICLR 2018.
 """
