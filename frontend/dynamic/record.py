@@ -13,6 +13,7 @@ from soapstone.errors import DataError
 from soapstone.frontend.dynamic.cell import Cell, RowRecording, recorded
 from soapstone.frontend.dynamic.rows import Graphs, Rows
 from soapstone.frontend.dynamic.runs import CellRuns
+from soapstone.frontend.dynamic.saved import LayersOf
 from soapstone.frontend.dynamic.values import RESULTS, Lazy, Occurrence, Parameter
 from soapstone.frontend.layers import Layers
 from soapstone.frontend.recording import Call, Tensor
@@ -39,6 +40,7 @@ class Recorder:
         self.graphs = graphs
         self._stores: dict[TensorSpec, Rows] = {}
         self._cells: dict[Any, Cell] = {}  # by what they are recorded of
+        self.layers_of = LayersOf()
         self._operators: dict[Any, Cell] = {}  # by structure
         self._layers: set[int] = set()  # the numbers of cells that are layers of the session
         self._split: dict[int, tuple[_Part, ...]] = {}
@@ -157,10 +159,19 @@ class Recorder:
             key += (item, _frozen(kwargs[item], operands))
         cell = self._cells.get(key)
         if cell is None:
-            cell = self._cells[key] = self._recorded(name, function, args, kwargs, operands)
+            cell = self._recorded(name, function, args, kwargs, operands)
             given = {item.name for item in (*args, *kwargs.values()) if isinstance(item, Parameter)}
-            if layer and kwargs.get("name") is None and not given.issuperset(cell.parameters):
+            own = not given.issuperset(cell.parameters)
+            if layer and kwargs.get("name") is None and own:
                 raise GraphError(f"{layer}: name needed: calls of one name share their parameters")
+            if name:
+                named = [f"{word}={_written(kwargs[word])}" for word in sorted(kwargs)]
+                settings = [*map(_written, args), *named]
+                self.layers_of.add(f"cell {name!r} of ({', '.join(settings)})", cell)
+            elif own:
+                taken = ", ".join(_written(operand) for operand in operands)
+                self.layers_of.add(f"{kwargs['name']!r} of ({taken})", cell)
+            self._cells[key] = cell
         return cell, tuple(operands)
 
     def _recorded(
@@ -332,6 +343,15 @@ def _frozen(item: Any, operands: list[Lazy]) -> Any:
         )
     # 1, 1.0 and True are equal, as are 0.0 and -0.0, and record different things.
     return kind, item.hex() if kind is float else item
+
+
+def _written(item: Any) -> str:
+    """Return an argument as a name of a cell has it: a value by its type."""
+    if isinstance(item, Lazy):
+        return str(item.rows.spec)
+    if isinstance(item, tuple | list):
+        return f"[{', '.join(map(_written, item))}]"
+    return repr(item)
 
 
 __all__ = ["Recorder"]

@@ -1,7 +1,8 @@
 """Checkpoints of dynamic sessions: all that a resumed run needs, by the files of models.
 
-Cells are recorded when they are first called, so what a checkpoint has is compared with the session
-by its name, seed, optimizer and tables; shapes of parameters, when cells that have them are bound.
+A checkpoint says of which layers the cells are. Cells are recorded when they are first called, so
+those of a session that resumes are compared when it loads, if it has called them, or else when it
+first does. So are layers of the session that have parameters; shapes, when they are bound.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from soapstone.frontend.dynamic.cell import Cell
 from soapstone.frontend.training import checkpoint, saved
 from soapstone.frontend.training.checkpoint import CheckpointError
 from soapstone.frontend.training.compiled import Position
@@ -51,13 +53,13 @@ def load(session: DynamicSession, path: str | Path) -> Mapping[str, Any]:
         found.insert(0, f"model {metadata.get('model')!r} found, {session.name!r} needed")
     found += [f"table {name!r} is missing" for name in session.tables if name not in arrays]
     found += [f"array {name!r}: values that are not finite" for name in saved.infinite(arrays)]
-    if found:
-        raise CheckpointError(f"{label}: {'; '.join(found[:3])}")
+    saved.refuse(path, found)
     position = checkpoint.fields(metadata, "position", vars(Position()))
     choices = metadata.get("choices")
     if not isinstance(choices, dict):
         raise CheckpointError(f"{label}: choices {choices!r} found, variants by form needed")
     session.load_state(arrays)
+    session.layers_of.expect(path, made_for.get("cells", {}))
     session.session.choices = Choices(choices)
     session.position = Position(**position)
     session.updates = session.position.step
@@ -66,9 +68,46 @@ def load(session: DynamicSession, path: str | Path) -> Mapping[str, Any]:
 
 
 def _made_for(session: DynamicSession) -> dict[str, Any]:
-    """Return what `saved.differences` compares; the layers of cells are not known beforehand."""
-    optimizer = saved.settings(session.optimizer)
-    return {"layers": {}, "seed": session.seed, "optimizer": optimizer, "batch_size": 1}
+    """Return what `saved.differences` compares."""
+    return {
+        "layers": {},
+        "cells": session.layers_of.cells,
+        "seed": session.seed,
+        "optimizer": saved.settings(session.optimizer),
+        "batch_size": 1,
+    }
 
 
-__all__ = ["load", "save"]
+class LayersOf:
+    """The layers of a session's cells, and those that a checkpoint says they should have.
+
+    Attributes:
+        cells: what `saved.layers` returns of each, by name and types of operands.
+    """
+
+    def __init__(self) -> None:
+        self.cells: dict[str, Any] = {}
+        self._needed: dict[str, Any] = {}  # of cells that were not called since a checkpoint
+        self._path: str | Path = ""
+
+    def expect(self, path: str | Path, cells: Mapping[str, Any]) -> None:
+        """Take the cells of a checkpoint, which those that are not called yet have to equal."""
+        self._path = path
+        self._needed = {name: cells[name] for name in cells if name not in self.cells}
+        self.cells = {**cells, **self.cells}
+
+    def add(self, name: str, cell: Cell) -> None:
+        """Take a cell that was recorded.
+
+        Raises:
+            CheckpointError: it is of other layers than in the checkpoint; names what differs.
+        """
+        made = saved.layers(cell.build(2, training=True))
+        if name in self._needed:
+            one, other = ({"layers": {}, "cells": {name: of}} for of in (self._needed[name], made))
+            saved.refuse(self._path, saved.differences(one, other))
+            del self._needed[name]
+        self.cells[name] = made
+
+
+__all__ = ["LayersOf", "load", "save"]

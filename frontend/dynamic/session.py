@@ -404,7 +404,8 @@ class DynamicSession(Recorder):
         path: of the file. Tables are to be made before; cells may be recorded later.
 
         Raises:
-            CheckpointError: truncated or changed, or of another model, seed or optimizer.
+            CheckpointError: truncated or changed, or of another model, seed, optimizer or of cells
+                of other layers, for which cells that are recorded later raise it too.
             DataError, GraphError: another shape.
         """
         return saved.load(self, path)

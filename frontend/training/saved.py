@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,18 @@ def layers(forward: Graph) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
-    """Return in what two descriptions of training differ: layers, loss, optimizer and seed."""
+    """Return in what two descriptions of training differ: layers, loss, optimizer and seed.
+
+    Of `cells`, whose layers are known once they are called, those that both have are compared.
+    """
     # Layers that draw have seeds that follow from the model's, compared once or not at all.
     drawn = "seed" in needed and theirs.get("seed") == needed["seed"]
-    result = _layer_differences(theirs["layers"], needed["layers"], () if drawn else ("seed",))
+    without = () if drawn else ("seed",)
+    result = _layer_differences(theirs["layers"], needed["layers"], without)
+    for name, cell in theirs.get("cells", {}).items():
+        if name in needed.get("cells", {}):
+            found = _layer_differences(cell, needed["cells"][name], without)
+            result += [f"{name}: {each}" for each in found]
     for name in ("loss", "seed"):
         if name in needed and theirs.get(name) != needed[name]:
             result.append(f"{name} {theirs.get(name)!r} found, {needed[name]!r} needed")
@@ -96,6 +104,14 @@ def _layer_differences(
                 what = f"{key} {one.get(key)!r} found, {two.get(key)!r} needed"
                 result.append(f"layer {name!r}: {what}")
     return result + [f"layer {name!r} found, none needed" for name in theirs if name not in needed]
+
+
+def refuse(path: str | Path, found: Sequence[str], hint: str = "") -> None:
+    """Raise CheckpointError where a checkpoint differs from what is needed; it says in what."""
+    if found:
+        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        text = f"{'; '.join(found[:_SHOWN])}{more}{hint}"
+        raise CheckpointError(f"checkpoint {str(path)!r}: {text}")
 
 
 def infinite(arrays: Mapping[str, Array]) -> list[str]:
@@ -138,12 +154,7 @@ def read(
             if "seed" in needed and metadata.get("seed") != needed["seed"]:
                 found = [f"seed {metadata.get('seed')!r} found, {needed['seed']!r} needed"]
         found += [f"array {name!r}: values that are not finite found" for name in infinite(arrays)]
-        if found:
-            more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-            raise CheckpointError(
-                f"{label}: {'; '.join(found[:_SHOWN])}{more}"
-                " (strict=False takes what fits: model.load_checkpoint)"
-            )
+        refuse(path, found, " (strict=False takes what fits: model.load_checkpoint)")
         own = arrays if "optimizer" in needed else {n: arrays[n] for n in arrays if n in specs}
         checkpoint.check(own, {n: (spec.shape, spec.dtype) for n, spec in specs.items()})
     taken, left = {}, {}
@@ -168,4 +179,4 @@ def _slots(arrays: Mapping[str, Array], needed: Mapping[str, Any]) -> set[str]:
     return set(arrays) - set(needed["weights"])
 
 
-__all__ = ["Loaded", "differences", "layers", "read", "settings"]
+__all__ = ["Loaded", "differences", "infinite", "layers", "read", "refuse", "settings"]

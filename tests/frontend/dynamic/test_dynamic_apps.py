@@ -155,6 +155,61 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
                 session.save_checkpoint(path)
 
 
+@pytest.mark.parametrize("reuse", ["all", "off"])
+def test_a_checkpoint_of_other_layers_is_refused(reuse: str, tmp_path: Path) -> None:
+    path, again = tmp_path / "c.npz", tmp_path / "d.safetensors"
+    x = np.ones(3, np.float32)
+
+    def opened(of: str = "tanh", end: str | None = None, factor: float = 2.0) -> Any:
+        session = DynamicSession("one", "sgd", cpus=1, reuse=reuse)
+
+        @session.cell
+        def merge(m: Any, value: Any, scale: float) -> Any:
+            return getattr(m, of)(m.dense(m.dropout(value), 4, name="d")) * (scale * factor)
+
+        def step(scale: float = 0.5, rate: float = 0.5) -> float:
+            value = session.dropout(session.value(x), rate, name="before")
+            made = session.dense(merge(value, scale), 2, activation=end, name="end")
+            return session.step([session.cross_entropy(made, 1)])
+
+        return session, step
+
+    session, step = opened()
+    with session:
+        step()
+        session.save_checkpoint(path)
+    cell = r"c.npz': cell 'merge' of \(float32\[3\], 0.5\): layer 'merge."
+    for settings, found in (
+        ({"of": "relu"}, cell + r"relu' is missing; .* layer 'merge.tanh' found, none needed"),
+        ({"factor": 3.0}, cell + "affine.: scale 1.0 found, 1.5 needed"),
+        ({"end": "relu"}, r"c.npz.: .end. of .*: activation None found, .relu. needed"),
+    ):
+        session, step = opened(**settings)
+        with session:
+            session.load_checkpoint(path)
+            before = session.state()
+            for _ in range(2):  # it does not get used to it
+                with pytest.raises(CheckpointError, match=found):
+                    step()
+            assert all((session.state()[name] == value).all() for name, value in before.items())
+        session, step = opened(**settings)
+        with session:
+            step()  # its layers are known before
+            with pytest.raises(CheckpointError, match=found):
+                session.load_checkpoint(path)
+    session, step = opened()
+    with session:
+        session.load_checkpoint(path)
+        session.save_checkpoint(again)  # in which nothing is known by a call
+        step()
+        step(scale=0.25, rate=0.25)  # what the checkpoint does not know is taken
+    session, step = opened(of="relu")
+    with session:
+        session.load_checkpoint(again)
+        with pytest.raises(CheckpointError, match=r"d\.safetensors': cell 'merge'"):
+            step()
+
+
 def test_kinds_and_answers_are_what_they_are_said_to_be() -> None:
     kinds = {kind for lattice in lattices(50, 3) for _, kind in lattice.kinds}
     assert kinds == set(range(KINDS))
