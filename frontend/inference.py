@@ -21,13 +21,16 @@ from soapstone.engine.constants import Constants
 from soapstone.engine.lower import boundary_orders, stored
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import folded
-from soapstone.engine.session import NOTHING, Bound, Session
+from soapstone.engine.session import CARRIED, NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import Batches
+from soapstone.frontend.planned import Plans
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
+from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
+from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import Machine, StoppedError
 from soapstone.runtime.forks import tell
 from soapstone.system import usable_cores
@@ -137,6 +140,14 @@ class InferenceSession:
         layouts: axis orders of values, such as `OptimizeResult.layouts`, the rest in C order; by
             default those of the model's file, or where there are none what `channels_last` says.
         bound_shapes: how many shapes of inputs stay bound; the least recently used one goes.
+        fast_memory: bytes of a memory that the threads work in, with the computer's behind it
+            (docs/memory.md). Weights are then streamed like any value, so none is folded or packed,
+            and all shapes share them and that memory; of too many bound shapes all go.
+        plan: how values are streamed: "dp" (fewest bytes, the default), "lru", "stream", "belady",
+            or a plan or its file, which is of the graph of one shape.
+
+    Raises:
+        GraphError: an unknown plan, or one without a fast memory.
 
     Example:
         >>> session = InferenceSession("resnet50.onnx")
@@ -152,13 +163,21 @@ class InferenceSession:
         plain: bool = False,
         layouts: Layouts | None = None,
         bound_shapes: int = 8,
+        fast_memory: int | None = None,
+        plan: MemoryPlan | str | Path | None = None,
     ) -> None:
         self._source = Source.of(model, weights)
         self._layouts = layouts
         self._plain = plain
         self._machine = Machine.local(cpus=1, threads=threads or usable_cores())
+        self._plans: Plans | None = None
+        if fast_memory is not None or plan is not None:
+            self._plans = Plans("dp" if plan is None else plan, fast_memory)
+            self._plans.step = True  # a plan that is given is of what is bound here
+            self._machine = self._machine.bounded(self._plans.capacity_bytes)
         self._lock = threading.Lock()
         self._bounds: OrderedDict[tuple[object, ...], _Bound] = OrderedDict()
+        self._values: dict[str, Array] = {}  # what streamed weights begin with
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
         self._close = weakref.finalize(self, _close_all, self._bounds)
         self._most = max(1, bound_shapes)
@@ -208,6 +227,17 @@ class InferenceSession:
         with self._lock:
             return sum(session.peak_bytes for session, _ in self._bounds.values())
 
+    def moved_bytes(self, inputs: Mapping[str, Array] | Array) -> tuple[int, int] | None:
+        """Return what a run on inputs of these shapes copies between the fast memory and the other.
+
+        Two counts, by its memory plan and as it is compiled; None without a plan.
+        """
+        given = self._checked(inputs)
+        with self._lock:
+            bound = self._bound(given)[1]
+            plan = bound.plan
+            return None if plan is None else (plan.moved_bytes, bound.trace.copied_bytes)
+
     def close(self) -> None:
         """Stop the workers and free the memory; a closed session runs no more."""
         with self._lock:
@@ -250,15 +280,41 @@ class InferenceSession:
             raise StoppedError(f"session of model {self._source.name!r}: it was closed")
         bound = self._bounds.get(self._key(given))
         if bound is None:
-            while len(self._bounds) >= self._most:
-                self._bounds.popitem(last=False)[1][0].close()
+            if len(self._bounds) >= self._most:
+                leaving = self._bounds.popitem(last=False)[1][0]
+                if self._plans is not None:
+                    self._bounds.clear()
+                leaving.close()
             graph, contents = self._source.graph(given)
             self._telling.update(contents)
-            layouts = self._orders(graph)
-            bound = _bind(graph, self._source.weights(), self._machine, self._plain, layouts)
+            bound = self._bind(graph)
             self._bounds[self._key(given)] = bound
         self._bounds.move_to_end(self._key(given))
         return bound
+
+    def _bind(self, graph: Graph) -> _Bound:
+        layouts, held = self._orders(graph), _held(graph, self._source.weights())
+        names, graph = graph.outputs, replace(graph, updates={}).pruned()
+        if self._plans is None:
+            return _bind(graph, held, self._machine, self._plain, layouts, names)
+        values = {name: array for name, array in held.items() if graph.roles.get(name) in CARRIED}
+        constants = {name: held[name] for name in graph.inputs(Role.CONSTANT)}
+        if self._bounds:
+            session = next(iter(self._bounds.values()))[0]
+        else:
+            mapper = BoundedMemoryMapper(self._plans)
+            session = Session(self._machine, mapper, seed=0, values=self._values)
+        self._values.update(values)
+        try:
+            strategy = _strategy(session.mapper, graph, self._machine, layouts)
+            fuse = not self._plain
+            return session, session.bind(graph, strategy, constants, names=names, fuse=fuse)
+        except BaseException:
+            if not self._bounds:
+                session.close()
+            raise
+        finally:
+            self._values.clear()
 
     def _orders(self, graph: Graph) -> Layouts | None:
         """Return the axis orders of a graph's values; a file's are for all extents of its dims."""
@@ -317,14 +373,8 @@ def concatenated(parts: Iterable[Sequence[Array]]) -> Array | tuple[Array, ...]:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _bind(
-    graph: Graph,
-    weights: Mapping[str, Array],
-    machine: Machine,
-    plain: bool,
-    layouts: Layouts | None = None,
-) -> _Bound:
-    """Return an inference graph compiled to a trace over constant weights, in its own session."""
+def _held(graph: Graph, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what a graph takes besides its inputs, checked."""
     fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
     missing = sorted(fixed - weights.keys())
     if missing:
@@ -335,18 +385,34 @@ def _bind(
             raise DataError(
                 f"model {graph.name!r}: weight {name!r}: {found} found, {needed} needed"
             )
-    held = {name: weights[name] for name in fixed}
-    names = graph.outputs
-    graph = replace(graph, updates={}).pruned()
+    return {name: weights[name] for name in fixed}
+
+
+def _strategy(
+    mapper: GraphMapper, graph: Graph, machine: Machine, layouts: Layouts | None
+) -> Strategy:
+    strategy = mapper.strategy(graph, machine)
+    if layouts is None:
+        return strategy
+    outlive = stored(graph)
+    free = {name: order for name, order in layouts.items() if name not in outlive}
+    return replace(strategy, layouts=boundary_orders(graph, free))
+
+
+def _bind(
+    graph: Graph,
+    held: Mapping[str, Array],
+    machine: Machine,
+    plain: bool,
+    layouts: Layouts | None,
+    names: Sequence[str],
+) -> _Bound:
+    """Return an inference graph compiled to a trace over constant weights, in its own session."""
     prologue = replace(graph, nodes=(), outputs=())
     if not plain:
         prologue, graph = folded(graph, held)
     mapper = GraphMapper()
-    strategy = mapper.strategy(graph, machine)
-    if layouts is not None:
-        outlive = stored(graph)
-        free = {name: order for name, order in layouts.items() if name not in outlive}
-        strategy = replace(strategy, layouts=boundary_orders(graph, free))
+    strategy = _strategy(mapper, graph, machine, layouts)
     constants = Constants(held, prologue)
     session = Session(machine, mapper, seed=0)
     try:

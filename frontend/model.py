@@ -313,15 +313,28 @@ class Model(Recording):
         return self.trainer.session.shared()
 
     def inference(
-        self, *, threads: int | None = None, plain: bool = False, bound_shapes: int = 8
+        self,
+        *,
+        threads: int | None = None,
+        plain: bool = False,
+        bound_shapes: int = 8,
+        fast_memory: int | None = None,
+        plan: MemoryPlan | str | Path | None = None,
     ) -> InferenceSession:
         """Return a session that serves the model with its present weights.
 
-        threads, plain and bound_shapes are those of `InferenceSession`.
+        threads, plain, bound_shapes, fast_memory and plan are those of `InferenceSession`.
         """
         from soapstone.frontend.inference import InferenceSession
 
-        return InferenceSession(self, threads=threads, plain=plain, bound_shapes=bound_shapes)
+        return InferenceSession(
+            self,
+            threads=threads,
+            plain=plain,
+            bound_shapes=bound_shapes,
+            fast_memory=fast_memory,
+            plan=plan,
+        )
 
     def set_weights(self, values: Mapping[str, Array]) -> None:
         """Replace parameters or states by name, at any time: what `weights` returns always fits.

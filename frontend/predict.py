@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from soapstone.errors import DataError
 from soapstone.frontend.app import load_app
 from soapstone.frontend.data import npz
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.tensor import Array
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Model
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Prediction:
 
     `seconds` is the median run, a first one left out where there are several. `bind_seconds` is
     what came before: reading, compiling kernels that are new, and measuring their rivals once.
+    `moved_bytes` are those of the memory plan of a run, and those that its copies move.
     """
 
     model: str
@@ -32,6 +36,7 @@ class Prediction:
     runs: int
     launches: int
     variants: Mapping[str, str]
+    moved_bytes: tuple[int, int] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for JSON: arrays as element type and shape."""
@@ -46,12 +51,17 @@ class Prediction:
             "runs": self.runs,
             "launches": self.launches,
             "variants": dict(Counter(self.variants.values())),
+            **dict(zip(("planned_bytes", "copied_bytes"), self.moved_bytes or ())),
         }
 
     def __str__(self) -> str:
         shown = [f"{n}: {a.dtype.name}{list(a.shape)}" for n, a in self.outputs.items()]
         timing = f"{self.seconds * 1e3:.2f} ms a run, {self.launches} launches"
-        return "\n".join([*shown, f"{timing}, {self.bind_seconds * 1e3:.0f} ms to bind"])
+        lines = [*shown, f"{timing}, {self.bind_seconds * 1e3:.0f} ms to bind"]
+        if self.moved_bytes is not None:
+            planned, copied = self.moved_bytes
+            lines.append(f"{planned:,} bytes planned to be copied a run, {copied:,} copied")
+        return "\n".join(lines)
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -75,6 +85,8 @@ def predict(
     threads: int | None = None,
     plain: bool = False,
     runs: int = 1,
+    fast_memory: int | None = None,
+    plan: str | None = None,
 ) -> Prediction:
     """Return the outputs of an ONNX file, or of an app with a checkpoint's weights.
 
@@ -82,12 +94,16 @@ def predict(
         model: the path of an `.onnx` file, or an app's name.
         arrays: the inputs by name; a model of one input takes the only array, whatever its name.
         runs: how often to run for the time; outputs are those of the last.
+        fast_memory, plan: see `InferenceSession`.
 
     Raises:
         DataError, GraphError: a model or arrays that do not fit.
     """
     started = time.perf_counter()
-    with _session(model, checkpoint, threads, plain) as session:
+    source = _source(model, checkpoint)
+    with InferenceSession(
+        source, threads=threads, plain=plain, fast_memory=fast_memory, plan=plan
+    ) as session:
         if len(session.inputs) == 1 and len(arrays) == 1:
             arrays = {session.inputs[0].name: next(iter(arrays.values()))}
         variants = session.variants(arrays)
@@ -98,21 +114,20 @@ def predict(
             outputs = session.run(arrays)
             times.append(time.perf_counter() - start)
         middle = statistics.median(times[1:] or times)
+        moved = session.moved_bytes(arrays)
         return Prediction(
-            model, outputs, middle, bound - started, max(1, runs), len(variants), variants
+            model, outputs, middle, bound - started, max(1, runs), len(variants), variants, moved
         )
 
 
-def _session(
-    model: str, checkpoint: Path | None, threads: int | None, plain: bool
-) -> InferenceSession:
+def _source(model: str, checkpoint: Path | None) -> Model | Path:
     if model.lower().endswith(".onnx"):
         if checkpoint is not None:
             raise DataError(f"model {model!r}: an ONNX file has its own weights; no checkpoint")
-        return InferenceSession(Path(model), threads=threads, plain=plain)
+        return Path(model)
     app = load_app(model)
     if checkpoint is None:
         raise DataError(f"app {model!r}: no weights; give --checkpoint")
     built = app.build(1)
     built.load_checkpoint(checkpoint)
-    return InferenceSession(built, threads=threads, plain=plain)
+    return built

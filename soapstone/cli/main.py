@@ -36,6 +36,13 @@ app.add_typer(strategy.machines, name="machine")
 command(app)(optimize)
 command(app)(show)
 
+FastMemory = Annotated[
+    str | None, typer.Option(help="Stream values through a memory of that size: 200MB.")
+]
+Plan = Annotated[
+    str | None, typer.Option(help="How: dp (fewest bytes), lru, stream, belady, or a file.")
+]
+
 
 @command(app)
 def train(
@@ -68,12 +75,8 @@ def train(
         Path | None,
         typer.Option(help="Kernel choices to repeat, for the same bits; written if not there."),
     ] = None,
-    fast_memory: Annotated[
-        str | None, typer.Option(help="Stream values through a memory of that size: 200MB.")
-    ] = None,
-    plan: Annotated[
-        str | None, typer.Option(help="How: dp (fewest bytes), lru, stream, belady, or a file.")
-    ] = None,
+    fast_memory: FastMemory = None,
+    plan: Plan = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, dropout and order.")] = 0,
     data: Annotated[
         Path | None, typer.Option(help="A folder with train and test: npz files of x and y.")
@@ -164,6 +167,8 @@ def predict(
         bool, typer.Option("--plain", help="One kernel an operator: no folding, no fusing.")
     ] = False,
     runs: Annotated[int, typer.Option(min=1, help="How often to run, for the time.")] = 1,
+    fast_memory: FastMemory = None,
+    plan: Plan = None,
     as_json: Json = False,
 ) -> None:
     """Run a model on the arrays of an npz file."""
@@ -179,6 +184,8 @@ def predict(
         threads=threads,
         plain=plain,
         runs=runs,
+        fast_memory=None if fast_memory is None else bytes_of("--fast-memory", fast_memory),
+        plan=plan,
     )
     if output is not None:
         arrays: dict[str, Any] = dict(result.outputs)
