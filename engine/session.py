@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from soapstone.runtime.machines.start import start
 from soapstone.runtime.tracing.planned import PlannedStep
 
 _AGREEING = 3  # times a graph is bound at most until all processes have made the same choices
+T = TypeVar("T")
 CARRIED = (Role.PARAMETER, Role.STATE)
 NOTHING: Mapping[str, Array] = MappingProxyType({})
 _NONE = np.zeros(0)  # contents that nobody reads
@@ -204,6 +205,20 @@ class Session:
     def run(self, bound: Bound, *, here: bool = False) -> None:
         """Run a bound graph once on what its feeds hold. here: see `Trace.replay`."""
         bound.trace.replay(profile=self._timeline, here=here)
+
+    def entries(self, bound: Bound) -> tuple[Array, Array] | None:
+        """Return what a run of a bound graph is nothing but, or None; see `Trace.entries`."""
+        return None if self._timeline is not None else bound.trace.entries
+
+    def together(self, run: Callable[[], T], steps: int) -> T:
+        """Return what a function gives that runs entries; nothing else runs meanwhile.
+
+        steps: of how many runs of bound graphs the entries are.
+        """
+        with self.runtime.turn:
+            self.runtime.quiet("replay")
+            self.runtime.statistics.steps_replayed += steps
+            return run()
 
     def state(self) -> dict[str, Array]:
         """Return copies of all parameters and states that are carried, by name, of one moment."""

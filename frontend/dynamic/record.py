@@ -285,12 +285,13 @@ class Recorder:
         """Return the array that values of a type are rows of. spec: of one row."""
         rows = self._stores.get(spec)
         if rows is None:
-            rows = self._stores[spec] = Rows(spec)
+            rows = self._stores[spec] = Rows(spec, self.graphs.work)
         return rows
 
     def forget(self) -> None:
         """End a step: its values are no more."""
         self.moment = next(_MOMENTS)
+        self.graphs.work.forget()
         for call in self._made:
             # Its outputs know it: a circle would wait for the collector. A value that somebody
             # still has would keep all that it was made of.

@@ -7,7 +7,8 @@ few graphs are bound and few rows are idle.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.guard import STEP
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.native.memory import address
+from soapstone.native.rows import RUN, Move, work
 
 MOST_ROWS = 256  # of a bound graph
 _FILLED = 0.7  # of its rows, below which the rest runs by fewer
@@ -30,11 +32,15 @@ class Rows:
     Attributes:
         spec: of one row. data: (capacity, *shape); rows from `size` on are free.
         nbytes: of a row. at, grads_at: the addresses of the first row, and of its gradient.
+
+    Args:
+        work: what is still to be done with rows.
     """
 
-    def __init__(self, spec: TensorSpec) -> None:
+    def __init__(self, spec: TensorSpec, work: Work) -> None:
         self.spec = spec
         self.size = 0
+        self._work = work
         self.nbytes = spec.nbytes
         self.grads: Array = np.zeros((0, *spec.shape), spec.dtype)
         self.grads_at: int = address(self.grads)
@@ -48,6 +54,7 @@ class Rows:
         """Return the first of so many rows that nobody has."""
         first, self.size = self.size, self.size + count
         if self.size > len(self.data):
+            self._work.do()  # what is to be done knows where rows are
             grown = np.zeros((2 * self.size, *self.spec.shape), self.spec.dtype)
             grown[:first] = self.data[:first]
             self._hold(grown)
@@ -83,33 +90,88 @@ class RowGraph:
 
     Attributes:
         bound: the graph. feeds, results: the addresses of inputs and outputs, by name; `outputs`
-            in order.
+            in order. counter: the input that random numbers follow, or None.
+        entries: what running it is nothing but, the addresses of functions and of blocks and how
+            many, or None.
     """
 
-    def __init__(self, graphs: Graphs, bound: Bound) -> None:
-        self._graphs = graphs
-        self._counter = bound.feeds.get(STEP)
+    def __init__(self, bound: Bound, entries: tuple[Array, Array] | None) -> None:
+        self.counter = bound.feeds.get(STEP)
         self.bound = bound
+        self.entries: tuple[int, int, int] | None = None
+        if entries is not None:
+            functions, blocks = entries
+            self.entries = address(functions), address(blocks), len(functions)
         self.feeds = {name: address(array) for name, array in bound.feeds.items()}
         self.results = {name: address(array) for name, array in bound.results.items()}
         self.outputs = tuple(self.results[name] for name in bound.graph.outputs)
 
-    def run(self, counter: int = 0) -> None:
-        """Run it once. counter: which random numbers follow."""
-        if self._counter is not None:
-            self._counter[...] = counter
-        self._graphs.run(self.bound)
+
+class Work:
+    """What is to be done, in order, and is done together by one native call: moves, and runs.
+
+    So small graphs cost what is in them, not what a call costs.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._rows: list[Move] = []
+        self._runs: list[RowGraph] = []
+        self._places: list[Array] = []  # that moves have the addresses of
+
+    def move(self, moves: Sequence[Move], places: Array | None = None) -> None:
+        """Move rows, in order, after all before. places: that moves have the address of."""
+        self._rows += moves
+        if places is not None:
+            self._places.append(places)
+
+    def run(self, graph: RowGraph, counter: int = 0) -> None:
+        """Run a graph once, after all before. counter: which random numbers follow."""
+        if graph.counter is not None or graph.entries is None:
+            self.do()
+            if graph.counter is not None:
+                graph.counter[...] = counter
+            if graph.entries is None:
+                self._session.run(graph.bound, here=True)
+                return
+        functions, blocks, count = graph.entries
+        self._rows.append((functions, blocks, count, len(self._runs), 0, RUN))
+        self._runs.append(graph)
+
+    def do(self) -> None:
+        """Do all that is left to be done.
+
+        Raises: TaskError when a graph's task fails; what follows it is not done.
+        """
+        rows, runs, kept = self._rows, self._runs, self._places
+        self.forget()
+        while rows:
+            failed = self._session.together(partial(work, rows), len(runs))
+            if failed < 0:
+                break
+            self._session.run(runs[rows[failed][3]].bound, here=True)  # it says what fails
+            rows = rows[failed + 1 :]
+        kept.clear()
+
+    def forget(self) -> None:
+        """Do nothing of it."""
+        self._rows, self._runs, self._places = [], [], []
 
 
 class Graphs:
-    """A session's graphs as they are bound. `seconds`: that binding took."""
+    """A session's graphs as they are bound, and what is to be done with them.
+
+    seconds: that binding took.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.work = Work(session)
         self.seconds = 0.0
 
     def bind(self, graph: Graph, apart: bool) -> Bound:
         """Return a graph bound. apart: whether several processors share it."""
+        self.work.do()
         began = time.perf_counter()
         mapper = self.session.mapper if apart else GraphMapper()
         strategy = strategy_of(mapper, graph, self.session.machine)
@@ -139,7 +201,8 @@ class Bounds:
         bound = self._bound.get(rows)
         if bound is None:
             graph = self._graphs.bind(self._make(rows), rows >= _SPLIT)
-            bound = self._bound[rows] = RowGraph(self._graphs, graph)
+            entries = self._graphs.session.entries(graph)
+            bound = self._bound[rows] = RowGraph(graph, entries)
         return bound
 
     def __len__(self) -> int:
@@ -159,4 +222,14 @@ def gathered(feed: Array, data: Array, places: Any) -> None:
     feed[count:] = 0
 
 
-__all__ = ["MOST_ROWS", "Bounds", "Graphs", "RowGraph", "Rows", "fill", "gathered", "pieces"]
+__all__ = [
+    "MOST_ROWS",
+    "Bounds",
+    "Graphs",
+    "RowGraph",
+    "Rows",
+    "Work",
+    "fill",
+    "gathered",
+    "pieces",
+]

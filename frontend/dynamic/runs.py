@@ -15,7 +15,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.native.memory import address
-from soapstone.native.rows import ADD, Move, move
+from soapstone.native.rows import ADD, Move
 
 
 class Run(NamedTuple):
@@ -95,7 +95,7 @@ class CellRuns:
     def __init__(
         self, graphs: Graphs, cell: Cell, operands: Sequence[Rows], outputs: Sequence[Rows]
     ) -> None:
-        self._graphs = graphs
+        self._work = graphs.work
         self.cell = cell
         self.operands = tuple(operands)
         self.outputs = tuple(outputs)
@@ -107,8 +107,8 @@ class CellRuns:
         tensors = dict(layout.forward.tensors)
         for part in (layout.backward, layout.weights):
             tensors.update(part.tensors if part is not None else {})
-        self.kept = {name: Rows(_row(tensors[name])) for name in layout.kept}
-        self.passed = {name: Rows(_row(tensors[name])) for name in layout.passed}
+        self.kept = {name: Rows(_row(tensors[name]), self._work) for name in layout.kept}
+        self.passed = {name: Rows(_row(tensors[name]), self._work) for name in layout.passed}
         self._moves: dict[RowGraph, _Moves] = {}
         self.rows = 0  # of kept values
         self.calls = 0  # since the session began
@@ -166,8 +166,8 @@ class CellRuns:
             rows = self.operands[number]
             begin, place = run.place(number, rows.nbytes)
             before.append((rows.at + begin, feed, rows.nbytes, count, place, run.size))
-        move(before)
-        graph.run(run.counter)
+        self._work.move(before, run.places)
+        self._work.run(graph, run.counter)
         after: list[Move] = [
             (result, rows.at + first * rows.nbytes, rows.nbytes, count, 0, count)
             for result, rows, first in zip(graph.outputs, self.outputs, run.outputs)
@@ -180,7 +180,7 @@ class CellRuns:
                 begin, place = run.place(number, rows.nbytes)
                 result = rows.at
             after.append((result + begin, target, kept.nbytes, count, place, count))
-        move(after)
+        self._work.move(after)
 
     def _moves_of(self, graph: RowGraph) -> _Moves:
         moves = self._moves.get(graph)
@@ -203,8 +203,8 @@ class CellRuns:
             rows = self.outputs[output]
             source = rows.grads_at + run.outputs[output] * rows.nbytes
             before.append((source, feed, rows.nbytes, count, 0, run.size))
-        move(before)
-        graph.run(run.counter)
+        self._work.move(before, run.places)
+        self._work.run(graph, run.counter)
         after: list[Move] = []
         names = graph.bound.graph.outputs
         for number, name, result in zip(layout.operands, names, graph.outputs):
@@ -213,13 +213,14 @@ class CellRuns:
                 begin, place = run.place(number, rows.nbytes)
                 after.append((result, rows.grads_at + begin, rows.nbytes, count, place, ADD))
             else:
+                self._work.do()
                 np.add.at(rows.grads, run.places_of(number), graph.bound.results[name][:count])
         for passed, result in moves.passed:
             if passed.size < self.rows:
                 passed.take(self.rows - passed.size)
             target = passed.at + run.first * passed.nbytes
             after.append((result, target, passed.nbytes, count, 0, count))
-        move(after)
+        self._work.move(after)
 
     def sums(self, runs: Sequence[Run], into: Mapping[str, Array]) -> None:
         """Add the gradients of parameters, of all runs of this cell."""
@@ -232,14 +233,15 @@ class CellRuns:
         for first, rows, counter in spans:
             for count, size in pieces(rows):
                 graph = self.weights.get(size)
-                move(
+                self._work.move(
                     [
                         (held.at + first * held.nbytes, feed, held.nbytes, count, 0, size)
                         for name, held in (*self.kept.items(), *self.passed.items())
                         if (feed := graph.feeds.get(name)) is not None
                     ]
                 )
-                graph.run(counter)
+                self._work.run(graph, counter)
+                self._work.do()
                 for name, value in zip(layout.trained, graph.bound.graph.outputs):
                     into[name] += graph.bound.results[value]
                 first += count

@@ -226,6 +226,7 @@ class DynamicSession(Recorder):
                 made = runs.run(calls, self._training, self.updates << 32)
                 if self._training:
                     self._log += made
+            self.graphs.work.do()
         self._undone = bool(self._tiles)
 
     @contextmanager
@@ -290,6 +291,7 @@ class DynamicSession(Recorder):
                 loss.rows.grads[loss.row] += 1 / len(losses)
             for run in reversed(self._log):
                 run.cell.back(run)
+            self.graphs.work.do()
         used: dict[int, list[Run]] = {}
         for run in self._log:
             used.setdefault(run.cell.cell.number, []).append(run)

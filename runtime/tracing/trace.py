@@ -248,6 +248,18 @@ class Trace:
             runtime.statistics.bytes_replayed += self.copied_bytes
             return timeline
 
+    @property
+    def entries(self) -> tuple[Array, Array] | None:
+        """The functions and blocks of a replay that is nothing but to run them in order, or None.
+
+        Addresses, int64 (entries): where one worker of this process runs all, and nobody watches.
+        """
+        runtime, workers = self._runtime, self._program.workers
+        watched = runtime.observed(None) is not None or runtime.agreement is not None
+        if len(workers) != 1 or runtime.many_instances or watched or native_memory.CHECKED:
+            return None
+        return workers[0].fn, workers[0].block
+
     def fits(self) -> bool:
         """Whether the instances it was compiled for are still those of the runtime."""
         main = self._runtime.analysis

@@ -15,7 +15,8 @@ from soapstone import SGD, Adam, DataError, DynamicSession, GraphError, NonFinit
 from soapstone.frontend.dynamic.rows import pieces
 from soapstone.frontend.dynamic.session import REUSE
 from soapstone.ir.graph import Initial
-from soapstone.native.rows import ADD, move
+from soapstone.native.rows import ADD, work
+from soapstone.runtime.errors import TaskError
 
 WORDS, WIDTH, HIDDEN = 12, 5, 6
 Tree = Any  # a word's number, or a pair of trees
@@ -337,9 +338,44 @@ def test_rows_are_gathered_and_added_where_places_are_the_same() -> None:
         back = np.full((count + 2, 3), 7, np.float32)
         add = (values.ctypes.data, target.ctypes.data, 12, count, places.ctypes.data, ADD)
         gather = (target.ctypes.data, back.ctypes.data, 12, count, places.ctypes.data, count + 2)
-        move([add, gather])
+        assert work([add, gather]) == -1
         expected = np.zeros((20, 3), np.float32)
         np.add.at(expected, places, values)
         np.testing.assert_array_equal(target, expected)
         np.testing.assert_array_equal(back[:count], expected[places])
         assert not back[count:].any()
+
+
+@pytest.mark.parametrize("reuse", ["off", "batch"])
+def test_rows_move_to_more_room_while_runs_of_them_are_still_to_be_done(reuse: str) -> None:
+    start = np.linspace(-1, 1, 4, dtype=np.float32)
+    with DynamicSession("chain", SGD(0.5), cpus=1, reuse=reuse) as session:
+        weight = session.parameter("w", (1, 4), Initial("constant", 0.25))
+        x = session.value(start)
+        for _ in range(700):  # arrays begin with room for 256
+            x = session.tanh(x + weight)
+        session.step([session.reduce_sum(x, axes=1)])
+        found = session.state()["w"]
+    at, wide = np.full(4, 0.25), start.astype(np.float64)
+    slopes = []
+    for _ in range(700):
+        wide = np.tanh(wide + at)
+        slopes.append(1 - wide**2)
+    grad, total = np.ones(4), np.zeros(4)
+    for slope in reversed(slopes):
+        grad = grad * slope
+        total += grad
+    np.testing.assert_allclose(found, (at - 0.5 * total)[np.newaxis], rtol=1e-4)
+
+
+def test_a_layer_that_fails_among_others_is_named_and_the_session_goes_on() -> None:
+    with DynamicSession("lookups", SGD(0.1), cpus=1, reuse="off") as session:
+        for index in (3, 9, 3):
+            found = session.embedding(session.value(index, "int32"), 5, 4, name="words")
+            for _ in range(3):
+                found = session.tanh(found)
+            if index < 5:
+                assert np.isfinite(found.numpy()).all()
+            else:
+                with pytest.raises(TaskError, match=r"embedding.*9.*0 to 4"):
+                    found.numpy()
