@@ -225,7 +225,8 @@ class InferenceSession:
     def peak_bytes(self) -> int:
         """Bytes of inputs, outputs and arenas of all bound shapes; packed weights come on top."""
         with self._lock:
-            return sum(session.peak_bytes for session, _ in self._bounds.values())
+            sessions = {session for session, _ in self._bounds.values()}
+            return sum(session.peak_bytes for session in sessions)
 
     def moved_bytes(self, inputs: Mapping[str, Array] | Array) -> tuple[int, int] | None:
         """Return what a run on inputs of these shapes copies between the fast memory and the other.

@@ -59,6 +59,7 @@ def test_a_session_in_a_fast_memory_moves_what_is_planned(plan: str) -> None:
                 (session.machine, session.used_bytes) for session, _ in tight._bounds.values()
             }
             assert used[[m.name for m in machine.memories].index("system.bounded")] == capacity
+            assert tight.peak_bytes == sum(used)  # all shapes share it
 
 
 def test_a_plan_of_an_inference_graph_is_followed_and_checked(tmp_path: Path) -> None:
