@@ -7,12 +7,13 @@ mapper. Plugins are found through the entry-point group `soapstone.mappers`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from soapstone.engine.expand import NodeLaunch
+from soapstone.engine.images import Images
 from soapstone.engine.lower import channels_last
 from soapstone.engine.parallelism import legal
 from soapstone.engine.prepare import Prepared
@@ -27,6 +28,18 @@ from soapstone.runtime.analysis.policy import ask, name_of
 from soapstone.runtime.model.mapper import by_point
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Everyone(Protocol):
+    """The processes of a run, as an executor speaks for them."""
+
+    processors: Sequence[int]  # of this process
+
+    def exchanged(self, value: Any) -> list[Any]:
+        """Return what each process gives here; every one must.
+
+        value: of this process.
+        """
 
 
 class GraphMapper(DefaultMapper):
@@ -73,15 +86,21 @@ class GraphMapper(DefaultMapper):
         self._offloaded = frozenset(value for value, keep in kept if keep is Keep.OFFLOAD)
         self._behind = check_backing(self.machine, self._offloaded)
 
-    def planned(self, prepared: Prepared) -> MemoryPlan | None:
-        """Return the memory plan that the launches which come next follow; None: they follow none.
+    def planned(
+        self, prepared: Prepared, images: Images, everyone: Everyone
+    ) -> Mapping[str, MemoryPlan]:
+        """Return the memory plans that the launches which come next follow, by memory.
 
-        prepared: the graph whose launches come next; they run in the order of the plan.
+        They are of the memories in which processors of this process work; none: none is followed,
+        in any process. All plans run the nodes in one order, and so are they launched.
+
+        prepared: the graph whose launches come next. images: those launches. everyone: the
+        processes of the run, who call this alike.
 
         Raises:
             GraphError: there is no plan for it.
         """
-        return None
+        return {}
 
     def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
         """The backing memory for what is offloaded, else the processor's own."""

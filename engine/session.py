@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -41,8 +41,8 @@ class Bound:
     """A graph bound to regions and compiled to a trace.
 
     `feeds` and `results` are the live arrays of its step inputs and outputs; `inputs` the regions
-    of the former; `prepared` is the graph as it is launched, and `plan` the memory plan that this
-    follows, if any.
+    of the former; `prepared` is the graph as it is launched, and `plans` the memory plans that this
+    follows, if any, of the memories in which processors of this process work.
     """
 
     graph: Graph
@@ -52,12 +52,21 @@ class Bound:
     feeds: Mapping[str, Array]
     results: Mapping[str, Array]
     inputs: Mapping[str, Region]
-    plan: MemoryPlan | None = None
+    plans: Mapping[str, MemoryPlan] = field(default_factory=dict)
 
     @cached_property
     def batch(self) -> tuple[str, ...]:
         """The inputs that come with each batch."""
         return self.graph.inputs(Role.INPUT)
+
+    @property
+    def moved_bytes(self) -> tuple[int, int] | None:
+        """What a run copies between this process' memories, by plan and as it is compiled.
+
+        None where no plan is followed.
+        """
+        planned = sum(plan.moved_bytes for plan in self.plans.values())
+        return (planned, self.trace.copied_bytes) if self.plans else None
 
     @property
     def variants(self) -> Mapping[str, str]:
@@ -127,7 +136,6 @@ class Session:
                 if name not in constants and name not in regions:
                     regions[name] = _region(lowered, name)
             self.mapper.adopt(prepared.strategy)
-            plan = self.mapper.planned(prepared)
             results = {
                 name: constants[low] if low in constants else self.runtime.array(regions[low])
                 for name, low in zip(names or graph.outputs, lowered.outputs)
@@ -136,8 +144,9 @@ class Session:
             feeds = {name: self.runtime.array(regions[name]) for name in fed}
             mine = self.runtime.executor.processors
             images = imaged(prepared.launches, constants, self.machine, mine)
+            plans = self.mapper.planned(prepared, images, self.runtime.executor)
             for _ in range(_AGREEING):
-                program = program_of(prepared, regions, constants, self.choices, images, plan)
+                program = program_of(prepared, regions, constants, self.choices, images, plans)
                 with self.runtime.capture(graph.name) as recording:
                     program.launch(self.runtime)
                 # Each process measures what it runs itself; one that chose otherwise binds again.
@@ -146,7 +155,7 @@ class Session:
             program.release()
             inputs = {name: regions[name] for name in fed}
             trace = recording.trace
-            bound = Bound(graph, prepared, program, trace, feeds, results, inputs, plan)
+            bound = Bound(graph, prepared, program, trace, feeds, results, inputs, plans)
             self._bounds.append(bound)
             return bound
 
@@ -342,13 +351,13 @@ def program_of(
     constants: Mapping[str, Array],
     choices: Choices,
     images: Images | None = None,
-    plan: MemoryPlan | None = None,
+    plans: Mapping[str, MemoryPlan] = MappingProxyType({}),
 ) -> Program:
     """Return the launches of a graph with a region for each value.
 
     persistent: regions that outlive a step, by value: the graph's inputs and outputs. images: the
-    launches where some gather from images. plan: whose order the launches have; by default the
-    graph's.
+    launches where some gather from images. plans: whose order the launches have; by default
+    the graph's.
     """
     graph = prepared.graph
     regions = dict(persistent)
@@ -363,7 +372,7 @@ def program_of(
         for name, spec in images.regions.items():
             regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
         launches, known = images.launches, {**constants, **images.constants}
-    if plan is not None:
+    for plan in plans.values():  # all have one order
         by_name = {item.node.name: item for item in launches}
         launches = tuple(by_name[step.name] for step in plan.steps if step.action is Action.RUN)
     return Program(launches, regions, known, choices=choices)

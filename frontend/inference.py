@@ -235,9 +235,7 @@ class InferenceSession:
         """
         given = self._checked(inputs)
         with self._lock:
-            bound = self._bound(given)[1]
-            plan = bound.plan
-            return None if plan is None else (plan.moved_bytes, bound.trace.copied_bytes)
+            return self._bound(given)[1].moved_bytes
 
     def close(self) -> None:
         """Stop the workers and free the memory; a closed session runs no more."""

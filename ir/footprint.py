@@ -51,12 +51,14 @@ class Footprint:
         nodes: in the order in which they run. sizes: the bytes of each value.
         given: values that are in the backing memory at first.
         results: values whose last contents must be there in the end.
+        fixed: whether the nodes run in this order and no other, as they do in other memories.
     """
 
     nodes: tuple[Touches, ...]
     sizes: Mapping[str, int]
     given: frozenset[str]
     results: frozenset[str]
+    fixed: bool = False
 
     @staticmethod
     def of(graph: Graph | Footprint, workspace: Mapping[str, int] | None = None) -> Footprint:

@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from soapstone.engine.expand import NodeLaunch
-from soapstone.engine.footprint import footprint_of
-from soapstone.engine.mapper import backing_memories
+from soapstone.engine.footprint import footprints_of
+from soapstone.engine.images import Images
+from soapstone.engine.mapper import Everyone, backing_memories
 from soapstone.engine.prepare import Prepared
 from soapstone.ir.errors import GraphError
 from soapstone.ir.footprint import Footprint
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.mappers.plugins import DataParallelMapper
-from soapstone.runtime import Held, Launch, Machine, MapperError, Region
+from soapstone.runtime import Held, Launch, Layout, Machine, MapperError, Region
+from soapstone.runtime.model.tiling import Box
 from soapstone.runtime.tracing.arena import ALIGNMENT
 
 Planner = Callable[[Footprint, int], MemoryPlan]  # of what is launched, in a memory of these bytes
@@ -34,6 +36,23 @@ class _Stage:
     stays: frozenset[str]
 
 
+@dataclass
+class _Followed:
+    """A plan that is followed in one memory, and how far it is."""
+
+    stages: list[_Stage]
+    extents: Mapping[str, Box]
+    at: int = 0  # the stage of the next launch
+    used: int = 0  # bytes of its workspace
+
+    def stage(self, launch: Launch) -> _Stage:
+        """Return what the plan says of a launch, which is the next."""
+        stage, tag = self.stages[self.at], launch.tag
+        if not isinstance(tag, NodeLaunch) or tag.node.name != stage.name:
+            raise MapperError(f"the plan runs {stage.name!r} next, task {launch.name!r} found")
+        return stage
+
+
 class BoundedMemoryMapper(DataParallelMapper):
     """Data-parallel, with the processors' memories backed by larger ones.
 
@@ -42,7 +61,8 @@ class BoundedMemoryMapper(DataParallelMapper):
 
     plan: of what is launched of a graph (`engine.footprint`), which is then followed step by step,
     or a function that makes one for each graph and capacity. None: what is least recently used
-    leaves, when space is needed. A plan is of one memory, that of all processors.
+    leaves, when space is needed. A plan is of one memory: where processors work in several, such as
+    those of ranks, a function makes one for each.
     """
 
     name = "bounded_memory"
@@ -50,9 +70,7 @@ class BoundedMemoryMapper(DataParallelMapper):
     def __init__(self, plan: MemoryPlan | Planner | None = None) -> None:
         super().__init__()
         self._plan = plan
-        self._stages: list[_Stage] = []
-        self._at = 0  # the stage of the next launch
-        self._used = 0  # bytes of its workspace
+        self._followed: dict[str, _Followed] = {}  # by memory
 
     def attach(self, machine: Machine) -> None:
         """Find the backing memory of each memory that processors work in."""
@@ -63,64 +81,100 @@ class BoundedMemoryMapper(DataParallelMapper):
         """The larger memory."""
         return self._backing.get(memory)
 
-    def planned(self, prepared: Prepared) -> MemoryPlan | None:
-        """Return the plan that the launches which come next follow, checked; None without one.
+    def planned(
+        self, prepared: Prepared, images: Images, everyone: Everyone
+    ) -> Mapping[str, MemoryPlan]:
+        """Return the plans that the launches which come next follow, checked; none without one.
+
+        Each process plans for the memories that its processors work in, and learns of the others.
 
         Raises:
-            GraphError: a plan of another graph, or for a larger memory; or processors that work in
-                several memories, or in one without a larger one.
+            GraphError: a plan of another graph, or for a larger memory; processors that work in a
+                memory without a larger one; or plans of several memories in different orders.
         """
-        self._stages, self._at, self._used = [], 0, 0
+        self._followed = {}
         if self._plan is None:
-            return None
-        working = sorted({processor.memory for processor in self.machine.processors})
-        if len(working) != 1 or working[0] not in self._backing:
+            return {}
+        machine, name = self.machine, prepared.graph.name
+        for memory in dict.fromkeys(processor.memory for processor in machine.processors):
+            if memory not in self._backing:
+                raise GraphError(
+                    f"memory plan: processors work in {memory!r}; one with a larger one behind it"
+                    " needed (`Machine.bounded`)"
+                )
+        shares = footprints_of(prepared, machine, images)
+        mine = dict.fromkeys(machine.processors[number].memory for number in everyone.processors)
+        made: dict[str, MemoryPlan] = {}
+        fault = ""
+        try:
+            for memory in mine:
+                made[memory] = self._made(shares[memory].footprint, memory, len(shares), name)
+        except GraphError as error:
+            fault = str(error)
+        both = everyone.exchanged((made, fault))
+        for _, fault in both:
+            if fault:  # of any process: all give up
+                raise GraphError(fault)
+        orders = {memory: _order(plan) for plans, _ in both for memory, plan in plans.items()}
+        if len(set(orders.values())) > 1:
             raise GraphError(
-                f"memory plan: processors work in {', '.join(map(repr, working))}; one memory with"
-                " a larger one behind it needed (`Machine.bounded`)"
+                f"memory plans of {', '.join(map(repr, orders))}: nodes run in different orders;"
+                " one for all needed"
             )
-        sizes = {memory.name: memory.capacity_bytes for memory in self.machine.memories}
-        capacity, footprint = sizes[working[0]], footprint_of(prepared)
-        plan = self._plan
+        for plans, _ in both:
+            for memory, plan in plans.items():
+                self._followed[memory] = _Followed(_stages(plan), shares[memory].extents)
+        return made
+
+    def _made(self, footprint: Footprint, memory: str, memories: int, name: str) -> MemoryPlan:
+        """Return the checked plan of a memory."""
+        sizes = {each.name: each.capacity_bytes for each in self.machine.memories}
+        capacity, plan = sizes[memory], self._plan
+        assert plan is not None
         plan = plan if isinstance(plan, MemoryPlan) else plan(footprint, capacity)
         if plan.capacity_bytes > capacity:
             raise GraphError(
                 f"memory plan: for {plan.capacity_bytes} bytes, {capacity} found in memory"
-                f" {working[0]!r}"
+                f" {memory!r}"
             )
         try:
             plan.check(footprint)
         except GraphError as error:
-            name = prepared.graph.name
-            raise GraphError(f"graph {name!r} is not what the plan is of: {error}") from None
-        self._stages = _stages(plan)
+            part = f": its part in memory {memory!r}" if memories > 1 else ""
+            raise GraphError(f"graph {name!r}{part} is not what the plan is of: {error}") from None
         return plan
+
+    def layout(self, launch: Launch, argument: int, memory: str) -> Layout:
+        """A box around all that is touched of a value there, where several memories have plans."""
+        region = launch.partitions[argument].region
+        followed = self._followed.get(memory)
+        extent = None if followed is None else followed.extents.get(region.name)
+        return Layout(self.order(region), extent is None, extent)
 
     def arrive(self, launch: Launch | None, region: Region, memory: str, nbytes: int) -> int | None:
         """Where the plan has the value, or, for partial results, next in the node's workspace."""
-        if not self._stages or launch is None:
+        followed = self._followed.get(memory)
+        if followed is None or launch is None:
             return None
-        stage = self._stage(launch)
+        stage = followed.stage(launch)
         if region.name in stage.arrivals:
             return stage.arrivals[region.name]
-        place = stage.workspace + self._used
-        self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        place = stage.workspace + followed.used
+        followed.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return place
 
     def leave(self, launch: Launch, memory: str, held: tuple[Held, ...]) -> list[int]:
         """What the plan has no more after the node."""
-        if not self._stages:
+        followed = self._followed.get(memory)
+        if followed is None:
             return []
-        stays = self._stage(launch).stays
-        self._at, self._used = (self._at + 1) % len(self._stages), 0
+        stays = followed.stage(launch).stays
+        followed.at, followed.used = (followed.at + 1) % len(followed.stages), 0
         return [n for n, instance in enumerate(held) if instance.region.name not in stays]
 
-    def _stage(self, launch: Launch) -> _Stage:
-        """Return what the plan says of a launch, which is the next."""
-        stage, tag = self._stages[self._at], launch.tag
-        if not isinstance(tag, NodeLaunch) or tag.node.name != stage.name:
-            raise MapperError(f"the plan runs {stage.name!r} next, task {launch.name!r} found")
-        return stage
+
+def _order(plan: MemoryPlan) -> tuple[str, ...]:
+    return tuple(step.name for step in plan.steps if step.action is Action.RUN)
 
 
 def _stages(plan: MemoryPlan) -> list[_Stage]:

@@ -60,7 +60,7 @@ def _done(
     machine: Machine, spec: TensorSpec, item: NodeLaunch, argument: Argument
 ) -> tuple[Tiles, int]:
     """Return the tiles that an argument reads, or leaves complete, and the bytes of its folds."""
-    processors = _processors(machine, item)
+    processors = processors_of(machine, item)
     memories = [processor.memory for processor in machine.processors]
     if argument.privilege in (Read, ReadWrite, Write):
         return Tiles(argument.lo, argument.hi, [memories[p] for p in processors]), 0
@@ -77,11 +77,14 @@ def _done(
     return Tiles(lo, hi, [memories[fold.processor] for fold in some]), moved
 
 
-def _processors(machine: Machine, item: NodeLaunch) -> Sequence[int]:
-    """Return the processor of each point, as mappers place them that are not told otherwise."""
+def processors_of(machine: Machine, item: NodeLaunch) -> Sequence[int]:
+    """Return the processor of each point, as mappers place them that are not told otherwise.
+
+    machine: where they run. item: a launch.
+    """
     count = len(machine.processors)
     devices = item.configuration.devices
     return devices or [point * count // item.points for point in range(item.points)]
 
 
-__all__ = ["planned_bytes"]
+__all__ = ["planned_bytes", "processors_of"]

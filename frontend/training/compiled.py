@@ -161,10 +161,10 @@ class Compiled:
         Raises:
             GraphError: an executor or a mapper that follows no plan, or a plan that cannot be had.
         """
-        if self.executor != "local":
+        if self.executor == "legate":
             raise GraphError(
-                f"fast memory: found with executor {self.executor!r}; 'local' needed, since a plan"
-                " is of one memory, in which all processors work"
+                f"fast memory: found with executor {self.executor!r}; 'local' or 'mpi' needed,"
+                " since Legate decides itself what is in which memory"
             )
         if mapper not in ("data_parallel", BoundedMemoryMapper.name):
             raise GraphError(
@@ -239,9 +239,7 @@ class Compiled:
         None where no step of the model's batch size is bound, or none follows a plan.
         """
         bound = self._bounds.get(("train", self.model.batch_size))
-        if bound is None or bound.plan is None:
-            return None
-        return bound.plan.moved_bytes, bound.trace.copied_bytes
+        return None if bound is None else bound.moved_bytes
 
     # Checkpoints
 

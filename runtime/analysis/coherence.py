@@ -196,7 +196,8 @@ class Coherence:
         for place, memory in enumerate(memories):
             if tiling.volume[place]:
                 whole, layout = layouts[memory]
-                found = self.instance(region, memory, None if whole else boxes[place], layout)
+                box = None if whole else _extended(boxes[place], layout)
+                found = self.instance(region, memory, box, layout)
                 instance = self._pin(found)
                 by_instance.setdefault(id(instance), (instance, []))[1].append(place)
         uses: list[Use | None] = [None] * len(mine)
@@ -414,6 +415,12 @@ def _contains(outer: Box, inner: Box) -> bool:
     return all(a <= b for a, b in zip(outer[0], inner[0])) and all(
         a >= b for a, b in zip(outer[1], inner[1])
     )
+
+
+def _extended(tile: Box, layout: Layout | None) -> Box:
+    """The box of a tile's instance."""
+    extent = None if layout is None else layout.extent
+    return extent if extent is not None and _contains(extent, tile) else tile
 
 
 def internal_partition(region: Region, tiling: Tiling) -> Partition:

@@ -21,6 +21,7 @@ from soapstone.runtime.machines.world import World
 from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.mapper import DefaultMapper, Held, Layout, Mapper, Order, by_point
 from soapstone.runtime.model.region import Region
+from soapstone.runtime.model.tiling import Box
 from soapstone.runtime.tracing.arena import ALIGNMENT
 from soapstone.runtime.tracing.step import Request
 
@@ -316,7 +317,8 @@ class Policy:
         asked = f"{who} (region {region.name!r})"
         if not isinstance(answer.whole, bool | np.bool_):
             raise MapperError(f"{asked}: whole {_shown(answer.whole)}, needed True or False")
-        return Layout(_order(answer.order, region.rank, asked), bool(answer.whole))
+        extent = _extent(answer.extent, region, asked)
+        return Layout(_order(answer.order, region.rank, asked), bool(answer.whole), extent)
 
     def whole(self, region: Region, memory: int, launch: Launch | None) -> bool:
         """Whether a memory holds whole instances of a region."""
@@ -441,6 +443,22 @@ def _order(answer: object, rank: int, asked: str) -> Order:
             f"{asked}: order {_shown(answer)}, needed a permutation of its {rank} axes or None"
         )
     return None if axes == tuple(range(rank)) else axes
+
+
+def _extent(answer: object, region: Region, asked: str) -> Box | None:
+    """A checked box of a region."""
+    if answer is None:
+        return None
+    try:
+        low, high = (tuple(operator.index(at) for at in end) for end in answer)  # type: ignore[attr-defined]
+        fits = len(low) == len(high) == region.rank
+    except Exception:
+        fits = False
+    if not fits or not all(0 <= a < b <= n for a, b, n in zip(low, high, region.shape)):
+        raise MapperError(
+            f"{asked}: extent {_shown(answer)}, needed a box within {list(region.shape)} or None"
+        )
+    return low, high
 
 
 def _index(answer: object, held: Sequence[Held], asked: str, needed: str) -> int:

@@ -35,11 +35,13 @@ class Layout:
 
     order: its axes, outermost first; None is C order. whole: one instance of the whole region, or
     one of each tile's box. An instance that is there already, holds the box and has the order is
-    used either way.
+    used either way. extent: where not whole, a larger box that one instance has for all tiles
+    inside it; others have one each.
     """
 
     order: Order = None
     whole: bool = True
+    extent: Box | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -154,7 +154,8 @@ def memory_plan(
     reordered = False
     if method == "dp":
         early = Timeline(given.footprint.ordered(frees_early(given.footprint)), capacity_bytes)
-        tried = [given] if _names(early.order) == _names(given.order) else [given, early]
+        same = given.footprint.fixed or _names(early.order) == _names(given.order)
+        tried = [given] if same else [given, early]
         parts = [deadline, deadline] if len(tried) == 1 else [deadline.part(0.5), deadline]
         both = [_fewest(each, widths, part, progress) for each, part in zip(tried, parts)]
         which = min(range(len(both)), key=lambda n: both[n][0].plan.moved_bytes)

@@ -12,7 +12,8 @@ import pytest
 
 from soapstone import SGD, Model
 from soapstone.deadline import Deadline
-from soapstone.engine.footprint import footprint_of
+from soapstone.engine.footprint import footprint_of, footprints_of
+from soapstone.engine.images import imaged
 from soapstone.engine.mapper import GraphMapper, strategy_of
 from soapstone.engine.prepare import prepare
 from soapstone.engine.session import Session
@@ -35,8 +36,8 @@ from soapstone.search.placement.find import memory_plan
 from soapstone.search.placement.timeline import timeline
 
 MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "resnet": ("resnet", 2, {"image_size": 32, "width": 8, "depth": 18, "classes": 10}),
-    "transformer": ("transformer", 2, {"layers": 1, "hidden": 32, "inner": 64, "heads": 2}),
+    "resnet": ("resnet", 0, {"image_size": 32, "width": 8, "depth": 18, "classes": 10}),
+    "transformer": ("transformer", 0, {"layers": 1, "hidden": 32, "inner": 64, "heads": 2}),
     "gcn": ("gcn", 2708, {}),
 }
 ROOMY = 1 << 40
@@ -63,6 +64,7 @@ class Ran:
     planned: int
     counted: int
     offsets: dict[str, int]  # of the instances that the trace begins with in the fast memory
+    used: tuple[int, ...]  # bytes of each memory
 
 
 @dataclass
@@ -79,6 +81,16 @@ class Case:
         """Return the case of a graph."""
         return Case(graph, constants or {}, cpus, Choices())
 
+    @staticmethod
+    def named(name: str, batch_size: int, cpus: int) -> Case:
+        """Return the case of an app's training step; a whole graph has its own batch size."""
+        app, known, sizes = MODELS[name]
+        batch_size = known or batch_size
+        graph = graph_of(app, batch_size, sizes=sizes)
+        model = load_app(app).build(batch_size, **sizes)
+        constants = {value: model.constants[value] for value in graph.inputs(Role.CONSTANT)}
+        return Case.of(graph, cpus, constants)
+
     def footprint(self) -> Footprint:
         """Return what its launches touch."""
         machine, mapper = Machine.local(cpus=self.cpus), load("data_parallel")
@@ -86,9 +98,15 @@ class Case:
         strategy = strategy_of(mapper, self.graph, machine)
         return footprint_of(prepare(self.graph, strategy, self.constants.keys()))
 
-    def run(self, mapper: GraphMapper, capacity: int | None = None, steps: int = 2) -> Ran:
+    def run(
+        self,
+        mapper: GraphMapper,
+        capacity: int | None = None,
+        steps: int = 2,
+        machine: Machine | None = None,
+    ) -> Ran:
         """Run it, in a memory of a capacity."""
-        machine = Machine.local(cpus=self.cpus)
+        machine = machine or Machine.local(cpus=self.cpus)
         if capacity is not None:
             machine = machine.bounded(capacity)
         session = Session(machine, mapper, 3, choices=self.choices)
@@ -107,9 +125,10 @@ class Case:
             placed = [pair for part in bound.trace.layout.placed[1:] for pair in part]
             return Ran(
                 results | session.state(),
-                0 if bound.plan is None else bound.plan.moved_bytes,
+                (bound.moved_bytes or (0, 0))[0],
                 bound.trace.copied_bytes,
                 {storage.name: offset for storage, offset in placed},
+                session.used_bytes,
             )
         finally:
             session.close()
@@ -167,11 +186,7 @@ def test_random_graphs_copy_what_was_planned(seed: int) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_steps_copy_what_was_planned(name: str) -> None:
-    app, batch_size, sizes = MODELS[name]
-    graph = graph_of(app, batch_size, sizes=sizes)
-    model = load_app(app).build(batch_size, **sizes)
-    constants = {value: model.constants[value] for value in graph.inputs(Role.CONSTANT)}
-    case = Case.of(graph, 2, constants)
+    case = Case.named(name, 2, 2)
     known = timeline(case.footprint(), ROOMY)
     capacity = max(int(known.needs.max()), known.working_set_bytes // 2)
     wanted = case.run(load("data_parallel"))
@@ -185,6 +200,42 @@ def test_training_steps_copy_what_was_planned(name: str) -> None:
         assert last.items() <= found.offsets.items()
         moved[kind] = plan.moved_bytes
     assert moved["dp"] <= moved["lru"]
+
+
+@pytest.mark.parametrize(("name", "cpus"), [("resnet", 4), ("transformer", 2), ("gcn", 2)])
+def test_each_of_two_memories_has_a_plan(name: str, cpus: int) -> None:
+    case = Case.named(name, 4, cpus)
+    machine, mapper = Machine.local(cpus=cpus, memories=2), load("data_parallel")
+    wanted = case.run(mapper, machine=machine)
+    constants = case.constants
+    prepared = prepare(case.graph, strategy_of(mapper, case.graph, machine), constants.keys())
+    images = imaged(prepared.launches, constants, machine, range(cpus))
+    shares = footprints_of(prepared, machine, images)
+    capacity = max(int(timeline(share.footprint, ROOMY).needs.max()) for share in shares.values())
+    for planner in (PLANNERS["lru"], PLANNERS["stream"]):
+        found = case.run(BoundedMemoryMapper(planner), machine=machine.bounded(capacity))
+        same(found, wanted)
+        assert found.used[2:] == (capacity, capacity)
+        assert found.planned > 0
+    with pytest.raises(GraphError, match=rf"uses {capacity} bytes at once.*: 64 more needed"):
+        case.run(BoundedMemoryMapper(PLANNERS["lru"]), machine=machine.bounded(capacity - 64))
+
+
+def test_a_value_in_parts_takes_the_bytes_of_its_part_in_each_memory() -> None:
+    builder = GraphBuilder("parts")
+    builder.input("x", (8, 16))
+    builder.input("w", (16, 4), role=Role.PARAMETER)
+    builder.output(*builder.apply("matmul", "x", "w", name="y"))
+    graph, machine = builder.build(), Machine.local(cpus=2, memories=2)
+    mapper = load("data_parallel")
+    attach(mapper, machine)
+    prepared = prepare(graph, strategy_of(mapper, graph, machine))
+    shares = footprints_of(prepared, machine, imaged(prepared.launches, {}, machine, range(2)))
+    value = graph.outputs[0]
+    for part, share in enumerate(shares.values()):
+        assert share.footprint.sizes == {"x": 4 * 16 * 4, "w": 16 * 4 * 4, value: 4 * 4 * 4}
+        assert share.extents["x"] == ((4 * part, 0), (4 * part + 4, 16))
+        assert share.footprint.results == {value}
 
 
 def _mlp() -> Model:
@@ -255,11 +306,11 @@ def test_what_cannot_be_followed_is_refused() -> None:
         ({"plan": own, "fast_memory": 100_000}, r"plan: for 260000 bytes, 100000 found in memory"),
         ({"plan": "best", "fast_memory": 10}, r"plan 'best' found; one of dp, lru, .* or a plan's"),
         ({"plan": "lru"}, r"plan 'lru' found without a fast memory"),
-        ({"fast_memory": 10, "executor": "legate"}, r"executor 'legate'; 'local' needed"),
+        ({"fast_memory": 10, "executor": "legate"}, r"executor 'legate'; 'local' or 'mpi' needed"),
         ({"fast_memory": 10, "mapper": "locality"}, r"mapper 'locality'; the default one"),
         (
-            {"fast_memory": 300_000, "machine": Machine.local(cpus=2, memories=2)},
-            r"processors work in '.*', '.*'; one memory with a larger one behind it needed",
+            {"plan": own, "machine": Machine.local(cpus=2, memories=2)},
+            r"its part in memory '.*' is not what the plan is of: .* found, \d+ needed",
         ),
     ]
     for options, message in cases:

@@ -60,6 +60,14 @@ def _answers(**answers: Any) -> DefaultMapper:
             {"layout": Layout((0, 0))},
             r"task 'double': layout of argument 0 \(region 'x'\): order \(0, 0\), needed a perm",
         ),
+        (
+            {"layout": Layout(None, False, ((0, 0), (9, 8)))},
+            r"layout of argument 0 \(region 'x'\): extent .*, needed a box within \[8, 8\]",
+        ),
+        (
+            {"layout": Layout(None, False, ((0,), (8,)))},
+            r"layout of argument 0 \(region 'x'\): extent .*, needed a box within \[8, 8\]",
+        ),
         ({"order": (0, 1, 2)}, r"region 'x': order \(0, 1, 2\), needed a permutation of its 2"),
         ({"priority": "high"}, r"task 'double': priority is 'high', needed an integer"),
         ({"variant": "avx"}, r"task 'double': variant of point 0 .* 'avx', needed one of"),
