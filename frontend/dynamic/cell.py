@@ -26,6 +26,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Initial, Node
 from soapstone.ir.tensor import Role, TensorSpec
 
+DRAW = TensorSpec((), "int64")  # what tells a call's random numbers from all others
 _SHARED = (Role.PARAMETER, Role.SCALAR)  # inputs that several calls of layers declare alike
 
 
@@ -51,14 +52,25 @@ class _Builder(GraphBuilder):
 
 
 class RowRecording(Recording):
-    """The layers of one cell; `prefix` begins the names of its nodes and parameters."""
+    """The layers of one cell; `prefix` begins the names of its nodes and parameters.
+
+    Attributes:
+        drawing: whether a layer draws random numbers. draw: the operand that tells those of a call
+            from all others, where there is one.
+    """
 
     def __init__(self, prefix: str, seed: int) -> None:
         self.prefix = prefix
+        self.drawing = False
+        self.draw: Tensor | None = None
         super().__init__(prefix, seed)
 
     def _new_builder(self) -> GraphBuilder:
         return _Builder(self.name)
+
+    def draws(self) -> tuple[Tensor, ...]:
+        self.drawing = True
+        return () if self.draw is None else (self.draw,)
 
     def _name(self, kind: str, name: str | None) -> str:
         inside = f"{self.prefix}." if self.prefix else ""
@@ -111,8 +123,7 @@ class Cell:
         self.operators = len(graph.nodes)
         # Dropout of nothing, for one, records no operator.
         self.kind = graph.nodes[-1].operator if graph.nodes else "identity"
-        # Calls with equal operands are not one where random numbers are drawn.
-        self.random = bool(graph.inputs(Role.SCALAR))
+        self.drawing = recording.draw is not None  # by its last operand
 
     def build(self, rows: int, *, training: bool) -> Graph:
         """Return the forward graph for a number of rows."""
@@ -171,9 +182,15 @@ def _rows(graph: Graph, names: Iterable[str]) -> tuple[TensorSpec, ...]:
 
 
 def recorded(
-    name: str, seed: int, operands: Sequence[TensorSpec], function: Callable[..., Any]
+    name: str,
+    seed: int,
+    operands: Sequence[TensorSpec],
+    function: Callable[..., Any],
+    drawing: bool = False,
 ) -> RowRecording:
     """Return what a function records of operands of some types, a row each.
+
+    Where it draws random numbers there is one operand more: a number of its own for each call.
 
     function: of the recording and a tensor for each operand; it returns a tensor or several.
 
@@ -184,7 +201,11 @@ def recorded(
     tensors = [
         recording.input(f"x{i}", (1, *spec.shape), spec.dtype) for i, spec in enumerate(operands)
     ]
+    if drawing:
+        recording.draw = recording.input(f"x{len(operands)}", (1,), DRAW.dtype)
     made = function(recording, *tensors)
+    if recording.drawing and not drawing:
+        return recorded(name, seed, operands, function, drawing=True)
     outputs = made if isinstance(made, tuple | list) else (made,)
     for output in outputs:
         if not isinstance(output, Tensor) or output.model is not recording:
@@ -214,8 +235,9 @@ def check_rows(graph: Graph) -> None:
                 f" {graph.name!r}; each row must follow from the same row of the operands"
             )
         seen.update(node.outputs)
-    for state in graph.inputs(Role.STATE):
-        raise GraphError(f"cell {graph.name!r}: state {state!r} found; a cell keeps none")
+    for role in (Role.STATE, Role.SCALAR):
+        for name in graph.inputs(role):
+            raise GraphError(f"cell {graph.name!r}: {role} {name!r} found; a cell has none")
     for name in graph.outputs:
         if name not in seen:
             raise GraphError(f"cell {graph.name!r}: output {name!r} does not depend on an operand")
@@ -331,4 +353,4 @@ def _part(whole: Graph, nodes: Sequence[Node], outputs: tuple[str, ...]) -> Grap
     )
 
 
-__all__ = ["Cell", "Parts", "RowRecording", "check_rows", "parts", "recorded"]
+__all__ = ["DRAW", "Cell", "Parts", "RowRecording", "check_rows", "parts", "recorded"]

@@ -63,7 +63,7 @@ class Patterns:
             asked: values that must be there afterwards.
         """
         cells = [call.cell for call in pending]
-        alone = {c.number: c for c in set(cells) if c.number in layers and not c.random}
+        alone = {c.number: c for c in set(cells) if c.number in layers}
         if not alone:
             return pending, []
         self._layers.update(alone)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.dynamic.cell import Cell, RowRecording, recorded
+from soapstone.frontend.dynamic.cell import DRAW, Cell, RowRecording, recorded
 from soapstone.frontend.dynamic.rows import Graphs, Rows
 from soapstone.frontend.dynamic.runs import CellRuns
 from soapstone.frontend.dynamic.saved import LayersOf
@@ -48,6 +48,9 @@ class Recorder:
         self._seen: dict[Any, tuple[Lazy, ...]] = {}
         self._made: list[Occurrence] = []  # in this step
         self._begun = 0  # how many of these were handed on to be run
+        self.updates = 0  # of parameters, so far
+        self._draws = self.rows_of(DRAW)
+        self._calls_drawing = 0  # in this step
         self._cross_entropy = self.cell(_cross_entropy)
 
     def cell(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,6 +76,8 @@ class Recorder:
                 if not kwargs and operands == args:
                     known[tuple([value.rows for value in operands])] = cell
                 args = operands
+            if cell.drawing:
+                args = (*args, self._drawn())
             outputs = self._record(cell, args) if fused else self._record_parts(cell, args)
             return outputs[0] if len(outputs) == 1 else outputs
 
@@ -84,6 +89,17 @@ class Recorder:
 
         made = self._layer(layer)
         setattr(self, layer, made)  # where it is found at once
+        return made
+
+    def _drawn(self) -> Lazy:
+        """Return a value that tells a call that draws from others of all steps, as it is made.
+
+        So random numbers follow from the order of calls that Python makes, not of what runs.
+        """
+        made = Lazy(self, None, self._draws)
+        made.row = self._draws.take(1)
+        self._draws.data[made.row] = (self.updates << 32) + self._calls_drawing
+        self._calls_drawing += 1
         return made
 
     def value(self, contents: Any, dtype: str | None = None) -> Lazy:
@@ -139,6 +155,8 @@ class Recorder:
                 known[key] = cell
             else:
                 given = tuple(operands)
+            if cell.drawing:
+                given = (*given, self._drawn())
             outputs = self._record(cell, given)
             return outputs[0] if len(outputs) == 1 else outputs
 
@@ -240,8 +258,7 @@ class Recorder:
             outputs = tuple([Lazy(self, made, rows, at) for at, rows in enumerate(stores, code)])
         made.outputs = outputs
         self._made.append(made)
-        if not cell.random:
-            self._seen[key] = outputs
+        self._seen[key] = outputs
         return outputs
 
     def _runs_of(self, cell: Cell) -> CellRuns:
@@ -297,7 +314,7 @@ class Recorder:
             # still has would keep all that it was made of.
             call.outputs = call.operands = ()
         self._made.clear()
-        self._begun = 0
+        self._begun = self._calls_drawing = 0
         self._seen.clear()
         for rows in self._stores.values():
             rows.size = 0

@@ -16,7 +16,6 @@ import numpy as np
 from soapstone.engine.mapper import GraphMapper, strategy_of
 from soapstone.engine.session import Bound, Session
 from soapstone.ir.graph import Graph
-from soapstone.ir.guard import STEP
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.native.memory import address
 from soapstone.native.rows import RUN, Move, work
@@ -90,13 +89,12 @@ class RowGraph:
 
     Attributes:
         bound: the graph. feeds, results: the addresses of inputs and outputs, by name; `outputs`
-            in order. counter: the input that random numbers follow, or None.
+            in order.
         entries: what running it is nothing but, the addresses of functions and of blocks and how
             many, or None.
     """
 
     def __init__(self, bound: Bound, entries: tuple[Array, Array] | None) -> None:
-        self.counter = bound.feeds.get(STEP)
         self.bound = bound
         self.entries: tuple[int, int, int] | None = None
         if entries is not None:
@@ -125,15 +123,12 @@ class Work:
         if places is not None:
             self._places.append(places)
 
-    def run(self, graph: RowGraph, counter: int = 0) -> None:
-        """Run a graph once, after all before. counter: which random numbers follow."""
-        if graph.counter is not None or graph.entries is None:
+    def run(self, graph: RowGraph) -> None:
+        """Run a graph once, after all before."""
+        if graph.entries is None:
             self.do()
-            if graph.counter is not None:
-                graph.counter[...] = counter
-            if graph.entries is None:
-                self._session.run(graph.bound, here=True)
-                return
+            self._session.run(graph.bound, here=True)
+            return
         functions, blocks, count = graph.entries
         self._rows.append((functions, blocks, count, len(self._runs), 0, RUN))
         self._runs.append(graph)

@@ -13,7 +13,7 @@ from soapstone.frontend.dynamic.rows import Bounds, Graphs, RowGraph, Rows, piec
 from soapstone.frontend.dynamic.values import Occurrence
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.native.memory import address
 from soapstone.native.rows import ADD, Move
 
@@ -23,8 +23,7 @@ class Run(NamedTuple):
 
     Attributes:
         cell: with its graphs. size: rows of the graph that ran; used: how many of them.
-        first: the row of the cell's kept values that is the run's first. counter: of its random
-            numbers.
+        first: the row of the cell's kept values that is the run's first.
         places: the rows of operands of all calls that ran together, (operands, calls); of one call
             by itself None, and its operands' rows are `rows`.
         at: the address of the place of the run's first call in that. step: bytes from the place of
@@ -36,7 +35,6 @@ class Run(NamedTuple):
     size: int
     used: int
     first: int
-    counter: int
     places: Array | None
     rows: tuple[int, ...]
     at: int
@@ -120,12 +118,8 @@ class CellRuns:
         for each in (*self.kept.values(), *self.passed.values()):
             each.size = 0
 
-    def run(self, calls: Sequence[Occurrence], training: bool, counter: int) -> list[Run]:
-        """Compute calls, and return what the backward pass needs to know of that.
-
-        counter: of the step, which random numbers follow, with rows of the cell before: so they are
-        the same in whatever order cells were met.
-        """
+    def run(self, calls: Sequence[Occurrence], training: bool) -> list[Run]:
+        """Compute calls, and return what the backward pass needs to know of that."""
         count = len(calls)
         rows: tuple[int, ...] = ()
         places, start, step = None, 0, 8 * count
@@ -147,8 +141,8 @@ class CellRuns:
         at = 0
         for many, size in pieces(count):
             outputs = tuple(first + at for first in firsts)
-            place, number = start + 8 * at, counter + self.rows
-            run = Run(self, size, many, self.rows, number, places, rows, place, step, outputs)
+            place = start + 8 * at
+            run = Run(self, size, many, self.rows, places, rows, place, step, outputs)
             self._forward(run, training)
             made.append(run)
             at += many
@@ -167,7 +161,7 @@ class CellRuns:
             begin, place = run.place(number, rows.nbytes)
             before.append((rows.at + begin, feed, rows.nbytes, count, place, run.size))
         self._work.move(before, run.places)
-        self._work.run(graph, run.counter)
+        self._work.run(graph)
         after: list[Move] = [
             (result, rows.at + first * rows.nbytes, rows.nbytes, count, 0, count)
             for result, rows, first in zip(graph.outputs, self.outputs, run.outputs)
@@ -204,7 +198,7 @@ class CellRuns:
             source = rows.grads_at + run.outputs[output] * rows.nbytes
             before.append((source, feed, rows.nbytes, count, 0, run.size))
         self._work.move(before, run.places)
-        self._work.run(graph, run.counter)
+        self._work.run(graph)
         after: list[Move] = []
         names = graph.bound.graph.outputs
         for number, name, result in zip(layout.operands, names, graph.outputs):
@@ -222,29 +216,26 @@ class CellRuns:
             after.append((result, target, passed.nbytes, count, 0, count))
         self._work.move(after)
 
-    def sums(self, runs: Sequence[Run], into: Mapping[str, Array]) -> None:
+    def sums(self, into: Mapping[str, Array]) -> None:
         """Add the gradients of parameters, of all runs of this cell."""
         layout = self.cell.layout
         if layout.weights is None:
             return
-        spans = [(0, self.rows, 0)]
-        if layout.weights.inputs(Role.SCALAR):  # numbers that are drawn differ from run to run
-            spans = [(run.first, run.used, run.counter) for run in runs]
-        for first, rows, counter in spans:
-            for count, size in pieces(rows):
-                graph = self.weights.get(size)
-                self._work.move(
-                    [
-                        (held.at + first * held.nbytes, feed, held.nbytes, count, 0, size)
-                        for name, held in (*self.kept.items(), *self.passed.items())
-                        if (feed := graph.feeds.get(name)) is not None
-                    ]
-                )
-                self._work.run(graph, counter)
-                self._work.do()
-                for name, value in zip(layout.trained, graph.bound.graph.outputs):
-                    into[name] += graph.bound.results[value]
-                first += count
+        first = 0
+        for count, size in pieces(self.rows):
+            graph = self.weights.get(size)
+            self._work.move(
+                [
+                    (held.at + first * held.nbytes, feed, held.nbytes, count, 0, size)
+                    for name, held in (*self.kept.items(), *self.passed.items())
+                    if (feed := graph.feeds.get(name)) is not None
+                ]
+            )
+            self._work.run(graph)
+            self._work.do()
+            for name, value in zip(layout.trained, graph.bound.graph.outputs):
+                into[name] += graph.bound.results[value]
+            first += count
 
 
 def _there(part: Graph | None) -> Graph:

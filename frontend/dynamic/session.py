@@ -106,7 +106,6 @@ class DynamicSession(Recorder):
         attach(mapper, machine)
         self.session = Session(machine, mapper, seed)
         super().__init__(name, seed, reuse, Graphs(self.session))
-        self.updates = 0  # of parameters, so far
         self.position = Position()  # in the data, of `fit`, which says what `data` are
         self.data: dict[str, int] = {}
         self.seconds = dict.fromkeys(STAGES, 0.0)
@@ -223,7 +222,7 @@ class DynamicSession(Recorder):
         with self._timed("forward"):
             for cell, calls in batches:
                 runs = self._runs_of(cell)
-                made = runs.run(calls, self._training, self.updates << 32)
+                made = runs.run(calls, self._training)
                 if self._training:
                     self._log += made
             self.graphs.work.do()
@@ -292,16 +291,13 @@ class DynamicSession(Recorder):
             for run in reversed(self._log):
                 run.cell.back(run)
             self.graphs.work.do()
-        used: dict[int, list[Run]] = {}
-        for run in self._log:
-            used.setdefault(run.cell.cell.number, []).append(run)
         with self._timed("weights"):
             feeds = self._updating().feeds
             sums = {name: feeds[_gradient(name)] for name in self._trained}
             for total in sums.values():
                 total[...] = 0
-            for runs in used.values():
-                runs[0].cell.sums(runs, sums)
+            for runs in dict.fromkeys(run.cell for run in self._log):
+                runs.sums(sums)
         with self._timed("update"):
             rate = self.optimizer.rate(self.updates)
             self.updates += 1

@@ -96,6 +96,10 @@ class LayerBase(Checked):
             return name
         return self._builder.unique(kind)
 
+    def draws(self) -> tuple[Tensor, ...]:
+        """Return what tells drawn numbers apart besides the step: a number a row, in a cell."""
+        return ()
+
     def apply(
         self, operator: str, *inputs: Tensor, name: str | None = None, **attributes: Any
     ) -> Tensor:

@@ -172,10 +172,11 @@ class NormalizationLayers(LayerBase):
         from soapstone.ir.guard import STEP
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            x, *draws = values
             if not training or rate == 0:
-                return values
-            step = declare_scalar(builder, STEP, "int64")
+                return (x,)
+            (step,) = draws or (declare_scalar(builder, STEP, "int64"),)
             seed = layer_seed(self.seed, node)
-            return builder.apply("dropout", *values, step, name=node, rate=rate, seed=seed)
+            return builder.apply("dropout", x, step, name=node, rate=rate, seed=seed)
 
-        return self.record(emit, (x,))[0]
+        return self.record(emit, (x, *(self.draws() if rate else ())))[0]

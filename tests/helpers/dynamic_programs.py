@@ -80,6 +80,8 @@ def _layer(m: Any, draw: np.random.Generator, pool: list[Any]) -> Any:
     """Record one random layer on values that there are."""
     x = pool[int(draw.integers(len(pool)))]
     kind = draw.random()
+    if kind < 0.1:
+        return m.dropout(x, 0.3)
     if kind < 0.4:
         return getattr(m, str(draw.choice(_POINTWISE)))(x)
     alike = [y for y in pool if y.shape == x.shape]

@@ -363,6 +363,21 @@ def test_dropout_draws_the_same_in_every_layout(layout: str, threads: int) -> No
     np.testing.assert_allclose(y, want[part], rtol=1e-6)
 
 
+@THREADS
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_dropout_of_rows_with_a_step_each(layout: str, threads: int) -> None:
+    x, steps = random(40, 20, 19, 3), np.arange(80, dtype=np.int64)[::2] << 32
+    attributes = {"rate": 0.3, "seed": 5}
+    y = LAYOUTS[layout](np.zeros_like(x))
+    if layout == "reversed":  # the reference serves where rows lie side by side
+        assert bind("dropout", [LAYOUTS[layout](x), steps], [y], threads, **attributes) is None
+        return
+    run("dropout", [LAYOUTS[layout](x), steps], [y], threads, **attributes)
+    for row, step in enumerate(steps):
+        (want,) = reference("dropout", x[row], step, **attributes)
+        np.testing.assert_allclose(y[row], want, rtol=1e-6)
+
+
 @pytest.mark.parametrize("rate", [0.0, 1e-12, 0.5, 1 - 1e-12])
 def test_dropout_at_the_ends(rate: float) -> None:
     x, y, step = np.full(3001, np.inf, np.float32), np.empty(3001, np.float32), np.array(-4)

@@ -1,7 +1,9 @@
 """Dropout with counter-based random numbers, the same under every partitioning.
 
 Whether element i is kept depends on the seed, the step and i alone, where i counts the elements of
-the whole tensor in row-major order: no tile, executor or mapper changes the draw. Dims: d0, d1, …
+the whole tensor in row-major order: no tile, executor or mapper changes the draw. Rows of the first
+axis may each have a step of their own, as calls that run together do; then i counts the elements of
+a row. Dims: d0, d1, …
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import Signature, finish
+from soapstone.ir.dims import DimTable, Signature, finish
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.ops.checks import need_float, need_rank
-from soapstone.ir.ops.operands import aligned
+from soapstone.ir.ops.checks import need_float
+from soapstone.ir.ops.operands import numbered
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -22,14 +24,15 @@ _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = 2**64 - 1
 
 
-def random_bits(seed: int, step: int, index: Array) -> Array:
-    """Return 32 random bits for each index, as uint64 below 2**32.
+def random_bits(seed: int, step: int | Array, index: Array) -> Array:
+    """Return 32 random bits for each index, as uint64 below 2**32; steps have their shape, or one.
 
     Source: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), on a weighted sum.
     """
-    shift = (seed * _SEED + step * _STEP) & _MASK
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64, also of a single index
-        z = index.astype(np.uint64) * np.uint64(_INDEX) + np.uint64(shift)
+        shift = np.asarray(step).astype(np.uint64) * np.uint64(_STEP)
+        shift = shift + np.uint64((seed * _SEED) & _MASK)
+        z = index.astype(np.uint64) * np.uint64(_INDEX) + shift
         z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
         return np.asarray((z ^ (z >> np.uint64(31))) >> np.uint64(32))
@@ -37,12 +40,14 @@ def random_bits(seed: int, step: int, index: Array) -> Array:
 
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_float(inputs, 0)
-    need_rank(inputs, 1, "")
+    if inputs[1].rank > min(inputs[0].rank, 1):
+        raise ShapeError(f"input 1 has shape {inputs[1].shape}; a step, or one a row of x needed")
     if inputs[1].dtype != "int64":
         raise ShapeError(f"input 1 has type {inputs[1].dtype}; int64 needed (the step)")
     if attributes["rate"] >= 1:
         raise GraphError(f"attribute rate: {attributes['rate']} found, less than 1 needed")
-    table, operands = aligned(inputs, scalars=(1,))
+    table = DimTable()
+    operands = [numbered(table, spec.shape, f"input {at}") for at, spec in enumerate(inputs)]
     return finish(table, operands, operands[:1], [inputs[0].dtype])
 
 
@@ -56,8 +61,11 @@ def _positions(shape: Sequence[int], origin: Sequence[int], full: Sequence[int])
 
 def _dropout(attributes: Attributes, x: Array, step: Array) -> Array:
     origin = attributes.get("origin", (0,) * x.ndim)
-    index = _positions(x.shape, origin, attributes.get("full_shape", x.shape))
-    bits = random_bits(attributes["seed"], int(step), index)
+    inner = step.ndim  # the axes that rows have steps of
+    full = attributes.get("full_shape", x.shape)
+    index = _positions(x.shape[inner:], origin[inner:], full[inner:])
+    steps = step.reshape(step.shape + (1,) * index.ndim)
+    bits = random_bits(attributes["seed"], steps, index)
     kept = bits >= attributes["rate"] * 2**32
     scale = x.dtype.type(1 / (1 - attributes["rate"]))
     return np.asarray(np.where(kept, x * scale, x.dtype.type(0)))
@@ -93,6 +101,10 @@ register(
             Case(("", "int64 <100"), {"rate": 0.9}),
             Case(("0 3", "int64 <100")),
             Case(("1 1", "int64 <100"), {"rate": 0.1}),
+            Case(("4 6", "4 int64 <100"), {"rate": 0.5, "seed": 7}),
+            Case(("3 2 5", "3 int64 <100"), {"seed": 2**63 + 11}),
+            Case(("5", "5 int64 <100")),
+            Case(("5 1", "5 int64 <100")),
         ),
         doc="x scaled by 1/(1-rate) or 0, drawn anew at every step; the gradient is dropout of dy",
     )

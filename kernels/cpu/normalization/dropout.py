@@ -1,7 +1,8 @@
 """Dropout whose draw depends on the seed, the step and the place in the whole tensor alone.
 
 Nothing is stored: the gradient draws the same bits again. Each element's number is the row-major
-one of the whole tensor, whatever the layout and the tile.
+one of the whole tensor, whatever the layout and the tile; where rows of the first axis have a step
+each, that of its row.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _drop(
     loop(builder, n, body, 2 * LANES)
 
 
-# Weighted sums are constant + step * step_weight + index * index_weight; step: an address.
+# Weighted sums are constant + step * step_weight + index * index_weight; step: an address, to which
+# the last table of spans leads from row to row.
 _BLOCK = Fields("spans x y step constant step_weight index_weight threshold", reals="scale")
 _block_of = _BLOCK.at
 
@@ -59,14 +61,14 @@ def _dropout(block: Any, begin: int, end: int) -> int:
     w = _block_of(block)
     t = w.spans
     weight, threshold, scale = w.index_weight, w.threshold, w.scale
-    base = w.constant + i64p(w.step)[0] * w.step_weight
-    stride = span_step(t, 3, 2)
+    stride = span_step(t, 4, 2)
     for item in range(begin, end):
         row, stop, column, n = span(t, item)
         while row < stop:
             x = w.x + span_at(t, 0, row) + column * 4
             y = w.y + span_at(t, 1, row) + column * 4
             index = span_at(t, 2, row) + column * stride
+            base = w.constant + i64p(w.step + span_at(t, 3, row))[0] * w.step_weight
             _drop(y, x, n, base + index * weight, stride * weight, threshold, scale)
             row += 1
     return 0
@@ -89,14 +91,20 @@ def dropout(call: Call) -> Entry | None:
         moved = copy(y, x, call.threads)
         drawn = dropout(replace(call, inputs=(y, step)))
         return None if moved is None or drawn is None else sequence((moved, drawn))
+    apart = [0] * x.ndim  # what a step along each dim adds to the address of the step
+    if step.ndim:
+        wide = [d for d in range(x.ndim) if y.shape[d] > 1]
+        if wide and min(wide, key=lambda d: abs(y.strides[d])) == 0:
+            return None  # neighbours in memory have steps of their own
+        apart[0] = step.strides[0]
     a = call.attributes
     whole = a.get("full_shape", x.shape)
-    steps = [math.prod(whole[d + 1 :]) for d in range(x.ndim)]
+    steps = [0 if d < step.ndim else math.prod(whole[d + 1 :]) for d in range(x.ndim)]
     first = sum(o * s for o, s in zip(a.get("origin", (0,) * x.ndim), steps))
     # first * INDEX goes into the constant part of the weighted sum
     constant = (a["seed"] * _SEED + first * _INDEX) & _MASK
     threshold = math.ceil(a["rate"] * 2**32)
-    made = spans(x.shape, (x, y), numbers=[steps])
+    made = spans(x.shape, (x, y), numbers=[steps, apart])
     block = _BLOCK.pack(
         spans=made.block,
         x=x,

@@ -238,6 +238,54 @@ def test_dropout_is_drawn_for_each_call_and_only_in_training(session: DynamicSes
         np.testing.assert_array_equal(session.dropout(x, 0.5, name="d").numpy(), x.numpy())
 
 
+def test_dropout_is_the_same_however_calls_are_run() -> None:
+    """Of cells, layers and patterns that are found; looking at values changes it neither."""
+
+    def trained(reuse: str, look: bool) -> tuple[list[float], dict[str, Any]]:
+        with DynamicSession(
+            *("drawn", SGD(0.3)),
+            cpus=2,
+            reuse=reuse,
+            collect_steps=1,
+            pattern_frequency=3,
+        ) as session:
+            table = session.table("words", WORDS, WIDTH)
+
+            @session.cell
+            def merge(m: Any, left: Any, right: Any) -> Any:
+                both = m.dropout(m.concat([left, right], axis=1), 0.4)
+                return m.dropout(m.dense(both, WIDTH, activation="tanh", name="d"), 0.2)
+
+            def of(tree: Tree) -> Any:
+                if isinstance(tree, int):
+                    word = session.dense(table[tree], WIDTH, name="leaf")
+                    return session.tanh(session.dropout(word, 0.5, name="word"))
+                made = merge(of(tree[0]), of(tree[1]))
+                if look and made.numpy()[0, 0] > 2:
+                    raise AssertionError
+                return made
+
+            def loss(tree: Tree, label: int) -> Any:
+                return session.cross_entropy(session.dense(of(tree), 3, name="end"), label)
+
+            random, losses = np.random.default_rng(5), []
+            for _ in range(3):
+                trees = [drawn(random, depth) for depth in (4, 1, 3, 5)]
+                losses.append(session.step([loss(tree, at % 3) for at, tree in enumerate(trees)]))
+            names = {cell.name for cell in session.report().cells}
+            if reuse in ("patterns", "all"):
+                assert any(name.startswith("pattern") for name in names)
+            return losses, session.state()
+
+    losses, state = trained("off", look=False)
+    for reuse in REUSE:
+        for look in (False, True):
+            found, after = trained(reuse, look)
+            np.testing.assert_allclose(found, losses, rtol=1e-5)
+            for name, value in state.items():
+                np.testing.assert_allclose(after[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 def test_a_parameter_of_a_session_is_an_operand_of_layers_and_of_cells(
     session: DynamicSession,
 ) -> None:
