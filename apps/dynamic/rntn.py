@@ -4,7 +4,9 @@ A phrase's vector is a bilinear function of those of its two parts; all phrases 
 classifier, of five classes. On the trees of the app treelstm.
 
 Source: Socher et al., Recursive deep models for semantic compositionality over a sentiment
-treebank, EMNLP 2013, section 4.3. Adam in place of AdaGrad.
+treebank, EMNLP 2013, section 4.3. Adam in place of AdaGrad: it moves each entry of the
+tensor by about the learning rate, and (2 width)^2 of them meet in a number, so bilinear functions
+are divided by 2 width; else each step changes the vectors of phrases beyond learning.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from soapstone.frontend.dynamic.program import Program
 from soapstone.frontend.dynamic.values import Lazy
 
 CLASSES = 5
-OPTIONS = {"optimizer": Adam(1e-3), "epochs": 4, "batch_size": 25}
+OPTIONS = {"optimizer": Adam(3e-3), "epochs": 4, "batch_size": 25}
 
 
 def program(session: DynamicSession, width: int = 30, cells: bool = True) -> Program:
@@ -37,9 +39,8 @@ def program(session: DynamicSession, width: int = 30, cells: bool = True) -> Pro
         both = m.concat([left, right], axis=1)
         slices = m.dense(both, 2 * width * width, bias=False, name="tensor")
         bilinear = m.reshape(both, (1, 1, 2 * width)) @ m.reshape(slices, (1, 2 * width, width))
-        made: Tensor = m.tanh(
-            m.reshape(bilinear, (1, width)) + m.dense(both, width, name="compose")
-        )
+        bilinear = m.reshape(bilinear, (1, width)) / (2 * width)
+        made: Tensor = m.tanh(bilinear + m.dense(both, width, name="compose"))
         return made
 
     def judge(m: Any, phrase: Tensor) -> Tensor:

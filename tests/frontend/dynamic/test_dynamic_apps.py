@@ -57,6 +57,24 @@ def test_they_learn(app: str, epochs: int, least: float, chance: float) -> None:
     assert result.test_accuracy > least
 
 
+def test_a_step_of_the_tensor_network_changes_phrases_little() -> None:
+    """Its tensor has 3,600 entries for each number of a phrase, all of which Adam moves as far."""
+    app = app_module("rntn")
+    with DynamicSession("rntn", app.OPTIONS["optimizer"], cpus=1) as session:
+        program: Program = app.program(session)
+        trees = program.train[:40]
+        session.tables["words"].data *= 8  # as long as they become
+
+        def logits() -> Any:
+            with session.inference():
+                made = [logits for tree in trees for logits, _ in program.outputs(tree)]
+                return session.values(made)
+
+        before = logits()
+        session.step([session.cross_entropy(*each) for t in trees for each in program.outputs(t)])
+        assert 0.01 < np.abs(logits() - before).max() < 0.4
+
+
 @pytest.mark.parametrize("app", SMALL)
 def test_steps_are_the_same_however_they_are_run(app: str) -> None:
     # Without cells, parameters have other names and begin as others.
