@@ -1,4 +1,4 @@
-"""What all tests share: how threads wait, interrupts, and which tests are of oneDNN itself.
+"""What all tests share: bytecode, threads' waiting, interrupts, which tests are of oneDNN itself.
 
 Without oneDNN (`SOAPSTONE_ONEDNN=off`, or where there is no wheel of it) those are deselected, and
 the first line of a run says so; every other test passes there too.
@@ -6,11 +6,24 @@ the first line of a run says so; every other test passes there too.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from soapstone.cache.environment import folder
+
+# Tests start hundreds of processes, each of which would compile all modules to bytecode again where
+# none may be written. What that keeps clean are the sources' folders: it goes to the caches'.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(folder().resolve() / "bytecode")
+    )
 
 # Processes of tests share the cores: threads that spin while they wait for one of their team would
 # take its core from it. OpenMP reads this when it is loaded, which the imports below do.
@@ -28,6 +41,21 @@ def pytest_configure() -> None:
     """Let interrupts through to what tests start, however the tests were started themselves."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the collector from what all tests stay with: the modules and tests that are collected.
+
+    While they grow it would walk over them again and again, and afterwards in every test.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header() -> str:
