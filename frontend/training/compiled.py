@@ -112,6 +112,7 @@ class Compiled:
         self.machine = machine or machine_of(executor, cpus, threads)
         if strategy is not None and not isinstance(strategy, Strategy):
             strategy = Strategy.load(Path(strategy))
+        ground = self.machine
         if self._plans is not None:
             self.machine = self.machine.bounded(self._plans.capacity_bytes)
             self.mapper: GraphMapper = BoundedMemoryMapper(self._plans)
@@ -148,7 +149,9 @@ class Compiled:
         if strategy is not None:
             if optimize:
                 raise GraphError("optimize: found with a strategy, which is of the original graph")
-            strategy.check(self.steps.given or graph, self.machine.describe())
+            bounded = self.machine.describe()  # a strategy may be of the machine without a bound
+            known = bounded if strategy.machine == bounded else ground.describe()
+            strategy.check(self.steps.given or graph, known)
             self._given: Strategy | None = strategy
         else:
             self._given = None

@@ -95,6 +95,25 @@ def test_values_carried_otherwise_give_the_same_bits(
     same(trained(compiled(WAYS[way], machine=machine)), wanted[memories])
 
 
+@pytest.mark.parametrize("plan", ["lru", "stream"])
+@pytest.mark.parametrize("memories", [1, 2])
+@pytest.mark.parametrize("way", ["all", "every other", "routed and recomputed"])
+def test_memory_plans_of_steps_that_recompute_give_the_same_bits(
+    way: str, memories: int, plan: str, wanted: dict[int, dict[str, np.ndarray]]
+) -> None:
+    machine, capacity = Machine.local(cpus=2, memories=memories), 90_000 // memories + 10_000
+    model = compiled(WAYS[way], machine=machine, fast_memory=capacity, plan=plan)
+    made = compiled(WAYS[way], machine=machine)
+    assert model.strategy == made.strategy  # of the machine without a bound
+    made.close()
+    bound = model.trainer.bound("train", model.batch_size)
+    assert any(".recomputed" in node.name for node in bound.prepared.nodes)
+    assert model.trainer.session.used_bytes[memories:] == (capacity,) * memories
+    planned, copied = bound.moved_bytes or (0, 0)
+    assert planned > 0 < copied and (memories > 1 or planned == copied)
+    same(trained(model), wanted[memories])
+
+
 def test_one_worker_recomputes_to_the_same_bits() -> None:
     same(trained(compiled(all_recomputed)), trained(compiled(kept)))
 

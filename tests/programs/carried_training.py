@@ -9,6 +9,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from helpers.processes import say
@@ -136,14 +137,15 @@ def compiled(
     cpus: int = 1,
     mapper: object = "data_parallel",
     machine: Machine | None = None,
+    **options: Any,
 ) -> Model:
-    """Return the network, compiled with a changed strategy."""
+    """Return the network, compiled with a changed strategy and further options."""
     given = {"executor": executor, "cpus": None if machine else cpus, "machine": machine}
     with network() as model:
         model.compile(Adam(1e-2), loss="cross_entropy", mapper=mapper, **given)
         strategy = change(model.training_graph, model.strategy)
     model = network()
-    model.compile(Adam(1e-2), loss="cross_entropy", strategy=strategy, **given)
+    model.compile(Adam(1e-2), loss="cross_entropy", strategy=strategy, **given, **options)
     return model
 
 
