@@ -1,4 +1,4 @@
-"""Cost frontiers as pictures (TensorOpt, figures 6 to 8): time against memory, or devices."""
+"""Curves as pictures: cost frontiers (TensorOpt, figures 6 to 8), memory plans node by node."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from soapstone.files import write
 from soapstone.frontend.strategies.preferences import Option, Preferred
+from soapstone.ir.footprint import Footprint
+from soapstone.ir.plan import Action, MemoryPlan
 
 Place = tuple[float, float]
 Frontier = Mapping[str, Any]  # as `CostFrontier.as_dict` says it
@@ -118,6 +120,32 @@ def frontier_curves(found: Frontier) -> list[Curve]:
 
 def _place(point: Frontier, time: str) -> Place:
     return point["memory_bytes"] / 1e9, point[time] / 1e3
+
+
+def memory_chart(plan: MemoryPlan, footprint: Footprint, title: str) -> str:
+    """Return the bytes that are taken while each node of a memory plan runs, by what holds them.
+
+    Each curve is above the one before. footprint: of what the plan is.
+    """
+    resident: dict[str, int] = {}
+    rows: list[tuple[float, float, float]] = []
+    for step in plan.steps:
+        if step.action is Action.RUN:
+            given = sum(size for value, size in resident.items() if value in footprint.given)
+            held = sum(resident.values())
+            rows.append((given / 1e6, held / 1e6, (held + step.nbytes) / 1e6))
+        elif step.action in (Action.ALLOCATE, Action.FETCH):
+            resident[step.name] = step.nbytes
+        else:
+            del resident[step.name]
+    names = "weights, inputs, results", "and other values", "and workspace"
+    curves = [
+        Curve(name, COLOURS[n], [(at + 1, row[n]) for at, row in enumerate(rows)])
+        for n, name in enumerate(names)
+    ]
+    full = plan.capacity_bytes / 1e6
+    ends: list[Place] = [(1, full), (len(rows), full)]
+    return chart(title, "node", "MB", [*curves, Curve("capacity", "#111111", ends, "dotted")])
 
 
 def chart(title: str, across: str, up: str, curves: Sequence[Curve]) -> str:

@@ -32,6 +32,9 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan here (JSON).")
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw what holds the fast memory, node by node (.svg).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Say what is copied between a fast memory and a backing one, and when, to run a model.
@@ -40,18 +43,20 @@ def plan(
     search; the best plan until then is shown and written.
     """
     from soapstone.deadline import Deadline
-    from soapstone.files import check_targets
+    from soapstone.files import check_targets, write
     from soapstone.frontend.planned import launched
     from soapstone.frontend.progress import planning
     from soapstone.frontend.strategies.finding import graph_of, parse_sizes
+    from soapstone.frontend.strategies.plot import memory_chart
     from soapstone.search.placement.find import memory_plan
 
-    check_targets(output)
+    check_targets(output, plot)
     sizes, dims = parse_sizes(size), dims_of(dim)
     graph = graph_of(model, batch_size, training=training, sizes=sizes, dims=dims)
+    footprint = launched(graph, cpus, threads)
     with planning() as progress:
         found = memory_plan(
-            launched(graph, cpus, threads),
+            footprint,
             bytes_of("--capacity", capacity),
             method,
             deadline=Deadline(budget),
@@ -59,4 +64,6 @@ def plan(
         )
     if output is not None:
         found.plan.save(output)
+    if plot is not None:
+        write(plot, memory_chart(found.plan, footprint, graph.name).encode())
     tell(found, {**found.as_dict(), "output": None if output is None else str(output)}, as_json)

@@ -13,10 +13,13 @@ from soapstone.frontend.strategies.plot import (
     beside,
     chart,
     frontier_curves,
+    memory_chart,
     plot,
     save_plot,
 )
 from soapstone.frontend.strategies.preferences import Preferred, find_strategy
+from soapstone.ir.footprint import Footprint, Touch, Touches
+from soapstone.search.placement.baselines import least_recently_used
 
 SVG = "{http://www.w3.org/2000/svg}"
 Place = tuple[float, float]
@@ -90,3 +93,24 @@ def test_charts_stand_beside_each_other() -> None:
     assert len(list(both.iter(f"{SVG}g"))) == 3 and width == 2 * 560
     assert height == heights[1] + heights[0]
     assert "873" in texts(one)  # the axis begins near the least
+
+
+def test_a_memory_plan_is_drawn_node_by_node() -> None:
+    sizes = {"x": 128, "w": 64, "y": 128, "z": 64}
+    nodes = (
+        Touches("a", "a", (Touch("x", True), Touch("y", False, 128)), 256),
+        Touches("b", "b", (Touch("y", True), Touch("w", True), Touch("z", False, 64))),
+    )
+    footprint = Footprint(nodes, sizes, frozenset({"x", "w", "z"}), frozenset({"z"}))
+    picture = memory_chart(least_recently_used(footprint, 640), footprint, "two nodes")
+    given, held, all_bytes, full = lines(picture)[:4]
+    zero = 40 + 280  # where the axis across is
+    most = 1.05 * 640
+    for curve, wanted in (
+        (given, (128, 128)),
+        (held, (256, 256)),
+        (all_bytes, (512, 256)),
+        (full, (640, 640)),
+    ):
+        assert [round((zero - y) / 280 * most) for _, y in curve] == pytest.approx(wanted, abs=1)
+    assert {"weights, inputs, results", "capacity", "node", "MB"} <= set(texts(picture))
