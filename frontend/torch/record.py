@@ -83,7 +83,7 @@ class Recorder:
         quick = None
         if (
             call is not None
-            and len(args) > 1
+            and args
             and type(args[0]) is Lazy
             and args[0].call is call
             and not kwargs
