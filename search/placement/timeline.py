@@ -58,19 +58,21 @@ class Timeline:
     """The nodes of a graph in the order in which they run, in a memory of a capacity.
 
     Raises:
-        GraphError: a node that needs more than the capacity; names it, and how much is missing.
+        GraphError: nodes that need more than the capacity; names the one that needs most, and how
+            much is missing.
     """
 
     footprint: Footprint
     capacity_bytes: int
 
     def __post_init__(self) -> None:
-        for node, need in zip(self.order, self.needs.tolist()):
-            if need > self.capacity_bytes:
-                raise GraphError(
-                    f"{node.label}: uses {need} bytes at once, {self.capacity_bytes} found in the "
-                    f"memory: {need - self.capacity_bytes} more needed"
-                )
+        need = int(self.needs.max(initial=0))
+        if need > self.capacity_bytes:
+            node = self.order[int(self.needs.argmax())]
+            raise GraphError(
+                f"{node.label}: uses {need} bytes at once, {self.capacity_bytes} found in the "
+                f"memory: {need - self.capacity_bytes} more needed"
+            )
 
     @property
     def order(self) -> tuple[Touches, ...]:

@@ -86,10 +86,14 @@ def test_plans_replay_and_lru_moves_no_more_than_streaming(share: float) -> None
         assert lru.moved_bytes == sum(sizes[n] for n in (*read, *made.intersection(graph.results)))
 
 
-def test_a_plan_for_too_little_memory_names_the_node() -> None:
+def test_a_plan_for_too_little_memory_names_the_node_that_needs_most() -> None:
     graph = training()
-    with pytest.raises(GraphError, match=r"uses \d+ bytes at once, 100 found in the memory"):
+    with pytest.raises(GraphError, match=r"bytes at once, 100 found in the memory") as refused:
         least_recently_used(graph, 100)
+    more = int(str(refused.value).split(" more needed")[0].split()[-1])
+    least_recently_used(graph, 100 + more)
+    with pytest.raises(GraphError, match="1 more needed"):
+        least_recently_used(graph, 99 + more)
 
 
 @pytest.mark.parametrize("share", [0.35, 0.5])
