@@ -26,7 +26,7 @@ from soapstone.ir.strategy.configuration import Keep
 from soapstone.ir.tensor import TensorSpec
 from soapstone.runtime import Machine, Read, ReadWrite, Write
 from soapstone.runtime.analysis.reduction import plan
-from soapstone.runtime.model.tiling import Box, intern
+from soapstone.runtime.model.tiling import Box, contains, intern
 from soapstone.runtime.tracing.arena import ALIGNMENT
 
 
@@ -148,15 +148,10 @@ def _folded(
         for bucket, tiles in fold.reads:
             for n in here:
                 box = tiles.boxes[n]
-                if tiles.volume[n] and not any(_inside(box, other) for other in held[bucket]):
+                if tiles.volume[n] and not any(contains(other, box) for other in held[bucket]):
                     held[bucket].append(box)
     workspace = sum(_bytes(*_ends(boxes, spec.rank + 1), itemsize) for boxes in held)
     return _Part(value, False, True, *_ends(out, spec.rank), workspace)
-
-
-def _inside(box: Box, other: Box) -> bool:
-    low = all(a >= b for a, b in zip(box[0], other[0]))
-    return low and all(a <= b for a, b in zip(box[1], other[1]))
 
 
 def _ends(boxes: Sequence[Box], rank: int) -> tuple[Ints, Ints]:

@@ -40,7 +40,7 @@ from soapstone.runtime.model.launch import Launch, internal
 from soapstone.runtime.model.mapper import Layout, Mapper, Order
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
-from soapstone.runtime.model.tiling import Box, Tiling
+from soapstone.runtime.model.tiling import Box, Tiling, contains
 from soapstone.runtime.observe.statistics import Statistics
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -142,7 +142,7 @@ class Coherence:
             if where == memory and (layout is None or lies == layout.order):
                 if part is None:
                     return instance
-                if inside is None and box is not None and _contains(part, box):
+                if inside is None and box is not None and contains(part, box):
                     inside = instance
         if inside is not None:
             return inside
@@ -411,16 +411,10 @@ def _at(corner: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
     return (*corner[:axis], value, *corner[axis + 1 :])
 
 
-def _contains(outer: Box, inner: Box) -> bool:
-    return all(a <= b for a, b in zip(outer[0], inner[0])) and all(
-        a >= b for a, b in zip(outer[1], inner[1])
-    )
-
-
 def _extended(tile: Box, layout: Layout | None) -> Box:
     """The box of a tile's instance."""
     extent = None if layout is None else layout.extent
-    return extent if extent is not None and _contains(extent, tile) else tile
+    return extent if extent is not None and contains(extent, tile) else tile
 
 
 def internal_partition(region: Region, tiling: Tiling) -> Partition:

@@ -221,6 +221,13 @@ def _sorted(rows: Array, columns: Array) -> tuple[Array, Array]:
     return rows[order], columns[order]
 
 
+def contains(outer: Box, inner: Box) -> bool:
+    """Whether a box lies inside another."""
+    return all(a <= b for a, b in zip(outer[0], inner[0])) and all(
+        a >= b for a, b in zip(outer[1], inner[1])
+    )
+
+
 def covered_by(writer: Tiling, user: Tiling) -> Array:
     """Which boxes of `user` lie inside the union of the boxes of a disjoint `writer`.
 
