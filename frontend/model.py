@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.frontend.arguments import number
 from soapstone.frontend.recording import Emit, Recording, Tensor
+from soapstone.frontend.training.names import matching
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
@@ -19,6 +21,7 @@ from soapstone.ir.tensor import Array, Role
 if TYPE_CHECKING:
     from soapstone.frontend.inference import InferenceSession
     from soapstone.frontend.training.callbacks import Callback
+    from soapstone.frontend.training.objective import Losses, Metrics
     from soapstone.frontend.training.optimizers import Optimizer
     from soapstone.frontend.training.saved import Loaded
     from soapstone.frontend.training.trainer import Trainer, TrainingResult
@@ -43,6 +46,8 @@ class Model(Recording):
         super().__init__(name, seed)
         self._trainer: Trainer | None = None
         self.values: dict[str, Array] = {}  # contents that no session has: set, or trained before
+        self.frozen: frozenset[str] = frozenset()  # parameters that are not trained
+        self.penalties: dict[str, tuple[float, float]] = {}  # l1 and l2
         self._lost = ""  # the executor with which trained contents went
 
     def record(self, emit: Emit, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -58,9 +63,12 @@ class Model(Recording):
     def compile(
         self,
         optimizer: Optimizer | str = "sgd",
-        loss: str = "cross_entropy",
-        metrics: str | Iterable[str] = (),
+        loss: Losses = "cross_entropy",
+        metrics: Metrics = (),
         *,
+        loss_weights: Mapping[str, float] | None = None,
+        weighted: bool = False,
+        micro_batches: int = 1,
         machine: Machine | None = None,
         executor: str = "local",
         cpus: int | None = None,
@@ -81,13 +89,20 @@ class Model(Recording):
 
         Args:
             optimizer: an SGD, Adam or AdamW, or its name in small letters.
-            loss: of the first output. "cross_entropy" (labels: class numbers, without the output's
-                last axis), "masked_cross_entropy" (the same over the labels that are not -1),
-                "cross_entropy_dense" (labels: probabilities), "mse", "bce" (of
-                probabilities), "bce_with_logits" or "masked_bce" (of logits, over the labels that
-                are not -1); labels of these have the output's shape.
-            metrics: "accuracy", where labels are class numbers; "micro_f1" of the labels of
-                "masked_bce", a mean over batches; or none.
+            loss: of the first output, or of several outputs a dict by their layers' names; a name,
+                one of `soapstone.losses` with its settings, or a function of tensors
+                `loss(model, output, labels)` (docs/training.md). "cross_entropy" and "focal"
+                (labels: class numbers, without the output's last axis), "masked_cross_entropy" (the
+                same over the labels that are not -1), "cross_entropy_dense" (labels:
+                probabilities), "mse", "mae", "huber", "bce" (of probabilities),
+                "bce_with_logits" or "masked_bce" (of logits, over the labels that are not -1);
+                labels of these have the output's shape.
+            metrics: names, those of `soapstone.metrics`, or functions as losses are; of several
+                outputs with a loss, a dict by output.
+            loss_weights: by output, what its loss is multiplied by; 1 where it is left out.
+            weighted: whether samples have weights, which data then need.
+            micro_batches: parts in which a step computes its batch one after another, with one
+                update by the sum of their gradients.
             machine: a described machine to run on; by default this one with `cpus` processors of
                 `threads` threads in each process.
             executor: who runs the tasks: local (threads of this process), mpi (one process a rank,
@@ -119,7 +134,10 @@ class Model(Recording):
             self,
             optimizer=optimizer,
             loss=loss,
-            metrics=(metrics,) if isinstance(metrics, str) else tuple(metrics),
+            metrics=metrics,
+            loss_weights=loss_weights,
+            weighted=weighted,
+            micro_batches=micro_batches,
             machine=machine,
             executor=executor,
             cpus=cpus,
@@ -155,7 +173,9 @@ class Model(Recording):
         *,
         batch_size: int | None = None,
         epochs: int = 1,
-        validation_data: tuple[Any, Any] | str | Path | None = None,
+        validation_data: tuple[Any, ...] | str | Path | None = None,
+        validation_split: float | None = None,
+        sample_weights: Any = None,
         callbacks: Sequence[Callback] = (),
         shuffle: bool = True,
         resume: str | Path | None = None,
@@ -165,10 +185,16 @@ class Model(Recording):
 
         Args:
             x: (samples, …) float32, a dict by input name, a folder of npz files, or an iterable of
-                (x, y) batches; y: labels, (samples,) integers for `cross_entropy`.
+                (x, y) batches; y: labels, (samples,) integers for `cross_entropy`, or a dict by
+                output.
             batch_size: of a step, by default the model's; a last batch may be smaller.
             epochs: how many in all, those of a resumed run among them.
-            validation_data: a pair (x, y), or the path of npz files, to evaluate after each epoch.
+            validation_data: a pair (x, y), with weights a third, or the path of npz files, to
+                evaluate after each epoch.
+            validation_split: which part of arrays x and y is held out for that instead, drawn by
+                the seed.
+            sample_weights: (samples,) or of the labels' shape, what each counts in the loss; by
+                output a dict. The model is compiled `weighted`.
             callbacks: what is called as training goes (`soapstone.frontend.training.callbacks`).
             shuffle: whether each epoch has the samples in an order of its own, drawn by the seed.
             resume: a checkpoint to continue from, in the middle of an epoch if it was there.
@@ -185,22 +211,107 @@ class Model(Recording):
             batch_size=batch_size,
             epochs=epochs,
             validation_data=validation_data,
+            validation_split=validation_split,
+            sample_weights=sample_weights,
             callbacks=callbacks,
             shuffle=shuffle,
             resume=resume,
             progress=progress,
         )
 
-    def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
-        """Return the mean "loss" over the samples of a data set, and "accuracy" (0 to 1) if asked.
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        sample_weights: Any = None,
+        learning_rate: float | None = None,
+    ) -> dict[str, float]:
+        """Train one step on all samples of x, and return their loss and metrics before it.
 
-        x, y and batch_size are as of `fit`. Nothing is trained, and dropout drops nothing.
+        x, y and sample_weights are arrays as of `fit`. learning_rate: of this step, in place of
+        the optimizer's.
+
+        Raises:
+            DataError: arrays that do not fit the model.
+            NonFiniteLoss: the loss is NaN or infinite; nothing is changed.
+            GraphError: the model is not compiled.
+        """
+        return self.trainer.train_on_batch(
+            x, y, sample_weights=sample_weights, learning_rate=learning_rate
+        )
+
+    def gradients(self, x: Any, y: Any = None, *, sample_weights: Any = None) -> dict[str, Array]:
+        """Return the gradient of the loss by each trained parameter, over all samples of x.
+
+        They are those of a training step (dropout drops, batch norm normalises over the batch)
+        before any clipping; nothing is trained. x, y and sample_weights are arrays as of `fit`.
+
+        Raises:
+            DataError: arrays that do not fit the model.
+            GraphError: the model is not compiled.
+        """
+        return self.trainer.gradients(x, y, sample_weights=sample_weights)
+
+    def freeze(self, *patterns: str) -> None:
+        """Keep parameters as they are from the next compile on: no gradient, no update.
+
+        patterns: layers or parameters by name or pattern (`conv1`, `conv1.bias`, `conv*`). Running
+        statistics of a frozen batch norm still follow its batches.
+
+        Raises:
+            GraphError: a pattern that fits no parameter.
+        """
+        self.frozen |= self._matching("freeze", patterns)
+
+    def unfreeze(self, *patterns: str) -> None:
+        """Train frozen parameters again from the next compile on; all of them without patterns.
+
+        Raises:
+            GraphError: a pattern that fits no parameter.
+        """
+        self.frozen -= self._matching("unfreeze", patterns or ("*",))
+
+    def regularize(self, *patterns: str, l1: float = 0.0, l2: float = 0.0) -> None:
+        """Add l1 times the sum of |w| and l2 times the sum of w^2 of parameters to the loss.
+
+        patterns: layers or parameters by name or pattern, as of `freeze`; a later one replaces what
+        an earlier one says of a parameter. It counts from the next compile on.
+
+        Raises:
+            GraphError: a pattern that fits no parameter, or a number below 0.
+        """
+        for name, value in (("l1", l1), ("l2", l2)):
+            if number(f"regularize: {name}", value) < 0:
+                raise GraphError(
+                    f"regularize: {name} {value!r} found, a number of 0 or more needed"
+                )
+        for name in sorted(self._matching("regularize", patterns)):
+            self.penalties[name] = (l1, l2)
+
+    def _matching(self, what: str, patterns: Sequence[str]) -> frozenset[str]:
+        roles = self._builder.build().roles
+        known = [name for name, role in roles.items() if role is Role.PARAMETER]
+        return frozenset(name for each in patterns for name in matching(what, each, known))
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weights: Any = None,
+    ) -> dict[str, float]:
+        """Return the mean "loss" over the samples of a data set, and the metrics by name.
+
+        x, y, batch_size and sample_weights are as of `fit`. Nothing is trained, and dropout drops
+        nothing.
 
         Raises:
             DataError: no samples or labels, or arrays that do not fit the model.
             GraphError: the model is not compiled.
         """
-        return self.trainer.evaluate(x, y, batch_size=batch_size)
+        return self.trainer.evaluate(x, y, batch_size=batch_size, sample_weights=sample_weights)
 
     def predict(self, x: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:
         """Return the model's output for all samples of x, (samples, …), or a tuple of several.

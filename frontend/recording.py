@@ -210,7 +210,9 @@ class Recording(Layers):
             raise
 
     def output(self, *tensors: Tensor) -> None:
-        """Mark tensors as the model's outputs; the loss is taken of the first.
+        """Mark tensors as the model's outputs; by default the loss is taken of the first.
+
+        A loss of each is given to `compile` by the names of the layers that make them.
 
         Raises:
             GraphError: a tensor of another model.
@@ -220,6 +222,11 @@ class Recording(Layers):
                 raise GraphError(f"model {self.name!r}: {tensor!r} is not a tensor of this model")
             self._outputs.append(tensor)
         self.__dict__.pop("graph", None)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What losses and metrics call the outputs: the names of their layers."""
+        return tuple(tensor.name for tensor in self._outputs)
 
     @property
     def output_indices(self) -> tuple[int, ...]:

@@ -15,13 +15,14 @@ import numpy as np
 
 from soapstone.errors import DataError
 from soapstone.frontend import arguments
-from soapstone.frontend.data.npz import NpzFile
+from soapstone.frontend.data.npz import LABELS, WEIGHTS, NpzFile, label_of
 from soapstone.ir.tensor import Array
 
 Inputs = dict[str, Array]
-Batch = tuple[Inputs, Array | None]
+Labels = Array | dict[str, Array] | None  # by name where there are several, or weights of samples
+Batch = tuple[Inputs, Labels]
 Spec = tuple[tuple[int, ...], np.dtype[Any]]  # shape and element type of one sample
-Specs = tuple[dict[str, Spec], Spec | None]
+Specs = tuple[dict[str, Spec], dict[str, Spec] | None]
 Convert = Callable[[Batch], Batch]
 SINGLE = "x"  # the name of an input that was given without one
 _AT_ONCE = 1 << 28  # bytes of integers that are checked and cast as a whole
@@ -54,8 +55,11 @@ def numeric(name: str, value: Any) -> Array:
     return array
 
 
-def named_arrays(x: Any, y: Any) -> tuple[Inputs, Array | None]:
+def named_arrays(x: Any, y: Any, weights: Any = None) -> Batch:
     """Return inputs by name and labels, all with the same number of rows.
+
+    y and weights: an array or a dict of arrays by output. Labels are an array, or a dict by the
+    names of graphs' inputs where y is one or there are weights.
 
     Raises:
         DataError: no input, arrays that are not numeric, or row counts that differ.
@@ -66,12 +70,34 @@ def named_arrays(x: Any, y: Any) -> tuple[Inputs, Array | None]:
         inputs = {SINGLE: numeric("x", x)}
     if not inputs:
         raise DataError("x: an empty dict found, one array or more needed")
-    labels = None if y is None else numeric("y", y)
+    given = _by_output(LABELS, "y", y) | _by_output(WEIGHTS, WEIGHTS, weights)
     first, rows = next((name, len(array)) for name, array in inputs.items())
-    for name, array in [*inputs.items(), *([] if labels is None else [("y", labels)])]:
+    plain = given.keys() == {LABELS}
+    for name, array in [*inputs.items(), *([("y", given[LABELS])] if plain else given.items())]:
         if len(array) != rows:
             raise DataError(f"{name}: {len(array)} rows found, {rows} needed as in input {first!r}")
-    return inputs, labels
+    return inputs, given[LABELS] if plain else given or None
+
+
+def _by_output(kind: str, argument: str, value: Any) -> dict[str, Array]:
+    """Return what was given of labels or weights by the names of graphs' inputs."""
+    if isinstance(value, Mapping):
+        return {f"{kind}.{n}": numeric(f"{argument}[{n!r}]", each) for n, each in value.items()}
+    return {} if value is None else {kind: numeric(argument, value)}
+
+
+def named_labels(labels: Labels) -> dict[str, Array]:
+    """Return labels by the names of graphs' inputs; none for None."""
+    if isinstance(labels, dict):
+        return labels
+    return {} if labels is None else {LABELS: labels}
+
+
+def _taken(labels: Labels, rows: Any) -> Labels:
+    """Return the rows of labels."""
+    if isinstance(labels, dict):
+        return {name: array[rows] for name, array in labels.items()}
+    return None if labels is None else labels[rows]
 
 
 class Source(Protocol):
@@ -107,7 +133,7 @@ class ArraySource:
     """Rows of arrays in memory: views when in order, one gather a batch when shuffled."""
 
     inputs: Inputs
-    labels: Array | None
+    labels: Labels
     cut: Cut
 
     @property
@@ -119,8 +145,8 @@ class ArraySource:
         return self.cut.steps(self.rows)
 
     def specs(self) -> Specs | None:
-        labels = None if self.labels is None else _spec(self.labels)
-        return {name: _spec(array) for name, array in self.inputs.items()}, labels
+        labels = {name: _spec(array) for name, array in named_labels(self.labels).items()}
+        return {name: _spec(array) for name, array in self.inputs.items()}, labels or None
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         size = self.cut.batch_size
@@ -129,7 +155,7 @@ class ArraySource:
             lo, hi = step * size, min((step + 1) * size, self.rows)
             rows = slice(lo, hi) if order is None else order[lo:hi]
             inputs = {name: array[rows] for name, array in self.inputs.items()}
-            yield inputs, None if self.labels is None else self.labels[rows]
+            yield inputs, _taken(self.labels, rows)
 
 
 class FolderSource:
@@ -155,8 +181,8 @@ class FolderSource:
 
     def specs(self) -> Specs | None:
         found = {n: (shape[1:], dtype) for n, (shape, dtype) in self.files[0].fields.items()}
-        labels = found.pop("y", None)
-        return found, labels
+        labels = {label_of(name): spec for name, spec in found.items() if label_of(name)}
+        return {n: spec for n, spec in found.items() if not label_of(n)}, labels or None
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         cut = self.cut
@@ -226,12 +252,14 @@ def _joined(pieces: list[dict[str, Array]]) -> Batch:
     arrays = pieces[0]
     if len(pieces) > 1:
         arrays = {name: np.concatenate([piece[name] for piece in pieces]) for name in arrays}
-    labels = arrays.get("y")
-    return {name: array for name, array in arrays.items() if name != "y"}, labels
+    labels = {label_of(name): array for name, array in arrays.items() if label_of(name)}
+    plain = labels.keys() == {LABELS}
+    inputs = {name: array for name, array in arrays.items() if not label_of(name)}
+    return inputs, labels[LABELS] if plain else labels or None
 
 
 class StreamSource:
-    """Batches that the user makes: (x, y) pairs, or x alone; their sizes and order are theirs.
+    """Batches that the user makes: (x, y) or (x, y, weights), or x alone, of any size and order.
 
     A function is called once an epoch. A one-shot iterator, such as a generator, has one epoch.
     """
@@ -259,31 +287,32 @@ class StreamSource:
         for number, item in enumerate(stream):
             if number < start:
                 continue
-            pair = isinstance(item, tuple) and len(item) == 2
-            x, y = item if pair else (item, None)
+            several = isinstance(item, tuple) and len(item) in (2, 3)
             try:
-                yield named_arrays(x, y)
+                yield named_arrays(*item) if several else named_arrays(item, None)
             except DataError as error:
                 raise DataError(f"batch {number}: {error}") from None
 
 
-def source(x: Any, y: Any, cut: Cut) -> Source:
+def source(x: Any, y: Any, cut: Cut, weights: Any = None) -> Source:
     """Return the source that fits what the user gave; see `Batches`."""
+    others = {"y: labels": y, f"{WEIGHTS}: they": weights}
+    more = next((what for what, value in others.items() if value is not None), None)
     if isinstance(x, str | Path):
-        if y is not None:
-            raise DataError(f"y: labels of {str(x)!r} are read from its files; None needed")
+        if more:
+            raise DataError(f"{more} of {str(x)!r} are read from its files; None needed")
         return FolderSource(Path(x), cut)
     pairs = isinstance(x, list | tuple) and len(x) > 0 and isinstance(x[0], tuple)
     if pairs or callable(x) or (isinstance(x, Iterable) and not _is_array(x)):
-        if y is not None:
-            raise DataError("y: labels come with the batches of x; None needed")
+        if more:
+            raise DataError(f"{more} come with the batches of x; None needed")
         return StreamSource(x)
-    return ArraySource(*named_arrays(x, y), cut)
+    return ArraySource(*named_arrays(x, y, weights), cut)
 
 
 def _nbytes(held: ArraySource) -> int:
     """Return the bytes of integers, which may have to be cast."""
-    arrays = [*held.inputs.values(), *([] if held.labels is None else [held.labels])]
+    arrays = [*held.inputs.values(), *named_labels(held.labels).values()]
     return sum(array.nbytes for array in arrays if array.dtype.kind in "iu")
 
 
@@ -297,8 +326,10 @@ class Batches:
     Args:
         x: (samples, …) array; a dict of arrays by input name; the path of an npz file or of a
             folder of them, each with arrays `x` and `y`, or named inputs and `y`; a list, iterator
-            or function returning an iterator of (x, y) batches.
-        y: (samples, …) labels of arrays; None for other sources, and for data without labels.
+            or function returning an iterator of (x, y) or (x, y, weights) batches.
+        y: (samples, …) labels of arrays, or a dict by output; None for other sources, and for data
+            without labels. Files have `y.NAME` for the labels of an output.
+        weights: (samples,) or of the labels' shape, by output too; files have `sample_weights`.
         batch_size: samples in a batch; the last one of an epoch may have fewer.
         shuffle: draw a new order each epoch; batches that the user makes keep theirs.
         seed: with the epoch's number, what the order follows from.
@@ -317,9 +348,10 @@ class Batches:
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        weights: Any = None,
     ) -> None:
         batch_size = arguments.count("batch_size", batch_size, error=DataError)
-        self._source = source(x, y, Cut(batch_size, shuffle, seed, drop_last))
+        self._source = source(x, y, Cut(batch_size, shuffle, seed, drop_last), weights)
         self._convert: Convert | None = None
 
     @property
@@ -348,7 +380,8 @@ class Batches:
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[tuple[Inputs, Any]]:
         """Yield (inputs by name, labels) of an epoch, from batch `start_batch` on.
 
-        Labels are None for data without labels. An input given without a name is called `x`.
+        Labels are None for data without labels, and a dict by the names of graphs' inputs where
+        there are several, or weights. An input given without a name is called `x`.
         """
         batches = self._source.batches(number, start_batch)
         return batches if self._convert is None else map(self._convert, batches)

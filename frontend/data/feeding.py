@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.data.batches import SINGLE, Batch, Batches
-from soapstone.frontend.training.losses import LABELS
+from soapstone.frontend.data.batches import SINGLE, Batch, Batches, Labels, named_labels
+from soapstone.frontend.data.npz import LABELS, WEIGHTS
+from soapstone.frontend.training.objective import Objective, Term
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
 
 PREDICT = "predict"  # what a data set without labels is for
 _VIEWS = ("reshape", "transpose", "slice")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,24 @@ class Feeding:
 
     Args:
         forward: the model's graph; only its first axes depend on the batch size.
-        labels: what its loss takes beside the first output.
-        masked: whether a label may be -1, of a sample that does not count.
+        aim: what it is trained for, which says what labels and weights there are.
     """
 
-    def __init__(self, forward: Graph, labels: TensorSpec, masked: bool = False) -> None:
+    def __init__(self, forward: Graph, aim: Objective) -> None:
         self.model = forward.name
+        self.aim = aim
         self.inputs = forward.inputs(Role.INPUT)
-        self.specs = {name: forward.tensors[name] for name in self.inputs} | {LABELS: labels}
+        self.specs = {name: forward.tensors[name] for name in self.inputs}
+        self.labels: dict[str, TensorSpec] = {}
+        for term in aim.terms:
+            self.labels[term.labels] = term.loss.labels(
+                forward.tensors[forward.outputs[term.place]]
+            )
+        self.weighted = aim.weighted
+        terms = {term.labels: term for term in aim.terms}
         self.ranges = {
-            name: _range(name, spec, forward, masked)
-            for name, spec in self.specs.items()
+            name: _range(name, spec, forward, terms.get(name))
+            for name, spec in (self.specs | self.labels).items()
             if np.dtype(spec.dtype).kind in "iu"
         }
 
@@ -89,14 +98,53 @@ class Feeding:
         if what != PREDICT:
             if labels is None:
                 raise DataError(f"{what}: labels are missing; y, or files with y, needed")
-            self._check(f"{what}: labels", LABELS, *labels)
+            for name, each in self._named(labels).items():
+                if name in self.labels:
+                    shape, dtype = each
+                    if _column(shape, self.labels[name]):
+                        shape = (*shape, 1)
+                    self._check(
+                        f"{what}: {name.replace('.', ' of output ', 1)}", name, shape, dtype
+                    )
 
     def _check(self, label: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        spec = self.specs[name]
+        spec = self.specs.get(name) or self.labels[name]
         if shape != spec.shape[1:]:
             raise DataError(f"{label}: samples of shape {shape} found, {spec.shape[1:]} needed")
         if dtype.kind not in "iufb" or (dtype.kind == "f" and np.dtype(spec.dtype).kind != "f"):
             raise DataError(f"{label}: {dtype} found, {spec.dtype} needed")
+
+    def _named(self, given: Mapping[str, T]) -> dict[str, T]:
+        """Return labels and weights under the names of the graph's inputs.
+
+        Raises:
+            DataError: those of an output are missing or unknown, or weights that nothing takes.
+        """
+        terms, found = self.aim.terms, dict(given)
+        if len(terms) == 1:
+            for kind in (LABELS, WEIGHTS):
+                named = f"{kind}.{terms[0].output}"
+                if named in found:
+                    found[kind] = found.pop(named)
+        outputs = ", ".join(repr(term.output) for term in terms)
+        for name in found:
+            kind, _, output = name.partition(".")
+            if kind == WEIGHTS and not self.weighted:
+                raise DataError(
+                    f"{WEIGHTS} found; model {self.model!r} takes none: compile(weighted=True)"
+                )
+            if name == LABELS and name not in self.labels:
+                raise DataError(f"y: one array found, a dict by output needed: {outputs}")
+            if kind == LABELS and name not in self.labels:
+                raise DataError(f"y: output {output!r} is unknown; those with a loss: {outputs}")
+            if kind == WEIGHTS and output and output not in [term.output for term in terms]:
+                raise DataError(f"{WEIGHTS}: output {output!r} is unknown; there are {outputs}")
+        for term in terms:
+            if term.labels not in found:
+                raise DataError(f"y: labels of output {term.output!r} are missing")
+            if self.weighted and not {WEIGHTS, f"{WEIGHTS}.{term.output}"} & found.keys():
+                raise DataError(f"{WEIGHTS} of output {term.output!r} are missing")
+        return found
 
     def converted(self, batch: Batch) -> Batch:
         """Return a batch, or a whole data set, by the model's names and with its types of integers.
@@ -105,25 +153,70 @@ class Feeding:
             DataError: a label or id out of range; names its row.
         """
         inputs = {name: self._integers(name, array) for name, array in self.named(batch[0]).items()}
-        labels = batch[1]
-        return inputs, None if labels is None else self._integers(LABELS, labels)
+        return inputs, self.targets(batch[1])
+
+    def targets(self, given: Labels) -> dict[str, Array] | None:
+        """Return labels and weights as the graph takes them, by name.
+
+        Raises:
+            DataError: a label out of range, what is missing or unknown, or weights of another
+                shape.
+        """
+        if given is None:
+            return None
+        found = self._named(named_labels(given))
+        made: dict[str, Array] = {}
+        for term in self.aim.terms:
+            labels = self._integers(term.labels, found[term.labels])
+            spec = self.labels[term.labels]
+            if _column(labels.shape[1:], spec):
+                labels = labels.reshape(*labels.shape, 1)
+            made[term.labels] = labels
+            if term.weights is not None:
+                own = f"{WEIGHTS}.{term.output}"
+                weights = self._weights(term, labels, found.get(own, found.get(WEIGHTS)))
+                made[term.weights] = np.asarray(weights, np.float32)
+        return made
+
+    def _weights(self, term: Term, labels: Array, given: Array | None) -> Array:
+        """Return the weights of labels: those of samples, or of their own, times classes'."""
+        shape = term.loss.weights(TensorSpec(labels.shape)).shape
+        if term.loss.classes:
+            shape = labels.shape
+        if given is not None:
+            if given.shape not in (shape, shape[:1]):
+                raise DataError(
+                    f"{WEIGHTS}: shape {given.shape} found, {shape[:1]}, one a sample, or {shape}"
+                    " needed"
+                )
+            if not np.isfinite(given).all() or given.min(initial=0) < 0:
+                raise DataError(f"{WEIGHTS}: a number below 0, or none, found; 0 or more needed")
+            given = given.reshape(given.shape + (1,) * (len(shape) - given.ndim))
+        found = term.loss.weigh(labels, given)
+        return np.broadcast_to(1.0 if found is None else found, shape)
 
     def _integers(self, name: str, array: Array) -> Array:
         limits = self.ranges.get(name)
         if limits is None or not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
             return array
         limits.check(name, array)
-        return array.astype(self.specs[name].dtype, copy=False)
+        spec = self.specs.get(name) or self.labels[name]
+        return array.astype(spec.dtype, copy=False)
 
 
-def _range(name: str, spec: TensorSpec, forward: Graph, masked: bool) -> Range:
+def _column(shape: tuple[int, ...], needed: TensorSpec) -> bool:
+    """Return whether samples of a shape are those needed but for a last axis of extent 1."""
+    return needed.shape[1:] == (*shape, 1)
+
+
+def _range(name: str, spec: TensorSpec, forward: Graph, term: Term | None) -> Range:
     """Return the range of an integer input: classes of labels, rows of a table, or its type's."""
-    if name == LABELS:
-        output = forward.outputs[0]
+    if term is not None and term.loss.classes:
+        output = forward.outputs[term.place]
         classes = forward.tensors[output].shape[-1]
         layer = forward.producers[output].name if output in forward.producers else output
         why = f"layer {layer!r} has {classes} classes (0-{classes - 1})"
-        if masked:
+        if term.loss.masked:
             return Range(-1, classes - 1, f"{why}, and -1 is for none")
         return Range(0, classes - 1, why)
     pending, rows = [name], []

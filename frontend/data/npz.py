@@ -18,7 +18,8 @@ from soapstone.errors import DataError
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
-LABELS = "y"
+LABELS = "labels"  # what graphs call labels; those of one of several outputs are `labels.NAME`
+WEIGHTS = "sample_weights"  # and weights of samples, likewise
 Header = tuple[tuple[int, ...], np.dtype[np.generic]]
 
 
@@ -120,6 +121,17 @@ def read(
         raise error(f"{where}: {fault}") from None
 
 
+def label_of(field: str) -> str:
+    """Return what a field of a file is called as labels or weights, or nothing for an input.
+
+    `y` are labels and `y.NAME` those of an output; `sample_weights`, by output too, weights.
+    """
+    kind, dot, output = field.partition(".")
+    if kind == "y":
+        return f"{LABELS}{dot}{output}"
+    return field if kind == WEIGHTS else ""
+
+
 @dataclass(frozen=True)
 class NpzFile:
     """An npz file and the shape and element type of each of its arrays."""
@@ -141,7 +153,7 @@ class NpzFile:
         return result
 
     def _check(self, label: str) -> None:
-        inputs = [name for name in self.fields if name != LABELS]
+        inputs = [name for name in self.fields if not label_of(name)]
         if not inputs:
             have = ", ".join(self.fields) or "none"
             raise DataError(f"{label}: fields {have} found, an input such as 'x' needed")

@@ -16,8 +16,8 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.data.batches import named_arrays, npz_files, permutation
-from soapstone.frontend.data.npz import NpzFile
+from soapstone.frontend.data.batches import named_arrays, named_labels, npz_files, permutation
+from soapstone.frontend.data.npz import LABELS, NpzFile
 from soapstone.ir.tensor import Array
 
 P = ParamSpec("P")
@@ -87,7 +87,8 @@ def _sample_shapes(x: Samples, y: Array | None) -> dict[str, tuple[int, ...]]:
     if isinstance(x, Path):
         return {name: shape[1:] for name, (shape, _) in npz_files(x)[0].fields.items()}
     inputs, labels = named_arrays(x, y)
-    arrays = inputs if labels is None else {**inputs, "y": labels}
+    fields = {f"y{n.removeprefix(LABELS)}": each for n, each in named_labels(labels).items()}
+    arrays = inputs | fields
     return {name: array.shape[1:] for name, array in arrays.items()}
 
 

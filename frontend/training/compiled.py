@@ -9,16 +9,25 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
+import numpy as np
+
 from soapstone.engine.mapper import GraphMapper, strategy_of
 from soapstone.engine.session import CARRIED, Bound, Session
+from soapstone.frontend.arguments import count
 from soapstone.frontend.data.feeding import Feeding
 from soapstone.frontend.optimization.training import Ground, Steps
 from soapstone.frontend.planned import Plans
 from soapstone.frontend.training import checkpoint, saved
-from soapstone.frontend.training.losses import LABELS, MASKED
+from soapstone.frontend.training.names import matching
+from soapstone.frontend.training.objective import Losses, Metrics, Penalty, objective
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
-from soapstone.frontend.training.step_graph import evaluation_graph, training_graph
+from soapstone.frontend.training.step_graph import (
+    GRADIENTS,
+    evaluation_graph,
+    gradient_graph,
+    training_graph,
+)
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
@@ -80,8 +89,11 @@ class Compiled:
         model: Model,
         *,
         optimizer: Optimizer | str,
-        loss: str,
-        metrics: tuple[str, ...],
+        loss: Losses,
+        metrics: Metrics,
+        loss_weights: Mapping[str, float] | None,
+        weighted: bool,
+        micro_batches: int,
         machine: Machine | None,
         executor: str,
         cpus: int | None,
@@ -96,8 +108,24 @@ class Compiled:
     ) -> None:
         self.model = model
         self.optimizer = as_optimizer(optimizer)
-        self.loss = loss
-        self.metrics = metrics
+        forward = model.build(training=True)
+        outputs, parameters = model.output_names, forward.inputs(Role.PARAMETER)
+        self.frozen = model.frozen
+        self.objective = objective(
+            loss,
+            outputs,
+            metrics,
+            loss_weights=loss_weights,
+            weighted=weighted,
+            penalties=tuple(
+                Penalty(name, *model.penalties[name])
+                for name in parameters
+                if name in model.penalties
+            ),
+        )
+        for pattern in self.optimizer.rates or ():
+            matching(f"{type(self.optimizer).__name__}: rates", pattern, parameters)
+        self.parts = count("micro_batches", micro_batches)
         self.executor = executor
         self.first = rank_of(executor) == 0
         self._plans: Plans | None = None
@@ -132,19 +160,22 @@ class Compiled:
             )
         self.steps = Steps(self.original_graph, Ground(self.machine, self.mapper), optimize, step)
         self._strategies: dict[str, Strategy] = {}
+        self.gradients_of: dict[str, str] = {}  # by parameter, of the bound graph of gradients
         self._repeats = choices is not None
         self.choices = Choices() if choices is None else Choices.load(choices)
         self._bounds: dict[tuple[str, int], Bound] = {}
         self._session: Session | None = None
         self._position = Position()
+        self._sums: dict[str, list[Any]] = {}  # of the epoch so far, of what it ends with
         self._shuffle_seed = model.seed
         self._data: dict[str, int | None] = {}  # what a position counts in
         self.changed = False  # whether parameters are other than the initial ones
-        forward = model.build(training=True)
-        graph = training_graph(forward, loss, self.optimizer, metrics)  # everything is checked here
-        self.feeding = Feeding(forward, graph.tensors[LABELS], loss == MASKED)
+        graph = self.original_graph(self.part_size(model.batch_size))  # everything is checked here
+        self.feeding = Feeding(forward, self.objective)
         self.carried = {
-            name: graph.tensors[name] for name, role in graph.roles.items() if role in CARRIED
+            name: graph.tensors[name]
+            for name, role in graph.roles.items()
+            if role in CARRIED and not name.endswith(GRADIENTS)
         }
         if strategy is not None:
             if optimize:
@@ -196,9 +227,21 @@ class Compiled:
         return self.steps.graph(batch_size)
 
     def original_graph(self, batch_size: int) -> Graph:
-        """Return the graph of a training step of a batch_size as the model says it."""
+        """Return the graph of a training step of a batch_size as the model says it.
+
+        Of a step in parts, that of the last one.
+        """
+        return self._step_graph(batch_size, None if self.parts == 1 else False)
+
+    def _step_graph(self, batch_size: int, part: bool | None) -> Graph:
         forward = self.model.build(batch_size, training=True)
-        return training_graph(forward, self.loss, self.optimizer, self.metrics)
+        return training_graph(
+            forward, self.objective, self.optimizer, frozen=self.frozen, part=part
+        )
+
+    def part_size(self, batch_size: int) -> int:
+        """Return how many samples of a batch of a batch_size the largest of its parts has."""
+        return -(-batch_size // self.parts)
 
     def strategy_for(self, batch_size: int) -> Strategy:
         """Return the strategy of the training graph for a batch_size.
@@ -219,18 +262,24 @@ class Compiled:
     def bound(self, kind: str, batch_size: int) -> Bound:
         """Return the trace of a kind of step for a batch_size; compiled on first use.
 
-        kind: "train", "evaluate" or "predict".
+        kind: "train", "part" (of a step in parts, one before the last), "gradients", "evaluate" or
+            "predict".
         """
         key = (kind, batch_size)
         if key not in self._bounds:
             if kind == "train":
                 graph = self.training_graph(batch_size)
+            elif kind == "part":
+                graph = self._step_graph(batch_size, True)
+            elif kind == "gradients":
+                forward = self.model.build(batch_size, training=True)
+                graph, self.gradients_of = gradient_graph(forward, self.objective, self.frozen)
             else:
                 graph = self.model.build(batch_size)
                 if kind == "evaluate":
-                    graph = evaluation_graph(graph, self.loss, self.metrics)
+                    graph = evaluation_graph(graph, self.objective)
             if self._plans is not None:
-                self._plans.step = key == ("train", self.model.batch_size)
+                self._plans.step = key == ("train", self.part_size(self.model.batch_size))
             constants = {name: self.model.constants[name] for name in graph.inputs(Role.CONSTANT)}
             self._bounds[key] = self.session.bind(graph, self._strategy(graph), constants)
         return self._bounds[key]
@@ -241,7 +290,7 @@ class Compiled:
 
         None where no step of the model's batch size is bound, or none follows a plan.
         """
-        bound = self._bounds.get(("train", self.model.batch_size))
+        bound = self._bounds.get(("train", self.part_size(self.model.batch_size)))
         return None if bound is None else bound.moved_bytes
 
     # Checkpoints
@@ -253,10 +302,12 @@ class Compiled:
         Raises:
             CheckpointError: values that are not finite, as gradients that overflow leave behind.
         """
-        self.bound("train", self.model.batch_size)
+        self.bound("train", self.part_size(self.model.batch_size))
         with self.session.lock:
             position = dict(vars(self._position))
+            sums = self.objective.kept(self._sums)
             state = self.session.state()  # of all processes
+        state = {name: value for name, value in state.items() if not name.endswith(GRADIENTS)}
         if bad := saved.infinite(state):
             raise checkpoint.CheckpointError(
                 f"checkpoint {str(path)!r}: not written: {len(bad)} of {len(state)} arrays have"
@@ -266,6 +317,7 @@ class Compiled:
             "model": self.model.name,
             "seed": self.model.seed,
             "position": position,
+            "sums": sums,
             "choices": dict(self.choices.made),
             "made_for": self._made_for(self.model.batch_size),
             "data": dict(self._data),
@@ -278,7 +330,7 @@ class Compiled:
         """Return what a checkpoint of this training is for."""
         return {
             **self.model.made_for(batch_size),
-            "loss": self.loss,
+            "loss": self.objective.described,
             "seed": self.model.seed,
             "optimizer": saved.settings(self.optimizer),
         }
@@ -304,7 +356,30 @@ class Compiled:
             self.changed = True
             if position is not None:
                 self._position = Position(**position)
+                self._sums = self._read_sums(metadata)
         return done, metadata
+
+    def _read_sums(self, metadata: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return the sums of a checkpoint in the middle of an epoch.
+
+        Raises:
+            CheckpointError: they are no numbers.
+        """
+        names, position = self.objective.names, self._position
+        found = metadata.get("sums")
+        if found is None:  # of a file that has those of the loss and one metric
+            known = (position.loss_sum, position.correct)
+            return {name: [value, position.samples] for name, value in zip(names, known)}
+        try:
+            return {
+                name: [np.asarray(value, np.float64) for value in found[name]]
+                for name in names
+                if name in found
+            }
+        except (TypeError, ValueError):
+            raise checkpoint.CheckpointError(
+                f"checkpoint: field 'sums': {found!r} found, numbers by name needed"
+            ) from None
 
     def _resume(self, path: str | Path) -> None:
         """Go on where a checkpoint was; in the middle of an epoch, with as much data as there was.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from soapstone.frontend.arguments import number
+from soapstone.frontend.training.names import matches
 from soapstone.frontend.training.schedules import Schedule
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Initial
 from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Role
+
+_TINY = 1e-6  # added to a norm that is divided by
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,11 @@ class Optimizer:
     Attributes:
         learning_rate: a number, or a schedule: a function from the step, counted from 0, to it.
         decayed: the parameters, by name, to which `weight_decay` applies; None for all.
+        clip_norm: what the norm of all gradients together is scaled down to where it is larger;
+            clip_value: what each of their elements is cut to, on both sides. After that come decay
+            and momentum, as in PyTorch.
+        rates: factors of the learning rate, by layer or parameter (`fc1`, `fc1.bias`, `conv*`), of
+            which the last that fits a parameter holds; None for 1.
 
     Raises:
         GraphError: a setting that is no number of 0 or more.
@@ -28,6 +36,9 @@ class Optimizer:
 
     learning_rate: float | Schedule = 0.01
     decayed: tuple[str, ...] | None = field(default=None, kw_only=True)
+    clip_norm: float | None = field(default=None, kw_only=True)
+    clip_value: float | None = field(default=None, kw_only=True)
+    rates: Mapping[str, float] | None = field(default=None, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -39,7 +50,22 @@ class Optimizer:
                         f"{type(self).__name__}: decayed {value!r} found, a tuple of names needed"
                     )
                 continue
+            if item.name == "rates":
+                for name, factor in dict(value or {}).items():
+                    if number(f"{type(self).__name__}: rates[{name!r}]", factor) < 0:
+                        raise GraphError(
+                            f"{type(self).__name__}: rates[{name!r}] {factor!r} found, 0 or more"
+                            " needed"
+                        )
+                continue
             if isinstance(item.default, bool) or callable(value):
+                continue
+            if item.name in ("clip_norm", "clip_value"):
+                if value is not None and number(f"{type(self).__name__}: {item.name}", value) <= 0:
+                    raise GraphError(
+                        f"{type(self).__name__}: {item.name} {value!r} found, a number above 0 or"
+                        " None needed"
+                    )
                 continue
             if number(f"{type(self).__name__}: {item.name}", value) < 0:
                 raise GraphError(
@@ -61,6 +87,51 @@ class Optimizer:
         """
         raise TypeError(f"{type(self).__name__} is no optimizer; use SGD, Adam or AdamW")
 
+    def clipped(self, builder: GraphBuilder, grads: Mapping[str, str]) -> dict[str, str]:
+        """Return the gradients of parameters, by name, as this optimizer clips them.
+
+        builder: of the training graph; grads: the values of the gradients.
+        """
+        found = dict(grads)
+        if self.clip_value is not None:
+            most = self.clip_value
+            for name, grad in found.items():
+                made = builder.apply("clip", grad, name=f"{name}.clipped", low=-most, high=most)
+                found[name] = made[0]
+        if self.clip_norm is not None and found:
+            squares: list[str] = []
+            for name, grad in found.items():
+                axes = tuple(range(builder.spec(grad).rank))
+                squares += builder.apply(
+                    "reduce_sum_square", grad, name=f"{name}.square", axes=axes
+                )
+            if len(squares) > 1:
+                squares = list(builder.apply("accumulate", *squares, name="clip.squares"))
+            norm = builder.apply("sqrt", *squares, name="clip.norm")
+            most = self.clip_norm
+            over = builder.apply(
+                "affine", *norm, name="clip.over", scale=1 / most, shift=_TINY / most
+            )
+            inverse = builder.apply("reciprocal", *over, name="clip.scale")
+            (scale,) = builder.apply("clip", *inverse, name="clip.scale", high=1.0)
+            for name, grad in found.items():
+                (found[name],) = builder.apply("mul", grad, scale, name=f"{name}.clipped")
+        return found
+
+    def _scalars(
+        self, builder: GraphBuilder, parameter: str, scalars: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Return an operator's scalars, with the parameter's own learning rate in its place."""
+        factor = 1.0
+        for pattern, value in dict(self.rates or {}).items():
+            factor = value if matches(pattern, parameter) else factor
+        if factor == 1:
+            return scalars
+        name = f"{LEARNING_RATE}.{factor!r}"
+        if not builder.has(name):
+            builder.apply("affine", LEARNING_RATE, name=name, scale=factor)
+        return tuple(name if each == LEARNING_RATE else each for each in scalars)
+
     def _update(
         self,
         builder: GraphBuilder,
@@ -80,11 +151,11 @@ class Optimizer:
             builder.input(f"{parameter}.{name}", spec.shape, spec.dtype, Role.STATE, zero)
             for name in states
         ]
-        names = {item.name for item in fields(self)} - {"learning_rate", "decayed"}
+        names = {item.name for item in fields(self)} - {item.name for item in fields(Optimizer)}
         settings = {name: getattr(self, name) for name in names} | more
         if self.decayed is not None and parameter not in self.decayed:
             settings["weight_decay"] = 0.0
-        operands = (parameter, grad, *slots, *scalars, finite)
+        operands = (parameter, grad, *slots, *self._scalars(builder, parameter, scalars), finite)
         results = builder.apply(operator, *operands, name=f"{parameter}.update", **settings)
         for name, value in zip([parameter, *slots], results):
             builder.update(name, value)
@@ -97,7 +168,8 @@ class SGD(Optimizer):
     v' = momentum v + (g + weight_decay w); w' = w - rate v' (Nesterov: g + momentum v').
 
     Attributes:
-        learning_rate, decayed: as of every optimizer. momentum: 0 keeps no v.
+        learning_rate, decayed, clip_norm, clip_value, rates: as of every optimizer.
+        momentum: 0 keeps no v.
         nesterov: whether the step looks ahead. weight_decay: an L2 penalty.
 
     Source: Sutskever et al., On the importance of initialization and momentum, ICML 2013.
@@ -117,7 +189,7 @@ class Adam(Optimizer):
     """Adam; `weight_decay` is added to the gradient, as an L2 penalty.
 
     Attributes:
-        learning_rate, decayed: as of every optimizer.
+        learning_rate, decayed, clip_norm, clip_value, rates: as of every optimizer.
         beta1, beta2: how much of the running mean and of the running square of the gradient stays
             from step to step.
         epsilon: added to the root of the square.
@@ -143,7 +215,8 @@ class AdamW(Adam):
     """Adam with decoupled weight decay: parameters first shrink by rate times `weight_decay`.
 
     Attributes:
-        learning_rate, decayed, beta1, beta2, epsilon: those of Adam.
+        learning_rate, decayed, clip_norm, clip_value, rates: as of every optimizer.
+        beta1, beta2, epsilon: those of Adam.
 
     Source: Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019.
     """

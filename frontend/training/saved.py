@@ -17,6 +17,7 @@ from soapstone.ir.files.graphs import graph_to_json
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, TensorSpec
 
+_LATER = ("clip_norm", "clip_value", "rates")  # settings that older files do not have
 _SHOWN = 3  # differences that one error names
 
 
@@ -47,6 +48,7 @@ def settings(optimizer: Optimizer) -> dict[str, Any]:
     """Return an optimizer's name and settings, but for the learning rate, which may change."""
     names = [item.name for item in fields(optimizer) if item.name != "learning_rate"]
     found = {name: getattr(optimizer, name) for name in names}
+    found = {n: value for n, value in found.items() if value is not None or n not in _LATER}
     found |= {name: list(value) for name, value in found.items() if isinstance(value, tuple)}
     return {"name": type(optimizer).__name__, **found}
 

@@ -24,6 +24,7 @@ class TrainingState:
         stop: set by a callback to end training.
         model: the model that is trained; where its graph changes, the session, which saves alike.
         measured: the names of what each epoch ends with; empty when that is not known.
+        higher: those of metrics that are better when they are higher.
     """
 
     epoch: int = 0
@@ -38,6 +39,7 @@ class TrainingState:
     stop: bool = False
     model: Model | None = None
     measured: tuple[str, ...] = ()
+    higher: tuple[str, ...] = ()
     _ran: float = 0.0  # the rate that the last step had
     _set: bool = False
 

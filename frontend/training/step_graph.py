@@ -1,44 +1,121 @@
-"""The graphs of training: a step (forward, backward and updates), and an evaluation."""
+"""The graphs of training: a step (forward, backward and updates), its parts, and an evaluation."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from soapstone.frontend.training.losses import add_loss, add_metrics
+from soapstone.frontend.training.objective import Metrics, Objective, objective
 from soapstone.frontend.training.optimizers import Optimizer
-from soapstone.ir.autodiff import gradients
+from soapstone.ir.autodiff import pulled_back
 from soapstone.ir.builder import GraphBuilder
-from soapstone.ir.graph import Graph
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph, Initial
 from soapstone.ir.guard import LEARNING_RATE, STEP, guarded
 from soapstone.ir.tensor import Role
 
+KEEP = "keep"  # 0 in the first part of a batch, 1 in the others: what is kept of its gradients
+GRADIENTS = ".gradients"  # of a parameter, summed over the parts of a batch so far
 
-def training_graph(forward: Graph, loss: str, chosen: Optimizer, metrics: tuple[str, ...]) -> Graph:
-    """Return forward, backward and update operators; outputs are loss, finiteness and metrics."""
+
+def training_graph(
+    forward: Graph,
+    loss: str | Objective,
+    chosen: Optimizer,
+    metrics: Metrics = (),
+    *,
+    frozen: Collection[str] = (),
+    part: bool | None = None,
+) -> Graph:
+    """Return forward, backward and update operators; outputs are loss, finiteness and metrics.
+
+    Args:
+        forward: the graph of the model. loss: what it is trained for, or a loss of its first output
+            by name, with metrics. frozen: parameters that stay as they are.
+        part: of a step in parts, whether it is one that keeps gradients for the last one's update.
+
+    Raises:
+        GraphError: no output, a loss or metric that does not fit, or a parameter without a part in
+            the loss.
+    """
+    aim = _aim(forward, loss, metrics)
     builder = GraphBuilder(base=replace(forward, outputs=()))
-    output = forward.outputs[0]
-    value = add_loss(builder, output, loss)
-    counts = add_metrics(builder, output, metrics)
-    builder.input(LEARNING_RATE, (), role=Role.SCALAR)
+    value, counts = aim.emit(builder, forward.outputs, shared=part is not None)
+    if not part:
+        builder.input(LEARNING_RATE, (), role=Role.SCALAR)
     if not builder.has(STEP):
         builder.input(STEP, (), "int64", Role.SCALAR)
     finite = builder.apply("is_finite", value, name="finite")[0]
-    trained = forward.inputs(Role.PARAMETER)
+    trained = [name for name in forward.inputs(Role.PARAMETER) if name not in frozen]
     if trained:
-        grads = gradients(builder, value, trained)
-        for name in reversed(trained):
-            chosen.emit(builder, name, grads[name], finite)
-    builder.output(value, finite, *counts.values())
+        grads = _gradients(builder, forward, aim, value, trained)
+        if part is not None:
+            builder.input(KEEP, (), role=Role.SCALAR)
+            grads = {name: _kept(builder, name, grad) for name, grad in grads.items()}
+        if part:
+            for name, grad in grads.items():
+                builder.update(name + GRADIENTS, grad)
+        else:
+            grads = chosen.clipped(builder, grads)
+            for name in reversed(trained):
+                chosen.emit(builder, name, grads[name], finite)
+    builder.output(value, finite, *counts)
     return guarded(builder.build(), finite).pruned()
 
 
-def evaluation_graph(forward: Graph, loss: str, metrics: tuple[str, ...]) -> Graph:
+def gradient_graph(
+    forward: Graph, aim: Objective, frozen: Collection[str]
+) -> tuple[Graph, dict[str, str]]:
+    """Return a graph of loss and gradients, and the value of each parameter's gradient."""
+    builder = GraphBuilder(base=replace(forward, outputs=(), updates={}))
+    value, _ = aim.emit(builder, forward.outputs)
+    trained = [name for name in forward.inputs(Role.PARAMETER) if name not in frozen]
+    grads = _gradients(builder, forward, aim, value, trained)
+    builder.output(value, *grads.values())
+    return builder.build().pruned(), grads
+
+
+def evaluation_graph(forward: Graph, loss: str | Objective, metrics: Metrics = ()) -> Graph:
     """Return forward operators, loss and metrics."""
     builder = GraphBuilder(base=replace(forward, outputs=()))
-    value = add_loss(builder, forward.outputs[0], loss)
-    counts = add_metrics(builder, forward.outputs[0], metrics)
-    builder.output(value, *counts.values())
+    value, counts = _aim(forward, loss, metrics).emit(builder, forward.outputs)
+    builder.output(value, *counts)
     return builder.build().pruned()
 
 
-__all__ = ["evaluation_graph", "training_graph"]
+def _aim(forward: Graph, loss: str | Objective, metrics: Metrics) -> Objective:
+    return loss if isinstance(loss, Objective) else objective(loss, forward.outputs, metrics)
+
+
+def _gradients(
+    builder: GraphBuilder, forward: Graph, aim: Objective, loss: str, trained: list[str]
+) -> dict[str, str]:
+    """Return the gradient of each trained parameter.
+
+    Raises:
+        GraphError: the loss does not depend on one; says which output has no loss.
+    """
+    dtype = builder.spec(loss).dtype
+    one = builder.apply("full", name="one", shape=(), value=1.0, dtype=dtype)[0]
+    grads = pulled_back(builder, {loss: one}, trained)
+    missing = next((name for name in trained if name not in grads), None)
+    if missing is None:
+        return grads
+    used = {term.place for term in aim.terms}
+    without = [name for place, name in enumerate(forward.outputs) if place not in used]
+    hint = f"output {without[0]!r} has no loss; loss={{…}} gives each its own" if without else ""
+    raise GraphError(
+        f"loss does not depend on {missing!r}; {hint or 'leave its layer out'}, or freeze it:"
+        f" model.freeze({missing!r})"
+    )
+
+
+def _kept(builder: GraphBuilder, name: str, grad: str) -> str:
+    """Return a gradient with those of the earlier parts of the batch."""
+    spec = builder.spec(grad)
+    state = builder.input(name + GRADIENTS, spec.shape, spec.dtype, Role.STATE, Initial())
+    before = builder.apply("mul", state, KEEP, name=f"{name}.before")[0]
+    return builder.apply("accumulate", before, grad, name=f"{name}.together")[0]
+
+
+__all__ = ["GRADIENTS", "KEEP", "evaluation_graph", "gradient_graph", "training_graph"]

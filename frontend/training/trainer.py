@@ -13,12 +13,13 @@ import numpy as np
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
 from soapstone.frontend.arguments import count
-from soapstone.frontend.data.batches import Batches
+from soapstone.frontend.data.batches import Batches, Labels, named_arrays, named_labels, permutation
 from soapstone.frontend.data.feeding import PREDICT
 from soapstone.frontend.inference import concatenated
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
 from soapstone.frontend.training.compiled import Compiled, together
-from soapstone.frontend.training.losses import LABELS, labelled
+from soapstone.frontend.training.step_graph import KEEP
+from soapstone.ir.errors import GraphError
 from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.interpret import first_non_finite
 from soapstone.ir.tensor import Array
@@ -62,21 +63,55 @@ class TrainingResult:
         return self.epochs[-1].get(key) if self.epochs else None
 
 
-def _correct(counts: Sequence[Array], samples: int, labels: int) -> float:
-    """Return the samples times the fraction of the labels that were found."""
-    return float(counts[0]) * samples / max(labels, 1) if counts else 0.0
-
-
-def _pair(data: object) -> tuple[Any, Any]:
-    """Return the x and the y of a data set."""
+def _held_out(data: object) -> tuple[Any, Any, Any]:
+    """Return x, y and the weights of a data set."""
     if isinstance(data, str | Path):
-        return data, None
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return data[0], data[1]
+        return data, None, None
+    if isinstance(data, tuple | list) and len(data) in (2, 3):
+        return data[0], data[1], data[2] if len(data) == 3 else None
     raise DataError(
         f"validation_data: {type(data).__name__} found, a pair (x, y) or the path of npz files"
         " needed"
     )
+
+
+def split(
+    x: Any, y: Any, weights: Any, share: float, seed: int
+) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Return the samples to train on, and those that are held out, drawn by the seed.
+
+    x, y, weights: arrays, or dicts of them. share: of the samples, what is held out.
+
+    Raises:
+        DataError: a share that is not between 0 and 1, data that are no arrays, or too few.
+    """
+    if isinstance(share, bool) or not isinstance(share, float) or not 0 < share < 1:
+        raise DataError(f"validation_split: {share!r} found, a number between 0 and 1 needed")
+    if isinstance(x, str | Path) or y is None:
+        raise DataError("validation_split: arrays x and y needed; give validation_data instead")
+    rows = len(next(iter(named_arrays(x, y, weights)[0].values())))
+    held = round(rows * share)
+    if not 0 < held < rows:
+        raise DataError(f"validation_split: {share} of {rows} samples leaves one part empty")
+    order = permutation(seed, 0, _SPLIT, rows)
+
+    def taken(value: Any, chosen: Array) -> Any:
+        if isinstance(value, Mapping):
+            return {name: np.asarray(each)[chosen] for name, each in value.items()}
+        return None if value is None else np.asarray(value)[chosen]
+
+    kept, apart = np.sort(order[held:]), np.sort(order[:held])
+    first, second = (tuple(taken(each, rows) for each in (x, y, weights)) for rows in (kept, apart))
+    return first, second
+
+
+_SPLIT = 1 << 32  # the stream of random numbers that splits draw from
+
+
+def accumulate(sums: dict[str, list[Any]], name: str, counted: list[Any]) -> None:
+    """Add what a batch has counted to the sums of an epoch; both are lists of numbers or arrays."""
+    before = sums.get(name)
+    sums[name] = counted if before is None else [a + b for a, b in zip(before, counted)]
 
 
 class Trainer(Compiled):
@@ -93,6 +128,8 @@ class Trainer(Compiled):
         batch_size: int | None,
         epochs: int,
         validation_data: object,
+        validation_split: float | None,
+        sample_weights: Any,
         callbacks: Sequence[Callback],
         shuffle: bool,
         resume: str | Path | None,
@@ -101,21 +138,30 @@ class Trainer(Compiled):
         """Train; see `Model.fit`."""
         count("epochs", epochs, 0, DataError)
         size = self._size(batch_size)
-        batches = self._batches(x, y, size, "fit", shuffle)
+        if self.frozen != self.model.frozen:
+            raise GraphError("fit: layers were frozen or thawed after compile; compile again")
         held_out = None
+        if validation_split is not None:
+            if validation_data is not None:
+                raise DataError("validation_split: found beside validation_data; one needed")
+            (x, y, sample_weights), held_out = split(
+                x, y, sample_weights, validation_split, self._shuffle_seed
+            )
+        batches = self._batches(x, y, size, "fit", shuffle, sample_weights)
         if validation_data is not None:
-            held_out = _pair(validation_data)
-            self._batches(*held_out, size, "validation_data")
-        self.steps.expect(size, progress)
+            held_out = _held_out(validation_data)
+            self._batches(*held_out[:2], size, "validation_data", weights=held_out[2])
+        self.steps.expect(self.part_size(size), progress)
         self._data = {"batch_size": size, "steps_per_epoch": batches.steps}
         if resume is not None:
             self._resume(resume)
         else:
-            self._position.start_epoch(0)
-        self.bound("train", size)
+            self._start_epoch(0)
+        self.bound("train", self.part_size(size))
         result = self._result = TrainingResult()
         state = TrainingState(epochs=epochs, steps_per_epoch=batches.steps, model=self.model)
-        state.measured = self._measured(validation_data is not None)
+        state.measured = self._measured(held_out is not None)
+        state.higher = tuple(n for n, m in self.objective.by_name.items() if m and m.higher)
         state.ran(self.optimizer.rate(self._position.step))
         hooks = [*callbacks, *([ProgressBar()] if progress and self.first else [])]
         began = time.perf_counter()
@@ -145,12 +191,13 @@ class Trainer(Compiled):
                     raise DataError("fit: 0 samples found, 1 or more needed")
                 record = self._record()
                 if held_out is not None:
-                    scores = self.evaluate(*held_out, batch_size=size)
+                    x_, y_, weights = held_out
+                    scores = self.evaluate(x_, y_, batch_size=size, sample_weights=weights)
                     record.update({f"validation_{k}": v for k, v in scores.items()})
                 state.loss = record["loss"]
                 state.metrics = {k: v for k, v in record.items() if k not in ("epoch", "loss")}
                 result.epochs.append(record)
-                position.start_epoch(position.epoch + 1)
+                self._start_epoch(position.epoch + 1)
                 for hook in hooks:
                     hook.on_epoch_end(state)
         finally:
@@ -159,46 +206,105 @@ class Trainer(Compiled):
                 hook.on_train_end(state)
         return result
 
-    def step(self, inputs: Mapping[str, Array], labels: Array, state: TrainingState) -> int:
+    def _start_epoch(self, epoch: int) -> None:
+        self._position.start_epoch(epoch)
+        self._sums = {}
+
+    def step(self, inputs: Mapping[str, Array], labels: Labels, state: TrainingState) -> int:
         """Run one training step on a batch and return its sample count.
 
         Args:
-            inputs: an array (samples, …) of each, by name. labels: (samples, …).
+            inputs: an array (samples, …) of each, by name. labels: (samples, …), or several by the
+                names of graphs' inputs, with weights.
             state: what callbacks see; loss, metrics and learning rate are put there.
 
         Raises:
             DataError: an array is missing, or has another shape or type.
             NonFiniteLoss: the loss is NaN or infinite; nothing is changed.
         """
-        position = self._position
-        samples = len(labels)
-        bound = self.bound("train", samples)
-        counted, known = labelled(self.loss, labels)
+        position, aim = self._position, self.objective
+        given = self._targets(labels)
+        samples = len(next(iter(inputs.values())))
         rate = state.rate()
         if rate is None:
             rate = self.optimizer.rate(position.step)
-        with self.session.lock:
-            self._feed(bound, inputs, labels)
-            bound.feeds[LEARNING_RATE][...] = rate
-            if STEP in bound.feeds:
-                bound.feeds[STEP][...] = position.step + 1
-            self.changed = True
-            self.session.run(bound)
-            loss, finite, *counts = (bound.results[name] for name in bound.graph.outputs)
-            if not finite:
-                raise self._non_finite(bound, float(loss))
-            position.step += 1
+        size = -(-samples // self.parts)
+        loss, sums = 0.0, dict(self._sums)
+        for low in range(0, samples, size):
+            last = low + size >= samples
+            rows, part = inputs, given
+            if self.parts > 1:
+                rows = {name: array[low : low + size] for name, array in inputs.items()}
+                part = {name: array[low : low + size] for name, array in given.items()}
+            bound = self.bound("train" if last else "part", min(size, samples - low))
+            scalars = {LEARNING_RATE: rate, STEP: position.step + 1, KEEP: float(low > 0)}
+            if self.parts > 1:
+                scalars |= dict(aim.shares(part, given))
+            with self.session.lock:
+                self._feed(bound, rows, part)
+                for name in scalars.keys() & bound.feeds.keys():
+                    bound.feeds[name][...] = scalars[name]
+                self.changed = True
+                self.session.run(bound)
+                own, finite, *values = (bound.results[name] for name in bound.graph.outputs)
+                if not finite:
+                    raise self._non_finite(bound, float(own))
+                loss += float(own)
+                for name, counted in aim.counts(values, part):
+                    accumulate(sums, name, counted)
+                if last:
+                    position.step += 1
+        weight = aim.count(given)
+        accumulate(sums, "loss", [loss * weight, weight])
+        self._sums = sums
         position.batch += 1
-        position.samples += counted
-        position.loss_sum += float(loss) * counted
-        position.correct += _correct(counts, counted, known)
-        state.step, state.loss = position.step, float(loss)
+        position.samples += samples
+        state.step, state.loss = position.step, loss
         state.ran(rate)
-        state.metrics = self._means(position.correct, position.samples)
+        state.metrics = aim.results(sums, ended=False)
+        del state.metrics["loss"]
         return samples
 
-    def _feed(self, bound: Bound, inputs: Mapping[str, Array], labels: Array | None) -> None:
-        given = inputs if labels is None else {**inputs, LABELS: labels}
+    def _targets(self, labels: Labels) -> dict[str, Array]:
+        """Return labels and weights by the names of graphs' inputs."""
+        given = named_labels(labels)
+        taken = {*self.feeding.labels, *(term.weights for term in self.objective.terms)} - {None}
+        return given if given.keys() == taken else self.feeding.targets(labels) or {}
+
+    @together
+    def train_on_batch(
+        self, x: Any, y: Any, *, sample_weights: Any, learning_rate: float | None
+    ) -> dict[str, float]:
+        """Run one step; see `Model.train_on_batch`."""
+        if self.frozen != self.model.frozen:
+            raise GraphError(
+                "train_on_batch: layers were frozen or thawed after compile; compile again"
+            )
+        state = TrainingState(model=self.model)
+        if learning_rate is not None:
+            state.learning_rate = learning_rate
+        self._start_epoch(self._position.epoch)
+        self.step(*self._one("train_on_batch", x, y, sample_weights), state)
+        found = self.objective.results(self._sums)
+        self._start_epoch(self._position.epoch)
+        return found
+
+    @together
+    def gradients(self, x: Any, y: Any, *, sample_weights: Any) -> dict[str, Array]:
+        """Return the gradient of each parameter; see `Model.gradients`."""
+        inputs, given = self._one("gradients", x, y, sample_weights)
+        _, *grads = self._run("gradients", inputs, given, len(next(iter(inputs.values()))))
+        return dict(zip(self.gradients_of, grads))
+
+    def _one(self, what: str, x: Any, y: Any, weights: Any) -> tuple[Any, dict[str, Array]]:
+        """Return a batch that was checked, and the labels and weights of its samples."""
+        rows = len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
+        batches = self._batches(x, y, max(rows, 1), what, weights=weights)
+        inputs, given = next(iter(batches.epoch(0)))
+        return inputs, given
+
+    def _feed(self, bound: Bound, inputs: Mapping[str, Array], labels: Mapping[str, Array]) -> None:
+        given = {**inputs, **labels}
         for name in bound.batch:
             if name not in given:
                 raise DataError(f"input {name!r} is missing; found {', '.join(given)}")
@@ -218,14 +324,8 @@ class Trainer(Compiled):
                     limits.check(name, array)
             self.session.feed(bound, name, array)
 
-    def _means(self, correct: float, samples: int) -> dict[str, float]:
-        return {self.metrics[0]: correct / samples} if self.metrics and samples else {}
-
     def _record(self) -> dict[str, float]:
-        position = self._position
-        samples = max(position.samples, 1)
-        record = {"epoch": float(position.epoch), "loss": position.loss_sum / samples}
-        return record | self._means(position.correct, position.samples)
+        return {"epoch": float(self._position.epoch)} | self.objective.results(self._sums)
 
     def _non_finite(self, bound: Bound, loss: float) -> NonFiniteLoss:
         """Find the first layer that is not finite by running the step again, sequentially."""
@@ -244,52 +344,60 @@ class Trainer(Compiled):
             return self.model.batch_size
         return count("batch_size", batch_size, error=DataError)
 
-    def _batches(self, x: Any, y: Any, size: int, what: str, shuffle: bool = False) -> Batches:
+    def _batches(
+        self, x: Any, y: Any, size: int, what: str, shuffle: bool = False, weights: Any = None
+    ) -> Batches:
         """Return the batches of a data set that was checked against the model."""
-        batches = Batches(x, y, size, shuffle=shuffle, seed=self._shuffle_seed if shuffle else 0)
+        seed = self._shuffle_seed if shuffle else 0
+        batches = Batches(x, y, size, shuffle=shuffle, seed=seed, weights=weights)
         self.feeding.check(batches, what)
         batches.convert(self.feeding.converted)
         return batches
 
     def _measured(self, validation: bool) -> tuple[str, ...]:
         """Return the names of what each epoch ends with."""
-        names = ("loss", *self.metrics)
+        names = self.objective.names
         return (*names, *(f"validation_{name}" for name in names)) if validation else names
 
     @together
-    def evaluate(self, x: Any, y: Any, *, batch_size: int | None) -> dict[str, float]:
+    def evaluate(
+        self, x: Any, y: Any, *, batch_size: int | None, sample_weights: Any = None
+    ) -> dict[str, float]:
         """Return mean loss and metrics; see `Model.evaluate`."""
-        size = self._size(batch_size)
-        loss_sum = correct = 0.0
-        samples = 0
-        for inputs, labels in self._batches(x, y, size, "evaluate").epoch(0):
-            if labels is None:
+        size, aim = self._size(batch_size), self.objective
+        sums: dict[str, list[Any]] = {}
+        batches = self._batches(x, y, size, "evaluate", weights=sample_weights)
+        for inputs, given in batches.epoch(0):
+            if given is None:
                 raise DataError("evaluate: labels are missing; y, or files with y, needed")
-            loss, *counts = self._run("evaluate", inputs, labels, len(labels))
-            counted, known = labelled(self.loss, labels)
-            loss_sum += float(loss) * counted
-            correct += _correct(counts, counted, known)
-            samples += counted
-        if not samples:
+            samples = len(next(iter(inputs.values())))
+            loss, *values = self._run("evaluate", inputs, given, samples)
+            weight = aim.count(given)
+            accumulate(sums, "loss", [float(loss) * weight, weight])
+            for name, counted in aim.counts(values, given):
+                accumulate(sums, name, counted)
+        if not sums:
             raise DataError("evaluate: no samples found, 1 or more needed")
-        return {"loss": loss_sum / samples} | self._means(correct, samples)
+        return aim.results(sums)
 
     @together
     def predict(self, x: Any, *, batch_size: int | None) -> Array | tuple[Array, ...]:
         """Return the outputs for all samples; see `Model.predict`."""
         batches = self._batches(x, None, self._size(batch_size), PREDICT)
         return concatenated(
-            self._run("predict", inputs, None, len(next(iter(inputs.values()))))
+            self._run("predict", inputs, {}, len(next(iter(inputs.values()))))
             for inputs, _ in batches.epoch(0)
         )
 
     def _run(
-        self, kind: str, inputs: Mapping[str, Array], labels: Array | None, samples: int
+        self, kind: str, inputs: Mapping[str, Array], labels: Mapping[str, Array], samples: int
     ) -> list[Array]:
         """Return copies of the outputs of one run of a graph that trains nothing."""
         bound = self.bound(kind, samples)
         with self.session.lock:
             self._feed(bound, inputs, labels)
+            if STEP in bound.feeds:
+                bound.feeds[STEP][...] = self._position.step + 1
             self.session.run(bound)
             return [np.array(bound.results[name]) for name in bound.graph.outputs]
 

@@ -149,7 +149,7 @@ def test_compile_refuses_what_it_does_not_know() -> None:
     for arguments, message in (
         ({"loss": "hinge"}, "loss 'hinge' found"),
         ({"optimizer": "lion"}, "optimizer 'lion' found"),
-        ({"metrics": ["f1"]}, "metric 'f1' found"),
+        ({"metrics": ["f2"]}, "metric 'f2' found"),
         ({"mapper": "nobody"}, "mapper 'nobody' found"),
         ({"mapper": "soapstone.ir.graph:Graph"}, "not a subclass of GraphMapper"),
     ):

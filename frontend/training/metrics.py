@@ -1,0 +1,560 @@
+"""Metrics: what a step counts of outputs and labels, and the number that the counts of many make.
+
+A metric is values of the step's graph, summed over the batches of an epoch, and a function of the
+sums; so it is of all samples, however they were cut into batches, and on all executors and ranks
+alike. Those that need all outputs at once (`AUC`, `OfArrays`) keep them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from soapstone.frontend.arguments import count, number
+from soapstone.frontend.training import formula
+from soapstone.frontend.training.losses import (
+    BCE,
+    CrossEntropy,
+    DenseCrossEntropy,
+    Loss,
+    MaskedBCE,
+    MaskedCrossEntropy,
+    adder,
+    as_rows,
+    shown,
+    total,
+)
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.errors import GraphError
+from soapstone.ir.tensor import Array
+
+_LOGITS = (BCE(from_logits=True), MaskedBCE())
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a metric is emitted from.
+
+    Attributes:
+        builder: of the graph. output, labels: values. loss: of the output.
+        mean: the loss' value there; None where elements have weights.
+    """
+
+    builder: GraphBuilder
+    output: str
+    labels: str
+    loss: Loss
+    mean: str | None
+
+    def refuse(self, metric: str, needed: str) -> GraphError:
+        """Return the error of a metric that does not fit."""
+        output, labels = self.builder.spec(self.output), self.builder.spec(self.labels)
+        return GraphError(f"metric {metric!r}: output {output}, labels {labels}; {needed}")
+
+    def binary(self, metric: str, threshold: float) -> tuple[str, str]:
+        """Return guesses and labels of 0 or 1, by elements.
+
+        Labels of 1 are those of the class that is looked for; of class numbers of two classes, 1.
+
+        Raises:
+            GraphError: more classes than two.
+        """
+        builder, add = self.builder, adder(self.builder, metric)
+        if self.loss.masked and not self.loss.classes:
+            raise self.refuse(metric, "labels that all count needed; 'micro_f1' leaves -1 out")
+        if not self.loss.classes:
+            logits = self.loss in _LOGITS
+            edge = float(np.log(threshold / (1 - threshold))) if logits else threshold
+            cut = add("full", suffix=".cut", shape=(), value=edge)
+            guess = add("cast", add("greater", self.output, cut), suffix=".guess", to="float32")
+            half = add("full", suffix=".half", shape=(), value=0.5)
+            ones = add("cast", add("greater", self.labels, half), suffix=".ones", to="float32")
+            return guess, ones
+        if builder.spec(self.output).shape[-1] != 2:
+            raise self.refuse(metric, "two classes needed, or an average over classes")
+        guess, ones = self.by_class(metric)
+        return self._second(add, guess), self._second(add, ones)
+
+    def _second(self, add: Callable[..., str], value: str) -> str:
+        rows = self.builder.spec(value).shape[0]
+        return add("slice", value, suffix=".second", starts=(0, 1), stops=(rows, 2), steps=(1, 1))
+
+    def by_class(self, metric: str) -> tuple[str, str]:
+        """Return guesses and labels, (rows, classes), of 0 and 1; labels of -1 have no 1."""
+        builder, add = self.builder, adder(self.builder, metric)
+        if not self.loss.classes:
+            raise self.refuse(metric, "class numbers needed as labels")
+        rows, labels = as_rows(builder, self.output, 2), as_rows(builder, self.labels, 1)
+        guess = add("hardmax", rows, suffix=".guess", axis=-1)
+        classes = builder.spec(rows).shape[1]
+        if not self.loss.masked:
+            return guess, add("one_hot", labels, suffix=".ones", classes=classes)
+        known, mask = shown(add, labels)
+        ones = add("one_hot", known, suffix=".ones", classes=classes)
+        mask = add("cast", mask, suffix=".mask", to="float32")
+        mask = add("reshape", mask, suffix=".mask", shape=(*builder.spec(mask).shape, 1))
+        return add("mul", guess, mask), add("mul", ones, mask)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how good outputs are; see the classes of `soapstone.metrics`."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in results."""
+        return _snake(type(self).__name__)
+
+    @property
+    def higher(self) -> bool:
+        """Whether more of it is better."""
+        return True
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        """Add its values to a graph and return them.
+
+        Raises:
+            GraphError: outputs, labels or loss that it does not fit.
+        """
+        raise TypeError(f"{self.name} is no metric; see soapstone.metrics")
+
+    @property
+    def arity(self) -> int:
+        """How many values it has."""
+        return 1
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its sums are all that there was: known at the end of an epoch, in no file."""
+        return False
+
+    def counted(self, values: Sequence[Array], labels: Array, known: int) -> list[Any]:
+        """Return what is summed over batches, from the values and labels of one; known: those."""
+        return [*(np.array(each, np.float64) for each in values), known]
+
+    def result(self, sums: Sequence[Any]) -> float:
+        """Return the number, from the sums; by default the first over the number of labels."""
+        return float(sums[0]) / max(float(sums[-1]), 1)
+
+
+def _share(where: str, value: float) -> None:
+    if not 0 < number(where, value) < 1:
+        raise GraphError(f"{where} {value!r} found, a number between 0 and 1 needed")
+
+
+def _snake(name: str) -> str:
+    return {"AUC": "auc", "F1": "f1", "MAE": "mae", "MSE": "mse", "RMSE": "rmse"}.get(
+        name, "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+    )
+
+
+@dataclass(frozen=True)
+class Accuracy(Metric):
+    """The share of the labels that are found.
+
+    Of class numbers, the largest output is the guess; of probabilities of classes, their largest
+    is the label; else both are 0 or 1, cut at a half.
+    """
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        builder = of.builder
+        if isinstance(of.loss, BCE):
+            return BinaryAccuracy().emit(of)
+        dense = isinstance(of.loss, DenseCrossEntropy)
+        if not of.loss.classes and not dense:
+            raise GraphError(
+                "metric 'accuracy' needs class numbers as labels (loss cross_entropy), or labels of"
+                " 0 and 1 (loss bce)"
+            )
+        rows = as_rows(builder, of.output, 2)
+        labels = as_rows(builder, of.labels, 2 if dense else 1)
+        if dense:
+            labels = builder.apply("argmax", labels, name="correct.labels", keepdims=False)[0]
+        return (builder.apply("correct", rows, labels, name="correct")[0],)
+
+
+@dataclass(frozen=True)
+class BinaryAccuracy(Metric):
+    """The share of the elements on the right side of a threshold.
+
+    Attributes:
+        threshold: a probability; outputs that are logits (loss bce_with_logits) are cut at its
+            logit.
+    """
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        _share("BinaryAccuracy: threshold", self.threshold)
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        if of.loss.masked:
+            raise of.refuse(self.name, "labels that all count needed")
+        guess, ones = of.binary(self.name, self.threshold)
+        add = adder(of.builder, self.name)
+        same = add("cast", add("equal", guess, ones, suffix=".same"), suffix=".hits", to="float32")
+        return (total(of.builder, add, same, ""),)
+
+
+@dataclass(frozen=True)
+class TopK(Metric):
+    """The share of the rows whose label is among the k largest outputs.
+
+    Attributes:
+        k: how many.
+    """
+
+    k: int = 5
+
+    def __post_init__(self) -> None:
+        count("TopK: k", self.k)
+
+    @property
+    def name(self) -> str:
+        return f"top_{self.k}_accuracy"
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        if not of.loss.classes:
+            raise of.refuse(self.name, "class numbers needed as labels")
+        builder, add = of.builder, adder(of.builder, self.name)
+        rows, labels = as_rows(builder, of.output, 2), as_rows(builder, of.labels, 1)
+        known, mask = shown(add, labels) if of.loss.masked else (labels, None)
+        chosen = add("pick", rows, known, suffix=".chosen")
+        chosen = add("reshape", chosen, suffix=".chosen", shape=(*builder.spec(chosen).shape, 1))
+        above = add("cast", add("greater", rows, chosen), suffix=".above", to="float32")
+        above = add("reduce_sum", above, suffix=".above", axes=(1,))
+        least = add("full", suffix=".k", shape=(), value=float(self.k))
+        hits = add("cast", add("less", above, least), suffix=".hits", to="float32")
+        if mask is not None:
+            hits = add("mul", hits, add("cast", mask, suffix=".mask", to="float32"))
+        return (total(builder, add, hits, ""),)
+
+
+@dataclass(frozen=True)
+class Precision(Metric):
+    """Of what is taken for a class, the share that is of it.
+
+    Attributes:
+        average: over what: "binary", of labels of 0 and 1 or two classes, of the ones; "macro", the
+            mean over classes; "micro", of all classes together.
+        threshold: of "binary".
+
+    Raises:
+        GraphError: another average, or a threshold beyond 0 to 1.
+    """
+
+    average: str = "binary"
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.average not in ("binary", "macro", "micro"):
+            where = f"{type(self).__name__}: average"
+            raise GraphError(f"{where} {self.average!r} found; binary, macro or micro needed")
+        _share(f"{type(self).__name__}: threshold", self.threshold)
+
+    @property
+    def arity(self) -> int:
+        return 3
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        builder, add = of.builder, adder(of.builder, self.name)
+        if self.average == "binary":
+            guess, ones = of.binary(self.name, self.threshold)
+            axes = tuple(range(builder.spec(guess).rank))
+        else:
+            (guess, ones), axes = of.by_class(self.name), (0,)
+        hits = add("mul", guess, ones, suffix=".hits")
+        return tuple(
+            add("reduce_sum", value, suffix=suffix, axes=axes)
+            for value, suffix in ((hits, ".found"), (guess, ".guesses"), (ones, ".labels"))
+        )
+
+    def of(self, hits: Array, guesses: Array, labels: Array) -> Array:
+        """Return the number of each class; 0 where nothing is known."""
+        return np.asarray(hits / np.maximum(guesses, 1))
+
+    def result(self, sums: Sequence[Any]) -> float:
+        counts = [np.asarray(each, np.float64) for each in sums[:3]]
+        if self.average == "micro":
+            counts = [each.sum() for each in counts]
+        return float(np.mean(self.of(*counts)))
+
+
+class Recall(Precision):
+    """Of what is of a class, the share that is taken for it.
+
+    Attributes:
+        average, threshold: those of `Precision`.
+    """
+
+    def of(self, hits: Array, guesses: Array, labels: Array) -> Array:
+        return np.asarray(hits / np.maximum(labels, 1))
+
+
+class F1(Precision):
+    """The harmonic mean of precision and recall.
+
+    Attributes:
+        average, threshold: those of `Precision`.
+    """
+
+    def of(self, hits: Array, guesses: Array, labels: Array) -> Array:
+        return np.asarray(2 * hits / np.maximum(guesses + labels, 1))
+
+
+@dataclass(frozen=True)
+class MicroF1(Metric):
+    """F1 of all labels together, of loss masked_bce: a mean over batches."""
+
+    @property
+    def name(self) -> str:
+        return "micro_f1"
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        builder = of.builder
+        if not isinstance(of.loss, MaskedBCE) or builder.spec(of.labels).rank != 2:
+            raise GraphError("metric 'micro_f1' needs several labels of a sample (loss masked_bce)")
+        add = adder(builder, "micro_f1")
+        known, mask = shown(add, of.labels)
+        sign = add("sign", of.output, suffix=".sign")
+        guess = add("mul", add("clip", sign, suffix=".ones", low=0.0), mask, suffix=".guess")
+        hits = total(builder, add, add("mul", guess, known), ".hits")
+        hits = add("affine", hits, scale=2.0)
+        guesses, ones = (
+            total(builder, add, guess, ".guesses"),
+            total(builder, add, known, ".known"),
+        )
+        every = add("add", guesses, ones)
+        share = add("div", hits, add("clip", every, suffix=".every", low=1.0))
+        return (add("mul", share, total(builder, add, mask, ".count")),)
+
+
+@dataclass(frozen=True)
+class MAE(Metric):
+    """The mean of absolute differences between outputs and labels of that shape."""
+
+    @property
+    def higher(self) -> bool:
+        return False
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        if of.loss.classes or of.loss.masked:
+            raise of.refuse(self.name, "labels of the output's shape needed")
+        add = adder(of.builder, self.name)
+        off = add("sub", of.output, of.labels, suffix=".off")
+        return (total(of.builder, add, self.of(add, off), ""),)
+
+    def of(self, add: Callable[..., str], off: str) -> str:
+        """Return what is summed of differences."""
+        return add("abs", off, suffix=".each")
+
+
+class MSE(MAE):
+    """The mean of squared differences."""
+
+    def of(self, add: Callable[..., str], off: str) -> str:
+        return add("mul", off, off, suffix=".each")
+
+
+class RMSE(MSE):
+    """The root of the mean of squared differences."""
+
+    def result(self, sums: Sequence[Any]) -> float:
+        return float(np.sqrt(super().result(sums)))
+
+
+@dataclass(frozen=True)
+class Perplexity(Metric):
+    """The exponential of the mean cross-entropy."""
+
+    @property
+    def higher(self) -> bool:
+        return False
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        if not of.loss.classes:
+            raise of.refuse(self.name, "class numbers needed as labels")
+        plain: Loss = MaskedCrossEntropy() if of.loss.masked else CrossEntropy()
+        if of.loss == plain and of.mean is not None:
+            return (of.mean,)
+        return (plain.emit(of.builder, self.name, of.output, of.labels, None),)
+
+    def counted(self, values: Sequence[Array], labels: Array, known: int) -> list[Any]:
+        return [float(values[0]) * known, known]
+
+    def result(self, sums: Sequence[Any]) -> float:
+        return float(np.exp(super().result(sums)))
+
+
+@dataclass(frozen=True)
+class OfFunction(Metric):
+    """The mean over batches of what a function of tensors computes.
+
+    Attributes:
+        function: `function(model, output, labels)`, whose result is a scalar tensor; its name is
+            the metric's.
+        better: "higher" or "lower", for early stopping.
+    """
+
+    function: formula.Function
+    better: str = "higher"
+
+    @property
+    def name(self) -> str:
+        return formula.name_of(self.function)
+
+    @property
+    def higher(self) -> bool:
+        return self.better == "higher"
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        label, values = f"metric {self.name!r}", (of.output, of.labels)
+        return (formula.applied(self.function, label, of.builder, values),)
+
+    def counted(self, values: Sequence[Array], labels: Array, known: int) -> list[Any]:
+        return [float(values[0]) * known, known]
+
+
+@dataclass(frozen=True)
+class OfArrays(Metric):
+    """What a function computes of the outputs and labels of all samples, as NumPy arrays.
+
+    They are kept until the epoch ends. With `counts` they are not: it is called with those of each
+    batch and returns numbers or arrays, whose sums over batches are what `function` takes.
+
+    Attributes:
+        function: `function(outputs, labels)`, a number, or `function(*sums)` with counts.
+        called: the metric's name; the function's by default.
+        better: "higher" or "lower", for early stopping.
+    """
+
+    function: Callable[..., float]
+    called: str | None = None
+    counts: Callable[[Array, Array], Sequence[Any]] | None = None
+    better: str = "higher"
+
+    @property
+    def name(self) -> str:
+        return self.called or formula.name_of(self.function)
+
+    @property
+    def higher(self) -> bool:
+        return self.better == "higher"
+
+    @property
+    def keeps(self) -> bool:
+        return self.counts is None
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        return (of.output,)
+
+    def counted(self, values: Sequence[Array], labels: Array, known: int) -> list[Any]:
+        if self.counts is None:
+            return [[values[0]], [np.array(labels)]]
+        return [np.asarray(each) for each in self.counts(values[0], labels)]
+
+    def result(self, sums: Sequence[Any]) -> float:
+        if self.counts is None:
+            sums = [np.concatenate(each) for each in sums]
+        return float(self.function(*sums))
+
+
+def area(scores: Array, labels: Array) -> float:
+    """Return the area under the curve of true over false positives; NaN where a class is absent.
+
+    scores: (samples) numbers; labels: as many of 0 and 1. Ties count a half.
+
+    Source: Hanley and McNeil, Radiology 143, 1982: the statistic of Mann and Whitney.
+    """
+    ones = labels > 0.5
+    above, below = int(ones.sum()), int((~ones).sum())
+    if not above or not below:
+        return float("nan")
+    _, place, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]
+    return float((ranks[ones].sum() - above * (above + 1) / 2) / (above * below))
+
+
+@dataclass(frozen=True)
+class AUC(Metric):
+    """The area under the curve of true over false positives, exactly, of two classes.
+
+    Outputs are numbers with labels of 0 and 1, or logits of two classes; all are kept until the
+    epoch ends.
+    """
+
+    @property
+    def keeps(self) -> bool:
+        return True
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        if of.loss.classes and of.builder.spec(of.output).shape[-1] != 2:
+            raise of.refuse(self.name, "two classes needed")
+        return (of.output,)
+
+    def counted(self, values: Sequence[Array], labels: Array, known: int) -> list[Any]:
+        scores = values[0]
+        if scores.shape != np.shape(labels):
+            scores = scores[..., 1] - scores[..., 0]
+        there = np.asarray(labels) >= 0
+        return [[scores[there]], [np.asarray(labels)[there]]]
+
+    def result(self, sums: Sequence[Any]) -> float:
+        return area(*(np.concatenate(each) for each in sums))
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Accuracy(),
+    "micro_f1": MicroF1(),
+    "binary_accuracy": BinaryAccuracy(),
+    "top_5_accuracy": TopK(5),
+    "precision": Precision(),
+    "recall": Recall(),
+    "f1": F1(),
+    "auc": AUC(),
+    "mae": MAE(),
+    "mse": MSE(),
+    "rmse": RMSE(),
+    "perplexity": Perplexity(),
+}
+
+
+def metric_of(value: object) -> Metric:
+    """Return a metric from itself, its name, or a function of tensors.
+
+    Raises:
+        GraphError: an unknown name, or something else.
+    """
+    if isinstance(value, Metric):
+        return value
+    if callable(value) and not isinstance(value, type):
+        return OfFunction(value)
+    if not isinstance(value, str) or value not in METRICS:
+        raise GraphError(f"metric {value!r} found, one of {', '.join(METRICS)} needed")
+    return METRICS[value]
+
+
+__all__ = [
+    "AUC",
+    "F1",
+    "MAE",
+    "METRICS",
+    "MSE",
+    "RMSE",
+    "Accuracy",
+    "BinaryAccuracy",
+    "Metric",
+    "MicroF1",
+    "OfArrays",
+    "OfFunction",
+    "Perplexity",
+    "Precision",
+    "Recall",
+    "TopK",
+    "Values",
+    "area",
+    "metric_of",
+]

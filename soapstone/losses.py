@@ -1,0 +1,29 @@
+"""Losses with their settings, for `Model.compile` (docs/training.md)."""
+
+from soapstone.frontend.training.formula import FunctionLoss
+from soapstone.frontend.training.losses import (
+    BCE,
+    MAE,
+    MSE,
+    CrossEntropy,
+    DenseCrossEntropy,
+    Focal,
+    Huber,
+    Loss,
+    MaskedBCE,
+    MaskedCrossEntropy,
+)
+
+__all__ = [
+    "BCE",
+    "MAE",
+    "MSE",
+    "CrossEntropy",
+    "DenseCrossEntropy",
+    "Focal",
+    "FunctionLoss",
+    "Huber",
+    "Loss",
+    "MaskedBCE",
+    "MaskedCrossEntropy",
+]

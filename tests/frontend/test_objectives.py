@@ -1,0 +1,62 @@
+"""What models are trained for, over processors, ranks, Legate and under strategies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import legate_environment
+from helpers.processes import PROGRAMS, TESTS, mpiexec, ranks
+from programs import objective_training
+
+from soapstone.ir.strategy import Configuration, Strategy
+
+
+def drawn(seed: int) -> Strategy:
+    """Return a random legal configuration of up to two points for each operator of the step."""
+    random = np.random.default_rng(seed)
+    with objective_training.network(cpus=2) as model:
+        graph = model.trainer.training_graph(6)
+        return Strategy(
+            configurations={
+                node.name: Configuration(
+                    random.choice(list(graph.signature(node).configurations(2)))
+                )
+                for node in graph.nodes
+            },
+        )
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_processors_and_strategies_change_no_number(seed: int | None) -> None:
+    objective_training.compare("local", 2, None if seed is None else drawn(seed))
+
+
+@pytest.mark.skipif(mpiexec() is None, reason="no mpiexec: pip install 'soapstone[mpi]'")
+def test_two_ranks_train_and_measure_the_same(tmp_path: Path) -> None:
+    drawn(3).save(tmp_path / "3.json")
+    program = PROGRAMS / "objective_training.py"
+    done = ranks(2, program, "mpi", tmp_path / "3.json", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["2 runs equal"] * 2
+
+
+def test_legate_trains_and_measures_the_same(tmp_path: Path) -> None:
+    try:
+        environment = legate_environment.environment(tmp_path)
+    except ImportError as error:
+        pytest.skip(str(error))
+    done = subprocess.run(
+        [sys.executable, "-m", "programs.objective_training", "legate"],
+        env=environment,
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "1 runs equal" in done.stdout
