@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=100, help="of each model")
     parser.add_argument("--seed", type=int, default=0, help="of the first model")
     given = parser.parse_args()
+    command = f"--models {given.models} --programs {given.programs} --seed {given.seed}"
     began, wrong = time.perf_counter(), 0
     for done, seed in enumerate(range(given.seed, given.seed + given.models), 1):
         found = differences(seed, given.programs)
@@ -33,20 +34,19 @@ def main() -> None:
             print(text, flush=True)
         wrong += len(found)
         print(f"{done} of {given.models} models, {wrong} differences", flush=True)
-    row = {
-        "programs": given.models * given.programs,
-        "models": given.models,
-        "differences": wrong,
-        "seconds": time.perf_counter() - began,
-    }
-    command = f"--models {given.models} --programs {given.programs} --seed {given.seed}"
-    write(
-        "random_dynamic",
-        "Random programs of dynamic sessions, four ways of running them",
-        f"python benchmarks/correctness/random_dynamic.py {command}",
-        list(row),
-        [row],
-    )
+        row = {
+            "programs": done * given.programs,
+            "models": done,
+            "differences": wrong,
+            "seconds": time.perf_counter() - began,
+        }
+        write(  # after each model: a run that is ended leaves what it did
+            "random_dynamic",
+            "Random programs of dynamic sessions, four ways of running them",
+            f"python benchmarks/correctness/random_dynamic.py {command}",
+            list(row),
+            [row],
+        )
     sys.exit(1 if wrong else 0)
 
 

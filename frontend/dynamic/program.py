@@ -15,7 +15,6 @@ from soapstone.frontend.data.batches import permutation
 from soapstone.frontend.dynamic.session import DynamicSession
 from soapstone.frontend.dynamic.values import Lazy
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
-from soapstone.frontend.training.checkpoint import CheckpointError
 from soapstone.frontend.training.trainer import TrainingResult
 
 _Outputs = Sequence[tuple[Lazy, int]]
@@ -75,12 +74,7 @@ def fit(
     if resume is None:
         session.position.start_epoch(0)
     else:
-        made_in = session.load_checkpoint(resume)
-        if session.position.batch and made_in != data:
-            raise CheckpointError(
-                f"checkpoint {str(resume)!r}: it is of the middle of an epoch with {made_in};"
-                f" {data} found"
-            )
+        session.load_checkpoint(resume)
     position = session.position
     state = TrainingState(
         epochs=epochs,

@@ -62,6 +62,7 @@ class Recorder:
         name = function.__name__
         if any(key[0] == name for key in self._cells):
             raise GraphError(f"cell {name!r}: the name is taken")
+        self.layers_of.function(name)
         known: dict[tuple[Rows, ...], Cell] = {}  # by the types of operands that are all values
         fused = self.reuse in ("patterns", "all")
 
@@ -185,7 +186,7 @@ class Recorder:
             if name:
                 named = [f"{word}={_written(kwargs[word])}" for word in sorted(kwargs)]
                 settings = [*map(_written, args), *named]
-                self.layers_of.add(f"cell {name!r} of ({', '.join(settings)})", cell)
+                self.layers_of.add(f"cell {name!r} of ({', '.join(settings)})", cell, name)
             elif own:
                 taken = ", ".join(_written(operand) for operand in operands)
                 self.layers_of.add(f"{kwargs['name']!r} of ({taken})", cell)

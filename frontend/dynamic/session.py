@@ -379,12 +379,13 @@ class DynamicSession(Recorder):
         values: by name, as `state` returns them; cells that are not recorded yet begin with theirs.
 
         Raises:
-            DataError, GraphError: another shape.
+            DataError, GraphError: another shape; then nothing is replaced.
         """
-        rest = dict(values)
-        for table in self.tables.values():
-            table.load_state(rest)
-        self.session.load_state(rest)
+        of_tables = [table.own(values) for table in self.tables.values()]
+        taken = {name for own in of_tables for name in own}
+        self.session.load_state({n: value for n, value in values.items() if n not in taken})
+        for table, own in zip(self.tables.values(), of_tables):
+            table.load_state(own)
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write parameters, their states, steps and position in the data, atomically.
@@ -396,17 +397,22 @@ class DynamicSession(Recorder):
         """
         saved.save(self, path)
 
-    def load_checkpoint(self, path: str | Path) -> Mapping[str, Any]:
+    def load_checkpoint(self, path: str | Path, strict: bool = True) -> Mapping[str, Any]:
         """Go on where a checkpoint was, and return of what data: its batches and their size.
 
-        path: of the file. Tables are to be made before; cells may be recorded later.
+        Args:
+            path: of the file. Tables are to be made and cells decorated before; cells may be called
+                later.
+            strict: whether tables, cells and parameters must be the same; else those that the
+                checkpoint does not have begin anew, and what it has besides is left.
 
         Raises:
-            CheckpointError: truncated or changed, or of another model, seed, optimizer or of cells
-                of other layers, for which cells that are recorded later raise it too.
-            DataError, GraphError: another shape.
+            CheckpointError: truncated or changed, or of another model, seed, optimizer or place in
+                other data, or with other tables, cells, layers or parameters in them, for which
+                cells that are first called later raise it too. Nothing is loaded then.
+            DataError, GraphError: another shape; nothing is loaded.
         """
-        return saved.load(self, path)
+        return saved.load(self, path, strict)
 
 
 def update_inputs(builder: GraphBuilder) -> str:

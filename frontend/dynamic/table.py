@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -118,12 +119,25 @@ class Table:
         """Return copies of the table and its states, by name."""
         return {self.name: self.data.copy(), **{k: v.copy() for k, v in self._states.items()}}
 
-    def load_state(self, values: dict[str, Array]) -> None:
-        """Take the table and its states out of what is to be loaded."""
-        for name in [n for n in values if n == self.name or n.startswith(f"{self.name}.rows")]:
-            whole = values.pop(name)
-            if whole.shape != self.data.shape:
-                raise DataError(f"{name!r}: shape {whole.shape} found, {self.data.shape} needed")
+    def own(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return those of some arrays that are the table and its states, by name.
+
+        Raises:
+            DataError: one has another shape.
+        """
+        own = {
+            n: v for n, v in values.items() if n == self.name or n.startswith(f"{self.name}.rows")
+        }
+        for name, whole in own.items():
+            if np.shape(whole) != self.data.shape:
+                raise DataError(
+                    f"{name!r}: shape {np.shape(whole)} found, {self.data.shape} needed"
+                )
+        return own
+
+    def load_state(self, own: Mapping[str, Array]) -> None:
+        """Replace the table and its states by what `own` returned."""
+        for name, whole in own.items():
             if name == self.name:
                 self.data[...] = whole
             else:

@@ -173,6 +173,124 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
                 session.save_checkpoint(path)
 
 
+def test_nothing_is_loaded_of_tables_of_another_shape(tmp_path: Path) -> None:
+    path = tmp_path / "c.npz"
+
+    def opened(width: int) -> Any:
+        session = DynamicSession("one", Adam(0.1), cpus=1)
+        tables = [session.table("first", 2, 3), session.table("second", 2, width)]
+
+        def step() -> None:
+            values = [session.dense(table[1], 2, name=f"of {table.name}") for table in tables]
+            session.step([session.reduce_sum(value, axes=(1,)) for value in values])
+
+        return session, step
+
+    session, step = opened(4)
+    with session:
+        step()
+        session.save_checkpoint(path)
+        state = session.state()
+    for called in (False, True):
+        session, step = opened(5)
+        with session:
+            if called:
+                step()
+            before = session.state()
+            for load in (session.load_state, lambda _, s=session: s.load_checkpoint(path)):
+                with pytest.raises((DataError, CheckpointError), match=r"\(.* 4\) found|\(4, 2\)"):
+                    load(state)
+                after = session.state()
+                assert before.keys() == after.keys()
+                assert all((after[name] == value).all() for name, value in before.items())
+
+
+def test_cells_and_tables_that_a_checkpoint_does_not_have_are_named(tmp_path: Path) -> None:
+    path, again = tmp_path / "c.npz", tmp_path / "d.npz"
+
+    def opened(name: str = "merge", table: str = "words", early: bool = True) -> Any:
+        session = DynamicSession("one", "sgd", cpus=1)
+        session.table(table, 2, 3)
+
+        def merge(m: Any, x: Any, layers: int) -> Any:
+            for number in range(layers):
+                x = m.dense(x, 3, name=f"d{number}")
+            return x
+
+        def rare(m: Any, x: Any) -> Any:
+            return m.dense(x, 3, name="r")
+
+        merge.__name__ = name
+        decorated: list[Any] = []
+
+        def decorate() -> None:
+            decorated.extend(map(session.cell, (merge, rare)))
+
+        def step(layers: int = 2, seldom: bool = False, end: str = "end") -> float:
+            value = decorated[0](session.tables[table][0], layers)
+            value = decorated[1](value) if seldom else value
+            return session.step([session.cross_entropy(session.dense(value, 2, name=end), 1)])
+
+        if early:
+            decorate()
+        return session, step, decorate
+
+    session, step, _ = opened()
+    with session:
+        step()
+        session.save_checkpoint(path)
+    for settings, found in (
+        (
+            {"name": "join"},
+            "cell 'join' is missing; cell 'merge' found, none needed .*strict=False",
+        ),
+        ({"table": "rows"}, "table 'rows' is missing; table 'words' found, none needed"),
+    ):
+        session, step, _ = opened(**settings)
+        with session:
+            before = session.state()
+            with pytest.raises(CheckpointError, match=found):
+                session.load_checkpoint(path)
+            assert all((session.state()[name] == value).all() for name, value in before.items())
+            session.load_checkpoint(path, strict=False)
+            step()
+    session, step, _ = opened()
+    with session:
+        session.load_checkpoint(path)
+        step(layers=1)
+        step(seldom=True)  # had not been called, so that it is in no checkpoint
+        more = r"of \(float32\[3\], 3\): parameter 'merge.d2.*is missing.*strict=False"
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match=more):
+                step(layers=3)
+        with pytest.raises(CheckpointError, match=r"'other' of .*parameter 'other.* is missing"):
+            step(end="other")
+        session.save_checkpoint(again)
+    session, step, _ = opened()
+    with session:
+        step(layers=3)
+        with pytest.raises(CheckpointError, match=r"parameter 'merge.d2.*is missing"):
+            session.load_checkpoint(again)
+        session.load_checkpoint(again, strict=False)
+        step(layers=3, end="other")
+    session, step, decorate = opened("join", early=False)
+    with session:
+        with pytest.raises(CheckpointError, match="cell 'merge' found, none needed"):
+            session.load_checkpoint(again)
+        session.load_checkpoint(again, strict=False)
+        decorate()
+        step(seldom=True)
+    session, step, _ = opened()
+    with session:
+        session.load_checkpoint(path)
+        with pytest.raises(CheckpointError, match="cell '_new' is missing"):
+            session.cell(_new)
+
+
+def _new(m: Any, x: Any) -> Any:
+    return m.relu(x)
+
+
 @pytest.mark.parametrize("reuse", ["all", "off"])
 def test_a_checkpoint_of_other_layers_is_refused(reuse: str, tmp_path: Path) -> None:
     path, again = tmp_path / "c.npz", tmp_path / "d.safetensors"
