@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from soapstone.frontend.torch.operators import Arg, NoRule
-from soapstone.frontend.torch.values import Lazy, Spec
+from soapstone.frontend.torch.values import Lazy, Spec, spec
 from soapstone.ir.errors import GraphError
 
 _HERE = "tensor"  # stands for one in keys
@@ -57,7 +57,7 @@ def frozen(given: Any, leaves: list[Any]) -> Any:
 
 
 def placed(given: Any, leaves: list[Any], shared: list[bool], order: Iterator[int]) -> Any:
-    """Return arguments with an `Arg` for each tensor, in the order of `_frozen`."""
+    """Return arguments with an `Arg` for each tensor, in the order of `frozen`."""
     if type(given) is Lazy or isinstance(given, torch.Tensor):
         place = next(order)
         return Arg(place, tuple(leaves[place].shape), not shared[place])
@@ -70,12 +70,12 @@ def placed(given: Any, leaves: list[Any], shared: list[bool], order: Iterator[in
 
 def spec_of(leaf: Any) -> Spec:
     """Return the type of a tensor or value."""
-    return (tuple(leaf.shape), leaf.dtype, leaf.device)
+    return leaf.spec if type(leaf) is Lazy else spec(leaf.shape, leaf.dtype, leaf.device)
 
 
-def meta(spec: Spec) -> Any:
+def meta(given: Spec) -> Any:
     """Return a tensor of a type and no contents."""
-    return torch.empty(spec[0], dtype=spec[1], device="meta")
+    return torch.empty(given.shape, dtype=given.dtype, device="meta")
 
 
 __all__ = ["frozen", "meta", "placed", "refuse_in_place", "spec_of"]

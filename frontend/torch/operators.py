@@ -382,7 +382,7 @@ def _table() -> dict[Any, Callable[..., Batched]]:
             if hasattr(home, name):
                 found[getattr(home, name)] = rule
         for name in (unary + " " + binary).split():
-            if hasattr(home, name):
+            if callable(getattr(home, name, None)):  # torch.float is a type of elements
                 found[getattr(home, name)] = pointwise(getattr(home, name))
     for name in ("add", "sub", "mul", "truediv", "pow"):
         of = getattr(torch, {"truediv": "div"}.get(name, name))

@@ -28,6 +28,7 @@ class Step:
         self.depth: int = before.depth + 1 if before is not None else 0
         self.first: int = before.first + len(before.specs) if before is not None else 0
         self.specs: tuple[Spec, ...] = ()
+        self.spec: Any = None  # of the first
         self.several = False  # whether its results are a tuple
         self.run: Any = None
         self.operands: list[Any] = []

@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from soapstone.frontend.torch.arguments import frozen, meta, placed, refuse_in_p
 from soapstone.frontend.torch.operators import RANDOM, RULES, SHARING, VIEWS, NoRule, fill
 from soapstone.frontend.torch.patterns import Step, Template
 from soapstone.frontend.torch.runs import Runner
-from soapstone.frontend.torch.values import Call, Lazy, Spec
+from soapstone.frontend.torch.values import QUICK, Call, Lazy, Spec, spec
 from soapstone.ir.errors import GraphError
 
 REUSE = ("off", "batch", "all")
@@ -34,7 +34,7 @@ _unrecorded = torch._C.DisableTorchFunction  # modes too
 _MOST_STEPS = 20_000  # of the tree; a program that never repeats itself starts it anew
 _LONGEST = 64  # operators of a pattern
 _SEVERAL = 0.1  # of the sequences through a step end there: it is the end of a pattern
-_QUICK = frozenset((int, type(None), torch.nn.Parameter))  # arguments that are keys themselves
+_LAZY = frozenset((Lazy,))
 _LOOKS = {"item", "backward", "tolist", "numpy", "__bool__", "__float__", "__get__", "__format__"}
 
 
@@ -46,7 +46,7 @@ class Recorder:
 
     Attributes:
         call: that is being recorded. grad: whether gradients were enabled where it began.
-        edges, step: of the tree, where it stands. inputs: of the call, and their places.
+        step: of the tree, where it stands. inputs: of the call, and their places.
     """
 
     def __init__(self, reuse: str, frequency: int) -> None:
@@ -56,7 +56,6 @@ class Recorder:
         self.grad = True
         self.inputs: dict[Any, int] = {}
         self.templates: list[Template] = []
-        self.key: Any = None  # of the last step
         self.plain: Counter[str] = Counter()
         self.seconds = dict.fromkeys(("recording", "scheduling", "running"), 0.0)
         self.flushes = 0
@@ -66,50 +65,45 @@ class Recorder:
         self._pending: list[Call] = []
         self._structure: list[Any] = []
         self._seen: dict[Any, Call] = {}
+        self._reads: list[Any] = []  # what tells a call's inputs from those of other calls
         self._collecting = False
         self._grow_anew()
 
     def _grow_anew(self) -> None:
         self._roots = {grad: Step(None, "") for grad in (False, True)}
         self._steps = 0
-        self.step = self.last = self._roots[True]
-        self.edges = self.step.edges
+        self.step = self._roots[True]
 
     def apply(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Record a function of PyTorch, or run it plainly where that is not possible."""
         if func not in RULES:
             return self._plainly(func, args, kwargs, "no rule")
-        call = self.call
-        quick = None
-        if (
-            call is not None
-            and args
-            and type(args[0]) is Lazy
-            and args[0].call is call
-            and not kwargs
-            and _QUICK.issuperset(map(type, args[1:]))
-            and torch.is_grad_enabled() is self.grad
-        ):
-            edges, quick = self.edges, (func, args[0].place, args[1:])
-            step = edges.get(quick)
-            if step is not None:
-                if step.views:
-                    args[0].viewed = True
-                return self.advance(step)
+        if args and not kwargs:  # what most are: a value, two of them, or a list
+            first, rest = args[0], args[1:]
+            if type(first) is Lazy:
+                if QUICK.issuperset(map(type, rest)):
+                    return self.record(func, rest, (first,), args, kwargs)
+                if len(rest) == 1 and type(rest[0]) is Lazy:
+                    return self.record(func, None, args, args, kwargs)
+            elif (
+                (type(first) is list or type(first) is tuple)
+                and first
+                and _LAZY.issuperset(map(type, first))
+                and QUICK.issuperset(map(type, rest))
+            ):
+                return self.record(func, (len(first), rest), first, args, kwargs)
         leaves: list[Any] = []
         try:
-            key = (func, frozen(args, leaves))
-            if kwargs:
-                key += tuple((name, frozen(kwargs[name], leaves)) for name in sorted(kwargs))
+            static = frozen((args, *sorted(kwargs.items())), leaves)
             shared = self._shared(func, args, leaves)
-            if shared is None:
-                return func(*args, **kwargs)
-            made = self._record(func, args, kwargs, key, leaves, shared)
-            if quick is not None and self.last is edges.get(self.key):
-                edges[quick] = self.last  # the shorter way, from now on
-            return made
         except NoRule as reason:
             return self._plainly(func, args, kwargs, str(reason))
+        if shared is None:
+            return func(*args, **kwargs)
+        if True in shared:
+            static = static, *[id(leaf) if all_ else None for leaf, all_ in zip(leaves, shared)]
+            leaves = [leaf for leaf, of_all in zip(leaves, shared) if not of_all]
+        return self.record(func, static, leaves, args, kwargs)
 
     def _shared(self, func: Any, args: Any, leaves: list[Any]) -> list[bool] | None:
         """Return which tensors all calls share; None if no call has one of its own or a parameter.
@@ -136,133 +130,177 @@ class Recorder:
             shared.append(of_all)
         return shared if recorded or (trained and own) else None
 
-    def _record(
-        self, func: Any, args: Any, kwargs: Any, key: Any, leaves: list[Any], shared: list[bool]
-    ) -> Any:
-        grad = torch.is_grad_enabled()
-        sources: list[Any] = []
-        for leaf, of_all in zip(leaves, shared):
-            if of_all:
-                sources.append(leaf)
-            elif type(leaf) is Lazy:
-                maker = leaf.call
-                if maker.lost or maker.recorder is not self:
-                    raise GraphError(f"{func.__name__}: a value found whose recording was left")
-                sources.append((maker.same or maker, leaf.place))
-            else:
-                sources.append((None, leaf))
-        if self.call is not None and (grad is not self.grad or not self._goes_on(sources, shared)):
-            self.close(ended=True)
-            sources = [  # what was closed may be the same as an earlier call
-                source if of_all or source[0] is None else (source[0].same or source[0], source[1])
-                for source, of_all in zip(sources, shared)
-            ]
-        call = self.call
-        if call is None:
-            if not self._pending and not self._collecting:
-                self._collecting = gc.isenabled()
-                gc.disable()  # calls are many, and none goes before it is computed
-            call = self.call = Call(self)
-            self.grad = grad
-            self.step = self._roots[grad]
-            self.edges = self.step.edges
-            self.inputs = {}
-        refs: list[Any] = []
-        added: list[tuple[Any, tuple[Any, Any], Spec]] = []
-        for leaf, source, of_all in zip(leaves, sources, shared):
-            if of_all:
-                key += (id(leaf),)
-                refs.append(leaf)
-            elif source[0] is call:
-                key += (source[1],)
-                refs.append(source[1])
-            else:
-                known = source if source[0] is not None else (None, id(leaf))
-                place = self.inputs.get(known)
-                if place is None:
-                    place = self.inputs[known] = -1 - len(self.inputs)
-                    spec = leaf.spec if source[0] is not None else spec_of(leaf)
-                    key += (place, spec)
-                    added.append((known, source, spec))
-                else:
-                    key += (place,)
-                refs.append(place)
-        self.key = key
-        step = self.edges.get(key)
+    def record(self, func: Any, static: Any, leaves: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        """Record a function that has a rule, or run it plainly where the rule does not hold.
+
+        static: all that decides what it computes but for its tensors of each value, the leaves.
+        """
+        key, before = self._keyed(func, static, leaves)
+        step = self.step.edges.get(key)
         if step is None:
             try:
-                step = self._grown(func, args, kwargs, leaves, shared, refs, added)
+                step = self._grown(func, args, kwargs, key)
+            except NoRule as reason:
+                self._forget_inputs(before)
+                return self._plainly(func, args, kwargs, str(reason))
             except BaseException:
-                for known, _, _ in added:
-                    del self.inputs[known]
-                if not call.inputs and self.step.before is None:
-                    self.call = None
+                self._forget_inputs(before)
                 raise
-            self.edges[key] = step
-        for _, source, _ in added:
-            call.inputs.append(source)
-            if source[0] is not None and not source[0].done:
-                call.operands[source[0]] = None
-        if step.views:
-            for leaf in leaves:
-                if type(leaf) is Lazy:
-                    leaf.viewed = True
-        return self.advance(step)
+            self.step.edges[key] = step
+        return self.advance(step, leaves)
 
-    def _goes_on(self, sources: list[Any], shared: list[bool]) -> bool:
+    def module(self, module: Any, static: Any, leaves: Sequence[Any], args: Any) -> Any:
+        """Record a module that was seen to be one operator of the leaves, or call it."""
+        key, before = self._keyed(module, static, leaves)
+        at = self.step
+        step = at.edges.get(key)
+        if step is not None:
+            return self.advance(step, leaves)
+        reads = self.call.inputs[before:] if self.call is not None else []
+        self._forget_inputs(before)
+        made = torch.nn.Module.__call__(module, *args)
+        step = self.step
+        results = made if type(made) is tuple else (made,)
+        if step.before is at and _LAZY.issuperset(map(type, results)):
+            found = results[0].call.inputs[before:]
+            alike = [one[0] is two[0] and one[1] is two[1] for one, two in zip(found, reads)]
+            places = range(step.first, step.first + len(step.specs))
+            if (
+                len(found) == len(reads)
+                and all(alike)
+                and [each.place for each in results] == [*places]
+                and step.several == (type(made) is tuple)
+            ):
+                at.edges[key] = step
+        return made
+
+    def _keyed(self, func: Any, static: Any, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], int]:
+        """Return what says which step comes next, and how many inputs the call had before.
+
+        The call that goes on, or begins, has the inputs that the leaves are.
+        """
+        grad = torch.is_grad_enabled()
+        call = self.call
+        if call is not None and (grad is not self.grad or not self._goes_on(call, leaves)):
+            self.close(ended=True)
+            call = None
+        if call is None:
+            call = self._begin(grad)
+        inputs = self.inputs
+        before = len(inputs)
+        key = [func, static]
+        for leaf in leaves:
+            if type(leaf) is not Lazy:
+                known: Any = (None, id(leaf))
+            elif leaf.call is call:
+                key.append(leaf.place)
+                continue
+            else:
+                maker = leaf.call.same or leaf.call
+                if maker.lost or maker.recorder is not self:
+                    self._forget_inputs(before)
+                    name = getattr(func, "__name__", type(func).__name__)
+                    raise GraphError(f"{name}: a value found whose recording was left")
+                known = (maker, leaf.place)
+            place = inputs.get(known)
+            if place is not None:
+                key.append(place)
+            else:
+                inputs[known] = -1 - len(inputs)
+                key.append(self._read(call, leaf, known))
+        return tuple(key), before
+
+    def _begin(self, grad: bool) -> Call:
+        """Return a new call, which is recorded from now on."""
+        if not self._pending and not self._collecting:
+            self._collecting = gc.isenabled()
+            gc.disable()  # calls are many, and none goes before it is computed
+        call = self.call = Call(self)
+        self.grad = grad
+        self.step = self._roots[grad]
+        self.inputs = {}
+        self._reads = []
+        return call
+
+    def _read(self, call: Call, leaf: Any, known: Any) -> Spec:
+        """Add an input to a call, and return its type."""
+        maker, place = known
+        if maker is not None:
+            call.inputs.append(known)
+            self._reads.append(known)
+            if not maker.done:
+                call.operands[maker] = None
+            of: Spec = leaf.spec
+            return of
+        with _unrecorded():
+            of = spec_of(leaf)
+            self._reads.append(leaf.item() if of.counted else place)
+        call.inputs.append((None, leaf))
+        return of
+
+    def _forget_inputs(self, count: int) -> None:
+        """Leave the inputs of an operator that is not recorded; count: of those before."""
+        call = self.call
+        assert call is not None
+        for known in list(self.inputs)[count:]:
+            del self.inputs[known]
+        del call.inputs[count:], self._reads[count:]
+        call.operands = {maker: None for maker, _ in call.inputs if maker and not maker.done}
+        if self.step.before is None:
+            self.call = None
+
+    def _goes_on(self, call: Call, leaves: Sequence[Any]) -> bool:
         """Return whether an operator belongs to the call that is being recorded."""
-        call, own = self.call, False
-        for source, of_all in zip(sources, shared):
-            if not of_all and source[0] is not None:
-                if source[0] is call:
+        own = False
+        for leaf in leaves:
+            if type(leaf) is Lazy:
+                maker = leaf.call
+                if maker is call:
                     own = True
-                elif call is not None and source[0] not in call.operands and not source[0].done:
-                    return False
+                else:
+                    maker = maker.same or maker
+                    if maker not in call.operands and not maker.done:
+                        return False
         return own
 
-    def advance(self, step: Step) -> Any:
+    def _place(self, leaf: Any) -> int:
+        """Return where the current call has a tensor that it makes or reads."""
+        if type(leaf) is not Lazy:
+            return self.inputs[None, id(leaf)]
+        own: int = leaf.place
+        return own if leaf.call is self.call else self.inputs[leaf.call.same or leaf.call, own]
+
+    def advance(self, step: Step, leaves: Sequence[Any]) -> Any:
         """Go along a step, and return the values that it makes."""
         call = self.call
         assert call is not None
-        self.step = self.last = step
-        self.edges = step.edges
+        self.step = step
         step.passes += 1
         if step.cut:
             self.close()
-        if not step.several:
-            made = Lazy(call, step.first, step.specs[0])
-            if step.views:
-                made.viewed = True
-            return made
-        parts = [Lazy(call, place, spec) for place, spec in enumerate(step.specs, step.first)]
+        if not step.views and not step.several:
+            return Lazy(call, step.first, step.spec)
+        made = [Lazy(call, place, of) for place, of in enumerate(step.specs, step.first)]
         if step.views:
-            for part in parts:
-                part.viewed = True
-        return tuple(parts)
+            for value in (*leaves, *made):
+                if type(value) is Lazy:
+                    value.viewed = True
+        return tuple(made) if step.several else made[0]
 
-    def _grown(
-        self,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        leaves: list[Any],
-        shared: list[bool],
-        refs: list[Any],
-        added: list[Any],
-    ) -> Step:
+    def _grown(self, func: Any, args: Any, kwargs: Any, key: tuple[Any, ...]) -> Step:
         """Return a new step: PyTorch's own shapes, and the rule that agrees with them.
 
         Raises:
             NoRule: it does not. And PyTorch's own errors.
         """
+        leaves: list[Any] = []
         refuse_in_place(func, args, kwargs)
+        frozen((args, *sorted(kwargs.items())), leaves)
+        shared = self._shared(func, args, leaves) or []
         with _unrecorded():
             metas = [meta(spec_of(leaf)) for leaf in leaves]
         order = iter(range(len(leaves)))
         arguments = [placed(each, leaves, shared, order) for each in (args, kwargs)]
-        for of_all, ref in zip(shared, refs):
-            if not of_all and isinstance(ref, torch.Tensor):
-                raise NoRule("a tensor of each value needed")
         with _unrecorded(), torch.no_grad():
             one = func(
                 *fill(arguments[0], metas), **{k: fill(v, metas) for k, v in arguments[1].items()}
@@ -270,8 +308,6 @@ class Recorder:
             results = one if isinstance(one, (list, tuple)) else (one,)
             if not all(isinstance(each, torch.Tensor) for each in results):
                 raise NoRule("tensors as results needed")
-            if not any(not of_all for of_all in shared):
-                raise NoRule("a tensor of each value needed")
             rows = [
                 one if of_all else torch.empty((2, *one.shape), dtype=one.dtype, device="meta")
                 for one, of_all in zip(metas, shared)
@@ -288,12 +324,16 @@ class Recorder:
         step = Step(self.step, func.__name__)
         self._steps += 1
         device = next(leaf.device for leaf, of_all in zip(leaves, shared) if not of_all)
-        step.specs = tuple((tuple(each.shape), each.dtype, device) for each in results)
+        step.specs = tuple(spec(each.shape, each.dtype, device) for each in results)
+        step.spec = step.specs[0]
         step.several = isinstance(one, (list, tuple))
-        step.run, step.operands = run, refs
+        step.run = run
+        step.operands = [
+            leaf if of_all else self._place(leaf) for leaf, of_all in zip(leaves, shared)
+        ]
         step.views = func in VIEWS
         step.random = step.random or func in RANDOM
-        step.inputs += tuple(spec for _, _, spec in added)
+        step.inputs += tuple([each for each in key[2:] if type(each) is Spec])
         indexed = func is torch.Tensor.__getitem__ and leaves[0].shape[:1] != (1,)
         step.cut = self.reuse == "batch" or step.depth >= _LONGEST or indexed
         return step
@@ -315,25 +355,19 @@ class Recorder:
             template = step.template = Template(len(self.templates), step, self.grad)
             self.templates.append(template)
         template.calls += 1
-        key: list[Any] = [template]
-        structure: list[Any] = [template.number]
-        for maker, place in call.inputs:
-            if maker is None:
-                whole = place.numel() == 1 and not place.dtype.is_floating_point
-                key.append(place.item() if whole and place.device.type == "cpu" else id(place))
-                structure.append(None)
-            else:
-                key.append((maker, place))
-                structure.append(None if maker.done else (maker.index, place))
         call.cell = template
         if not template.random:
-            same = self._seen.setdefault(tuple(key), call)
+            same = self._seen.setdefault((template, *self._reads), call)
             if same is not call:
                 call.same = same
                 return
         call.index = len(self._pending)
         self._pending.append(call)
-        self._structure.append(tuple(structure))
+        operands = [
+            None if maker is None or maker.done else (maker.index, place)
+            for maker, place in call.inputs
+        ]
+        self._structure.append((template.number, *operands))
 
     def flush(self) -> None:
         """Compute all that is recorded."""

@@ -143,7 +143,7 @@ def _gathers(
     for number, spec in enumerate(template.inputs):
         kinds.setdefault(spec, []).append(number)
     made = []
-    for (_, _, device), numbers in kinds.items():
+    for kind, numbers in kinds.items():
         rows: dict[tuple[int, int], list[int]] = {}
         into: dict[tuple[int, int], list[int]] = {}
         given: list[tuple[int, int]] = []
@@ -164,13 +164,15 @@ def _gathers(
                     into[key].append(target)
                 target += 1
         sources = tuple(
-            (*key, _index(of, len(parts[key[0]].calls), device)) for key, of in rows.items()
+            (*key, _index(of, len(parts[key[0]].calls), kind.device)) for key, of in rows.items()
         )
         targets = [t for of in into.values() for t in of] + last
         order = [0] * target
         for at, t in enumerate(targets):
             order[t] = at
-        made.append(Gather(tuple(numbers), sources, tuple(given), _index(order, target, device)))
+        made.append(
+            Gather(tuple(numbers), sources, tuple(given), _index(order, target, kind.device))
+        )
     return tuple(made)
 
 

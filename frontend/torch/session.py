@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import update_wrapper
+from functools import lru_cache, update_wrapper
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ except ImportError as error:
 
 from soapstone.frontend.arguments import count
 from soapstone.frontend.dynamic.report import CellReport, Report
+from soapstone.frontend.torch.modules import recorded_by
 from soapstone.frontend.torch.operators import RULES
 from soapstone.frontend.torch.record import REUSE, Recorder
 from soapstone.ir.errors import GraphError
@@ -45,6 +46,13 @@ class TorchReport(Report):
         )
 
 
+@lru_cache(1024)
+def _writes(func: Any) -> bool:
+    """Return whether a function changes its first tensor."""
+    name = getattr(func, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name in _WRITES
+
+
 class _Mode(TorchFunctionMode):  # type: ignore[misc]
     """What records while it is active."""
 
@@ -55,12 +63,7 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in RULES:
             return self._recorder.apply(func, args, kwargs or {})
-        name = getattr(func, "__name__", "")
-        if (
-            (name.endswith("_") and not name.endswith("__"))
-            or name in _WRITES
-            or (kwargs and kwargs.get("out") is not None)
-        ):
+        if _writes(func) or (kwargs and kwargs.get("out") is not None):
             self._recorder.flush()  # what is recorded reads tensors as they are now
         if types and any(not issubclass(each, torch.Tensor) for each in types):
             return self._recorder.apply(func, args, kwargs or {})
@@ -112,7 +115,8 @@ class Reused:
 
     @contextmanager
     def _active(self) -> Iterator[None]:
-        with deep_recursion(), _Mode(self._recorder), self._recorder.recording():
+        recorder = self._recorder
+        with deep_recursion(), _Mode(recorder), recorded_by(recorder), recorder.recording():
             yield
 
     def report(self) -> TorchReport:

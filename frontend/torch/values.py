@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from soapstone.frontend.torch.operators import RULES
 from soapstone.ir.errors import GraphError
 
 if TYPE_CHECKING:
@@ -19,8 +20,38 @@ if TYPE_CHECKING:
     from soapstone.frontend.torch.record import Recorder
     from soapstone.frontend.torch.runs import Run
 
-Spec = tuple[tuple[int, ...], Any, Any]  # shape, dtype and device of one value
 _grad_enabled = torch.is_grad_enabled
+QUICK = frozenset((int, type(None), torch.nn.Parameter))  # arguments that are keys themselves
+
+
+class Spec:
+    """Shape, dtype and device of a value; one object for each (`spec`), so it is a quick key.
+
+    Attributes:
+        counted: whether a tensor of it is one whole number, told from others by its contents.
+    """
+
+    __slots__ = ("counted", "device", "dtype", "shape")
+
+    def __init__(self, shape: Any, dtype: Any, device: Any) -> None:
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.device = device
+        self.counted = (
+            math.prod(shape) == 1
+            and not (dtype.is_floating_point or dtype.is_complex)
+            and device.type == "cpu"
+        )
+
+
+_SPECS: dict[Any, Spec] = {}
+
+
+def spec(shape: Any, dtype: Any, device: Any) -> Spec:
+    """Return the one object of a shape, dtype and device."""
+    key = shape, dtype, device
+    known = _SPECS.get(key)
+    return known if known is not None else _SPECS.setdefault(key, Spec(*key))
 
 
 class Call:
@@ -93,39 +124,40 @@ class Lazy:
     @property
     def shape(self) -> Any:
         """The extents."""
-        return torch.Size(self.spec[0])
+        return self.spec.shape
 
     @property
     def dtype(self) -> Any:
         """The element type."""
-        return self.spec[1]
+        return self.spec.dtype
 
     @property
     def device(self) -> Any:
         """Where it is computed."""
-        return self.spec[2]
+        return self.spec.device
 
     @property
     def ndim(self) -> int:
         """How many dims it has."""
-        return len(self.spec[0])
+        return len(self.spec.shape)
 
     def dim(self) -> int:
         """Return how many dims it has."""
-        return len(self.spec[0])
+        return len(self.spec.shape)
 
     def numel(self) -> int:
         """Return how many elements it has."""
-        return math.prod(self.spec[0])
+        return math.prod(self.spec.shape)
 
     def size(self, dim: int | None = None) -> Any:
         """Return the extents, or that of one dim."""
-        return self.shape if dim is None else self.spec[0][dim]
+        return self.spec.shape if dim is None else self.spec.shape[dim]
 
     def __len__(self) -> int:
-        if not self.spec[0]:
+        if not self.spec.shape:
             raise TypeError("len: a value without dims found, one with dims needed")
-        return self.spec[0][0]
+        extent: int = self.spec.shape[0]
+        return extent
 
     def __iter__(self) -> Iterator[Any]:
         return iter(torch.unbind(self))
@@ -169,7 +201,7 @@ class Lazy:
 
     def become(self, made: Any) -> Lazy:
         """Be what an operator in place makes of it; values that share its memory would too."""
-        if self.viewed or not isinstance(made, Lazy) or made.spec[:2] != self.spec[:2]:
+        if self.viewed or not isinstance(made, Lazy) or made.spec is not self.spec:
             raise GraphError("in place: a value of own memory, shape and type needed")
         self.call, self.place = made.call, made.place
         return self
@@ -188,16 +220,15 @@ def _unary(func: Any) -> Callable[[Lazy], Any]:
     def method(self: Lazy) -> Any:
         call = self.call
         recorder = call.recorder
-        if recorder.call is not call or _grad_enabled() is not recorder.grad:
-            return recorder.apply(func, (self,), {})
-        edges, key = recorder.edges, (func, self.place)
-        step = edges.get(key)
-        if step is not None:
-            return recorder.advance(step)
-        made = recorder.apply(func, (self,), {})
-        if type(made) is Lazy and made.call is call:
-            edges[key] = recorder.last  # the shorter way, from now on
-        return made
+        if recorder.call is call and _grad_enabled() is recorder.grad:
+            step = recorder.step.edges.get((func, (), self.place))
+            if step is not None:
+                recorder.step = step
+                step.passes += 1
+                if step.cut:
+                    recorder.close()
+                return Lazy(call, step.first, step.spec)
+        return recorder.apply(func, (self,), {})
 
     return method
 
@@ -206,22 +237,34 @@ def _binary(func: Any, *, turned: bool = False) -> Callable[[Lazy, Any], Any]:
     def method(self: Lazy, other: Any) -> Any:
         call = self.call
         recorder = call.recorder
-        if type(other) is Lazy and recorder.call is not None:
-            known, current = recorder.inputs, recorder.call
+        current = recorder.call
+        if turned:
+            if other == 0 and type(other) is int and func is torch.add:
+                return Lazy(call, self.place, self.spec)  # where sum() begins
+            return recorder.apply(func, (other, self), {})
+        if type(other) is Lazy and current is not None and _grad_enabled() is recorder.grad:
+            known = recorder.inputs
             left = self.place if call is current else known.get((call, self.place))
             right = other.place if other.call is current else known.get((other.call, other.place))
-            if left is not None and right is not None and _grad_enabled() is recorder.grad:
-                edges, key = recorder.edges, (func, left, right)
-                step = edges.get(key)
+            if left is not None and right is not None:
+                step = recorder.step.edges.get((func, None, left, right))
                 if step is not None:
-                    return recorder.advance(step)
-                made = recorder.apply(func, (self, other), {})
-                if type(made) is Lazy and made.call is current:
-                    edges[key] = recorder.last
-                return made
-        elif turned and other == 0 and type(other) is int and func is torch.add:
-            return Lazy(call, self.place, self.spec)  # where sum() begins
-        return recorder.apply(func, (other, self) if turned else (self, other), {})
+                    recorder.step = step
+                    step.passes += 1
+                    if step.cut:
+                        recorder.close()
+                    return Lazy(current, step.first, step.spec)
+        return recorder.apply(func, (self, other), {})
+
+    return method
+
+
+def _other(func: Any) -> Callable[..., Any]:
+    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+        recorder = self.call.recorder
+        if not kwargs and QUICK.issuperset(map(type, args)):
+            return recorder.record(func, args, (self,), (self, *args), kwargs)
+        return recorder.apply(func, (self, *args), kwargs)
 
     return method
 
@@ -236,6 +279,10 @@ def _in_place(func: Any) -> Callable[[Lazy, Any], Lazy]:
 
 
 def _methods() -> None:
+    for func in RULES:
+        name = getattr(func, "__name__", "")
+        if getattr(torch.Tensor, name, None) is func:
+            setattr(Lazy, name, _other(func))
     for name in ("sigmoid", "tanh", "relu", "exp", "log", "neg", "sqrt", "square", "abs"):
         setattr(Lazy, name, _unary(getattr(torch, name)))
     names = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow"}
@@ -257,4 +304,4 @@ def _methods() -> None:
 
 _methods()
 
-__all__ = ["Call", "Lazy", "Spec"]
+__all__ = ["QUICK", "Call", "Lazy", "Spec", "spec"]

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,53 @@ def test_what_is_recorded_reads_tensors_as_they_were() -> None:
         after = network.gru(given, network.leaves(1)[0])
     assert not torch.allclose(made.tensor(), after.tensor())
     assert torch.allclose(after.tensor(), network.gru(given, network.leaves(1)[0]))
+
+
+def test_modules_that_change_are_not_taken_for_what_they_were() -> None:
+    network = Network(0)
+    seen: list[Any] = []
+
+    def ends() -> Any:
+        x = network.words(torch.tensor([1]))
+        h, _ = network.lstm(network.norm(x), (x * 2, x * 3))
+        return network.leaf(h)
+
+    fast = reuse(ends)
+
+    def compared() -> None:
+        for _ in range(2):
+            assert_equal(network, fast().sum(), ends().sum())
+
+    compared()
+    network.leaf.weight = nn.Parameter(torch.ones(3 * H, H))
+    compared()
+    network.leaf.bias = None
+    compared()
+    network.norm.eps = 0.5
+    compared()
+    network.words.padding_idx = 1  # whose gradient is zero
+    compared()
+    network.leaf.register_forward_hook(lambda module, given, made: seen.append(1) or made * 2)
+    network.lstm.register_forward_pre_hook(lambda module, given: seen.append(2))
+    compared()
+    assert seen == [2, 1] * 4
+    network.norm.forward = lambda x: x - 1
+    compared()
+    assert all("__call__" not in vars(kind) for kind in (nn.Linear, nn.Embedding, nn.LSTMCell))
+
+
+def test_other_threads_are_not_recorded() -> None:
+    network, made = Network(0), []
+
+    def ends() -> Any:
+        h, _ = network.leaves(1)
+        other = threading.Thread(target=lambda: made.append(network.leaf(torch.ones(1, H))))
+        other.start()
+        other.join()
+        return h
+
+    assert torch.equal(reuse(ends)(), network.leaves(1)[0])
+    assert type(made[0]) is torch.Tensor
 
 
 def test_changes_in_place() -> None:
