@@ -132,7 +132,10 @@ def checked(function: F) -> F:
                 given[name] = tuple(rule(where, item) for item in given[name])
             elif not (optional and given[name] is None):
                 given[name] = rule(where, given[name])
-        return function(*bound.args, **bound.kwargs)
+        script = getattr(self, "script", None)  # of a recording, which keeps what was called
+        if script is None:
+            return function(*bound.args, **bound.kwargs)
+        return script.run(self, function, bound.args, bound.kwargs)
 
     return call  # type: ignore[return-value]
 

@@ -48,6 +48,7 @@ class Model(Recording):
         self.values: dict[str, Array] = {}  # contents that no session has: set, or trained before
         self.frozen: frozenset[str] = frozenset()  # parameters that are not trained
         self.penalties: dict[str, tuple[float, float]] = {}  # l1 and l2
+        self.begun: tuple[dict[str, Any], int] | None = None  # settings and steps of an optimizer
         self._lost = ""  # the executor with which trained contents went
 
     def record(self, emit: Emit, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -150,6 +151,8 @@ class Model(Recording):
             fast_memory=fast_memory,
             plan=plan,
         )
+        if self.begun is not None and self._trainer is None:
+            trainer.begin(self.begun)
         if self._trainer is not None:
             self.values.update(trainer.adopt(self._trainer))
             self._trainer.close()
@@ -330,6 +333,51 @@ class Model(Recording):
         with self.inference() as session:
             return predict(session, x, self.batch_size if batch_size is None else batch_size)
 
+    def save(self, path: str | Path, *, optimizer: bool = False) -> None:
+        """Write layers, parameters and states to a file, of which `soapstone.load` makes a model.
+
+        path: of a file that ends in .safetensors or .npz. optimizer: whether the states of the
+        optimizer are written too, and its step, from which one with the same settings goes on.
+
+        Raises:
+            GraphError: layers that no file can have, or no optimizer where one is asked for.
+            CheckpointError: a path that does not serve, or values that are not finite.
+        """
+        from soapstone.frontend.training.models import save
+
+        save(self, path, optimizer)
+
+    def load_weights(
+        self,
+        source: str | Path | Mapping[str, Any],
+        *,
+        strict: bool = True,
+        skip: Sequence[str] = (),
+        names: Mapping[str, str] | None = None,
+    ) -> Loaded:
+        """Take parameters and states by name, and return what was taken.
+
+        Args:
+            source: a file of `save` or `save_checkpoint`; a state dict of PyTorch, or its file
+                (.pt, .pth, .safetensors); an .onnx file; or arrays by name. PyTorch's names of
+                parts are translated (`weight` of a batch norm is `gamma`), and weights of its
+                linear layers transposed; those of recurrent and attention layers are not.
+            strict: refuse what is missing, unknown or of another shape; else take what fits.
+            skip: layers or parameters to leave as they are, by name or pattern (`head*`).
+            names: what layers, or parameters, are called there, where it is not as here.
+
+        Raises:
+            CheckpointError: a file that cannot be read or, strict, that does not fit; names what.
+            GraphError: a layer of skip or names that the model does not have.
+        """
+        from soapstone.frontend.training.weights import given, take
+
+        taken, done = take(
+            self.graph, self.carried, given(source), strict=strict, skip=skip, names=names or {}
+        )
+        self.set_weights(taken)
+        return done
+
     def save_checkpoint(self, path: str | Path) -> None:
         """Write parameters, optimizer state, step and position in the data, atomically.
 
@@ -378,6 +426,11 @@ class Model(Recording):
             "layers": layers(graph),
             "weights": list(self.carried),
         }
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes files."""
+        return self._trainer is None or self._trainer.first
 
     @property
     def carried(self) -> tuple[str, ...]:

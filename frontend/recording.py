@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from soapstone.frontend.arguments import count
 from soapstone.frontend.layers import Layers
+from soapstone.frontend.script import Script
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
@@ -133,6 +134,12 @@ class Recording(Layers):
         self._batch_size: int | None = None
         self._matrices = {}
         self.constants: dict[str, Array] = {}  # the contents of values that never change
+        self.script = Script()  # the layers as they were called, for files
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, in the order in which they were made."""
+        return tuple(self._tensors)
 
     def _new_builder(self) -> GraphBuilder:
         return GraphBuilder(self.name)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.recording import Tensor
     from soapstone.frontend.strategies.preferences import find_strategy
     from soapstone.frontend.training.checkpoint import CheckpointError
+    from soapstone.frontend.training.models import load
     from soapstone.frontend.training.optimizers import SGD, Adam, AdamW
     from soapstone.frontend.training.trainer import NonFiniteLoss
     from soapstone.ir.builder import GraphBuilder
@@ -45,6 +46,7 @@ _NAMES = {
     "soapstone.frontend.recording": ("Tensor",),
     "soapstone.frontend.strategies.preferences": ("find_strategy",),
     "soapstone.frontend.training.checkpoint": ("CheckpointError",),
+    "soapstone.frontend.training.models": ("load",),
     "soapstone.frontend.training.optimizers": ("SGD", "Adam", "AdamW"),
     "soapstone.frontend.training.trainer": ("NonFiniteLoss",),
     "soapstone.ir.builder": ("GraphBuilder",),
@@ -93,6 +95,7 @@ __all__ = [
     "digits",
     "find_strategy",
     "from_onnx",
+    "load",
     "load_graph",
     "load_layouts",
     "optimize",

@@ -22,6 +22,7 @@ from soapstone.runtime import DefaultMapper
 MODULES = (
     "soapstone",
     "soapstone.cache",
+    "soapstone.callbacks",
     "soapstone.engine.mapper",
     "soapstone.frontend.onnx",
     "soapstone.frontend.taskbench",
@@ -36,9 +37,12 @@ MODULES = (
     "soapstone.ir.strategy",
     "soapstone.ir.tensor",
     "soapstone.kernels.registry",
+    "soapstone.losses",
     "soapstone.mappers",
     "soapstone.mappers.plugins",
+    "soapstone.metrics",
     "soapstone.runtime",
+    "soapstone.schedules",
     "soapstone.search.parallel",
     *(app_module(name).__name__ for name in app_names()),
 )

@@ -14,7 +14,9 @@ from soapstone.files import check_targets
 from soapstone.frontend.arguments import count
 from soapstone.frontend.progress import ProgressBar
 from soapstone.frontend.training.checkpoint import check_path
+from soapstone.frontend.training.events import Events
 from soapstone.frontend.training.state import Callback, TrainingState
+from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -26,66 +28,157 @@ def _model(owner: object, state: TrainingState) -> Model:
     return state.model
 
 
-class EarlyStopping(Callback):
-    """Stops when the monitored value has not become better for `patience` epochs in a row.
+class Monitored(Callback):
+    """A callback that looks at one value of each epoch, and whether it has become better.
 
     Args:
-        monitor: `loss`, or a metric of the epoch such as `validation_loss` or `accuracy`; an
-            accuracy is better when it is higher, anything else when it is lower.
+        monitor: `loss`, or a metric of the epoch such as `validation_loss` or `accuracy`; metrics
+            that say so (accuracies, F1, AUC) are better when higher, anything else when lower.
         minimum_delta: a smaller change is no improvement.
 
     Raises:
         ValueError: arguments out of range, or a value that is not measured.
     """
 
-    def __init__(
-        self, monitor: str = "validation_loss", patience: int = 3, minimum_delta: float = 0.0
-    ) -> None:
-        patience = count("EarlyStopping: patience", patience, error=ValueError)
+    def __init__(self, monitor: str, minimum_delta: float = 0.0) -> None:
         if not 0 <= minimum_delta < math.inf:
             raise ValueError(
-                f"EarlyStopping: minimum_delta {minimum_delta!r} found, 0 or more needed"
+                f"{type(self).__name__}: minimum_delta {minimum_delta!r} found, 0 or more needed"
             )
         self.monitor = monitor
-        self.patience = patience
         self.minimum_delta = minimum_delta
         self.best: float | None = None
-        self.waited = 0
 
     def on_train_begin(self, state: TrainingState) -> None:
         """Forget earlier fits; refuse a value that this one does not measure."""
-        self.best, self.waited = None, 0
+        self.best = None
         if state.measured:
             self._check(state.measured)
 
     def _check(self, names: Collection[str]) -> None:
         if self.monitor not in names:
             raise ValueError(
-                f"EarlyStopping: monitor {self.monitor!r} found, one of {', '.join(names)} needed"
+                f"{type(self).__name__}: monitor {self.monitor!r} found, one of {', '.join(names)}"
+                " needed"
             )
 
-    def on_epoch_end(self, state: TrainingState) -> None:
-        """Compare the epoch with the best one, and stop when it is time."""
+    def improved(self, state: TrainingState) -> bool:
+        """Return whether the epoch is the best one so far, which it then is."""
         values = {"loss": state.loss, **state.metrics}
         self._check(values)
         value = values[self.monitor]
-        sign = 1 if "accuracy" in self.monitor else -1
-        if self.best is None or sign * (value - self.best) > self.minimum_delta:
-            self.best, self.waited = value, 0
+        higher = self.monitor.removeprefix("validation_") in (*state.higher, "accuracy")
+        gain = 0.0 if self.best is None else (value - self.best) * (1 if higher else -1)
+        if self.best is not None and not gain > self.minimum_delta:
+            return False
+        self.best = value
+        return True
+
+
+class EarlyStopping(Monitored):
+    """Stops when the monitored value has not become better for `patience` epochs in a row.
+
+    Args:
+        monitor, minimum_delta: those of `Monitored`.
+        restore_best: whether training ends with the weights of the best epoch.
+
+    Raises:
+        ValueError: arguments out of range, or a value that is not measured.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "validation_loss",
+        patience: int = 3,
+        minimum_delta: float = 0.0,
+        restore_best: bool = False,
+    ) -> None:
+        super().__init__(monitor, minimum_delta)
+        self.patience = count("EarlyStopping: patience", patience, error=ValueError)
+        self.restore_best = restore_best
+        self.waited = 0
+        self._weights: dict[str, Array] | None = None
+
+    def on_train_begin(self, state: TrainingState) -> None:
+        """Forget earlier fits; refuse a value that this one does not measure."""
+        self.waited, self._weights = 0, None
+        super().on_train_begin(state)
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Compare the epoch with the best one, and stop when it is time."""
+        if self.improved(state):
+            self.waited = 0
+            if self.restore_best:
+                self._weights = _model(self, state).weights()
             return
         self.waited += 1
         if self.waited >= self.patience:
             state.stop = True
 
+    def on_train_end(self, state: TrainingState) -> None:
+        """Put the best weights back, where that was asked for."""
+        weights, self._weights = self._weights, None
+        if weights is not None:
+            _model(self, state).set_weights(weights)
+
+
+class ReduceOnPlateau(Monitored):
+    """Multiplies the learning rate by `factor` when the value was no better for `patience` epochs.
+
+    From then on the rate is what it has set, in place of a schedule's.
+
+    Args:
+        monitor, minimum_delta: those of `Monitored`.
+        factor: between 0 and 1. minimum_rate: where it ends.
+
+    Raises:
+        ValueError: arguments out of range, or a value that is not measured.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "validation_loss",
+        factor: float = 0.1,
+        patience: int = 5,
+        minimum_delta: float = 0.0,
+        minimum_rate: float = 0.0,
+    ) -> None:
+        super().__init__(monitor, minimum_delta)
+        if not 0 < factor < 1:
+            raise ValueError(f"ReduceOnPlateau: factor {factor!r} found, between 0 and 1 needed")
+        if not 0 <= minimum_rate < math.inf:
+            raise ValueError(
+                f"ReduceOnPlateau: minimum_rate {minimum_rate!r} found, 0 or more needed"
+            )
+        self.factor = factor
+        self.patience = count("ReduceOnPlateau: patience", patience, error=ValueError)
+        self.minimum_rate = minimum_rate
+        self.waited = 0
+
+    def on_train_begin(self, state: TrainingState) -> None:
+        """Forget earlier fits; refuse a value that this one does not measure."""
+        self.waited = 0
+        super().on_train_begin(state)
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Compare the epoch with the best one, and lower the rate when it is time."""
+        self.waited = 0 if self.improved(state) else self.waited + 1
+        if self.waited >= self.patience:
+            self.waited = 0
+            lower = max(state.learning_rate * self.factor, self.minimum_rate)
+            state.learning_rate = min(lower, state.learning_rate)
+
 
 class Checkpoint(Callback):
-    """Saves a checkpoint every so many epochs (by default each) or steps.
+    """Saves a checkpoint every so many epochs (by default each) or steps, or of the best epoch.
 
     `saved` is the path of the last one written by this fit, None before.
 
     Args:
         path: of the file, which ends in .safetensors or .npz and is replaced each time.
         every_epochs, every_steps: the interval, 1 or more; one of them.
+        best: a value as of `Monitored`: of these epochs only those are saved that are the best so
+            far by it.
 
     Raises:
         CheckpointError: the path has no suffix of a checkpoint.
@@ -93,8 +186,15 @@ class Checkpoint(Callback):
     """
 
     def __init__(
-        self, path: str | Path, *, every_epochs: int | None = None, every_steps: int | None = None
+        self,
+        path: str | Path,
+        *,
+        every_epochs: int | None = None,
+        every_steps: int | None = None,
+        best: str | None = None,
     ) -> None:
+        if best is not None and every_steps is not None:
+            raise ValueError("Checkpoint: best and every_steps found; epochs have a best one")
         if every_epochs is not None and every_steps is not None:
             raise ValueError("Checkpoint: every_epochs and every_steps found, one of them needed")
         for name, value in (("every_epochs", every_epochs), ("every_steps", every_steps)):
@@ -104,10 +204,13 @@ class Checkpoint(Callback):
         self.every_steps = every_steps
         self.every_epochs = every_epochs or (None if every_steps else 1)
         self.saved: Path | None = None
+        self.best = None if best is None else Monitored(best)
 
     def on_train_begin(self, state: TrainingState) -> None:
         """Forget what an earlier fit saved."""
         self.saved = None
+        if self.best is not None:
+            self.best.on_train_begin(state)
 
     def on_step_end(self, state: TrainingState) -> None:
         """Save, where an interval of steps is over."""
@@ -116,7 +219,8 @@ class Checkpoint(Callback):
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Save, where an interval of epochs is over."""
-        if self.every_epochs and (state.epoch + 1) % self.every_epochs == 0:
+        due = self.every_epochs and (state.epoch + 1) % self.every_epochs == 0
+        if due and (self.best is None or self.best.improved(state)):
             self._save(state)
 
     def _save(self, state: TrainingState) -> None:
@@ -199,6 +303,41 @@ class CSVLogger(Callback):
             csv.writer(stream).writerow(row.values())
 
 
+class TensorBoard(Callback):
+    """Writes what each epoch ends with to an event file, which TensorBoard shows as curves.
+
+    Args:
+        folder: where a file of its own is begun by each fit; made where it is not there.
+        every_steps: also write loss, metrics and rate after every so many steps, as `step/…`.
+
+    Raises:
+        ValueError: an interval below 1.
+    """
+
+    def __init__(self, folder: str | Path, *, every_steps: int | None = None) -> None:
+        if every_steps is not None:
+            count("TensorBoard: every_steps", every_steps, error=ValueError)
+        self.folder = Path(folder)
+        self.every_steps = every_steps
+        self._events: Events | None = None
+
+    def on_train_begin(self, state: TrainingState) -> None:
+        """Begin a file; of several processes, the first one does."""
+        first = getattr(state.model, "first", True)
+        self._events = Events(self.folder) if first else None
+
+    def on_step_end(self, state: TrainingState) -> None:
+        """Write a step's values, where an interval of steps is over."""
+        if self._events is not None and self.every_steps and state.step % self.every_steps == 0:
+            values = {f"step/{name}": value for name, value in _record(state).items()}
+            self._events.write(state.step, values)
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Write the epoch's values, by the number of the epoch from 1."""
+        if self._events is not None:
+            self._events.write(state.epoch + 1, _record(state))
+
+
 class ProfileSteps(Callback):
     """Writes a timeline of `steps` steps, after `skip` steps that warm up, to a file.
 
@@ -269,7 +408,10 @@ __all__ = [
     "Checkpoint",
     "EarlyStopping",
     "History",
+    "Monitored",
     "ProfileSteps",
     "ProgressBar",
+    "ReduceOnPlateau",
+    "TensorBoard",
     "TrainingState",
 ]

@@ -23,7 +23,7 @@ from soapstone.ir.tensor import Array
 FORMAT = "soapstone-checkpoint"
 VERSION = 1
 SUFFIXES = (".safetensors", ".npz")
-_KEY = "soapstone"  # where a file keeps its metadata; no array may have this name
+KEY = "soapstone"  # where a file keeps its metadata; no array may have this name
 
 Metadata = dict[str, Any]
 Writer = Callable[[IO[bytes]], object]
@@ -52,10 +52,10 @@ def save(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, A
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{label}: there is no folder {str(path.parent)!r}")
     for name, array in arrays.items():
-        if name == _KEY or np.asarray(array).dtype.kind not in "biuf":
+        if name == KEY or np.asarray(array).dtype.kind not in "biuf":
             raise CheckpointError(
                 f"{label}: array {name!r} of {np.asarray(array).dtype} found, numbers under another"
-                f" name than {_KEY!r} needed"
+                f" name than {KEY!r} needed"
             )
     # "C" order keeps rank 0, which np.ascontiguousarray would raise to rank 1.
     dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
@@ -194,13 +194,13 @@ def _listed(names: list[str]) -> str:
 
 
 def _safetensors_writer(arrays: Mapping[str, Array], text: str) -> Writer:
-    return storage.safetensors_writer(arrays, {_KEY: text})
+    return storage.safetensors_writer(arrays, {KEY: text})
 
 
 def _npz_writer(arrays: Mapping[str, Array], text: str) -> Writer:
     def write_to(stream: IO[bytes]) -> None:
         with zipfile.ZipFile(stream, "w", allowZip64=True) as archive:
-            for name, array in {_KEY: np.array(text), **arrays}.items():
+            for name, array in {KEY: np.array(text), **arrays}.items():
                 # Written member by member: np.savez takes names as keywords and so refuses "file".
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
@@ -210,12 +210,12 @@ def _npz_writer(arrays: Mapping[str, Array], text: str) -> Writer:
 
 def _read_safetensors(path: Path, label: str) -> tuple[str | None, dict[str, Array]]:
     metadata, arrays = storage.read_safetensors(path, label, CheckpointError)
-    return metadata.get(_KEY), arrays
+    return metadata.get(KEY), arrays
 
 
 def _read_npz(path: Path, label: str) -> tuple[str | None, dict[str, Array]]:
-    arrays = npz.read(path, f"{label}: truncated or no npz file", CheckpointError, texts=(_KEY,))
-    text = arrays.pop(_KEY, None)
+    arrays = npz.read(path, f"{label}: truncated or no npz file", CheckpointError, texts=(KEY,))
+    text = arrays.pop(KEY, None)
     return None if text is None else str(text), arrays
 
 

@@ -293,6 +293,11 @@ class Compiled:
         bound = self._bounds.get(("train", self.part_size(self.model.batch_size)))
         return None if bound is None else bound.moved_bytes
 
+    @property
+    def steps_done(self) -> int:
+        """Steps since the start of training."""
+        return self._position.step
+
     # Checkpoints
 
     @together
@@ -424,6 +429,18 @@ class Compiled:
                 stacklevel=4,
             )
         return kept
+
+    def begin(self, begun: tuple[dict[str, Any], int]) -> None:
+        """Go on with the optimizer of a saved model, or drop its states if it is another.
+
+        begun: that one's settings, and how many steps it has done.
+        """
+        settings, step = begun
+        if settings == saved.settings(self.optimizer):
+            self._position.step = step
+            return
+        for name in set(self.model.values) - set(self.model.carried):
+            del self.model.values[name]
 
     def _repeat(self, given: Any) -> None:
         """Follow the choices of a checkpoint; what is bound with others is bound again."""

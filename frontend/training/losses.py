@@ -91,7 +91,7 @@ class Loss:
         return TensorSpec(output.shape[:-1], "int32") if self.classes else output
 
     def weights(self, output: TensorSpec) -> TensorSpec:
-        """Return what has a weight: an element of the labels, or a row of probabilities."""
+        """Return what has a weight, by the output: an element of the labels, or a row of them."""
         return TensorSpec(self.labels(output).shape)
 
     def weigh(self, labels: Array, weights: Array | None) -> Array | None:
@@ -115,7 +115,13 @@ class Loss:
     def emit(
         self, builder: GraphBuilder, name: str, output: str, labels: str, weights: str | None
     ) -> str:
-        """Add the operators of the loss, called `name`, and return the scalar that it is."""
+        """Add the operators of the loss, called `name`, and return the scalar that it is.
+
+        builder: of the graph; output, labels, weights: values, weights None where all count alike.
+
+        Raises:
+            GraphError, ShapeError: an output that it does not fit.
+        """
         raise TypeError(f"{type(self).__name__} is no loss; see soapstone.losses")
 
     def _mean(self, builder: GraphBuilder, add: Add, each: str, weights: str | None) -> str:

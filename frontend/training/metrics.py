@@ -114,7 +114,7 @@ class Metric:
         return True
 
     def emit(self, of: Values) -> tuple[str, ...]:
-        """Add its values to a graph and return them.
+        """Add its values to a graph and return them; of: what it is emitted from.
 
         Raises:
             GraphError: outputs, labels or loss that it does not fit.
@@ -273,7 +273,7 @@ class Precision(Metric):
         )
 
     def of(self, hits: Array, guesses: Array, labels: Array) -> Array:
-        """Return the number of each class; 0 where nothing is known."""
+        """Return the number of each class, from hits, guesses and labels; 0 where there is none."""
         return np.asarray(hits / np.maximum(guesses, 1))
 
     def result(self, sums: Sequence[Any]) -> float:
@@ -348,7 +348,7 @@ class MAE(Metric):
         return (total(of.builder, add, self.of(add, off), ""),)
 
     def of(self, add: Callable[..., str], off: str) -> str:
-        """Return what is summed of differences."""
+        """Return what is summed of differences: off, a value; add: what adds an operator."""
         return add("abs", off, suffix=".each")
 
 
