@@ -82,6 +82,7 @@ class Model(Recording):
         seed: int | None = None,
         fast_memory: int | None = None,
         plan: MemoryPlan | str | Path | None = None,
+        overlap: bool = False,
     ) -> None:
         """Choose loss, optimizer, machine and mapper; nothing is allocated until the first step.
 
@@ -122,6 +123,7 @@ class Model(Recording):
             plan: how that is planned: "dp" (the default), "lru", "stream" or "belady", or a plan
                 or the path of its file, which is checked when the training step is bound; its
                 capacity is that of the fast memory where none is given.
+            overlap: let two more threads make the copies, one each way, while processors compute.
 
         Raises:
             ChoiceError: when bound, a choice that cannot be repeated here.
@@ -150,6 +152,7 @@ class Model(Recording):
             choices=choices,
             fast_memory=fast_memory,
             plan=plan,
+            overlap=overlap,
         )
         if self.begun is not None and self._trainer is None:
             trainer.begin(self.begun)

@@ -6,7 +6,10 @@ made before for a training step serves the step of the same model, batch size an
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from soapstone.deadline import Deadline
 from soapstone.engine.footprint import footprint_of
@@ -16,11 +19,17 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.footprint import Footprint
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
-from soapstone.ir.tensor import Role
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Keep
+from soapstone.ir.strategy.keeping import recomputable
+from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.machines.start import machine_of
+from soapstone.search.cost.executor import ExecutorCost
+from soapstone.search.cost.profile import copies
 from soapstone.search.placement.find import METHODS, memory_plan
+from soapstone.search.placement.timing import Times
 
 SECONDS = 30.0  # of search for the plan of a graph, at most
 
@@ -31,10 +40,66 @@ def launched(graph: Graph, cpus: int | None = None, threads: int = 1) -> Footpri
     Args:
         cpus, threads: processors that it runs on, by default all cores, and threads of each.
     """
-    machine, mapper = machine_of("local", cpus, threads), load("data_parallel")
-    attach(mapper, machine)
-    strategy = strategy_of(mapper, graph, machine)
-    return footprint_of(prepare(graph, strategy, set(graph.inputs(Role.CONSTANT))))
+    return Launches(graph, cpus, threads)(frozenset())[0]
+
+
+class Launches:
+    """What is launched of a graph by default on this computer, where some values are recomputed.
+
+    Args:
+        cpus, threads: processors that it runs on, by default all cores, and threads of each.
+        timed: whether to tell what nodes and copies take; what the cost database lacks is measured.
+        contents: of constants, by name, which times depend on.
+        copiers: whether processors of their own copy.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        cpus: int | None = None,
+        threads: int = 1,
+        *,
+        timed: bool = False,
+        contents: Mapping[str, Array] = MappingProxyType({}),
+        copiers: bool = False,
+    ) -> None:
+        machine, mapper = machine_of("local", cpus, threads), load("data_parallel")
+        attach(mapper, machine)
+        self._graph, self._contents, self._copiers = graph, contents, copiers
+        self._strategy = strategy_of(mapper, graph, machine)
+        self._cost = ExecutorCost(threads, training=True) if timed else None
+        self._copy = copies() if timed else (0.0, 1.0)
+        self._workers = len(machine.processors)
+
+    def __call__(self, recomputed: Collection[str]) -> tuple[Footprint, Times | None]:
+        """Return what is touched by the launches, and their times where those are wanted.
+
+        recomputed: values that the backward pass makes anew.
+        """
+        strategy, constants = anew(self._strategy, recomputed), self._graph.inputs(Role.CONSTANT)
+        prepared = prepare(self._graph, strategy, set(constants))
+        if self._cost is None:
+            return footprint_of(prepared), None
+        latency_s, bytes_per_s = self._copy
+        rate = bytes_per_s / 1e6 * (1 if self._copiers else self._workers)
+        node_us = self._cost.launch_us(prepared, self._contents)
+        return footprint_of(prepared), Times(node_us, latency_s * 1e6, rate, self._copiers)
+
+    @property
+    def values(self) -> dict[str, tuple[str, ...]]:
+        """The values that may be recomputed, and of which others of them each is made."""
+        graph = self._graph
+        known = recomputable(graph)
+        makers = {value: graph.producers[value].inputs for value in known}
+        return {v: tuple(x for x in makers[v] if x in makers) for v in known}
+
+
+def anew(strategy: Strategy, recomputed: Collection[str]) -> Strategy:
+    """Return a strategy by which the backward pass makes some values anew."""
+    if not recomputed:
+        return strategy
+    kept = dict.fromkeys(recomputed, Keep.RECOMPUTE)
+    return replace(strategy, tensors={**strategy.tensors, **kept})
 
 
 class Plans:
@@ -71,6 +136,14 @@ class Plans:
         least = 0 if self.given is None else self.given.capacity_bytes
         self.capacity_bytes = least if capacity_bytes is None else capacity_bytes
 
+    def strategy(self, strategy: Strategy) -> Strategy:
+        """Return how the graph runs that is bound next: what a given plan recomputes is made anew.
+
+        strategy: of that graph, without a plan.
+        """
+        given = self.given if self.step else None
+        return strategy if given is None else anew(strategy, given.recomputed)
+
     def __call__(self, footprint: Footprint, capacity_bytes: int) -> MemoryPlan:
         """Return the plan of a graph; see `BoundedMemoryMapper`."""
         if self.step and self.given is not None:
@@ -79,4 +152,4 @@ class Plans:
         return memory_plan(footprint, capacity_bytes, self._method, deadline=deadline).plan
 
 
-__all__ = ["Plans", "launched"]
+__all__ = ["Launches", "Plans", "anew", "launched"]

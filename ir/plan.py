@@ -68,13 +68,19 @@ class Uses:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """A sequence of steps in a memory of `capacity_bytes`."""
+    """A sequence of steps in a memory of `capacity_bytes`.
+
+    recomputed: values that the backward pass makes anew (`Keep.RECOMPUTE`): the steps are of what
+    is launched then, clones of nodes among it.
+    """
 
     capacity_bytes: int
     steps: tuple[Step, ...]
+    recomputed: tuple[str, ...] = field(default=(), metadata={"optional": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(self.steps))
+        object.__setattr__(self, "recomputed", tuple(self.recomputed))
 
     @property
     def peak_bytes(self) -> int:

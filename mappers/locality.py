@@ -29,8 +29,8 @@ class LocalityMapper(DataParallelMapper):
         """Learn which processors work in each memory."""
         super().attach(machine)
         names = [memory.name for memory in machine.memories]
-        self._homes = np.array([names.index(p.memory) for p in machine.processors])
-        self._load = np.zeros(len(machine.processors))
+        self._homes = np.array([names.index(p.memory) for p in machine.workers])
+        self._load = np.zeros(len(machine.workers))
 
     def place_all(self, launch: Launch) -> Array:
         """Where most bytes of each point's arguments are valid."""

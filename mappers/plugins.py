@@ -43,10 +43,10 @@ class DataParallelMapper(GraphMapper):
 
     def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
         """Return one block of samples, or of rows, a processor."""
-        parts = range(len(machine.processors))
+        parts = range(len(machine.workers))
         if len(parts) == 1:
             return {}
-        shared = len({processor.memory for processor in machine.processors}) == 1
+        shared = len({processor.memory for processor in machine.workers}) == 1
         configurations = data_parallel(graph, parts)
         for node in graph.nodes:
             rows = self._rows(graph, node, parts, shared)
@@ -88,7 +88,7 @@ class RoundRobinMapper(DataParallelMapper):
 
     def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
         """Return the data-parallel degrees, each operator's first point on the next processor."""
-        parts = len(machine.processors)
+        parts = len(machine.workers)
         split = super().configure(graph, machine)
         result = {}
         for index, node in enumerate(graph.nodes):

@@ -37,9 +37,9 @@ class RangesMapper(DataParallelMapper):
         Raises:
             StrategyError: the cuts are not those of an operator's samples; names it.
         """
-        parts, processors = len(self.cuts) - 1, range(len(machine.processors))
+        parts, processors = len(self.cuts) - 1, range(len(machine.workers))
         devices = tuple(point * len(processors) // parts for point in range(parts))
-        shared = len({processor.memory for processor in machine.processors}) == 1
+        shared = len({processor.memory for processor in machine.workers}) == 1
         found: dict[str, Configuration] = {}
         for node in graph.nodes:
             name = graph.sample_dims.get(node.name)

@@ -38,7 +38,7 @@ class WorkStealingMapper(DataParallelMapper):
     def attach(self, machine: Machine) -> None:
         """Start with processors that have nothing to do."""
         super().attach(machine)
-        self._load = np.zeros(len(machine.processors))
+        self._load = np.zeros(len(machine.workers))
 
     def learn(self, profile: Profile) -> None:
         """Take the loads of points from the timeline of a run, by launch name.
@@ -68,7 +68,7 @@ class WorkStealingMapper(DataParallelMapper):
         if self.slice_points == 1:
             return None
         points = np.arange(launch.points, dtype=np.int64) // self.slice_points
-        return points * len(self.machine.processors) + super().place_all(launch)
+        return points * len(self.machine.workers) + super().place_all(launch)
 
     def place_all(self, launch: Launch) -> Array:
         """In traces by load, longest first; else blocks of consecutive points, to be stolen.

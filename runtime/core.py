@@ -92,7 +92,7 @@ class Runtime(Host):
         self._capture: Analysis | None = None
         self._requests: list[Request] | None = None
         self._nest = Nest(self.executor, self.memory, analysis.policy.backing)
-        self._desugarer = Desugarer(self, len(self.machine.processors), Level(self._nest))
+        self._desugarer = Desugarer(self, len(self.machine.workers), Level(self._nest))
         self._log: Log | None = None
         self._steps: dict[str, Steps] = {}
         self._since_forget = 0

@@ -82,7 +82,7 @@ def processors_of(machine: Machine, item: NodeLaunch) -> Sequence[int]:
 
     machine: where they run. item: a launch.
     """
-    count = len(machine.processors)
+    count = len(machine.workers)
     devices = item.configuration.devices
     return devices or [point * count // item.points for point in range(item.points)]
 

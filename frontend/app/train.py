@@ -45,6 +45,7 @@ def train_app(
     reuse: str | None = None,
     fast_memory: int | None = None,
     plan: str | Path | None = None,
+    overlap: bool = False,
     seed: int = 0,
     learning_rate: float | None = None,
     data: str | Path | None = None,
@@ -66,7 +67,8 @@ def train_app(
         optimize: whether to search for a faster step first; step: the file of one that was found.
         choices: a file of kernel choices to repeat, or to write where there is none.
         fast_memory, plan: a memory of so many bytes that values are streamed through, and how that
-            is planned: dp, lru, stream, belady, or the file of a plan.
+            is planned: dp, lru, stream, belady, or the file of a plan; overlap: whether two more
+            threads make the copies.
         data: a folder to take the data from in place of the app's own (see `read_splits`).
         graph: a graph to learn from in place of the app's own (see `read_graph`).
         parts: into how many ranges its vertices are cut; by default the mapper decides.
@@ -165,6 +167,7 @@ def train_app(
             seed=seed,
             fast_memory=fast_memory,
             plan=plan,
+            overlap=overlap,
         )
         say(str(model.training_graph))
         say(str(model.strategy))

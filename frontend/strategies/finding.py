@@ -16,6 +16,7 @@ from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration
+from soapstone.ir.tensor import Array
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.cluster import load_machine
 from soapstone.runtime.machines.routes import routes
@@ -45,6 +46,21 @@ def graph_of(
     Raises:
         AppError, GraphError, OSError: it is none of these, or the sizes or extents do not fit.
     """
+    return with_constants(model, batch_size, training=training, sizes=sizes, dims=dims)[0]
+
+
+def with_constants(
+    model: str | Path,
+    batch_size: int | None = None,
+    *,
+    training: bool = True,
+    sizes: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> tuple[Graph, Mapping[str, Array]]:
+    """Return the graph of `graph_of`, and the contents of its constants, where it is an app's.
+
+    Arguments and errors are those of `graph_of`.
+    """
     path = Path(model)
     of_onnx, of_graph = path.suffix == ".onnx", path.suffix == ".json" or path.is_dir()
     if dims and not of_onnx:
@@ -56,7 +72,7 @@ def graph_of(
     if of_onnx or of_graph:
         from soapstone.frontend.optimization.optimize import taken
 
-        return taken(path, {}, batch_size or 1, dims or {})[0]
+        return taken(path, {}, batch_size or 1, dims or {})[0], {}
     from soapstone.frontend.training.optimizers import optimizer
     from soapstone.frontend.training.step_graph import training_graph
 
@@ -69,12 +85,14 @@ def graph_of(
             )
     size = app.options["batch_size"] if batch_size is None else batch_size
     with app.build(size, **dict(sizes or {})) as made:
+        constants = dict(made.constants)
         if not training:
-            return made.graph
+            return made.graph, constants
         options = app.options
         chosen = optimizer(options["optimizer"])
         forward = made.build(training=True)
-        return training_graph(forward, options["loss"], chosen, tuple(options["metrics"]))
+        metrics = tuple(options["metrics"])
+        return training_graph(forward, options["loss"], chosen, metrics), constants
 
 
 def machine_of(name: str | Path, devices: int | None = None) -> Machine:

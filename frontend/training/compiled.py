@@ -105,6 +105,7 @@ class Compiled:
         choices: str | Path | None,
         fast_memory: int | None = None,
         plan: MemoryPlan | str | Path | None = None,
+        overlap: bool = False,
     ) -> None:
         self.model = model
         self.optimizer = as_optimizer(optimizer)
@@ -131,6 +132,8 @@ class Compiled:
         self._plans: Plans | None = None
         if fast_memory is not None or plan is not None:
             self._plans = self._planned(mapper, fast_memory, plan)
+        elif overlap:
+            raise GraphError("overlap: found without a fast memory; its bytes needed")
         if machine is None and cpus is not None and cpus * threads > usable_cores():
             warnings.warn(
                 f"cpus: {cpus} processors of {threads} threads found; the {usable_cores()} cores of"
@@ -142,7 +145,7 @@ class Compiled:
             strategy = Strategy.load(Path(strategy))
         ground = self.machine
         if self._plans is not None:
-            self.machine = self.machine.bounded(self._plans.capacity_bytes)
+            self.machine = self.machine.bounded(self._plans.capacity_bytes, overlap)
             self.mapper: GraphMapper = BoundedMemoryMapper(self._plans)
         else:
             self.mapper = load_mapper(mapper, strategy)
@@ -278,10 +281,12 @@ class Compiled:
                 graph = self.model.build(batch_size)
                 if kind == "evaluate":
                     graph = evaluation_graph(graph, self.objective)
+            strategy = self._strategy(graph)
             if self._plans is not None:
                 self._plans.step = key == ("train", self.part_size(self.model.batch_size))
+                strategy = self._plans.strategy(strategy)
             constants = {name: self.model.constants[name] for name in graph.inputs(Role.CONSTANT)}
-            self._bounds[key] = self.session.bind(graph, self._strategy(graph), constants)
+            self._bounds[key] = self.session.bind(graph, strategy, constants)
         return self._bounds[key]
 
     @property

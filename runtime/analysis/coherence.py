@@ -85,6 +85,9 @@ class Coherence:
         self.next_id = 0
         self.keep: list[Region] | None = None  # a capture keeps its regions alive
         self.policy = Policy(machine, mapper, world)
+        self._copiers: dict[int, list[int]] = {}  # by memory: to it, and from it
+        for number in range(len(machine.workers), len(machine.processors)):
+            self._copiers.setdefault(self.policy.homes[number], []).append(number)
         self._bandwidth = {(link.source, link.target): link.bytes_per_s for link in machine.links}
         self.launching: Launch | None = None  # the launch being analysed
         self.pinned: set[int] = set()  # its storages
@@ -337,9 +340,16 @@ class Coherence:
             launch = internal(COPY, (partition, partition), f"copy {region.name}")
             ids = self._next()
             edges = source.depend(tile, ids, READ) + target.depend(tile, ids, WRITE)
-            self._emit(launch, processor, (read, written), edges)
+            ways = source.storage.memory, target.storage.memory
+            self._emit(launch, self._copier(*ways, processor), (read, written), edges)
         source.turns = target.turns = source.turns + 1
         state.copied(source, target, tile)
+
+    def _copier(self, source: int, target: int, processor: int) -> int:
+        """The processor of a copy between two memories: a copier of either, or the one given."""
+        if target in self._copiers:
+            return self._copiers[target][0]
+        return self._copiers[source][1] if source in self._copiers else processor
 
     def _next(self) -> Array:
         """The id of the next operation, which `_emit` takes. Returns int64 (1,)."""
@@ -388,7 +398,7 @@ class Coherence:
 
     def _near(self, memory: int) -> list[int]:
         """The processors that work in a memory; where none does, all of the same process."""
-        homes = self.policy.homes
+        homes = self.policy.homes[: len(self.machine.workers)]
         near = [p for p, home in enumerate(homes) if home == memory]
         return near or [p for p, home in enumerate(homes) if not self.world.apart(home, memory)]
 

@@ -146,7 +146,7 @@ class Analysis(Coherence):
         self._fill(region, value, self.log)
 
     def _fill(self, region: Region, value: Any, log: Part | None = None) -> None:
-        processors = self.machine.processors
+        processors = self.machine.workers
         cut = len(processors) if region.nbytes > 1 << 20 else 1
         if region.rank and region.shape[0] >= cut > 1:
             partition = Partition.tiled(region, (cut,) + (1,) * (region.rank - 1))

@@ -102,7 +102,7 @@ class Nest:
             found = self._teams.get(memory)
             if found is None:
                 name = names[memory]
-                members = [i for i, p in enumerate(machine.processors) if p.memory == name]
+                members = [i for i, p in enumerate(machine.workers) if p.memory == name]
                 part = Machine(
                     machine.name,
                     tuple(machine.processors[i] for i in members),

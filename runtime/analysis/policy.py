@@ -197,7 +197,7 @@ class Policy:
 
     def processors(self, launch: Launch) -> list[int]:
         """The processor index of every point."""
-        count = len(self.machine.processors)
+        count = len(self.machine.workers)
         question, points = "place_all", launch.points
         if self._by_point:
             question = "place"

@@ -18,6 +18,7 @@ from soapstone.system import physical_bytes, usable_cores
 VERSION = 1
 MOST_THREADS = 8192  # of one process: the system refuses more sooner or later, or ends it
 PROCESS = "process"  # the kind of processors whose Python bodies run in a process of their own
+COPIER = "copier"  # the kind of those that run no tasks, but what is copied to or from a memory
 _T = TypeVar("_T")
 
 
@@ -45,7 +46,8 @@ def _number(
 class Processor:
     """One worker: `threads` hardware threads that run one point task at a time.
 
-    `kind` "process" runs Python bodies in a process of its own, out of the interpreter's lock.
+    `kind` "process" runs Python bodies in a process of its own, out of the interpreter's lock; the
+    first "copier" of a memory makes the copies to it, the second those from it, and no tasks.
     `memory` names the memory its instances live in by default; `flops` is its peak rate in
     floating-point operations a second, or None when unknown; `node` is the computer it is in, empty
     where there is but one.
@@ -150,6 +152,8 @@ def _parse(kind: type[_T], what: str, found: Any) -> _T:
 class Machine:
     """Processors, memories and links; order is meaning: processor index i is `processors[i]`.
 
+    Copiers come last, two a memory.
+
     The first memory is the host memory: what Python reads and writes. `switches` are where links
     meet that hold no data; a copy between memories takes the fastest way over them (`routes`).
 
@@ -195,6 +199,11 @@ class Machine:
                     f"{owner}: processor {processor.name!r}: field 'memory' is "
                     f"{processor.memory!r}, needed one of {sorted(present)}"
                 )
+        if self.processors[: len(self.workers)] != self.workers or not self.workers:
+            raise MachineError(f"{owner}: copiers found before or without other processors")
+        for name, count in Counter(p.memory for p in self.processors[len(self.workers) :]).items():
+            if count != 2:
+                raise MachineError(f"{owner}: memory {name!r}: {count} copiers found, 2 needed")
         ends = set(places)
         for link in self.links:
             for name, end in (("source", link.source), ("target", link.target)):
@@ -205,6 +214,11 @@ class Machine:
                     )
             if link.source == link.target:
                 raise MachineError(f"{owner}: link from {link.source!r} to itself")
+
+    @property
+    def workers(self) -> tuple[Processor, ...]:
+        """The processors that tasks are placed on: all but copiers."""
+        return tuple(each for each in self.processors if each.kind != COPIER)
 
     @property
     def host(self) -> Memory:
@@ -255,20 +269,29 @@ class Machine:
             ),
         )
 
-    def bounded(self, memory_bytes: int) -> Machine:
+    def bounded(self, memory_bytes: int, copiers: bool = False) -> Machine:
         """This machine with a memory of `memory_bytes` between its processors and each memory.
 
         Processors of "system" then work in "system.bounded", as those of a device do in its own
-        memory; mappers that stream (`bounded_memory`) run more in it than it holds.
+        memory; mappers that stream (`bounded_memory`) run more in it than it holds. With `copiers`,
+        two more processors copy to and from each such memory, while the others compute.
 
         Raises: MachineError.
         """
         _number("Machine.bounded", "memory_bytes", memory_bytes, whole=True, least=1)
         used = list(dict.fromkeys(processor.memory for processor in self.processors))
         rates = {memory.name: memory.bytes_per_s or 10e9 for memory in self.memories}
+        nodes = {processor.memory: processor.node for processor in self.processors}
         return replace(
             self,
-            processors=tuple(replace(p, memory=f"{p.memory}.bounded") for p in self.processors),
+            processors=(
+                *(replace(p, memory=f"{p.memory}.bounded") for p in self.processors),
+                *(
+                    Processor(f"{name}.{way}", COPIER, memory=f"{name}.bounded", node=nodes[name])
+                    for name in (used if copiers else ())
+                    for way in ("in", "out")
+                ),
+            ),
             memories=(*self.memories, *(Memory(f"{name}.bounded", memory_bytes) for name in used)),
             links=(
                 *self.links,

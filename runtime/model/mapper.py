@@ -110,7 +110,7 @@ class DefaultMapper:
 
     def place(self, launch: Launch, point: int) -> int:
         """The index of the processor that runs a point: `i * processors // n` for i of n."""
-        return point * len(self.machine.processors) // launch.points
+        return point * len(self.machine.workers) // launch.points
 
     def place_all(self, launch: Launch) -> Array:
         """The processor index of every point: what `place` says, where a subclass overrides it.
@@ -120,7 +120,7 @@ class DefaultMapper:
         if by_point(self):
             answers = [self.place(launch, point) for point in range(launch.points)]
             return np.array(answers, dtype=np.int64)
-        return _blocks(launch.points, len(self.machine.processors)).copy()
+        return _blocks(launch.points, len(self.machine.workers)).copy()
 
     def slices(self, launch: Launch) -> Array | None:
         """The slice of every point, int64 (points,); None: each point is one of its own.

@@ -64,9 +64,14 @@ def _links(machine: Machine, messages: MessageTimes) -> tuple[Link, ...]:
     """Return a machine's links as measured: messages between ranks, else copies in memory."""
     if messages.measured:
         return links_of(machine, messages.measured)
-    short, long = (_copy_s(size) for size in _SIZES)
-    rate = (_SIZES[1] - _SIZES[0]) / max(long - short, 1e-9)
+    short, rate = copies()
     return tuple(Link(link.source, link.target, short, rate) for link in machine.links)
+
+
+def copies() -> tuple[float, float]:
+    """Return what a short copy in memory takes, in seconds, and bytes a second of a long one."""
+    short, long = (_copy_s(size) for size in _SIZES)
+    return short, (_SIZES[1] - _SIZES[0]) / max(long - short, 1e-9)
 
 
 def _copy_s(nbytes: int) -> float:

@@ -1,8 +1,8 @@
 """The memory plan of a graph, by a method, beside what simpler plans move and what none goes below.
 
 A plan is exact if it moves no more than the lower bound: of all plans that run each node once, in
-the order that the plan has. Nothing is computed twice, and copies are counted in bytes, not in
-time.
+the order that the plan has. What is minimised are bytes, or the time of a step (`timing.py`). Which
+values are computed twice instead of being copied is decided around it (`recomputation.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from soapstone.search.placement.optimal import WIDTHS, Kept, Progress, fewest_by
 from soapstone.search.placement.orders import frees_early
 from soapstone.search.placement.packing import Packed, packed
 from soapstone.search.placement.timeline import Span, Timeline, timeline
+from soapstone.search.placement.timing import Times, step_us
 
 METHODS = ("dp", "lru", "stream", "belady")
+BYTES, TIME = GOALS = ("bytes", "time")
+LEADS = (0, 1, 2, 4, 8)  # nodes during which bytes wait for a copy, where copies overlap with nodes
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,15 @@ class Found:
     Attributes:
         plan: checked. method: what made it. reordered: whether its nodes run in another order than
             the graph's.
+        minimize: what it has the least of: bytes or time.
         lower_bound_bytes: what no plan of this order goes below. lru_bytes, streaming_bytes: what
             the baselines move, in the graph's order.
         margin_bytes: of the capacity, held back so that the plan packs.
         seconds: that were spent.
+        step_us: what a step takes, by `timing.step_us`; least_us: what none of these nodes with the
+            lower bound's bytes goes below. None: times of nodes are not known.
+        sets: of values to recompute that were looked at; all_sets: whether there are no others.
+        without_bytes, without_us: what the plan that recomputes nothing copies and takes.
     """
 
     plan: MemoryPlan
@@ -48,6 +56,20 @@ class Found:
     streaming_bytes: int
     margin_bytes: int
     seconds: float
+    minimize: str = BYTES
+    step_us: float | None = None
+    least_us: float | None = None
+    sets: int = 1
+    all_sets: bool = False
+    without_bytes: int | None = None
+    without_us: float | None = None
+
+    @property
+    def score(self) -> float:
+        """What is minimised."""
+        return (
+            self.transfer_bytes if self.step_us is None or self.minimize == BYTES else self.step_us
+        )
 
     @property
     def transfer_bytes(self) -> int:
@@ -73,6 +95,14 @@ class Found:
             "reordered": self.reordered,
             "exact": self.exact,
             "seconds": self.seconds,
+            "minimize": self.minimize,
+            "step_us": self.step_us,
+            "least_us": self.least_us,
+            "recomputed": list(self.plan.recomputed),
+            "sets": self.sets,
+            "all_sets": self.all_sets,
+            "without_bytes": self.without_bytes,
+            "without_us": self.without_us,
         }
 
     def __str__(self) -> str:
@@ -93,6 +123,15 @@ class Found:
             f"fast memory: {self.plan.peak_bytes:,} of {self.plan.capacity_bytes:,} bytes, "
             f"{self.margin_bytes:,} held back to pack; {self.seconds:.1f} s",
         ]
+        if self.step_us is not None and self.least_us is not None:
+            lines.append(f"{self.step_us:,.0f} us a step, at least {self.least_us:,.0f}")
+        if self.without_bytes is not None:
+            count = len(self.plan.recomputed)
+            took = "" if self.without_us is None else f" and {self.without_us:,.0f} us"
+            lines.append(
+                f"{count} values recomputed, of {'all ' * self.all_sets}{self.sets} sets looked"
+                f" at; {self.without_bytes:,} bytes{took} without"
+            )
         return "\n".join([*lines, "", table(self.plan)])
 
 
@@ -130,6 +169,8 @@ def memory_plan(
     widths: Sequence[int] = WIDTHS,
     deadline: Deadline | None = None,
     progress: Progress | None = None,
+    minimize: str = BYTES,
+    times: Times | None = None,
 ) -> Found:
     """Return a checked memory plan of a graph.
 
@@ -141,25 +182,37 @@ def memory_plan(
         widths: the most states of the search, tried in turn until it is exact.
         deadline: of the search; the best plan until then is returned.
         progress: told how far the search is.
+        minimize: bytes, or time, which `dp` does by how long bytes wait for copies; it needs times.
+        times: of nodes and copies.
 
     Raises:
-        GraphError: an unknown method, or a node that needs more than the capacity; names it.
+        GraphError: an unknown method or aim, or a node that needs more than the capacity; names it.
     """
     if method not in METHODS:
         raise GraphError(f"method {method!r} found; {', '.join(METHODS)} needed")
+    if minimize not in GOALS or (minimize == TIME and times is None):
+        raise GraphError(f"minimize {minimize!r} found; bytes, or time and times of nodes, needed")
     began = time.perf_counter()
     deadline = deadline or Deadline()
     given = timeline(graph, capacity_bytes, workspace=workspace)
     lru, streamed = packed(given, baselines.recent), packed(given, baselines.streamed)
     reordered = False
+
+    def score(plan: MemoryPlan) -> float:
+        if minimize == BYTES or times is None:
+            return plan.moved_bytes
+        return step_us(plan, times)
+
     if method == "dp":
-        early = Timeline(given.footprint.ordered(frees_early(given.footprint)), capacity_bytes)
-        same = given.footprint.fixed or _names(early.order) == _names(given.order)
-        tried = [given] if same else [given, early]
-        parts = [deadline, deadline] if len(tried) == 1 else [deadline.part(0.5), deadline]
-        both = [_fewest(each, widths, part, progress) for each, part in zip(tried, parts)]
-        which = min(range(len(both)), key=lambda n: both[n][0].plan.moved_bytes)
-        (result, bound), reordered = both[which], which == 1
+        tried = orders(given)
+        leads = LEADS if minimize == TIME and times is not None and times.overlapped else (0,)
+        found = []
+        for number, each in enumerate(tried):
+            part = deadline.part(1 / (len(tried) - number))
+            plans, bound = _fewest(each, widths, part, progress, leads)
+            found.append((min(plans, key=lambda made: score(made.plan)), bound))
+        which = min(range(len(tried)), key=lambda n: score(found[n][0].plan))
+        (result, bound), reordered = found[which], which == 1
     else:
         choose = {"lru": lru, "stream": streamed}
         result = choose.get(method) or packed(given, baselines.belady)
@@ -173,7 +226,21 @@ def memory_plan(
         streamed.plan.moved_bytes,
         result.margin_bytes,
         time.perf_counter() - began,
+        minimize,
+        None if times is None else step_us(result.plan, times),
+        None if times is None else times.least_us(bound),
     )
+
+
+def orders(given: Timeline) -> list[Timeline]:
+    """Return a timeline, and that of an order that frees early, where it is another."""
+    footprint = given.footprint
+    if footprint.fixed:
+        return [given]
+    early = given.footprint.ordered(frees_early(footprint))
+    if _names(early.nodes) == _names(given.order):
+        return [given]
+    return [given, Timeline(early, given.capacity_bytes)]
 
 
 def _names(nodes: Sequence[Touches]) -> list[str]:
@@ -181,12 +248,19 @@ def _names(nodes: Sequence[Touches]) -> list[str]:
 
 
 def _fewest(
-    known: Timeline, widths: Sequence[int], deadline: Deadline, progress: Progress | None
-) -> tuple[Packed, int]:
-    """Return the plan of the fewest bytes that packs, and the bound for the whole capacity."""
+    known: Timeline,
+    widths: Sequence[int],
+    deadline: Deadline,
+    progress: Progress | None,
+    leads: Sequence[int],
+) -> tuple[list[Packed], int]:
+    """Return plans of few bytes that pack, for each lead, and the bound for the whole capacity."""
     solved: list[Kept] = []
+    chosen: dict[int, list[Span]] = {}  # by capacity: leads ask for the same
 
     def choose(part: Timeline) -> list[Span]:
+        if part.capacity_bytes in chosen:
+            return chosen[part.capacity_bytes]
         starts = [baselines.kept_by(part, rank) for rank in (baselines.latest, baselines.oldest)]
         start = min(starts, key=part.moved_bytes)
         share = deadline.part(0.5)  # what does not pack is searched for again, with less room
@@ -195,11 +269,9 @@ def _fewest(
         solved.append(found)
         lower = found.lower_bound_bytes
         near = improved(part, found.gaps, lower, deadline=both[1], progress=progress)
-        return part.spans(near)
+        chosen[part.capacity_bytes] = part.spans(near)
+        return chosen[part.capacity_bytes]
 
-    plans = [
-        packed(known, choose),
-        packed(known, baselines.belady),
-        packed(known, baselines.recent),
-    ]
-    return min(plans, key=lambda each: each.plan.moved_bytes), solved[0].lower_bound_bytes
+    ways = choose, baselines.belady, baselines.recent
+    plans = [packed(known, way, lead=lead) for lead in leads for way in ways]
+    return plans, solved[0].lower_bound_bytes

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from soapstone.ir.plan import Action, MemoryPlan, Step
 from soapstone.runtime.tracing import arena
-from soapstone.search.placement.timeline import Span, Timeline
+from soapstone.search.placement.timeline import Span, Timeline, aligned
 
 
 @dataclass(frozen=True)
@@ -24,19 +26,25 @@ class Packed:
 
 
 def packed(
-    timeline: Timeline, choose: Callable[[Timeline], Sequence[Span]], *, liveness: bool = True
+    timeline: Timeline,
+    choose: Callable[[Timeline], Sequence[Span]],
+    *,
+    liveness: bool = True,
+    lead: int = 0,
 ) -> Packed:
     """Return the plan of the spans that are chosen for a capacity, or for a little less.
 
     choose: returns spans for a timeline of the capacity that it has. liveness: whether values that
-    nothing reads any more leave for free; else they are copied out as any other.
+    nothing reads any more leave for free; else they are copied out as any other. lead: for so many
+    nodes before a value comes, where there is room, nothing else has its bytes, so that copies may
+    be made meanwhile.
     """
     capacity = timeline.capacity_bytes
     least = int(timeline.needs.max(initial=0))
     planned = capacity
     while True:
         spans = choose(timeline.within(planned))
-        steps, peak = _steps(timeline, spans, liveness)
+        steps, peak = _steps(timeline, spans, liveness, lead)
         if peak <= capacity:
             break
         if planned <= least:
@@ -53,12 +61,30 @@ def unpacked_bytes(timeline: Timeline, spans: Sequence[Span], *, liveness: bool 
     return MemoryPlan(timeline.capacity_bytes, _steps(timeline, spans, liveness)[0]).moved_bytes
 
 
+def _blocks(timeline: Timeline, spans: Sequence[Span], lead: int) -> list[arena.Block]:
+    """Return what spans take of an arena, each from some steps before it on, as long as all fit."""
+    blocks = [arena.Block(timeline.padded[value], first, last) for value, first, last in spans]
+    if not lead:
+        return blocks
+    room = np.full(len(timeline.order), timeline.capacity_bytes, np.int64)
+    room -= [aligned(node.workspace) for node in timeline.order]
+    for nbytes, start, end in blocks:
+        room[start : end + 1] -= nbytes
+    for number in sorted(range(len(blocks)), key=lambda n: blocks[n].start):
+        nbytes, start, end = blocks[number]
+        while start > max(0, blocks[number].start - lead) and room[start - 1] >= nbytes:
+            start -= 1
+            room[start] -= nbytes
+        blocks[number] = arena.Block(nbytes, start, end)
+    return blocks
+
+
 def _steps(
-    timeline: Timeline, spans: Sequence[Span], liveness: bool
+    timeline: Timeline, spans: Sequence[Span], liveness: bool, lead: int = 0
 ) -> tuple[tuple[Step, ...], int]:
     """Return the steps of a plan, and the end of its highest bytes."""
     sizes = timeline.nbytes
-    blocks = [arena.Block(timeline.padded[value], first, last) for value, first, last in spans]
+    blocks = _blocks(timeline, spans, lead)
     blocks += [arena.Block(node.workspace, step, step) for step, node in enumerate(timeline.order)]
     found = arena.plan(blocks, timeline.capacity_bytes)
     begin: list[list[int]] = [[] for _ in timeline.order]

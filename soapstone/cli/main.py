@@ -77,6 +77,9 @@ def train(
     ] = None,
     fast_memory: FastMemory = None,
     plan: Plan = None,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Two more threads copy to and from the fast memory.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, dropout and order.")] = 0,
     data: Annotated[
         Path | None, typer.Option(help="A folder with train and test: npz files of x and y.")
@@ -134,6 +137,7 @@ def train(
             reuse=reuse,
             fast_memory=None if fast_memory is None else bytes_of("--fast-memory", fast_memory),
             plan=plan,
+            overlap=overlap,
             seed=seed,
             data=data,
             graph=graph,

@@ -28,6 +28,15 @@ def plan(
     method: Annotated[
         str, typer.Option(help="dp: fewest bytes; lru, stream or belady: no search.")
     ] = "dp",
+    minimize: Annotated[
+        str, typer.Option(help="bytes that are copied, or time: of nodes, measured, and copies.")
+    ] = "bytes",
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Compute values anew where that is better.")
+    ] = False,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Times are of steps trained with --overlap.")
+    ] = False,
     budget: Annotated[float, typer.Option(min=0, help="Seconds of search, at most.")] = 30.0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan here (JSON).")
@@ -44,26 +53,45 @@ def plan(
     """
     from soapstone.deadline import Deadline
     from soapstone.files import check_targets, write
-    from soapstone.frontend.planned import launched
+    from soapstone.frontend.planned import Launches
     from soapstone.frontend.progress import planning
-    from soapstone.frontend.strategies.finding import graph_of, parse_sizes
+    from soapstone.frontend.strategies.finding import parse_sizes, with_constants
     from soapstone.frontend.strategies.plot import memory_chart
-    from soapstone.search.placement.find import memory_plan
+    from soapstone.search.placement.find import TIME, memory_plan
+    from soapstone.search.placement.recomputation import recomputing
 
     check_targets(output, plot)
     sizes, dims = parse_sizes(size), dims_of(dim)
-    graph = graph_of(model, batch_size, training=training, sizes=sizes, dims=dims)
-    footprint = launched(graph, cpus, threads)
+    capacity_bytes = bytes_of("--capacity", capacity)
+    graph, contents = with_constants(model, batch_size, training=training, sizes=sizes, dims=dims)
+    launches = Launches(
+        graph, cpus, threads, timed=minimize == TIME, contents=contents, copiers=overlap
+    )
+    footprint, times = launches(())
     with planning() as progress:
-        found = memory_plan(
-            footprint,
-            bytes_of("--capacity", capacity),
-            method,
-            deadline=Deadline(budget),
-            progress=progress,
-        )
+        if recompute:
+            found = recomputing(
+                launches.values,
+                launches,
+                capacity_bytes,
+                method,
+                minimize=minimize,
+                deadline=Deadline(budget),
+                progress=progress,
+            )
+        else:
+            found = memory_plan(
+                footprint,
+                capacity_bytes,
+                method,
+                deadline=Deadline(budget),
+                progress=progress,
+                minimize=minimize,
+                times=times,
+            )
     if output is not None:
         found.plan.save(output)
     if plot is not None:
+        footprint, _ = launches(found.plan.recomputed)
         write(plot, memory_chart(found.plan, footprint, graph.name).encode())
     tell(found, {**found.as_dict(), "output": None if output is None else str(output)}, as_json)

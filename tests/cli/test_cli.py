@@ -206,10 +206,28 @@ def test_a_plan_is_written_and_followed(tiny: Path, tmp_path: Path) -> None:
     other = invoke("train", "lenet", "--plan", plan, "--cpus", "2", "--epochs", "1")
     assert other.exit_code == 1 and "is not what the plan is of" in other.stderr
     assert "200MB, 1.5GiB or 4096 needed" in error_of("train", tiny, "--fast-memory", "2 potatoes")
+    beside = ("train", tiny, "--fast-memory", "20kB", "--cpus", "1", "--overlap")
+    assert json.loads(invoke(*beside, "--json").stdout)["planned_bytes"] > 0
+    assert "overlap: found without a fast" in error_of("train", tiny, "--overlap")
     small = error_of("train", tiny, "--fast-memory", "100")
     assert re.search(r"'\w.*': uses \d+ bytes at once, 100 found in the memory: \d+ more", small)
     both = ("--memory-bytes", "9000", "--fast-memory", "20KiB")
     assert "one of them needed" in error_of("train", tiny, *both)
+
+
+def test_a_plan_that_recomputes_is_written_and_followed(tiny: Path, tmp_path: Path) -> None:
+    plan, chart = tmp_path / "plan.json", tmp_path / "plan.svg"
+    made = ("memory", "plan", tiny, "--capacity", "9kB", "--cpus", "1", "--recompute", "--json")
+    found = json.loads(invoke(*made, "-o", plan, "--plot", chart).stdout)
+    assert found["all_sets"] and found["transfer_bytes"] <= found["without_bytes"]
+    assert chart.read_text().startswith("<svg")
+    wanted = trained(tiny, "--cpus", "1")
+    result = json.loads(invoke("train", tiny, "--cpus", "1", "--plan", plan, "--json").stdout)
+    assert result["planned_bytes"] == result["copied_bytes"] == found["transfer_bytes"]
+    assert result["loss"] == pytest.approx(wanted["loss"])
+    timed = json.loads(invoke(*made, "--minimize", "time", "--overlap").stdout)
+    assert timed["minimize"] == "time" and timed["least_us"] <= timed["step_us"]
+    assert "minimize 'speed' found" in error_of(*made, "--minimize", "speed")
 
 
 HALVES = """

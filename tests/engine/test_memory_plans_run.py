@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from soapstone.engine.mapper import GraphMapper, strategy_of
 from soapstone.engine.prepare import prepare
 from soapstone.engine.session import Session
 from soapstone.frontend.app import load_app
-from soapstone.frontend.planned import launched
+from soapstone.frontend.planned import Launches, anew, launched
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
@@ -33,6 +33,7 @@ from soapstone.runtime import Machine
 from soapstone.runtime.analysis.policy import attach
 from soapstone.search.placement import baselines
 from soapstone.search.placement.find import memory_plan
+from soapstone.search.placement.recomputation import recomputing
 from soapstone.search.placement.timeline import timeline
 
 MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -65,6 +66,7 @@ class Ran:
     counted: int
     offsets: dict[str, int]  # of the instances that the trace begins with in the fast memory
     used: tuple[int, ...]  # bytes of each memory
+    who: dict[str, set[str]]  # the processors of operations, by kind
 
 
 @dataclass
@@ -104,6 +106,7 @@ class Case:
         capacity: int | None = None,
         steps: int = 2,
         machine: Machine | None = None,
+        recomputed: Collection[str] = (),
     ) -> Ran:
         """Run it, in a memory of a capacity."""
         machine = machine or Machine.local(cpus=self.cpus)
@@ -111,7 +114,7 @@ class Case:
             machine = machine.bounded(capacity)
         session = Session(machine, mapper, 3, choices=self.choices)
         try:
-            strategy = strategy_of(mapper, self.graph, machine)
+            strategy = anew(strategy_of(mapper, self.graph, machine), recomputed)
             bound = session.bind(self.graph, strategy, self.constants)
             random = np.random.default_rng(0)
             for array in bound.feeds.values():
@@ -123,12 +126,17 @@ class Case:
             counted = session.runtime.statistics.bytes_replayed
             assert counted == steps * bound.trace.copied_bytes
             placed = [pair for part in bound.trace.layout.placed[1:] for pair in part]
+            who: dict[str, set[str]] = {}
+            for operation in bound.trace.operations:
+                name = machine.processors[operation.processor].name
+                who.setdefault(operation.kind, set()).add(name)
             return Ran(
                 results | session.state(),
                 (bound.moved_bytes or (0, 0))[0],
                 bound.trace.copied_bytes,
                 {storage.name: offset for storage, offset in placed},
                 session.used_bytes,
+                who,
             )
         finally:
             session.close()
@@ -182,6 +190,41 @@ def test_random_graphs_copy_what_was_planned(seed: int) -> None:
         found = case.run(BoundedMemoryMapper(planner), least + 512 * (seed % 3))
         same(found, wanted)
         assert found.counted == found.planned, name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_copiers_copy_the_same_beside_what_is_computed(seed: int) -> None:
+    case = Case.of(random_graph(seed), cpus=1 + seed % 2)
+    wanted, footprint = case.run(load("data_parallel")), case.footprint()
+    least = int(timeline(footprint, ROOMY).needs.max())
+    for name, planner in PLANNERS.items():
+        machine = Machine.local(cpus=case.cpus).bounded(least + 512 * (seed % 3), copiers=True)
+        found = case.run(BoundedMemoryMapper(planner), machine=machine)
+        same(found, wanted)
+        assert found.counted == found.planned, name
+        assert found.who.pop("copy") == {"system.in", "system.out"}
+        assert set().union(*found.who.values()) <= {"cpu0", "cpu1"}
+
+
+@pytest.mark.parametrize(("name", "overlap"), [("resnet", False), ("transformer", True)])
+def test_steps_that_recompute_follow_their_plan(name: str, overlap: bool) -> None:
+    case = Case.named(name, 2, 2)
+    launches = Launches(case.graph, 2)
+    known = timeline(launches(())[0], ROOMY)
+    capacity = max(int(known.needs.max()), known.working_set_bytes // 2)
+    wanted = case.run(load("data_parallel"))
+    sizes = {value: case.graph.tensors[value].nbytes for value in launches.values}
+    largest = sorted(sizes, key=lambda value: -sizes[value])[:3]
+    values = {value: launches.values[value] for value in largest}
+    chosen = recomputing(values, launches, capacity, "belady")
+    assert chosen.plan.recomputed and chosen.transfer_bytes < (chosen.without_bytes or 0)
+    found = case.run(
+        BoundedMemoryMapper(chosen.plan),
+        machine=Machine.local(cpus=2).bounded(capacity, copiers=overlap),
+        recomputed=chosen.plan.recomputed,
+    )
+    same(found, wanted)
+    assert found.counted == found.planned == chosen.transfer_bytes
 
 
 @pytest.mark.parametrize("name", MODELS)
