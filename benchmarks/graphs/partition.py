@@ -8,7 +8,8 @@ by layer, of which the least times of all turns count, since others only make ta
 wall says stands beside it. 8 and 16 parts are simulated: two workers compute all of them, each part
 by itself, and the times are those that cuts were chosen by, so no baseline can be better. Messages
 count nothing there, and graphs are twice as large. Graphs that were never run are cut by what was
-learned of another.
+learned of another. Where pymetis is installed, graphs that METIS has numbered are timed as well, in
+rounds of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,9 @@ from harness import tabulate
 from soapstone import Adam, Model
 from soapstone.apps.graphs import gcn
 from soapstone.engine.peers import Peers
-from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.generate import Shape, block_model, rmat
+from soapstone.frontend.graphs.metis import renumbered_by_metis
 from soapstone.frontend.graphs.partitioned import Partitioned, layers_of, spent_ns
 from soapstone.frontend.training.callbacks import Callback, TrainingState
 from soapstone.ir.tensor import Array
@@ -69,17 +71,7 @@ def graph(name: str, vertices: int, edges: int, seed: int = 0) -> GraphData:
             order = np.argsort(data.labels, kind="stable")
         elif "hubs" in name:
             order = np.argsort(-data.adjacency.in_degrees, kind="stable")
-    return renumbered(data, order)
-
-
-def renumbered(data: GraphData, order: Array) -> GraphData:
-    """Return a data set whose vertex i was vertex order[i]."""
-    place, edges = np.argsort(order), data.adjacency
-    moved = Adjacency.from_edges(place[edges.indices], place[edges.targets], len(order))
-    assert data.features is not None and data.labels is not None
-    parts = {part: np.sort(place[ids]) for part, ids in data.parts.items()}
-    features, labels = data.features[order], data.labels[order]
-    return replace(data, adjacency=moved, features=features, labels=labels, parts=parts)
+    return data.renumbered(order)
 
 
 def network(data: GraphData) -> Model:
@@ -214,30 +206,54 @@ def unseen(data: GraphData, other: GraphData, rounds: int) -> dict[str, Any]:
     return {"parts": "2 workers, never run", **steps(other, cuts, "local", rounds)}
 
 
+def by_metis(data: GraphData, executor: str, rounds: int) -> dict[str, Any]:
+    """Return a row of two parts by METIS against learned cuts, each of vertices in its own order.
+
+    Learned cuts are of the graph as it is; METIS numbers its vertices anew.
+    """
+    own = learned(data, 2, executor).cuts
+    ordered, cuts = renumbered_by_metis(data, 2)
+    us = {}
+    for name, of, at in (("learned", data, own), ("METIS", ordered, cuts)):
+        turns = timed(of, {name: at}, executor, rounds)[name]
+        us[name] = slowest(np.min(turns.tasks_ns, axis=0)) / 1e3
+    how = f"2 {'ranks' if executor == 'mpi' else 'workers'}, METIS"
+    return {
+        "parts": how,
+        "learned us": us["learned"],
+        "METIS / learned": us["METIS"] / us["learned"],
+    }
+
+
 def child(arguments: argparse.Namespace) -> None:
     """Print one row."""
     parts = int(arguments.child) if arguments.child.isdigit() else 2
     times = 1 if parts == 2 else 2
     data = graph(arguments.graph, times * arguments.vertices, times * arguments.edges)
-    if arguments.child == "unseen":
+    if arguments.child.startswith("metis"):
+        row = by_metis(data, arguments.child.removeprefix("metis "), arguments.rounds)
+    elif arguments.child == "unseen":
         sizes = arguments.vertices * 3 // 2, arguments.edges
         row = unseen(data, graph(arguments.graph, *sizes, seed=7), arguments.rounds)
     elif arguments.child.isdigit():
         row = simulated(learned(data, parts, "local"))
     else:
         row = run(data, arguments.child, arguments.rounds)
-    if rank_of("mpi" if arguments.child == "mpi" else "local") == 0:
+    if rank_of("mpi" if arguments.child.endswith("mpi") else "local") == 0:
         print(json.dumps(row), flush=True)
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the rows, each of a process of its own."""
-    for kind in ("local", "mpi", "unseen", "8", "16"):
+    metis = ("metis local", "metis mpi") if find_spec("pymetis") else ()
+    for kind in ("local", "mpi", *metis, "unseen", "8", "16"):
         for name in GRAPHS:
             if kind in ("unseen", "16") and name not in SKEWED:
                 continue
             launcher = (
-                [Path(sys.executable).with_name("mpiexec"), "-n", "2"] if kind == "mpi" else []
+                [Path(sys.executable).with_name("mpiexec"), "-n", "2"]
+                if kind.endswith("mpi")
+                else []
             )
             sizes = ["--vertices", arguments.vertices, "--edges", arguments.edges]
             command = [*launcher, sys.executable, __file__, *sizes, "--rounds", arguments.rounds]

@@ -72,8 +72,8 @@ def train_app(
         data: a folder to take the data from in place of the app's own (see `read_splits`).
         graph: a graph to learn from in place of the app's own (see `read_graph`).
         parts: into how many ranges its vertices are cut; by default the mapper decides.
-        partitioner: how: learned, vertex or edge. partition_costs: a file of what was learned
-            before, which is written anew in the end (`soapstone.frontend.graphs.partitioned`).
+        partitioner: how: learned, vertex, edge or metis. partition_costs: a file of what was
+            learned before, written anew in the end (`soapstone.frontend.graphs.partitioned`).
         reuse: of apps whose graph changes from sample to sample: off, patterns, batch or all, which
             is the default (docs/dynamic.md). What they cannot do is refused.
         checkpoint: a file to save to after each epoch; resume: one to go on from.
@@ -94,7 +94,7 @@ def train_app(
         return train_program(app, app.program, arguments, defaults)
     if reuse is not None:
         raise AppError(f"app {app.name!r}: reuse {reuse!r} found with a graph that does not change")
-    edges = None
+    edges = cuts = None
     if graph is not None:
         if app.over is None or data is not None:
             found = "--data, which has no graph" if data is not None else "which learns from none"
@@ -102,6 +102,10 @@ def train_app(
         from soapstone.frontend.graphs.files import read_graph
 
         given = read_graph(graph)
+        if parts is not None and partitioner == "metis":
+            from soapstone.frontend.graphs.metis import renumbered_by_metis
+
+            given, cuts = renumbered_by_metis(given, parts)
         app, edges = app.over(given), given.adjacency
     if parts is not None:
         others = {"--graph": graph is None, "no --mapper": mapper != DEFAULT_MAPPER}
@@ -149,7 +153,7 @@ def train_app(
         if parts is not None and edges is not None:
             from soapstone.frontend.graphs.partitioned import Partitioned
 
-            split = Partitioned(model, edges, parts, partitioner, costs=partition_costs)
+            split = Partitioned(model, edges, parts, partitioner, costs=partition_costs, given=cuts)
             hooks.append(split)
         model.compile(
             optimizer,

@@ -130,6 +130,14 @@ class GraphData:
         scaled = self.features / np.where(total > 0, total, 1)
         return GraphData(self.name, self.adjacency, scaled, self.labels, self.parts, self.synthetic)
 
+    def renumbered(self, order: Array) -> GraphData:
+        """Return the data set whose vertex i was vertex order[i]. order: each vertex once."""
+        place, edges = np.argsort(order), self.adjacency
+        moved = Adjacency.from_edges(place[edges.indices], place[edges.targets], len(order))
+        features, labels = (a if a is None else a[order] for a in (self.features, self.labels))
+        parts = {part: np.sort(place[ids]) for part, ids in self.parts.items()}
+        return GraphData(self.name, moved, features, labels, parts, self.synthetic)
+
     def as_dict(self) -> dict[str, Any]:
         """Return what `soapstone graph info` tells, as JSON can say it."""
         degrees = self.adjacency.in_degrees

@@ -25,7 +25,7 @@ from soapstone.ir.tensor import Array
 from soapstone.mappers.ranges import RangesMapper
 from soapstone.runtime import Profile
 from soapstone.search.partition.costs import Costs
-from soapstone.search.partition.cuts import PartitionError
+from soapstone.search.partition.cuts import Cuts, PartitionError
 from soapstone.search.partition.features import Features
 from soapstone.search.partition.partitioner import Partitioner
 from soapstone.system import preemptions
@@ -45,7 +45,7 @@ class Partitioned(Callback):
         model: whose layers gather from neighbours.
         edges: those neighbours.
         parts: how many.
-        method: "learned", "vertex" or "edge"; see `Partitioner`.
+        method: "learned", "vertex", "edge" or "metis"; see `Partitioner`. given: the cuts of METIS.
         costs: a file of what was learned before; where there is none it is made by `save`.
 
     Raises:
@@ -66,12 +66,13 @@ class Partitioned(Callback):
         method: str = "learned",
         *,
         costs: str | Path | None = None,
+        given: Cuts | None = None,
     ) -> None:
         known = Costs.load(costs) if costs is not None and Path(costs).exists() else None
         _, widths = layers_of(model.build(training=True))
         forward, backward = (edges.indptr, edges.indices), (edges.indptr_t, edges.indices_t)
         features = Features.of(forward, backward, widths)
-        self.partitioner = Partitioner(features, parts, method, known)
+        self.partitioner = Partitioner(features, parts, method, known, given)
         self.mapper = RangesMapper(self.partitioner.cuts)
         self.path = costs
         self._context: AbstractContextManager[Profile] | None = None

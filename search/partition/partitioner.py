@@ -29,7 +29,7 @@ from soapstone.search.partition.features import Features
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-METHODS = ("learned", "vertex", "edge")
+METHODS = ("learned", "vertex", "edge", "metis")
 _WARM = 1  # steps after a cut that are not looked at
 _EACH, _MOST = 4, 16  # undisturbed steps of which the least times count; of all, if there are fewer
 _ROUNDS = 12  # of steps at one partition, at most
@@ -48,11 +48,14 @@ class Partitioner:
 
     Args:
         features: of the graph. parts: how many.
-        method: "learned"; "vertex" for as many vertices in each part, "edge" for as many edges.
+        method: "learned"; "vertex" for as many vertices in each part, "edge" for as many edges;
+            "metis" for given cuts.
         costs: what was learned before, of this graph or others; learning goes on from there.
+        given: the cuts of vertices that METIS has numbered.
 
     Raises:
-        PartitionError: more parts than vertices, another method, or costs of other layers.
+        PartitionError: more parts than vertices, another method, costs of other layers, or METIS
+            without its cuts.
     """
 
     def __init__(
@@ -61,12 +64,18 @@ class Partitioner:
         parts: int,
         method: str = "learned",
         costs: Costs | None = None,
+        given: Cuts | None = None,
     ) -> None:
         if method not in METHODS:
             raise PartitionError(
                 f"partitioner {method!r} found, one of {', '.join(METHODS)} needed"
             )
         check_parts(features.vertices, parts)
+        if (method == "metis") != (given is not None):
+            raise PartitionError(
+                f"partitioner {method!r} found {'without' if given is None else 'with'} cuts;"
+                " those of vertices that METIS has numbered needed"
+            )
         if costs is not None:
             costs.check(len(features.widths))
         self.features, self.parts, self.method = features, parts, method
@@ -76,7 +85,7 @@ class Partitioner:
         simple = equal_vertices(features.vertices, parts), equal_edges(features.edges, parts)
         self._simple = () if self.costs.count else simple
         learned = method == "learned" and self.costs.count > 0
-        self.cuts: Cuts = self._best() if learned else simple[method == "edge"]
+        self.cuts: Cuts = given or (self._best() if learned else simple[method == "edge"])
         self._steps: list[tuple[bool, Array]] = []
         self._rounds = 0
 

@@ -91,7 +91,7 @@ def train(
         int | None, typer.Option(min=1, help="Ranges of the graph's vertices, one a worker.")
     ] = None,
     partitioner: Annotated[
-        str, typer.Option(help="Where it is cut: learned, vertex (equal counts) or edge.")
+        str, typer.Option(help="Where it is cut: learned, vertex (equal counts), edge or metis.")
     ] = "learned",
     partition_costs: Annotated[
         Path | None, typer.Option(help="What was learned before; written in the end.")

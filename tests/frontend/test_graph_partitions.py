@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from helpers.processes import mpiexec, ranks
 from soapstone import Adam, GraphError, Model
 from soapstone.apps.graphs import gat, gcn, gin, sage
 from soapstone.frontend.app import AppError, train_app
+from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.files import write_graph
 from soapstone.frontend.graphs.generate import Shape, block_model
+from soapstone.frontend.graphs.metis import renumbered_by_metis
 from soapstone.frontend.graphs.partitioned import Partitioned, layers_of
 from soapstone.ir.errors import StrategyError
 from soapstone.mappers.ranges import RangesMapper
@@ -140,7 +143,7 @@ def test_two_ranks_compute_what_one_worker_does(tmp_path: Path) -> None:
     ("how", "said"),
     [
         ({"parts": 91}, "91 parts found for 90 vertices"),
-        ({"parts": 2, "partitioner": "metis"}, "partitioner 'metis' found, one of learned"),
+        ({"parts": 2, "partitioner": "best"}, "partitioner 'best' found, one of learned"),
         ({"parts": 2, "graph": None}, "2 parts found; --graph needed"),
         ({"parts": 2, "mapper": "sequential"}, "no --mapper needed"),
         ({"parts": 2, "profile": "a.json"}, "no --profile needed"),
@@ -161,3 +164,46 @@ def test_cuts_of_other_vertices_are_refused() -> None:
     dense.output(dense.dense(dense.input("x", (8, 3)), 2))
     with pytest.raises(PartitionError, match="'dense' gathers nothing"):
         Partitioned(dense, DATA.adjacency, 2)
+
+
+def test_vertices_in_another_order_are_the_same_graph() -> None:
+    order = np.random.default_rng(5).permutation(90)
+    moved = DATA.renumbered(order)
+    assert moved.features is not None and moved.labels is not None and DATA.features is not None
+    np.testing.assert_array_equal(moved.features, DATA.features[order])
+    pairs = [
+        sorted(zip(names[each.indices].tolist(), names[each.targets].tolist()))
+        for each, names in ((moved.adjacency, order), (DATA.adjacency, np.arange(90)))
+    ]
+    assert pairs[0] == pairs[1]
+    for part, ids in DATA.parts.items():
+        assert sorted(order[moved.parts[part]]) == sorted(ids)
+
+
+def test_metis_cuts_fewer_edges_and_trains_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("pymetis")
+    mixed = DATA.renumbered(np.random.default_rng(5).permutation(90))
+    found, cuts = renumbered_by_metis(mixed, 3)
+
+    def between(data: GraphData, at: Sequence[int]) -> int:
+        ends = (data.adjacency.indices, data.adjacency.targets)
+        one, other = (np.searchsorted(at, each, side="right") for each in ends)
+        return int((one != other).sum())
+
+    assert cuts[0] == 0 and cuts[-1] == 90 and min(np.diff(cuts)) > 0
+    assert between(found, cuts) < between(mixed, equal_vertices(90, 3))
+    files = tmp_path / "mixed.npz", tmp_path / "found.npz"
+    for file, data in zip(files, (mixed, found)):
+        write_graph(file, data)
+    given: dict[str, Any] = {"epochs": 3, "progress": False}
+    parts = train_app("gcn", graph=files[0], **given, parts=3, partitioner="metis")
+    whole = train_app("gcn", graph=files[1], **given)  # draws of dropout are by vertex
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-4) and parts.cuts == cuts
+
+
+def test_metis_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(PartitionError, match=r"'metis' needs pymetis \(pip install soapstone\[met"):
+        renumbered_by_metis(DATA, 2)
+    with gcn.build(90, DATA) as model, pytest.raises(PartitionError, match="'metis' found without"):
+        Partitioned(model, DATA.adjacency, 2, "metis")
