@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.engine.expand import Argument, NodeLaunch, Operand
+from soapstone.engine.prepare import Prepared
 from soapstone.ir.dims import Ints, Whole
 from soapstone.ir.graph import Node
 from soapstone.ir.spec import operator
@@ -28,7 +29,7 @@ from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.runtime import Machine, Read, Write
 
-_PACK = "embedding"  # rows of a table by number; its tiles hold the rows of one part
+_PACK = "gather"  # rows by number; its tiles hold the rows of one part
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Images:
 
 
 def imaged(
-    launches: Sequence[NodeLaunch],
+    prepared: Prepared,
     constants: Mapping[str, Array],
     machine: Machine,
     processors: Collection[int],
@@ -106,20 +107,19 @@ def imaged(
     """Return launches that gather from images where memories are apart.
 
     Args:
-        constants: contents, by name.
+        prepared: what is launched. constants: contents, by name.
         machine: where the launches run. processors: those of this process.
     """
     memories = [processor.memory for processor in machine.processors]
     found, made = Images(()), list[NodeLaunch]()
     images: dict[tuple[Any, ...], tuple[str, Image]] = {}
-    for item in launches:
-        place = _gathered(item, constants)
+    for item in prepared.launches:
+        places = _gathered(item, constants, prepared)
         devices = item.configuration.devices
-        if place is None or len({memories[device] for device in devices}) < 2:
+        if not places or len({memories[device] for device in devices}) < 2:
             made.append(item)
             continue
-        axis = item.signature.inputs[place].axes[0]
-        assert isinstance(axis, Whole)
+        axis = _axis(item, places[0])
         names = [str(item.inputs[i].constant) for i in axis.by]
         cuts = (0, *item.hi[axis.of].tolist())
         key = (*names, cuts, devices)
@@ -130,73 +130,148 @@ def imaged(
             found.constants[f"{images[key][0]}.rows"] = image.rows
             found.constants[images[key][0]] = image.entries
         if len(images[key][1].rows):
-            made += _launches(item, place, *images[key], found.regions)
+            made += _Imaging(item, *images[key], found, prepared, constants).launches(places)
         else:
             made.append(item)
     found.launches = tuple(made)
     return found
 
 
-def _gathered(item: NodeLaunch, constants: Mapping[str, Array]) -> int | None:
-    """Return which input of a launch can be an image; None where none can.
-
-    Its dim must be all that is cut, in as many parts as there are points, and its rows be as many.
-    """
-    for place, operand in enumerate(item.signature.inputs):
-        axis = operand.axes[0] if operand.axes else None
-        if not isinstance(axis, Whole) or not axis.by or item.points < 2:
-            continue
-        extent, degrees = item.signature.by_name[axis.of].extent, item.configuration.degrees
-        alone = degrees.get(axis.of, 1) == item.points == len(item.configuration.devices)
-        known = [item.inputs[i].constant for i in axis.by]
-        sizes = [len(constants.get(name or "", ())) for name in known]
-        plain = item.inputs[place].argument >= 0 and item.inputs[place].view is None
-        if alone and plain and extent == axis.extent and sizes[0] == extent + 1 and sizes[1]:
-            return place
-    return None
-
-
-def _launches(
-    item: NodeLaunch, place: int, name: str, image: Image, regions: dict[str, TensorSpec]
-) -> tuple[NodeLaunch, NodeLaunch]:
-    """Return the launch that packs rows, and the one that gathers from them."""
+def _axis(item: NodeLaunch, place: int) -> Whole:
+    """Return the axis of an input that is gathered."""
     axis = item.signature.inputs[place].axes[0]
     assert isinstance(axis, Whole)
-    devices, (_, width) = item.configuration.devices, item.signature.inputs[place].shape
-    given = item.arguments[item.inputs[place].argument]
-    dtype = str(np.dtype(item.signature.dtypes[0]))
-    packed = f"{item.node.name}.{given.region}.image"
-    regions[packed] = TensorSpec((len(image.rows), width), dtype)
-    source = TensorSpec(item.signature.inputs[place].shape, dtype)
-    spec, ids = operator(_PACK), TensorSpec((len(image.rows),), "int32")
-    node = Node(packed, _PACK, (f"{name}.rows", given.region), (packed,), sources=item.node.work_of)
+    return axis
 
-    # A point for each two parts of which one names rows of the other, where those rows are.
-    reader, owner = np.nonzero(np.diff(image.homes, axis=1))
-    begin, end = image.homes[reader, owner], image.homes[reader, owner + 1]
-    first, past = item.lo[axis.of][owner], item.hi[axis.of][owner]
-    zero, full = np.zeros_like(begin), np.full_like(begin, width)
-    table = np.stack([first, zero], 1), np.stack([past, full], 1)
-    made = np.stack([begin, zero], 1), np.stack([end, full], 1)
-    pack = NodeLaunch(
-        node,
-        spec.bind((ids, source), {}),
-        Configuration({"d0": len(begin)}, tuple(devices[part] for part in owner)),
-        (len(begin),),
-        {"d0": begin, "v": first, "d": zero},
-        {"d0": end, "v": past, "d": full},
-        (Argument(given.region, *table, Read), Argument(packed, *made, Write)),
-        (
-            Operand(begin[:, None], end[:, None], constant=f"{name}.rows"),
-            Operand(*table, argument=0),
-        ),
-        (Operand(*made, argument=1),),
+
+def _gathered(
+    item: NodeLaunch, constants: Mapping[str, Array], prepared: Prepared
+) -> tuple[int, ...]:
+    """Return which inputs of a launch are gathered and can be images; none unless all of them can.
+
+    Their dim must be all that is cut, in as many parts as there are points, and their rows be as
+    many: of what is launched, or of a view of it that leaves rows as they are.
+    """
+    axes = [operand.axes[0] if operand.axes else None for operand in item.signature.inputs]
+    places = tuple(
+        place
+        for place, axis in enumerate(axes)
+        if isinstance(axis, Whole) and axis.by and not axis.offsets
     )
-    zeros, widths = np.zeros(item.points, np.int64), np.full(item.points, width)
-    tiles = np.stack([image.starts[:-1], zeros], 1), np.stack([image.starts[1:], widths], 1)
-    arguments, inputs = list(item.arguments), list(item.inputs)
-    arguments[inputs[place].argument] = Argument(packed, *tiles, Read)
-    inputs[place] = Operand(*tiles, argument=inputs[place].argument)
-    entries = axis.by[1]
-    inputs[entries] = replace(inputs[entries], constant=name)
-    return pack, replace(item, arguments=tuple(arguments), inputs=tuple(inputs))
+    offsets = [n for n, axis in enumerate(axes) if isinstance(axis, Whole) and axis.offsets]
+    if not places or item.points < 2 or any(item.inputs[n].constant is None for n in offsets):
+        return ()
+    axis = _axis(item, places[0])
+    extent, degrees = item.signature.by_name[axis.of].extent, item.configuration.degrees
+    alone = degrees.get(axis.of, 1) == item.points == len(item.configuration.devices)
+    known = [item.inputs[i].constant for i in axis.by]
+    sizes = [len(constants.get(name or "", ())) for name in known]
+    if not alone or axis.extent != extent or sizes[0] != extent + 1 or not sizes[1]:
+        return ()
+    for place in places:
+        operand = item.inputs[place]
+        if operand.argument < 0:
+            return ()
+        steps = () if operand.view is None else operand.view.steps
+        rows = [prepared.region(item.arguments[operand.argument].region).shape[0]]
+        rows += [argument[0] if kind == "reshape" else -1 for kind, argument in steps]
+        if set(rows) != {extent} or (operand.view is not None and operand.view.box is not None):
+            return ()
+    return places
+
+
+@dataclass
+class _Imaging:
+    """A launch, and the image that it is to gather from: what packs it, and the launch itself."""
+
+    item: NodeLaunch
+    name: str
+    image: Image
+    found: Images
+    prepared: Prepared
+    contents: Mapping[str, Array]
+
+    def launches(self, places: Sequence[int]) -> list[NodeLaunch]:
+        """Return the launches that pack rows of each operand, and that which gathers from them."""
+        item, image, found = self.item, self.image, self.found
+        axis, packs = _axis(item, places[0]), dict[str, NodeLaunch]()
+        arguments, inputs = list(item.arguments), list(item.inputs)
+        for place in places:
+            operand, spec = inputs[place], item.signature.inputs[place]
+            given = item.arguments[operand.argument]
+            packed = f"{item.node.name}.{given.region}.image"
+            packs[given.region] = self._pack(packed, given, axis.of)
+            tiles = _boxes(image.starts[:-1], image.starts[1:], found.regions[packed].shape)
+            arguments[operand.argument] = Argument(packed, *tiles, Read)
+            own = _boxes(image.starts[:-1], image.starts[1:], spec.shape)
+            inputs[place] = replace(operand, lo=own[0], hi=own[1])
+        entries = axis.by[1]
+        inputs[entries] = replace(inputs[entries], constant=self.name)
+        for place, given_axes in enumerate(item.signature.inputs):
+            first = given_axes.axes[0] if given_axes.axes else None
+            if isinstance(first, Whole) and first.offsets and first.by:
+                inputs[place] = self._offsets(inputs[place])
+        if axis.named:
+            ends = image.starts[:-1, None], image.starts[1:, None]
+            inputs.append(Operand(*ends, constant=f"{self.name}.rows"))
+        return [*packs.values(), replace(item, arguments=tuple(arguments), inputs=tuple(inputs))]
+
+    def _offsets(self, operand: Operand) -> Operand:
+        """Return offsets of the rows of each part, one part after the other, as far apart."""
+        name, image = f"{self.name}.{operand.constant}", self.image
+        parts = np.split(
+            np.diff(self.contents[str(operand.constant)])[image.rows], image.starts[1:]
+        )
+        offsets = [np.concatenate([[0], np.cumsum(part)]) for part in parts[: len(image.homes)]]
+        self.found.constants[name] = np.concatenate(offsets).astype(np.int64)
+        number = np.arange(len(offsets))  # of offsets there is one more than of rows
+        first, past = image.starts[:-1] + number, image.starts[1:] + number + 1
+        return replace(operand, lo=first[:, None], hi=past[:, None], constant=name)
+
+    def _pack(self, packed: str, given: Argument, dim: str) -> NodeLaunch:
+        """Return the launch that packs the rows of a region. dim: of the parts."""
+        image, source = self.image, self.prepared.region(given.region)
+        devices = self.item.configuration.devices
+        rest = source.shape[1:]
+        self.found.regions[packed] = TensorSpec((len(image.rows), *rest), source.dtype)
+        spec, ids = operator(_PACK), TensorSpec((len(image.rows),), "int32")
+        rows = f"{self.name}.rows"
+        node = Node(
+            packed,
+            _PACK,
+            (given.region, rows),
+            (packed,),
+            (("axis", 0),),
+            sources=self.item.node.work_of,
+        )
+        # A point for each two parts of which one names rows of the other, where those rows are.
+        reader, owner = np.nonzero(np.diff(image.homes, axis=1))
+        begin, end = image.homes[reader, owner], image.homes[reader, owner + 1]
+        first, past = self.item.lo[dim][owner], self.item.hi[dim][owner]
+        table, made = _boxes(first, past, source.shape), _boxes(begin, end, source.shape)
+        whole = {f"d{axis}": np.zeros_like(begin) for axis in range(1, source.rank)}
+        full = {
+            f"d{axis}": np.full_like(begin, source.shape[axis]) for axis in range(1, source.rank)
+        }
+        return NodeLaunch(
+            node,
+            spec.bind((source, ids), node.attributes),
+            Configuration({"i0": len(begin)}, tuple(devices[part] for part in owner)),
+            (len(begin),),
+            {"i0": begin, "v": first, **whole},
+            {"i0": end, "v": past, **full},
+            (Argument(given.region, *table, Read), Argument(packed, *made, Write)),
+            (
+                Operand(*table, argument=0),
+                Operand(begin[:, None], end[:, None], constant=rows),
+            ),
+            (Operand(*made, argument=1),),
+        )
+
+
+def _boxes(first: Ints, past: Ints, shape: Sequence[int]) -> tuple[Ints, Ints]:
+    """Return the boxes of ranges of rows, with all there is of the other axes."""
+    lo = np.zeros((len(first), len(shape)), np.int64)
+    hi = np.tile(np.array(shape, np.int64), (len(first), 1))
+    lo[:, 0], hi[:, 0] = first, past
+    return lo, hi

@@ -143,7 +143,7 @@ class Session:
             fed = [n for n in regions if graph.roles.get(n, Role.STATE) not in CARRIED]
             feeds = {name: self.runtime.array(regions[name]) for name in fed}
             mine = self.runtime.executor.processors
-            images = imaged(prepared.launches, constants, self.machine, mine)
+            images = imaged(prepared, constants, self.machine, mine)
             plans = self.mapper.planned(prepared, images, self.runtime.executor)
             for _ in range(_AGREEING):
                 program = program_of(prepared, regions, constants, self.choices, images, plans)
@@ -340,7 +340,7 @@ def planned_memory(
         if name not in constants
     }
     known = dict.fromkeys(constants, _NONE) | dict(contents)
-    images = imaged(prepared.launches, known, machine, range(len(machine.processors)))
+    images = imaged(prepared, known, machine, range(len(machine.processors)))
     program_of(prepared, regions, known, Choices(), images).launch(step)
     return step.nbytes()
 

@@ -106,14 +106,19 @@ class Whole:
 
     of: the dim for each of whose indices some of it is gathered, as neighbours are for a vertex;
         where what is gathered are samples, it counts samples too.
-    by: the inputs that say which, a matrix in CSR: offsets and indices. Given where nothing else
-        depends on the numbers of rows, so that those that are needed may be numbered anew.
+    by: the inputs that say which, a matrix in CSR: offsets and indices. Given where those that are
+        needed may be numbered anew, all operands that are gathered by it alike.
+    named: whether results depend on the numbers of rows as well. Where they are numbered anew, the
+        operator takes their own numbers as one input more.
+    offsets: whether it is an axis of offsets, of which the differences are gathered.
     """
 
     extent: int
     gathered: bool = False
     of: str = ""
     by: tuple[int, ...] = ()
+    named: bool = False
+    offsets: bool = False
 
     dims: tuple[str, ...] = ()
     overlaps = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -9,14 +10,18 @@ import numpy as np
 import pytest
 
 from soapstone import Adam, Model
-from soapstone.apps.graphs import gcn
+from soapstone.apps.graphs import gat, gcn, sage
 from soapstone.engine.images import Image
 from soapstone.engine.session import planned_memory
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.generate import Shape, block_model
+from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array
+from soapstone.kernels.entry import Call
+from soapstone.kernels.select import select
 from soapstone.mappers.ranges import RangesMapper
+from soapstone.native.memory import run
 from soapstone.runtime import Machine
 
 DATA = block_model(Shape(90, 200, 12, 3), signal=1.0, skew=1.8, seed=2)
@@ -51,15 +56,24 @@ def test_images_are_the_rows_that_edges_name(seed: int) -> None:
     np.testing.assert_array_equal(one.entries[held], image.entries[held])
 
 
-def network(data: GraphData) -> Model:
-    return gcn.build(data.adjacency.vertices, data, hidden=4)
+NETWORKS: dict[str, Callable[[int, GraphData], Model]] = {
+    "gcn": lambda count, data: gcn.build(count, data, hidden=4),
+    "mean": lambda count, data: sage.build(count, data, hidden=4, reduction="mean"),
+    "max": lambda count, data: sage.build(count, data, hidden=4, reduction="max"),
+    "gat": lambda count, data: gat.build(count, data, hidden=4, heads=2),
+    "gat, nothing dropped": lambda count, data: gat.build(
+        count, data, hidden=4, heads=2, dropout=0.0
+    ),
+}
 
 
-def trained(data: GraphData, memories: int, cuts: tuple[int, ...], cpus: int = 2) -> Any:
+def trained(
+    data: GraphData, memories: int, cuts: tuple[int, ...], cpus: int = 2, network: str = "gcn"
+) -> Any:
     """Return losses, what a step copies of images, and the bytes of memories: used, planned."""
     splits, machine = data.splits(), Machine.local(cpus=cpus, memories=memories)
     copied: dict[str, int] = {}
-    with network(data) as model:
+    with NETWORKS[network](data.adjacency.vertices, data) as model:
         mapper = RangesMapper(cuts)
         model.compile(Adam(0.02), "masked_cross_entropy", mapper=mapper, machine=machine, seed=3)
         given = {"epochs": 4, "shuffle": False, "progress": False}
@@ -87,6 +101,55 @@ def test_memories_apart_give_the_same_bits_for_the_rows_needed() -> None:
     counts = np.diff(Image.of(edges.indptr, edges.indices, CUTS).homes, axis=1)
     rows = counts[:2, 2:].sum() + counts[2:, :2].sum()  # parts 0 and 1 share a memory
     assert sorted(copied.values()) == sorted(rows * 4 * width for width in (4, 3, 3, 4))
+
+
+@pytest.mark.parametrize("network", list(NETWORKS)[1:])
+def test_maxima_means_and_attention_copy_images_alone(network: str) -> None:
+    losses, copied, *_ = trained(DATA, 1, CUTS, network=network)
+    assert copied == {}
+    found, copied, used, planned = trained(DATA, 2, CUTS, network=network)
+    assert found == losses and planned == used
+    edges = DATA.adjacency if network in ("mean", "max") else DATA.adjacency.with_self_edges()
+    moved = []
+    for indptr, indices in ((edges.indptr, edges.indices), (edges.indptr_t, edges.indices_t)):
+        counts = np.diff(Image.of(indptr, indices, CUTS).homes, axis=1)
+        moved.append(counts[:2, 2:].sum() + counts[2:, :2].sum())
+    assert copied
+    for name, nbytes in copied.items():
+        rows = moved[".grad" in name.split(".image")[0]]
+        assert nbytes % (4 * rows) == 0 and nbytes // (4 * rows) <= 12, name
+
+
+@pytest.mark.parametrize("name", ["spmm_max", "graph_attention"])
+def test_rows_in_other_places_count_by_their_numbers(name: str) -> None:
+    """Kernels and references give for rows with numbers what they give for rows at those places."""
+    random, graph = np.random.default_rng(4), DATA.adjacency
+    x = random.standard_normal((90, 2, 3)).astype(np.float32)
+    scores = random.standard_normal((2, 90, 2)).astype(np.float32)
+    spec, rows = operator(name), np.flatnonzero(random.random(90) < 0.6).astype(np.int32)
+    kept = np.isin(graph.indices, rows)
+    indptr = np.concatenate([[0], np.cumsum(kept)])[graph.indptr]
+    indices = graph.indices[kept]
+    near = np.searchsorted(rows, indices).astype(np.int32)
+    matrices = [(indptr, indices, indptr, indices), (indptr, near, indptr, near)]
+    given: list[tuple[Array, ...]]
+    if name == "spmm_max":
+        attributes: Any = {}
+        given = [(x[:, 0], *matrices[0]), (x[rows, 0], *matrices[1], rows)]
+    else:
+        attributes, step = spec.normalise({"rate": 0.4, "seed": 7}), np.array(3)
+        given = [
+            (x, scores[0], scores[1], *matrices[0], step),
+            (x[rows], scores[0][rows], scores[1], *matrices[1], step, rows),
+        ]
+    for number, made in enumerate(zip(*(spec.compute(attributes, *each) for each in given))):
+        np.testing.assert_array_equal(*made)
+        for place, each in enumerate(given):
+            outputs = tuple(np.zeros_like(array) for array in spec.compute(attributes, *each))
+            variant, entry = select(Call(name, attributes, each, outputs, 1, frozenset()))
+            assert entry is not None and variant == "numba"
+            run(entry)
+            np.testing.assert_allclose(outputs[number], made[place], rtol=1e-5, atol=1e-6)
 
 
 def ring(vertices: int, ids: Array) -> GraphData:

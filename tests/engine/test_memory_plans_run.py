@@ -252,7 +252,7 @@ def test_each_of_two_memories_has_a_plan(name: str, cpus: int) -> None:
     wanted = case.run(mapper, machine=machine)
     constants = case.constants
     prepared = prepare(case.graph, strategy_of(mapper, case.graph, machine), constants.keys())
-    images = imaged(prepared.launches, constants, machine, range(cpus))
+    images = imaged(prepared, constants, machine, range(cpus))
     shares = footprints_of(prepared, machine, images)
     capacity = max(int(timeline(share.footprint, ROOMY).needs.max()) for share in shares.values())
     for planner in (PLANNERS["lru"], PLANNERS["stream"]):
@@ -273,7 +273,7 @@ def test_a_value_in_parts_takes_the_bytes_of_its_part_in_each_memory() -> None:
     mapper = load("data_parallel")
     attach(mapper, machine)
     prepared = prepare(graph, strategy_of(mapper, graph, machine))
-    shares = footprints_of(prepared, machine, imaged(prepared.launches, {}, machine, range(2)))
+    shares = footprints_of(prepared, machine, imaged(prepared, {}, machine, range(2)))
     value = graph.outputs[0]
     for part, share in enumerate(shares.values()):
         assert share.footprint.sizes == {"x": 4 * 16 * 4, "w": 16 * 4 * 4, value: 4 * 4 * 4}

@@ -46,8 +46,12 @@ def _bound(
     attributes: Attributes,
     terms: Sequence[str],
     made: Sequence[str],
+    by: tuple[int, int],
 ) -> Signature:
-    """Return the signature of operands and results in letters, then perhaps the step."""
+    """Return the signature of operands and results in letters, then perhaps step and numbers.
+
+    by: `Whole.by`.
+    """
     reals = [place for place, term in enumerate(terms) if "h" in term]
     need_float(inputs, *reals)
     for place in range(len(reals), len(inputs)):
@@ -60,9 +64,10 @@ def _bound(
             f"{len(inputs)} inputs found with rate {rate}; {len(terms)} needed, and the step where"
             " weights are dropped"
         )
-    if stepped and inputs[-1].dtype != "int64":
-        raise ShapeError(f"input {len(terms)} has type {inputs[-1].dtype}; int64 needed (the step)")
-    found = bound(inputs, (*terms, "")[: len(inputs)], made)
+    if stepped and inputs[len(terms)].dtype != "int64":
+        found_type = inputs[len(terms)].dtype
+        raise ShapeError(f"input {len(terms)} has type {found_type}; int64 needed (the step)")
+    found = bound(inputs, (*terms, "", "u")[: len(inputs)], made, by=by, named=rate > 0)
     dims = [replace(d, kind=Kind.WHOLE, monoid=None) if d.name == "d" else d for d in found.dims]
     return replace(found, dims=tuple(dims), dtypes=(inputs[0].dtype,) * len(made))
 
@@ -107,7 +112,7 @@ _TERMS = ("u h d", "u h", "v h", "v+", "e", "u+", "e")
 
 
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    return _bound(inputs, attributes, _TERMS, ("v h d", "v h d", "v h", "v h"))
+    return _bound(inputs, attributes, _TERMS, ("v h d", "v h d", "v h", "v h"), (3, 4))
 
 
 def _attention(
@@ -120,6 +125,7 @@ def _attention(
     indptr_t: Array,
     indices_t: Array,
     step: Array | None = None,
+    numbers: Array | None = None,
 ) -> tuple[Array, Array, Array, Array]:
     rows, held = entries("graph_attention", indptr, indices, len(x))
     columns = indices[held]
@@ -136,7 +142,8 @@ def _attention(
     weights = powers / total[rows]
     positive = np.where(raw > 0, weights, x.dtype.type(0))
     sums = [np.zeros((*target.shape, *x.shape[2:]), x.dtype) for _ in range(2)]
-    drawn = _drawn(attributes, columns, rows + attributes.get("base", 0), x, step)
+    others = columns if numbers is None else numbers[columns]
+    drawn = _drawn(attributes, others, rows + attributes.get("base", 0), x, step)
     for to, factor in zip(sums, (weights, positive)):
         np.add.at(to, rows, (factor * drawn)[:, :, np.newaxis] * x[columns])
     share = np.zeros_like(total)
@@ -146,6 +153,8 @@ def _attention(
 
 def _gradient(g: GradientContext) -> Sequence[str | None]:
     x, source, target, _, _, indptr_t, indices_t, *step = g.inputs
+    if step[1:]:
+        raise GraphError("graph_attention: a gradient found of rows with numbers; none needed")
     y, positive, scale, share = g.outputs
     dy = g.only_grad()
 
@@ -168,7 +177,7 @@ _GRAD_TERMS = ("u h d", "v h d", "v h", "u h", "u h", "u h", "v+", "e")
 
 
 def _grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    return _bound(inputs, attributes, _GRAD_TERMS, ("v h d", "v h"))
+    return _bound(inputs, attributes, _GRAD_TERMS, ("v h d", "v h"), (6, 7))
 
 
 def _attention_grad(
@@ -182,12 +191,14 @@ def _attention_grad(
     indptr_t: Array,
     indices_t: Array,
     step: Array | None = None,
+    numbers: Array | None = None,
 ) -> tuple[Array, Array]:
     rows, held = entries("graph_attention_grad", indptr_t, indices_t, len(dy))
     ends = indices_t[held]
     raw = source[rows] + target[ends]
     weights = np.exp(_leaky(attributes, raw) - scale[ends])
-    kept = weights * _drawn(attributes, rows + attributes.get("base", 0), ends, x, step)
+    others = ends if numbers is None else numbers[ends]
+    kept = weights * _drawn(attributes, rows + attributes.get("base", 0), others, x, step)
     dx, dsource = np.zeros_like(x), np.zeros_like(source)
     np.add.at(dx, rows, kept[:, :, np.newaxis] * dy[ends])
     inner = np.einsum("ehd,ehd->eh", dy[ends], x[rows])
@@ -202,7 +213,17 @@ _DROPPED: Mapping[str, Any] = {"rate": 0.4, "seed": 2**63 + 5}
 register(
     CountedSpec(
         name="graph_attention",
-        inputs=("x", "source", "target", "indptr", "indices", "indptr_t", "indices_t", "step?"),
+        inputs=(
+            "x",
+            "source",
+            "target",
+            "indptr",
+            "indices",
+            "indptr_t",
+            "indices_t",
+            "step?",
+            "numbers?",
+        ),
         outputs=("y", "positive", "scale", "share"),
         signature=_signature,
         reference=_attention,
@@ -221,7 +242,8 @@ register(
         doc="the sum over the neighbours of each vertex of their rows of x, weighted by softmax\n"
         "x: (u, h, d); source: (u, h), target: (v, h), the parts of scores; indptr: (v + 1),\n"
         "indices: (e), the matrix (v, u) in CSR; indptr_t: (u + 1), indices_t: (e), its\n"
-        "transpose; step: (), where weights are dropped at a rate; results: the sum (v, h, d), 0\n"
+        "transpose; step: (), where weights are dropped at a rate; numbers: (u), of the rows of\n"
+        "x, by which draws go, by default their places; results: the sum (v, h, d), 0\n"
         "where a row has no entry; the part of it that positive scores have, (v, h, d); the\n"
         "logarithm of the sum of exponentials, (v, h); the weight of positive scores, (v, h)",
     )
@@ -232,6 +254,7 @@ register(
         inputs=(
             *("dy", "x", "source", "target", "scale", "dots", "indptr_t", "indices_t"),
             "step?",
+            "numbers?",
         ),
         outputs=("dx", "dsource"),
         signature=_grad_signature,
@@ -243,6 +266,12 @@ register(
             example(("4 2 3", "5 2 3", "5 2", *["4 2"] * 3, "pt", "it"), WIDE, ()),
             example(
                 ("4 2 3", "5 2 3", "5 2", *["4 2"] * 3, "pt", "it", "int64 <100"),
+                WIDE,
+                (),
+                **_DROPPED,
+            ),
+            example(
+                ("4 2 3", "5 2 3", "5 2", *["4 2"] * 3, "pt", "it", "int64 <100", "int32 4 <90"),
                 WIDE,
                 (),
                 **_DROPPED,

@@ -22,7 +22,8 @@ from soapstone.ir.ops.recurrent.rnn import CountedSpec
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 
-# What each operand's axes are: letters of dims; `v+` and `u+` have one more, for the last offset.
+# What each operand's axes are: letters of dims; `v+` and `u+` have one more, for the last offset,
+# and of `u-`, offsets too, the differences are gathered.
 _GRAPH = ("v+", "e", "u+", "e")
 
 
@@ -31,21 +32,27 @@ def bound(
     terms: Sequence[str],
     outputs: Sequence[str],
     by: tuple[int, ...] = (),
+    named: bool = False,
 ) -> Signature:
-    """Return the signature of operands and results in the letters v, u, d and e; by: `Whole.by`."""
+    """Return the signature of operands and results in the letters v, u, d and e.
+
+    by, named: those of `Whole`.
+    """
     sizes, table = DimTable(), DimTable()
 
     def axis(letter: str, extent: int, where: str) -> Axis:
-        if letter.endswith("+"):
+        if letter[1:]:
             if not extent:
                 raise ShapeError(f"dim {letter[0]}: no offset found in {where}, 1 or more needed")
             sizes.add(letter[0], extent - 1, where)
             if letter == "v+":
                 return Affine(table.add("v", extent - 1, where), extent, window=2)
-            return Whole(extent, gathered=True)
+            offsets = letter == "u-"
+            return Whole(extent, gathered=True, by=by if offsets else (), offsets=offsets)
         sizes.add(letter, extent, where)
         if letter == "u":
-            return Whole(extent, gathered=True, of="v" if "v+" in terms else "", by=by)
+            of = "v" if "v+" in terms else ""
+            return Whole(extent, gathered=True, of=of, by=by, named=named)
         kind = Kind.WHOLE if letter == "e" else Kind.FREE
         return Affine(table.add(letter, extent, where, kind), extent)
 
@@ -148,7 +155,7 @@ def _mean_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
     need_float(inputs, 0)
     for position in range(1, 4):
         need_integer(inputs, position)
-    return bound(inputs, ("u d", "u+", "v+", "e"), ["v d"])
+    return bound(inputs, ("u d", "u-", "v+", "e"), ["v d"], by=(2, 3))
 
 
 def _mean_grad(
@@ -183,9 +190,10 @@ def _sddmm(attributes: Attributes, a: Array, b: Array, indptr: Array, indices: A
 # ------------------------------------------------------------------------------------- maxima
 def _max_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_float(inputs, 0)
-    for position in range(1, 5):
+    for position in range(1, len(inputs)):
         need_integer(inputs, position)
-    return bound(inputs, ("u d", *_GRAPH), ["v d", "v d"])
+    terms = ("u d", *_GRAPH, "u")[: len(inputs)]
+    return bound(inputs, terms, ["v d", "v d"], by=(1, 2), named=True)
 
 
 def _spmm_max(
@@ -195,19 +203,23 @@ def _spmm_max(
     indices: Array,
     indptr_t: Array,
     indices_t: Array,
+    numbers: Array | None = None,
 ) -> tuple[Array, Array]:
     entries("spmm_max", indptr, indices, len(x))
+    numbers = np.arange(len(x)) if numbers is None else numbers
     y = np.zeros((max(len(indptr) - 1, 0), x.shape[1]), x.dtype)
     chosen = np.full(y.shape, -1, indices_t.dtype)
     for row in range(len(y)):
         held = indices[indptr[row] : indptr[row + 1]]
         if held.size:
             y[row] = x[held].max(axis=0)
-            chosen[row] = held[x[held].argmax(axis=0)]
+            chosen[row] = numbers[held[x[held].argmax(axis=0)]]
     return y, chosen
 
 
 def _max_gradient(g: GradientContext) -> Sequence[str | None]:
+    if g.inputs[5:]:
+        raise GraphError("spmm_max: a gradient found of rows with numbers; rows by place needed")
     operands = (g.only_grad(), g.outputs[1], *g.inputs[3:])
     return [g.emit("spmm_max_grad", *operands, rename=renamed(g)), None, None, None, None]
 
@@ -216,7 +228,7 @@ def _max_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) 
     need_float(inputs, 0)
     for position in range(1, 4):
         need_integer(inputs, position)
-    return bound(inputs, ("u d", "u d", "v+", "e"), ["v d"])
+    return bound(inputs, ("u d", "u d", "v+", "e"), ["v d"], by=(2, 3))
 
 
 def _spmm_max_grad(
@@ -323,7 +335,7 @@ register(
 register(
     CountedSpec(
         name="spmm_max",
-        inputs=("x", "indptr", "indices", "indptr_t", "indices_t"),
+        inputs=("x", "indptr", "indices", "indptr_t", "indices_t", "numbers?"),
         outputs=("y", "chosen"),
         signature=_max_signature,
         reference=_spmm_max,
@@ -337,8 +349,9 @@ register(
         doc="the maxima, over the entries of each row of a sparse matrix, of the rows of x, and"
         " which rows they are\n"
         "x, indptr, indices, indptr_t, indices_t: as of spmm; equal entries lie together in the\n"
-        "transpose; results: the maxima, (v, d), 0 where a row has no entry; the first rows of x\n"
-        "that have them, or -1",
+        "transpose; numbers: (u), of the rows of x, their places by default; results: the maxima,\n"
+        "(v, d), 0 where a row has no entry; the numbers of the first rows of x that have them,\n"
+        "or -1",
     )
 )
 register(

@@ -53,7 +53,7 @@ _MASK = 2**64 - 1
 _ATTENTION = Fields(
     "indptr indices rows entries columns parts heads width drawn step constant threshold base"
     " turned x x_step near near_step far far_step y y_step positive positive_step"
-    " scale scale_step share share_step dots dots_step scratch",
+    " scale scale_step share share_step dots dots_step scratch numbers numbered",
     reals="slope factor",
 )
 _attention_of = _ATTENTION.at
@@ -78,6 +78,8 @@ def _kept(value: Lanes, start: Lanes, threshold: Lanes, factor: Lanes) -> Lanes:
 def _start(w: Any, row: int, column: Any, head: int) -> Any:
     """The weighted sum that an entry's draw for a head begins with."""
     own = np.int64(row + w.base)
+    if w.numbered != 0:
+        column = np.int64(i32p(w.numbers)[column])
     index = (own << 32) | column if w.turned != 0 else (column << 32) | own
     return w.constant + i64p(w.step)[0] * _STEP + index * _INDEX + head * _SEED
 
@@ -217,7 +219,8 @@ def _entry(
 ) -> Entry | None:
     """Return the entry that runs a body over the rows of a matrix, if it serves the arrays.
 
-    gathered: the rows that are gathered; arrays: x, near, far, y, positive, scale, share and dots.
+    gathered: the rows that are gathered; step: perhaps it, then perhaps rows' numbers; arrays: x,
+        near, far, y, positive, scale, share and dots.
     """
     indptr, indices = matrix
     if indptr.dtype != np.int64 or indices.dtype != np.int32:
@@ -230,6 +233,8 @@ def _entry(
     heads, width = gathered.shape[1:]
     if any(a.ndim == 3 and 4 * width != a.strides[1] and a.size and heads > 1 for a in every):
         return None  # the heads of a row lie together
+    if any(n.dtype != np.int32 or not n.flags.c_contiguous for n in step[1:]):
+        return None
     if arrays["y"].size == 0 or not indptr.size:
         return None if arrays["share"].size else noop()
     a, rows = call.attributes, indptr.size - 1
@@ -250,6 +255,8 @@ def _entry(
         width=width,
         drawn=bool(step),
         step=step[0] if step else aligned_array((), np.int64),
+        numbers=step[1] if step[1:] else 0,
+        numbered=len(step) > 1,
         constant=constant,
         threshold=math.ceil(a["rate"] * 2**32),
         base=a.get("base", 0),

@@ -31,7 +31,7 @@ from soapstone.native.simd import load_first, splat, sum_lanes
 # weight is found by its number times by_entry and its column times by_column.
 _MATRIX = Fields(
     "indptr indices weights by_entry by_column rows entries columns parts x x_step y y_step n mean"
-    " chosen chosen_step base"
+    " chosen chosen_step base numbers numbered"
 )
 _matrix_of = _MATRIX.at
 _SHARES = Fields("indptr shares")
@@ -137,11 +137,12 @@ def _spmm_max(block: Any, begin: int, end: int) -> int:
         for entry in range(p[row], p[row + 1]):
             _ahead(w, entry)
             s = column[entry]
+            number = i32p(w.numbers)[s] if w.numbered != 0 else s
             x = f32p(w.x + np.int64(s) * w.x_step)
             for i in range(n):
                 larger = x[i] > y[i] or (x[i] != x[i] and y[i] == y[i]) or chosen[i] < 0
                 y[i] = x[i] if larger else y[i]
-                chosen[i] = s if larger else chosen[i]
+                chosen[i] = number if larger else chosen[i]
     return 0
 
 
@@ -187,6 +188,7 @@ def _values(
     threads = useful_threads(call.threads, 4 * indices.size * n + 4 * rows * n)
     values: dict[str, Any] = {
         **dict.fromkeys(("mean", "chosen", "chosen_step", "base", "by_entry", "by_column"), 0),
+        **dict.fromkeys(("numbers", "numbered"), 0),
         "weights": _ONE,
         "indptr": indptr,
         "indices": indices,
@@ -280,13 +282,16 @@ def sddmm(call: Call) -> Entry | None:
 @variant("spmm_max", "numba")
 def spmm_max(call: Call) -> Entry | None:
     """The maxima of the rows of x that each row of the matrix names, and which rows they are."""
-    x, indptr, indices, _, _ = call.inputs
+    x, indptr, indices, _, _, *numbers = call.inputs
     y, chosen = call.outputs
     if not _served(indptr, indices, x, y) or not _int32_rows(chosen):
         return None
+    if any(n.dtype != np.int32 or not n.flags.c_contiguous for n in numbers):
+        return None
     if y.size == 0:
         return noop()
-    return _entry(call, _spmm_max, _values(call, indptr, indices, x, y, chosen))
+    more: dict[str, Any] = {"numbers": numbers[0], "numbered": 1} if numbers else {}
+    return _entry(call, _spmm_max, _values(call, indptr, indices, x, y, chosen, **more))
 
 
 @variant("spmm_max_grad", "numba")
