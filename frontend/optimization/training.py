@@ -50,7 +50,7 @@ class Ground:
     @property
     def threads(self) -> int:
         """How many threads compute."""
-        return sum(processor.threads for processor in self.machine.processors)
+        return sum(processor.threads for processor in self.machine.workers)
 
     def running(self, graph: Graph) -> AbstractContextManager[tuple[Session, Bound]]:
         """Return a session in which a step is bound to scratch parameters and random inputs."""
