@@ -74,6 +74,8 @@ def _called(module: Any, *args: Any, **kwargs: Any) -> Any:
         return nn.Module.__call__(module, *args, **kwargs)
     static = [own[name] for name in settings]
     static += map(id, own["_parameters"].values())
+    if len(args) == 1 and type(args[0]) in _TENSORS:
+        return recorder.module(module, tuple(static), args, args)
     leaves: list[Any] = []
     for arg in args:
         several = arg if type(arg) is tuple else (arg,)
