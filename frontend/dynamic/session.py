@@ -77,12 +77,14 @@ class DynamicSession(Recorder):
         GraphError: an argument that does not fit.
 
     Example:
-        >>> with soapstone.dynamic("sums", "sgd") as session:
+        >>> with soapstone.DynamicSession("sums", "sgd") as session:
+        ...     words = session.table("words", 4, 8)
         ...     @session.cell
         ...     def merge(m, left, right):
-        ...         return m.dense(m.concat(left, right, axis=1), 8, activation="tanh")
+        ...         return m.dense(m.concat([left, right], axis=1), 8, name="merge")
         ...     def of(tree):
-        ...         return tree if isinstance(tree, Lazy) else merge(*map(of, tree))
+        ...         return words[tree] if isinstance(tree, int) else merge(*map(of, tree))
+        ...     loss = session.step([session.cross_entropy(of(((0, 1), 2)), 3)])
     """
 
     def __init__(
