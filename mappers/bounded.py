@@ -17,8 +17,11 @@ from soapstone.engine.mapper import Everyone, backing_memories
 from soapstone.engine.prepare import Prepared
 from soapstone.ir.errors import GraphError
 from soapstone.ir.footprint import Footprint
+from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
+from soapstone.ir.strategy import Configuration
 from soapstone.mappers.plugins import DataParallelMapper
+from soapstone.mappers.ranges import RangesMapper
 from soapstone.runtime import Held, Launch, Layout, Machine, MapperError, Region
 from soapstone.runtime.model.tiling import Box
 from soapstone.runtime.tracing.arena import ALIGNMENT
@@ -62,15 +65,29 @@ class BoundedMemoryMapper(DataParallelMapper):
     plan: of what is launched of a graph (`engine.footprint`), which is then followed step by step,
     or a function that makes one for each graph and capacity. None: what is least recently used
     leaves, when space is needed. A plan is of one memory: where processors work in several, such as
-    those of ranks, a function makes one for each.
+    those of ranks, a function makes one for each. ranges: who splits operators, over the vertices
+    of a graph; by default samples are.
     """
 
     name = "bounded_memory"
 
-    def __init__(self, plan: MemoryPlan | Planner | None = None) -> None:
+    def __init__(
+        self, plan: MemoryPlan | Planner | None = None, ranges: RangesMapper | None = None
+    ) -> None:
         super().__init__()
         self._plan = plan
+        self._ranges = ranges
         self._followed: dict[str, _Followed] = {}  # by memory
+
+    def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
+        """Return the ranges of the graph's vertices, where there are some, else data parallelism.
+
+        Raises:
+            StrategyError: as of `RangesMapper.configure`.
+        """
+        if self._ranges is not None:
+            return self._ranges.configure(graph, machine)
+        return super().configure(graph, machine)
 
     def attach(self, machine: Machine) -> None:
         """Find the backing memory of each memory that processors work in."""

@@ -36,6 +36,7 @@ from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
 from soapstone.mappers import load as load_mapper
 from soapstone.mappers.bounded import BoundedMemoryMapper
+from soapstone.mappers.ranges import RangesMapper
 from soapstone.runtime import Machine
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.machines.start import machine_of, rank_of
@@ -146,7 +147,8 @@ class Compiled:
         ground = self.machine
         if self._plans is not None:
             self.machine = self.machine.bounded(self._plans.capacity_bytes, overlap)
-            self.mapper: GraphMapper = BoundedMemoryMapper(self._plans)
+            ranges = mapper if isinstance(mapper, RangesMapper) else None
+            self.mapper: GraphMapper = BoundedMemoryMapper(self._plans, ranges)
         else:
             self.mapper = load_mapper(mapper, strategy)
         attach(self.mapper, self.machine)
@@ -203,9 +205,11 @@ class Compiled:
                 f"fast memory: found with executor {self.executor!r}; 'local' or 'mpi' needed,"
                 " since Legate decides itself what is in which memory"
             )
-        if mapper not in ("data_parallel", BoundedMemoryMapper.name):
+        known = mapper in ("data_parallel", BoundedMemoryMapper.name)
+        if not known and not isinstance(mapper, RangesMapper):
             raise GraphError(
-                f"fast memory: found with mapper {mapper!r}; the default one, or a strategy, needed"
+                f"fast memory: found with mapper {mapper!r}; the default one, ranges of"
+                " vertices, or a strategy, needed"
             )
         return Plans("dp" if plan is None else plan, fast_memory)
 

@@ -55,6 +55,23 @@ def test_parts_compute_what_one_worker_does(app: str) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
+def test_parts_work_in_a_fast_memory() -> None:
+    cuts, machine = (0, 20, 45, 46, 90), Machine.local(cpus=2)
+    wanted = losses(APPS["gcn"](), mapper=RangesMapper(cuts), machine=machine)
+    how: dict[str, Any] = {"fast_memory": 26_000, "plan": "lru", "machine": machine}
+    mapper = RangesMapper(cuts)
+    assert losses(APPS["gcn"](), mapper=mapper, **how) == wanted
+    with APPS["gcn"]() as model:
+        model.compile("adam", "masked_cross_entropy", mapper=mapper, **how)
+        moved = []
+        for at in (cuts, (0, 60, 90)):
+            mapper.cuts = at
+            model.trainer.rebind()
+            model.trainer.bound("train", 90)
+            moved.append(model.trainer.moved_bytes)
+    assert all(each is not None and each[0] == each[1] > 0 for each in moved)
+
+
 def test_every_operator_on_vertices_has_its_range() -> None:
     with gcn.build(90, DATA) as model:
         cuts = (0, 13, 30, 90)
