@@ -78,7 +78,7 @@ def train(
     fast_memory: FastMemory = None,
     plan: Plan = None,
     overlap: Annotated[
-        bool, typer.Option("--overlap", help="Two more threads copy to and from the fast memory.")
+        bool, typer.Option("--overlap", help="Two more threads copy; give them cores of their own.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, dropout and order.")] = 0,
     data: Annotated[
