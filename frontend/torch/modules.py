@@ -48,7 +48,8 @@ def recorded_by(recorder: Recorder) -> Iterator[None]:
     with _lock:
         _recording += 1
         for kind in _SETTINGS:
-            kind.__call__ = _called  # type: ignore[method-assign]
+            if "__call__" not in vars(kind):  # somebody else's stays
+                kind.__call__ = _called  # type: ignore[method-assign]
     _active.recorder = recorder
     try:
         yield
@@ -57,7 +58,8 @@ def recorded_by(recorder: Recorder) -> Iterator[None]:
         with _lock:
             _recording -= 1
             for kind in _SETTINGS if not _recording else ():
-                del kind.__call__
+                if vars(kind).get("__call__") is _called:
+                    del kind.__call__
 
 
 def _called(module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -210,6 +210,20 @@ def test_modules_that_change_are_not_taken_for_what_they_were() -> None:
     assert all("__call__" not in vars(kind) for kind in (nn.Linear, nn.Embedding, nn.LSTMCell))
 
 
+def test_calls_that_somebody_else_replaced_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(0)
+    plain = network.leaves(1)[0]
+
+    def doubled(module: Any, *args: Any) -> Any:
+        return nn.Module.__call__(module, *args) * 2
+
+    monkeypatch.setattr(nn.Linear, "__call__", doubled, raising=False)
+    made = reuse(network.leaves)(1)[0]
+    assert torch.allclose(made, network.leaves(1)[0])
+    assert not torch.allclose(made, plain)
+    assert nn.Linear.__call__ is doubled
+
+
 def test_other_threads_are_not_recorded() -> None:
     network, made = Network(0), []
 
