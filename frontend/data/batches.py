@@ -138,7 +138,7 @@ class ArraySource:
 
     @property
     def rows(self) -> int:
-        return len(next(iter(self.inputs.values())))
+        return rows_of(self.inputs)
 
     @property
     def steps(self) -> int | None:
@@ -194,9 +194,9 @@ class FolderSource:
             if skip >= file.rows:
                 skip -= file.rows
                 continue
-            for piece in self._pieces(file, number, epoch, skip, sum(_rows(k) for k in kept)):
+            for piece in self._pieces(file, number, epoch, skip, sum(rows_of(k) for k in kept)):
                 kept.append(piece)
-                if sum(_rows(k) for k in kept) == cut.batch_size and remaining > 0:
+                if sum(rows_of(k) for k in kept) == cut.batch_size and remaining > 0:
                     remaining -= 1
                     yield _joined(kept)
                     kept = []
@@ -244,8 +244,9 @@ def _spec(array: Array) -> Spec:
     return array.shape[1:], array.dtype
 
 
-def _rows(arrays: Mapping[str, Array]) -> int:
-    return len(next(iter(arrays.values())))
+def rows_of(arrays: Mapping[str, Array]) -> int:
+    """Return how many samples arrays have: they have a shape, and other libraries' no length."""
+    return int(next(iter(arrays.values())).shape[0])
 
 
 def _joined(pieces: list[dict[str, Array]]) -> Batch:

@@ -16,7 +16,13 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.data.batches import named_arrays, named_labels, npz_files, permutation
+from soapstone.frontend.data.batches import (
+    named_arrays,
+    named_labels,
+    npz_files,
+    permutation,
+    rows_of,
+)
 from soapstone.frontend.data.npz import LABELS, NpzFile
 from soapstone.ir.tensor import Array
 
@@ -78,8 +84,7 @@ class Splits:
 
 
 def _rows(x: Array | Mapping[str, Array]) -> int:
-    inputs, _ = named_arrays(x, None)
-    return len(next(iter(inputs.values())))
+    return rows_of(named_arrays(x, None)[0])
 
 
 def _sample_shapes(x: Samples, y: Array | None) -> dict[str, tuple[int, ...]]:

@@ -281,6 +281,7 @@ class DeclaredLayers(LayerBase):
         indices: Tensor,
         indptr_t: Tensor,
         indices_t: Tensor,
+        numbers: Tensor | None = ...,
         *,
         name: str | None = ...,
     ) -> tuple[Tensor, Tensor]: ...

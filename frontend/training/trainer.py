@@ -13,7 +13,14 @@ import numpy as np
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
 from soapstone.frontend.arguments import count
-from soapstone.frontend.data.batches import Batches, Labels, named_arrays, named_labels, permutation
+from soapstone.frontend.data.batches import (
+    Batches,
+    Labels,
+    named_arrays,
+    named_labels,
+    permutation,
+    rows_of,
+)
 from soapstone.frontend.data.feeding import PREDICT
 from soapstone.frontend.inference import concatenated
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
@@ -89,7 +96,7 @@ def split(
         raise DataError(f"validation_split: {share!r} found, a number between 0 and 1 needed")
     if isinstance(x, str | Path) or y is None:
         raise DataError("validation_split: arrays x and y needed; give validation_data instead")
-    rows = len(next(iter(named_arrays(x, y, weights)[0].values())))
+    rows = rows_of(named_arrays(x, y, weights)[0])
     held = round(rows * share)
     if not 0 < held < rows:
         raise DataError(f"validation_split: {share} of {rows} samples leaves one part empty")
@@ -224,7 +231,7 @@ class Trainer(Compiled):
         """
         position, aim = self._position, self.objective
         given = self._targets(labels)
-        samples = len(next(iter(inputs.values())))
+        samples = rows_of(inputs)
         rate = state.rate()
         if rate is None:
             rate = self.optimizer.rate(position.step)
@@ -293,7 +300,7 @@ class Trainer(Compiled):
     def gradients(self, x: Any, y: Any, *, sample_weights: Any) -> dict[str, Array]:
         """Return the gradient of each parameter; see `Model.gradients`."""
         inputs, given = self._one("gradients", x, y, sample_weights)
-        _, *grads = self._run("gradients", inputs, given, len(next(iter(inputs.values()))))
+        _, *grads = self._run("gradients", inputs, given, rows_of(inputs))
         return dict(zip(self.gradients_of, grads))
 
     def _one(self, what: str, x: Any, y: Any, weights: Any) -> tuple[Any, dict[str, Array]]:
@@ -370,7 +377,7 @@ class Trainer(Compiled):
         for inputs, given in batches.epoch(0):
             if given is None:
                 raise DataError("evaluate: labels are missing; y, or files with y, needed")
-            samples = len(next(iter(inputs.values())))
+            samples = rows_of(inputs)
             loss, *values = self._run("evaluate", inputs, given, samples)
             weight = aim.count(given)
             accumulate(sums, "loss", [float(loss) * weight, weight])
@@ -385,8 +392,7 @@ class Trainer(Compiled):
         """Return the outputs for all samples; see `Model.predict`."""
         batches = self._batches(x, None, self._size(batch_size), PREDICT)
         return concatenated(
-            self._run("predict", inputs, {}, len(next(iter(inputs.values()))))
-            for inputs, _ in batches.epoch(0)
+            self._run("predict", inputs, {}, rows_of(inputs)) for inputs, _ in batches.epoch(0)
         )
 
     def _run(
