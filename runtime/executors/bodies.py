@@ -99,19 +99,20 @@ def prepared_body(
         call = process.prepared(task.name, body, given)
     elif launch.changeable:
         scalar = [False] * task.context + [not region for region in launch.layout]
+        call = partial(_with_copies, body, given, scalar)
+    return partial(_on_identities, call, partials) if partials else call
 
-        def call() -> object:
-            return body(*[captured(x) if mine else x for x, mine in zip(given, scalar)])
 
-    if not partials:
-        return call
+def _with_copies(body: Callable[..., object], given: list[Any], scalar: list[bool]) -> object:
+    """Call a body that could change its scalars: each call gets copies."""
+    return body(*[captured(x) if mine else x for x, mine in zip(given, scalar)])
 
-    def reduce() -> None:
-        for array, value in partials:
-            array[...] = value
-        call()
 
-    return reduce
+def _on_identities(call: Callable[[], object], partials: list[tuple[Array, Any]]) -> None:
+    """Call a body that reduces into buffers of its own, which begin with the identity."""
+    for array, value in partials:
+        array[...] = value
+    call()
 
 
 def as_task_error(operation: Operation, processor: Processor, error: BaseException) -> TaskError:

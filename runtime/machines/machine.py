@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -215,7 +216,7 @@ class Machine:
             if link.source == link.target:
                 raise MachineError(f"{owner}: link from {link.source!r} to itself")
 
-    @property
+    @cached_property
     def workers(self) -> tuple[Processor, ...]:
         """The processors that tasks are placed on: all but copiers."""
         return tuple(each for each in self.processors if each.kind != COPIER)
