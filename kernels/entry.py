@@ -11,6 +11,11 @@ import numpy as np
 from soapstone.native.memory import Array, Entry
 
 
+def is_device_array(operand: object) -> bool:
+    """Return whether a value is an array of Numba CUDA, or of its simulator; imports neither."""
+    return bool(getattr(type(operand), "__cuda_ndarray__", False))
+
+
 class Declined(Exception):
     """A kernel library cannot do what a variant asks of it, so the variant serves no such call."""
 
@@ -20,7 +25,8 @@ class Call:
     """One execution of an operator on concrete arrays, at the addresses it will always use.
 
     `attributes` are those of the point's tile; `threads` is the processor's thread count. The
-    contents of the inputs numbered in `constants` are there already and never change.
+    contents of the inputs numbered in `constants` are there already and never change. The arrays
+    are NumPy's, or Numba's device arrays where the variants are those of a GPU.
 
     Raises:
         TypeError: an operand is no array: a NumPy scalar has no memory that an entry could use.
@@ -36,11 +42,11 @@ class Call:
     def __post_init__(self) -> None:
         for side in ("inputs", "outputs"):
             for number, operand in enumerate(getattr(self, side)):
-                if not isinstance(operand, np.ndarray):
+                if not (isinstance(operand, np.ndarray) or is_device_array(operand)):
                     raise TypeError(
                         f"{self.operator}: {side}[{number}] is {type(operand).__name__} "
                         f"{operand!r}, an array needed"
                     )
 
 
-__all__ = ["Array", "Call", "Declined", "Entry"]
+__all__ = ["Array", "Call", "Declined", "Entry", "is_device_array"]

@@ -10,17 +10,19 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from soapstone.kernels.entry import Array, Call, Declined, Entry
 from soapstone.native import memory
 
-Bind = Callable[[Call], Entry | None]
-B = TypeVar("B", bound=Callable[..., Entry | None])
+# An Entry, of a GPU's kernel a DeviceEntry (`kernels/cuda/entry.py`), or None.
+Bind = Callable[[Call], Any]
+B = TypeVar("B", bound=Callable[..., Any])
 
 # Modules that register variants of a processor kind when imported.
 MODULES: dict[str, tuple[str, ...]] = {
     "cpu": ("soapstone.kernels.cpu",),
+    "cuda": ("soapstone.kernels.cuda",),
 }
 
 
@@ -37,9 +39,11 @@ class Variant:
     processor: str
     kernel: Bind
 
-    def bind(self, call: Call) -> Entry | None:
-        """Return the kernel's entry of a call, fenced in checked mode, or None."""
-        return fenced(call, self.kernel) if memory.CHECKED else self.kernel(call)
+    def bind(self, call: Call) -> Any:
+        """Return the kernel's entry of a call, a CPU's fenced in checked mode, or None."""
+        if memory.CHECKED and self.processor == "cpu":
+            return fenced(call, self.kernel)
+        return self.kernel(call)
 
 
 def fenced(call: Call, kernel: Bind) -> Entry | None:
@@ -61,7 +65,8 @@ def fenced(call: Call, kernel: Bind) -> Entry | None:
         for number, array in zip(given, arrays):
             inputs[number] = array
         outputs = tuple(arrays[len(given) :])
-        return kernel(replace(call, inputs=tuple(inputs), outputs=outputs))
+        made: Entry | None = kernel(replace(call, inputs=tuple(inputs), outputs=outputs))
+        return made
 
     found: Entry | None = bound(arguments, bind)
     return found
@@ -74,7 +79,7 @@ def declining(bind: Bind) -> Bind:
     """Return a bind that serves no call which its kernel library declines, wherever it does so."""
 
     @wraps(bind)
-    def bound(call: Call) -> Entry | None:
+    def bound(call: Call) -> Any:
         try:
             return bind(call)
         except Declined:

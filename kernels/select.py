@@ -6,12 +6,16 @@ The NumPy reference serves what no native variant does; it runs as a Python-bodi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from soapstone.ir.spec import operator
+from soapstone.ir.spec import operator, operators
 from soapstone.kernels.choices import current
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.measure import Times, form, known, measured
 from soapstone.kernels.registry import Variant, variants
+
+if TYPE_CHECKING:
+    from soapstone.kernels.cuda.entry import DeviceEntry
 
 REFERENCE = "reference"
 # A later variant must beat an earlier one by this factor, so that noise decides nothing.
@@ -62,13 +66,40 @@ def select(
     return name, entry
 
 
+def select_device(call: Call, variant: str | None = None) -> tuple[str, DeviceEntry]:
+    """Return the name and entry of the first CUDA variant that serves a call, or of the named one.
+
+    Nothing is measured: variants are registered in the order in which they are preferred.
+
+    Raises:
+        ValueError: none serves it; what the operands are is said.
+    """
+    have = variants(call.operator, "cuda")
+    for candidate in have:
+        if variant in (None, candidate.name):
+            entry: DeviceEntry | None = candidate.bind(call)
+            if entry is not None:
+                return candidate.name, entry
+    names = ", ".join(each.name for each in have) or "none"
+    operands = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in (*call.inputs, *call.outputs))
+    raise ValueError(
+        f"{call.operator}: no CUDA kernel{f' {variant!r}' if variant else ''} serves"
+        f" {operands or 'no operands'}; its CUDA kernels are {names}"
+    )
+
+
+def unserved(processor: str = "cpu") -> tuple[str, ...]:
+    """Return the names of the operators that have no native variant for a processor kind."""
+    return tuple(spec.name for spec in operators() if not variants(spec.name, processor))
+
+
 def _named(call: Call, processor: str, name: str) -> Entry | None:
     """Return the entry of a variant; None for the reference."""
     if name == REFERENCE:
         return None
     have = variants(call.operator, processor)
     for candidate in have:
-        entry = candidate.bind(call) if candidate.name == name else None
+        entry: Entry | None = candidate.bind(call) if candidate.name == name else None
         if entry is not None:
             return entry
     names = ", ".join(each.name for each in have) or "none"

@@ -1,0 +1,50 @@
+"""What kernels of GPUs and their callers agree on, where no GPU library is loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from soapstone.kernels.cuda.entry import DeviceEntry, Launch, sequence
+from soapstone.kernels.entry import Call
+from soapstone.kernels.select import select_device
+
+
+class Kernel:
+    """Takes down how it is launched, as `numba.cuda.jit` has it."""
+
+    def __init__(self, log: list[object]) -> None:
+        self.log = log
+
+    def __getitem__(self, configuration: object) -> object:
+        return lambda *arguments: self.log.append((configuration, arguments))
+
+
+def test_entries_put_their_launches_on_a_stream_in_order() -> None:
+    log: list[object] = []
+    kernel = Kernel(log)
+    first = DeviceEntry((Launch(kernel, (2,), (32,), (1, "x")), Launch(kernel, (1,), (64,), ())))
+    second = DeviceEntry((Launch(kernel, (3,), (32,), (2,), shared=128),), "flag", {1: "no"})
+    both = sequence((first, second))
+    both.enqueue("stream")
+    assert log == [
+        (((2,), (32,), "stream", 0), (1, "x")),
+        (((1,), (64,), "stream", 0), ()),
+        (((3,), (32,), "stream", 128), (2,)),
+    ]
+    assert (both.status, both.explain(1), both.explain(2)) == ("flag", "no", "status 2")
+    with pytest.raises(ValueError, match="2 entries with a status"):
+        sequence((second, second))
+
+
+def test_calls_take_arrays_of_devices_and_nothing_else() -> None:
+    device = type("DeviceNDArray", (), {"__cuda_ndarray__": True})()
+    assert Call("relu", {}, (device,), (device,)).inputs == (device,)
+    with pytest.raises(TypeError, match="an array needed"):
+        Call("relu", {}, (np.float32(1),), (device,))  # type: ignore[arg-type]
+
+
+def test_a_call_that_no_cuda_kernel_serves_is_an_error_that_names_it() -> None:
+    x = np.zeros(3, np.complex64)
+    with pytest.raises(ValueError, match=r"relu: no CUDA kernel serves complex64 \(3,\)"):
+        select_device(Call("relu", {}, (x,), (x,)))
