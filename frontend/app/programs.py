@@ -16,7 +16,7 @@ from soapstone.frontend.training.checkpoint import check_exists
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
 
 _OF_PROGRAMS = (
-    *("app", "epochs", "batch_size", "cpus", "threads", "reuse", "seed", "learning_rate"),
+    *("app", "epochs", "batch_size", "cpus", "reuse", "seed", "learning_rate"),
     *("checkpoint", "resume"),
 )
 
@@ -51,7 +51,6 @@ def train_program(
         optimizer,
         seed=options["seed"],
         cpus=arguments["cpus"],
-        threads=options["threads"],
         reuse=options.get("reuse", "all"),
     ) as session:
         program = made(session)

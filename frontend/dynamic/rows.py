@@ -1,14 +1,14 @@
 """What runs of cells work on: arrays of rows that grow, and graphs bound for some numbers of rows.
 
-A number of rows is run as a sum of powers of two, the last of which may have rows to spare, so that
-few graphs are bound and few rows are idle.
+A number of rows is run as the sum of powers of two that costs least, the last of which may have
+rows to spare, so that few graphs are bound and few rows are idle.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from soapstone.native.memory import address
 from soapstone.native.rows import RUN, Move, work
 
 MOST_ROWS = 256  # of a bound graph
-_FILLED = 0.7  # of its rows, below which the rest runs by fewer
-_SPLIT = 32  # rows from which several processors share a run
+_RUN_FLOPS = 2.5e6  # that take as long as what a run costs besides its rows, as measured
+_SPLIT = 32  # rows from which several processors, if there are, share a run
 
 
 class Rows:
@@ -73,15 +73,28 @@ class Rows:
         self.grads[: self.size] = 0
 
 
-def pieces(rows: int) -> Iterator[tuple[int, int]]:
-    """Yield, for a number of rows, how many are run at a time, and by a graph of how many."""
-    while rows:
-        size = 1 << (rows - 1).bit_length()
-        if rows < _FILLED * size or size > MOST_ROWS:
-            size = min(size // 2, MOST_ROWS)
-        count = min(rows, size)
-        yield count, size
-        rows -= count
+def pieces(rows: int, flops: float) -> tuple[tuple[int, int], ...]:
+    """Return, for a number of rows, how many are run at a time, and by a graph of how many.
+
+    flops: arithmetic operations of a row, which say how many rows cost what a run costs.
+    """
+    whole, rest = divmod(rows, MOST_ROWS)
+    run_cost = min(round(_RUN_FLOPS / max(flops, 1)), MOST_ROWS)
+    return ((MOST_ROWS, MOST_ROWS),) * whole + _cheapest(rest, run_cost)[1]
+
+
+@cache
+def _cheapest(rows: int, run_cost: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return what at most `MOST_ROWS` rows cost, in rows, and the pieces that cost least."""
+    if rows == 0:
+        return 0, ()
+    size = 1 << (rows - 1).bit_length()
+    together = size + run_cost, ((rows, size),)
+    if size == rows:
+        return together
+    half = size // 2
+    cost, rest = _cheapest(rows - half, run_cost)
+    return min(together, (half + run_cost + cost, ((half, half), *rest)))
 
 
 class RowGraph:

@@ -98,6 +98,7 @@ class CellRuns:
         self.operands = tuple(operands)
         self.outputs = tuple(outputs)
         layout = cell.layout
+        self._flops = layout.forward.flops() / 2  # of a row
         self.forward = Bounds(graphs, lambda rows: cell.parts(rows).forward)
         self.backward = Bounds(graphs, lambda rows: _there(cell.parts(rows).backward))
         self.weights = Bounds(graphs, lambda rows: _there(cell.parts(rows).weights))
@@ -139,7 +140,7 @@ class CellRuns:
         self.calls += count
         made: list[Run] = []
         at = 0
-        for many, size in pieces(count):
+        for many, size in pieces(count, self._flops):
             outputs = tuple(first + at for first in firsts)
             place = start + 8 * at
             run = Run(self, size, many, self.rows, places, rows, place, step, outputs)
@@ -222,7 +223,7 @@ class CellRuns:
         if layout.weights is None:
             return
         first = 0
-        for count, size in pieces(self.rows):
+        for count, size in pieces(self.rows, self._flops):
             graph = self.weights.get(size)
             self._work.move(
                 [

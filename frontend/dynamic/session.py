@@ -41,7 +41,7 @@ from soapstone.mappers import load as load_mapper
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.executors.threads import set_openmp_threads
 from soapstone.runtime.machines.start import machine_of
-from soapstone.system import deep_recursion
+from soapstone.system import deep_recursion, openmp, usable_cores
 
 STAGES = (
     "recording",
@@ -66,7 +66,8 @@ class DynamicSession(Recorder):
     Args:
         name: of the model. optimizer: an SGD, Adam or AdamW, or its name in small letters.
         seed: of initial parameters and of dropout.
-        cpus: processors that share a run of many rows, by default all cores; threads of each.
+        cpus: cores that share a run, by default all: as threads of OpenMP within its operators, or
+            where there is no OpenMP each with some of the rows, if they are many.
         reuse: "all"; "patterns", which computes each call of a cell alone; "batch", which batches
             operators, whatever cell they are of; "off", operator by operator.
         pattern_depth, collect_steps, pattern_frequency: layers outside of cells that occur together
@@ -94,7 +95,6 @@ class DynamicSession(Recorder):
         *,
         seed: int = 0,
         cpus: int | None = None,
-        threads: int = 1,
         reuse: str = "all",
         pattern_depth: int = 8,
         collect_steps: int = 3,
@@ -103,7 +103,9 @@ class DynamicSession(Recorder):
         if reuse not in REUSE:
             raise GraphError(f"reuse {reuse!r} found, one of {', '.join(REUSE)} needed")
         self.optimizer = as_optimizer(optimizer)
-        machine = machine_of("local", cpus, threads)
+        cores = usable_cores() if cpus is None else count("cpus", cpus)
+        processors, threads = (cores, 1) if openmp() is None else (1, cores)
+        machine = machine_of("local", processors, threads)
         mapper = load_mapper("data_parallel", None)
         attach(mapper, machine)
         self.session = Session(machine, mapper, seed)
@@ -308,7 +310,7 @@ class DynamicSession(Recorder):
                 bound.feeds[LEARNING_RATE][...] = rate
                 if STEP in bound.feeds:
                     bound.feeds[STEP][...] = self.updates
-                self.session.run(bound)
+                self.graphs.run(bound)
             for table in self.tables.values():
                 table.learn(rate, self.updates)
 

@@ -69,7 +69,7 @@ class Table:
         """Update the rows that were used."""
         ids = np.fromiter(self._used, np.intp, len(self._used))
         grad = self._rows.grads[[value.row for value in self._used.values()]]
-        for count, size in pieces(len(ids)):
+        for count, size in pieces(len(ids), self.data.shape[1]):
             bound = self._updates.get(size).bound
             here, ids = ids[:count], ids[count:]
             feeds = bound.feeds

@@ -13,6 +13,11 @@ def is_float32(*arrays: Array) -> bool:
     return all(a.dtype == np.float32 and a.flags.aligned for a in arrays)
 
 
+def is_integer(array: Array) -> bool:
+    """Whether the array holds aligned int32 or int64."""
+    return array.dtype in (np.int32, np.int64) and array.flags.aligned
+
+
 def overlaps(array: Array) -> bool:
     """Whether elements of the array may share memory."""
     if array.size == 0:

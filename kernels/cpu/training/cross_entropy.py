@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cpu.elementwise.lane_loops import get, loop, put
-from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.cpu.substrate.layout import is_float32, is_integer
 from soapstone.kernels.cpu.substrate.mathematics import exp
 from soapstone.kernels.cpu.substrate.rowmath import (
     exp_sum,
@@ -210,10 +210,6 @@ def _rows_contiguous(*arrays: Array) -> bool:
     )
 
 
-def _is_integer(labels: Array) -> bool:
-    return labels.dtype in (np.int32, np.int64) and labels.flags.aligned
-
-
 def _items(logits: Array) -> tuple[int, int]:
     """Return the rows an item, and the items."""
     rows, classes = logits.shape
@@ -247,7 +243,7 @@ def cross_entropy(call: Call) -> Entry | None:
     sparse = call.operator == "cross_entropy"
     if not _rows_contiguous(logits) or not is_float32(loss, lse):
         return None
-    if not (_is_integer(expected) if sparse else _rows_contiguous(expected)):
+    if not (is_integer(expected) if sparse else _rows_contiguous(expected)):
         return None
     _, items = _items(logits)
     sums = aligned_array((items,), np.float64, zero=True)
@@ -265,7 +261,7 @@ def cross_entropy_grad(call: Call) -> Entry | None:
     sparse = call.operator == "cross_entropy_grad"
     if not _rows_contiguous(logits, dlogits) or not is_float32(dloss, lse):
         return None
-    if not (_is_integer(expected) if sparse else _rows_contiguous(expected)):
+    if not (is_integer(expected) if sparse else _rows_contiguous(expected)):
         return None
     if dlogits.size == 0 and not (sparse and logits.shape[0]):
         return noop()
@@ -280,7 +276,7 @@ def cross_entropy_grad(call: Call) -> Entry | None:
 def correct(call: Call) -> Entry | None:
     """How many rows have their first largest value at the label."""
     (logits, labels), (count,) = call.inputs, call.outputs
-    if not _rows_contiguous(logits) or not is_float32(count) or not _is_integer(labels):
+    if not _rows_contiguous(logits) or not is_float32(count) or not is_integer(labels):
         return None
     _, items = _items(logits)
     sums = aligned_array((items,), np.float64, zero=True)

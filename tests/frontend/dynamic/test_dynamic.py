@@ -370,11 +370,16 @@ def test_random_programs_give_the_same_however_they_are_run(seed: int) -> None:
     assert differences(seed, programs=8) == []
 
 
-def test_pieces_are_all_rows_with_few_to_spare() -> None:
-    for rows in range(1, 2000):
-        made = list(pieces(rows))
+@pytest.mark.parametrize("flops", [1, 4e5, 1e8])
+def test_pieces_are_all_rows_and_more_of_them_where_rows_cost_more(flops: float) -> None:
+    for rows in range(1, 1000):
+        made = pieces(rows, flops)
         assert sum(count for count, _ in made) == rows
-        assert all(0.7 * size <= count <= size for count, size in made)
+        assert all(count <= size for count, size in made)
+        assert len(made) <= len(pieces(rows, 4 * flops))
+        assert sum(size for _, size in made) >= sum(size for _, size in pieces(rows, 4 * flops))
+    assert pieces(99, 1) == ((99, 128),)
+    assert pieces(99, 1e8) == ((64, 64), (32, 32), (2, 2), (1, 1))
 
 
 def test_rows_are_gathered_and_added_where_places_are_the_same() -> None:
