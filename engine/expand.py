@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 
+from soapstone.engine.devices import Seen, device_entry
 from soapstone.engine.lower import View, in_place, launched
 from soapstone.engine.replicas import Replicas, replicas_of
 from soapstone.ir.dims import Ints, Signature
@@ -28,7 +30,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Array
 from soapstone.kernels.choices import Choices
-from soapstone.kernels.entry import Call, Entry
+from soapstone.kernels.entry import Call
 from soapstone.kernels.select import REFERENCE, run_reference, select
 from soapstone.runtime import (
     MapperError,
@@ -42,6 +44,7 @@ from soapstone.runtime import (
     Task,
     Write,
 )
+from soapstone.runtime.machines.machine import CUDA
 
 NO_VIEWS: Mapping[str, View] = MappingProxyType({})
 
@@ -277,9 +280,14 @@ class Program:
     def _task(self, item: NodeLaunch) -> Task:
         """Return the task of a node: native variants where they serve, else the reference."""
 
-        def call(context: PointContext, arrays: Sequence[Array]) -> Call:
+        def call(
+            context: PointContext, arrays: Sequence[Array], seen: Seen = lambda tile, constant: tile
+        ) -> Call:
             def tiles(operands: Sequence[Operand]) -> tuple[Array, ...]:
-                return tuple(o.array(context.point, arrays, self.constants) for o in operands)
+                return tuple(
+                    seen(o.array(context.point, arrays, self.constants), o.constant is not None)
+                    for o in operands
+                )
 
             return Call(
                 item.node.operator,
@@ -290,11 +298,15 @@ class Program:
                 frozenset(i for i, o in enumerate(item.inputs) if o.constant is not None),
             )
 
-        def bind(context: PointContext, arrays: Sequence[Array]) -> Entry | None:
+        def bind(context: PointContext, arrays: Sequence[Array]) -> Any:
             chosen = context.variant or item.variant
             try:
-                with self.choices.current():
-                    name, entry = select(call(context, arrays), context.processor.kind, chosen)
+                if context.processor.kind == CUDA:
+                    on_device = partial(call, context, arrays)
+                    name, entry = device_entry(item.node.operator, on_device, chosen)
+                else:
+                    with self.choices.current():
+                        name, entry = select(call(context, arrays), context.processor.kind, chosen)
             except ValueError as error:
                 if context.variant is None:
                     raise

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -38,7 +39,7 @@ _PACKAGES: tuple[tuple[str, str, bool, str], ...] = (
     ("onnxruntime", "onnxruntime", False, "no optimising for ONNX Runtime"),
     ("mpi4py", "mpi4py.MPI", False, "no runs over ranks: pip install 'soapstone[mpi]'"),
     ("legate", "legate.core", False, "no runs under Legate: pip install 'soapstone[legate]'"),
-    ("numba-cuda", "numba.cuda", False, "nothing yet: there are no kernels for GPUs"),
+    ("numba-cuda", "numba.cuda", False, "no runs on GPUs: pip install 'soapstone[cuda]'"),
     ("torch", "torch", False, "no soapstone.torch, and nothing to compare benchmarks with"),
 )
 
@@ -87,7 +88,8 @@ class Diagnosis:
     """All that `soapstone doctor` says; `problems` names what is installed and does not work.
 
     kernels: how many operators each kind of kernel serves; reference: operators that only NumPy
-    serves, by the file that declares them.
+    serves, by the file that declares them; on_host: operators that the host runs for a GPU, None
+    where numba-cuda is not installed.
     """
 
     soapstone: str
@@ -98,6 +100,7 @@ class Diagnosis:
     caches: tuple[dict[str, Any], ...]
     kernels: Mapping[str, int]
     reference: Mapping[str, tuple[str, ...]]
+    on_host: tuple[str, ...] | None
     checks: tuple[Check, ...]
 
     @property
@@ -124,6 +127,7 @@ def diagnose() -> Diagnosis:
         tuple({**asdict(one), "path": str(one.path)} for one in caches()),
         kernels,
         reference,
+        _on_host(),
         (_matmul(), _convolution()),
     )
 
@@ -235,6 +239,18 @@ def _operators() -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
     )
 
 
+def _on_host() -> tuple[str, ...] | None:
+    """Return the operators without a kernel for GPUs; None where there cannot be any."""
+    from soapstone.kernels.select import unserved
+    from soapstone.native.cuda.device import NoDevice, numba_cuda
+
+    try:
+        numba_cuda()
+    except NoDevice:
+        return None
+    return unserved("cuda")
+
+
 def _family(function: Any) -> str:
     while hasattr(function, "func"):  # a partial
         function = function.func
@@ -315,6 +331,7 @@ def report(diagnosis: Diagnosis) -> str:
         "  served by " + ", ".join(f"{kind} {count}" for kind, count in diagnosis.kernels.items()),
         f"  by NumPy alone, slowly: {sum(map(len, diagnosis.reference.values()))}",
         *(f"    {family}: {', '.join(names)}" for family, names in diagnosis.reference.items()),
+        *_hosted(diagnosis.on_host),
         "",
         "Self-test",
         *(
@@ -330,6 +347,16 @@ def report(diagnosis: Diagnosis) -> str:
             *(f"  {text}" for text in diagnosis.problems),
         ]
     return "\n".join(lines)
+
+
+def _hosted(operators: tuple[str, ...] | None) -> list[str]:
+    """Return the lines of operators that the host runs for a GPU."""
+    if not operators:
+        return []
+    return [
+        f"  of a GPU, by the host, on copies: {len(operators)}",
+        *textwrap.wrap(", ".join(operators), 96, initial_indent=" " * 4, subsequent_indent=" " * 4),
+    ]
 
 
 def _size(nbytes: int) -> str:

@@ -25,6 +25,7 @@ from soapstone.engine.session import CARRIED, NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import Batches
 from soapstone.frontend.planned import Plans
+from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
@@ -135,7 +136,8 @@ class InferenceSession:
         model: a Model, an OnnxModel or its file, or a Graph.
         weights: the parameters and states of a Graph, by name; those of a Model default to what a
             compiled model has now.
-        threads: how many threads compute; all cores by default.
+        threads: how many threads compute; all cores by default. gpus: 1 for a GPU instead
+            (docs/cuda.md); a session runs on one processor.
         plain: run one kernel an operator, without folding or fusing, for comparison.
         layouts: axis orders of values, such as `OptimizeResult.layouts`, the rest in C order; by
             default those of the model's file, or where there are none what `channels_last` says.
@@ -160,6 +162,7 @@ class InferenceSession:
         weights: Mapping[str, Array] = NOTHING,
         *,
         threads: int | None = None,
+        gpus: int = 0,
         plain: bool = False,
         layouts: Layouts | None = None,
         bound_shapes: int = 8,
@@ -169,7 +172,13 @@ class InferenceSession:
         self._source = Source.of(model, weights)
         self._layouts = layouts
         self._plain = plain
-        self._machine = Machine.local(cpus=1, threads=threads or usable_cores())
+        if gpus > 1:
+            raise GraphError(f"gpus: {gpus} found; a session runs on one processor, so 1 at most")
+        self._machine = (
+            Machine.local(gpus=gpus)
+            if gpus
+            else Machine.local(cpus=1, threads=threads or usable_cores())
+        )
         self._plans: Plans | None = None
         if fast_memory is not None or plan is not None:
             self._plans = Plans("dp" if plan is None else plan, fast_memory)

@@ -74,6 +74,7 @@ class Model(Recording):
         executor: str = "local",
         cpus: int | None = None,
         threads: int = 1,
+        gpus: int = 0,
         mapper: object = "data_parallel",
         strategy: Strategy | str | Path | None = None,
         optimize: bool = False,
@@ -107,6 +108,7 @@ class Model(Recording):
                 update by the sum of their gradients.
             machine: a described machine to run on; by default this one with `cpus` processors of
                 `threads` threads in each process.
+            gpus: so many of this computer's NVIDIA GPUs to run on instead (docs/cuda.md).
             executor: who runs the tasks: local (threads of this process), mpi (one process a rank,
                 under mpiexec: every rank runs the same program) or legate (docs/legate.md).
             mapper: a name (`soapstone.mappers` entry points), `module:Class`, or an instance.
@@ -145,6 +147,7 @@ class Model(Recording):
             executor=executor,
             cpus=cpus,
             threads=threads,
+            gpus=gpus,
             mapper=mapper,
             strategy=strategy,
             optimize=optimize,

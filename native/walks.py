@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soapstone.native.memory import Array
+from soapstone.native.memory import Array, address
 
 FIRST, COMBINE, IDENTITY = range(3)  # how a fold starts: with the first part, the output, identity
 
@@ -55,3 +55,10 @@ def merge(
     if not out:
         out, kept = [1], [[0] * len(strides)]
     return tuple(out), tuple(zip(*kept))
+
+
+def moved(*arrays: Array) -> list[Array]:
+    """Return arrays of one dtype as the words that code moves: integers along one more axis."""
+    steps = [n for a in arrays for n in (a.itemsize, address(a), *a.strides)]
+    unit = next(size for size in (8, 4, 2, 1) if all(step % size == 0 for step in steps))
+    return [array[..., None].view(f"u{unit}") for array in arrays]

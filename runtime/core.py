@@ -63,20 +63,21 @@ class Runtime(Host):
     """Regions, tasks and instances on one machine; a context manager.
 
     machine: default `Machine.local()`. mapper: default `DefaultMapper()`; or the name of an
-    installed one. executor: what runs operations; by default threads of this process. automatic:
+    installed one. executor: what runs operations; by default threads of this process, and the GPUs
+    of the machine. automatic:
     whether launch sequences that repeat are traced without being marked (docs/runtime.md). log: a
     file for the log of the run, as `log` writes it. Any thread may use a runtime: what one
     captures, replays, reads or writes is done before or after what others launch, as a whole. In a
     process forked from this one it refuses whatever it is asked.
 
-    Raises: MapperError for something that is no mapper.
+    Raises: MapperError for something that is no mapper; MachineError for GPUs that are not there.
     """
 
     def __init__(
         self,
         machine: Machine | None = None,
         mapper: Mapper | str | None = None,
-        executor: type[LocalExecutor] = LocalExecutor,
+        executor: type[LocalExecutor] | None = None,
         *,
         automatic: bool = False,
         log: str | os.PathLike[str] | None = None,
@@ -86,7 +87,7 @@ class Runtime(Host):
         attach(self.mapper, self.machine)
         self.statistics = Statistics()
         self.memory = MemoryPool(self.machine, self.statistics)
-        runs = executor(self.machine, self.memory)
+        runs = (executor or _executor(self.machine))(self.machine, self.memory)
         analysis = Analysis(self.machine, self.mapper, self.statistics, runs, runs.world)
         super().__init__(analysis, runs)
         self._capture: Analysis | None = None
@@ -487,3 +488,12 @@ class Runtime(Host):
             self.close()
         else:
             self._stop()
+
+
+def _executor(machine: Machine) -> type[LocalExecutor]:
+    """What runs the operations of a machine in this process."""
+    if not machine.devices:
+        return LocalExecutor
+    from soapstone.runtime.devices.executor import DeviceExecutor
+
+    return DeviceExecutor

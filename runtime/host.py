@@ -158,7 +158,8 @@ class Host(ABC):
                 self.agreement.host("read", region)
             self._settled = True
             self.claim_live()
-            if self.executor.world.size > 1:
+            devices = self.analysis.machine.devices
+            if self.executor.world.size > 1 or devices:
                 self._publish(region)
                 self.executor.wait()
             found = np.zeros(region.shape, dtype=region.dtype)
@@ -166,7 +167,7 @@ class Host(ABC):
             seen: list[tuple[Storage, Box]] = []
             for instance in state:
                 storage = instance.storage
-                if instance.valid is False or storage.array is None:
+                if instance.valid is False or storage.array is None or storage.memory in devices:
                     continue
                 if instance.valid is True:
                     np.copyto(found, storage.view((tuple([0] * region.rank), region.shape)))
@@ -207,7 +208,8 @@ class Host(ABC):
             self._settled = True
             state = self.analysis.state(region)
             targets = [instance for key, instance in state.by_key.items() if key[1] is None][:1]
-            if state.live or not targets or self.executor.world.size > 1:
+            apart = self.executor.world.size > 1 or bool(self.analysis.machine.devices)
+            if state.live or not targets or apart:
                 targets = self.analysis.host_instances(region)
             for target in targets:
                 if target.storage.array is not None:

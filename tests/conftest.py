@@ -30,6 +30,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from soapstone.kernels.cpu.onednn import library
+from soapstone.native.cuda.device import NoDevice, device_count, simulated
 from soapstone.search.rules import rulefile
 from soapstone.search.rules.rulebook import Rulebook, rulebook
 
@@ -71,12 +72,21 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect single tests of oneDNN where it is not there."""
-    if library.available():
-        return
-    of_onednn = [item for item in items if item.get_closest_marker("onednn")]
-    config.hook.pytest_deselected(items=of_onednn)
-    items[:] = [item for item in items if item not in of_onednn]
+    """Deselect single tests of what is not there: of oneDNN, and of GPUs."""
+    out = [] if library.available() else [i for i in items if i.get_closest_marker("onednn")]
+    of_gpus = [item for item in items if item.get_closest_marker("gpu")]
+    if of_gpus and not _has_gpu():
+        out += of_gpus
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
+
+
+def _has_gpu() -> bool:
+    try:
+        return not simulated() and device_count() > 0
+    except NoDevice:
+        return False
 
 
 @pytest.fixture(scope="session")

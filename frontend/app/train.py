@@ -31,6 +31,7 @@ def train_app(
     batch_size: int | None = None,
     cpus: int | None = None,
     threads: int = 1,
+    gpus: int = 0,
     executor: str = "local",
     mapper: str = DEFAULT_MAPPER,
     memory_bytes: int | None = None,
@@ -61,6 +62,7 @@ def train_app(
     Args:
         epochs, batch_size, learning_rate: by default as the app's options say.
         cpus, threads: processors to run on, by default all cores, and threads of each.
+        gpus: so many of this computer's NVIDIA GPUs to run on instead (docs/cuda.md).
         executor: local (threads of this process), mpi (one process a rank, under mpiexec), legate.
         mapper: a mapper's name, or `module:Class`; strategy: the file of a strategy to follow.
         memory_bytes: the size of a memory that the processors work in, besides the computer's.
@@ -114,7 +116,7 @@ def train_app(
         others |= {"no --optimize": optimize, "no --profile": learns and profile is not None}
         if wrong := [what for what, found in others.items() if found]:
             raise AppError(f"app {app.name!r}: {parts} parts found; {', '.join(wrong)} needed")
-        if cpus is None:
+        if cpus is None and not gpus:
             cpus = max(1, min(parts, usable_cores()) // launched())
     elif partition_costs is not None:
         raise AppError(f"app {app.name!r}: costs of partitions found; --parts needed")
@@ -133,7 +135,7 @@ def train_app(
             " one of them needed"
         )
     if memory_bytes is not None:
-        machine = machine_of(executor, cpus, threads).bounded(memory_bytes)
+        machine = machine_of(executor, cpus, threads, gpus).bounded(memory_bytes)
     optimizer = as_optimizer(options["optimizer"])
     if learning_rate is not None:
         optimizer = replace(optimizer, learning_rate=learning_rate)
@@ -145,7 +147,9 @@ def train_app(
     if rank_of(executor):
         say = _nothing  # the first process speaks for all
     if executor != "local" and machine is None:
-        machine = machine_of(executor, cpus, threads)  # Legate has started when data are prepared
+        machine = machine_of(
+            executor, cpus, threads, gpus
+        )  # Legate has started when data are prepared
     splits = _splits(app, data)
     repeat = choices is not None and Path(choices).exists()
     with app.build(size) as model, _advised(memory_bytes, mapper):
@@ -162,6 +166,7 @@ def train_app(
             executor=executor,
             cpus=cpus,
             threads=threads,
+            gpus=gpus,
             machine=machine,
             mapper=mapper if split is None else split.mapper,
             strategy=strategy,

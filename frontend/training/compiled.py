@@ -99,6 +99,7 @@ class Compiled:
         executor: str,
         cpus: int | None,
         threads: int,
+        gpus: int,
         mapper: object,
         strategy: Strategy | str | Path | None,
         optimize: bool,
@@ -141,7 +142,7 @@ class Compiled:
                 " this computer take turns",
                 stacklevel=4,
             )
-        self.machine = machine or machine_of(executor, cpus, threads)
+        self.machine = machine or machine_of(executor, cpus, threads, gpus)
         if strategy is not None and not isinstance(strategy, Strategy):
             strategy = Strategy.load(Path(strategy))
         ground = self.machine

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.native.memory import Entry
-from soapstone.native.walks import walk
-from soapstone.runtime.analysis.transfer import NATIVE_FOLDS, combine, folded, moved
+from soapstone.native.walks import moved, walk
+from soapstone.runtime.analysis.transfer import NATIVE_FOLDS, combine, folded
 from soapstone.runtime.model.sparse import IndexSets
 from soapstone.runtime.model.task import PointContext, Read, ReadWrite, Task, Write
 from soapstone.runtime.model.tiling import Shape, Tiling, intern

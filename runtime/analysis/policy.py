@@ -16,7 +16,7 @@ import numpy as np
 
 from soapstone.runtime.analysis.instance import Instance
 from soapstone.runtime.errors import MapperError
-from soapstone.runtime.machines.machine import Machine
+from soapstone.runtime.machines.machine import CUDA, Machine
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.mapper import DefaultMapper, Held, Layout, Mapper, Order, by_point
@@ -297,6 +297,8 @@ class Policy:
             raise MapperError(
                 f"{asked} is {name!r}, which belongs to another process; one of its own needed"
             )
+        if index in self.machine.devices and place.kind != CUDA:
+            raise MapperError(f"{asked} is {name!r}, which is a GPU's; one of the host's needed")
         return index
 
     def layout(self, launch: Launch, argument: int, region: Region, memory: int) -> Layout | None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.native.memory import Entry, address, pack
-from soapstone.native.walks import COMBINE, FIRST, IDENTITY, walk
+from soapstone.native.memory import Entry, pack
+from soapstone.native.walks import COMBINE, FIRST, IDENTITY, moved, walk
 from soapstone.runtime.model.task import PointContext, Read, ReadWrite, Task, Write, identity
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -30,13 +30,6 @@ class FoldPart(NamedTuple):
     place: int | slice
     target: tuple[slice, ...] | None
     source: tuple[slice, ...] | None
-
-
-def moved(*arrays: Array) -> list[Array]:
-    """Arrays of one dtype as the words that native code moves: integers along one more axis."""
-    steps = [n for a in arrays for n in (a.itemsize, address(a), *a.strides)]
-    unit = next(size for size in (8, 4, 2, 1) if all(step % size == 0 for step in steps))
-    return [array[..., None].view(f"u{unit}") for array in arrays]
 
 
 def copy_entry(target: Array, source: Array) -> Entry:
@@ -148,7 +141,22 @@ class FoldTask(Task):
     """A task of folds that says what they fold. parts: of each point, in order."""
 
     reduction: str = "sum"
+    mode: int = COMBINE
     parts: Sequence[Sequence[FoldPart]] = ()
+
+    def views(self, point: int, arrays: Sequence[Array]) -> list[tuple[Array, Array]]:
+        """What a point folds of its arguments: of each part its place in the output, and itself."""
+        out = arrays[0]
+        found = []
+        for part in self.parts[point]:
+            given = arrays[part.argument][part.place, ...]
+            found.append(
+                (
+                    out if part.target is None else out[part.target],
+                    given if part.source is None else given[part.source],
+                )
+            )
+        return found
 
 
 def fold_task(
@@ -159,32 +167,21 @@ def fold_task(
     arguments: how many arrays of partials follow the output; each holds partials along axis 0.
     """
 
-    def views(context: PointContext, arrays: Sequence[Array]) -> list[tuple[Array, Array]]:
-        out = arrays[0]
-        found = []
-        for part in parts[context.point]:
-            given = arrays[part.argument][part.place, ...]
-            found.append(
-                (
-                    out if part.target is None else out[part.target],
-                    given if part.source is None else given[part.source],
-                )
-            )
-        return found
-
     def body(context: PointContext, *arrays: Array) -> None:
         with folded(arrays[0]) as out:
-            fold_arrays(reduction, mode, out, views(context, (out, *arrays[1:])))
+            fold_arrays(reduction, mode, out, made.views(context.point, (out, *arrays[1:])))
 
     def bind(context: PointContext, arrays: Sequence[Array]) -> Entry | None:
-        return fold_entry(reduction, mode, arrays[0], views(context, arrays))
+        return fold_entry(reduction, mode, arrays[0], made.views(context.point, arrays))
 
     output = ReadWrite if mode == COMBINE else Write
     privileges = (output, *[Read] * arguments)
-    return FoldTask(
+    made = FoldTask(
         *("fold", privileges, body, bind),
         context=True,
         kind="fold",
         reduction=reduction,
+        mode=mode,
         parts=parts,
     )
+    return made

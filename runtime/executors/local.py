@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from soapstone.runtime.machines.memory import MemoryPool
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.model.task import EntryLike, status_text
 from soapstone.runtime.observe.profile import Observer, Profile
+
+if TYPE_CHECKING:
+    from soapstone.runtime.devices.enqueues import Enqueues
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -270,6 +273,12 @@ class LocalExecutor:
     def messages(self, operations: Sequence[Operation], control: Array) -> dict[int, EntryLike]:
         """The native entries of a trace's messages, by operation id; here there are none."""
         return {}
+
+    def enqueues(
+        self, operations: Sequence[Operation], order: Sequence[int], edges: Array
+    ) -> Enqueues | None:
+        """What a trace enqueues on GPUs; here there are none."""
+        return None
 
     def check(self) -> None:
         """Raise what stopped the run, or that the runtime is closed.

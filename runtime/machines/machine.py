@@ -20,6 +20,7 @@ VERSION = 1
 MOST_THREADS = 8192  # of one process: the system refuses more sooner or later, or ends it
 PROCESS = "process"  # the kind of processors whose Python bodies run in a process of their own
 COPIER = "copier"  # the kind of those that run no tasks, but what is copied to or from a memory
+CUDA = "cuda"  # the kind of those that are NVIDIA GPUs: their memory is a device's
 _T = TypeVar("_T")
 
 
@@ -47,7 +48,8 @@ def _number(
 class Processor:
     """One worker: `threads` hardware threads that run one point task at a time.
 
-    `kind` "process" runs Python bodies in a process of its own, out of the interpreter's lock; the
+    `kind` "process" runs Python bodies in a process of its own, out of the interpreter's lock;
+    "cuda" is a GPU, whose memory is its own and has copiers; the first is the driver's first; the
     first "copier" of a memory makes the copies to it, the second those from it, and no tasks.
     `memory` names the memory its instances live in by default; `flops` is its peak rate in
     floating-point operations a second, or None when unknown; `node` is the computer it is in, empty
@@ -200,6 +202,11 @@ class Machine:
                     f"{owner}: processor {processor.name!r}: field 'memory' is "
                     f"{processor.memory!r}, needed one of {sorted(present)}"
                 )
+        if 0 in self.devices:
+            raise MachineError(
+                f"{owner}: memory {self.memories[0].name!r} is the host's and a GPU's; another"
+                " first memory needed"
+            )
         if self.processors[: len(self.workers)] != self.workers or not self.workers:
             raise MachineError(f"{owner}: copiers found before or without other processors")
         for name, count in Counter(p.memory for p in self.processors[len(self.workers) :]).items():
@@ -221,6 +228,13 @@ class Machine:
         """The processors that tasks are placed on: all but copiers."""
         return tuple(each for each in self.processors if each.kind != COPIER)
 
+    @cached_property
+    def devices(self) -> Mapping[int, int]:
+        """The memories of GPUs, by index, and the number of the GPU that each is of."""
+        names = dict.fromkeys(p.memory for p in self.processors if p.kind == CUDA)
+        index = {memory.name: number for number, memory in enumerate(self.memories)}
+        return {index[name]: number for number, name in enumerate(names)}
+
     @property
     def host(self) -> Memory:
         """The memory that Python reads and writes: the first."""
@@ -233,8 +247,12 @@ class Machine:
         memory_bytes: int | None = None,
         memories: int = 1,
         processes: bool = False,
+        gpus: int = 0,
     ) -> Machine:
         """This computer: `cpus` processors (default: all cores) of `threads` threads each.
+
+        With `gpus` its processors are so many NVIDIA GPUs instead (docs/cuda.md), each with its
+        memory and two copiers, with the computer's memory behind them.
 
         With `memories` > 1 the processors are spread over separate memories, linked pairwise:
         all are this computer's memory, so this is for testing copies. `memory_bytes` is the
@@ -245,6 +263,16 @@ class Machine:
         Raises: MachineError.
         """
         _number("Machine.local", "threads", threads, whole=True, least=1)
+        _number("Machine.local", "gpus", gpus, whole=True, least=0)
+        if gpus:
+            if cpus is not None or memories > 1 or processes:
+                raise MachineError(
+                    f"Machine.local: {gpus} gpus found beside cpus, memories or processes; a"
+                    " machine of GPUs has none of these"
+                )
+            from soapstone.runtime.devices.machine import gpu_machine
+
+            return gpu_machine(gpus, memory_bytes)
         if cpus is None:
             cpus = max(1, usable_cores() // threads)
         _number("Machine.local", "cpus", cpus, whole=True, least=1)
@@ -275,11 +303,14 @@ class Machine:
 
         Processors of "system" then work in "system.bounded", as those of a device do in its own
         memory; mappers that stream (`bounded_memory`) run more in it than it holds. With `copiers`,
-        two more processors copy to and from each such memory, while the others compute.
+        two more processors copy to and from each such memory, while the others compute. GPUs work
+        in memories of their own already, with copiers: these have `memory_bytes` then.
 
         Raises: MachineError.
         """
         _number("Machine.bounded", "memory_bytes", memory_bytes, whole=True, least=1)
+        if self.devices:
+            return self.limited(memory_bytes)
         used = list(dict.fromkeys(processor.memory for processor in self.processors))
         rates = {memory.name: memory.bytes_per_s or 10e9 for memory in self.memories}
         nodes = {processor.memory: processor.node for processor in self.processors}

@@ -32,6 +32,7 @@ class MemoryPool:
 
     def __init__(self, machine: Machine, statistics: Statistics) -> None:
         self._memories = machine.memories
+        self._devices = machine.devices
         self._statistics = statistics
         self._used = [0] * len(machine.memories)
         self._released: deque[tuple[int, int]] = deque()
@@ -83,7 +84,7 @@ class MemoryPool:
                 free = place.capacity_bytes - self._used[memory]
                 there = f"{free} of {place.capacity_bytes} are free"
                 raise self._exhausted(memory, nbytes, what, there)
-            self._unseen += nbytes
+            self._unseen += 0 if memory in self._devices else nbytes
             if self._unseen >= _LOOK_BYTES:
                 self._look(memory, nbytes, what)
             self._used[memory] += nbytes
@@ -97,7 +98,8 @@ class MemoryPool:
         if available is None:
             return
         touched = max(0, resident_bytes() - self._resident_before)
-        promised = max(0, sum(self._used) - touched)
+        mine = sum(used for memory, used in enumerate(self._used) if memory not in self._devices)
+        promised = max(0, mine - touched)
         if promised + nbytes + _RESERVE_BYTES > available:
             self._unseen -= nbytes
             free = max(0, available - promised - _RESERVE_BYTES)
@@ -115,17 +117,27 @@ class MemoryPool:
     def buffer(self, memory: int, nbytes: int, zero: bool, what: str) -> Array:
         """Bytes that were claimed before: uint8 at a 64-byte boundary.
 
-        Where processors are processes all memories are shared with them, since mappers may place
-        what they use in any; those of ranks are shared with the other ranks of their computer.
+        Those of a GPU are in its own memory (`native.cuda.arrays`), and the host's are page-locked
+        where there is one. Where processors are processes all memories are shared with them, since
+        mappers may place what they use in any; those of ranks are shared with the other ranks of
+        their computer.
 
         Raises: MemoryExhausted when the operating system refuses them.
         """
         try:
             if self.segments is not None:
                 return self.segments.allocate(nbytes)
+            if self._devices:
+                from soapstone.native.cuda import arrays, device
+
+                if memory in self._devices:
+                    owner = device.Device(self._devices[memory])
+                    return arrays.device_bytes(owner, nbytes, zero)
+                return arrays.pinned_bytes(nbytes, zero)
             return aligned(nbytes, zero=zero)
         except MemoryError as error:
-            refused = f"the operating system refuses them ({error})"
+            who = "driver" if memory in self._devices else "operating system"
+            refused = f"the {who} refuses them ({error})"
             raise self._exhausted(memory, nbytes, what, refused) from None
 
     def _arena(self, memory: int) -> Array:

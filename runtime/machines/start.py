@@ -33,14 +33,22 @@ def check_executor(executor: str) -> None:
         raise MachineError(f"executor {executor!r} found; one of {', '.join(EXECUTORS)} needed")
 
 
-def machine_of(executor: str, cpus: int | None = None, threads: int = 1) -> Machine:
+def machine_of(executor: str, cpus: int | None = None, threads: int = 1, gpus: int = 0) -> Machine:
     """The machine an executor finds, with `cpus` processors of `threads` threads in each process.
 
-    cpus: by default all cores of this computer, shared by its processes.
+    cpus: by default all cores of this computer, shared by its processes. gpus: as many GPUs of this
+    computer instead.
 
     Raises: MachineError.
     """
     check_executor(executor)
+    if gpus:
+        if executor != "local":
+            raise MachineError(
+                f"executor {executor!r} found with {gpus} gpus; 'local' needed, whose process"
+                " drives all of them"
+            )
+        return Machine.local(cpus, threads, gpus=gpus)
     if executor == "mpi":
         from soapstone.runtime.executors.mpi import executor as mpi
 

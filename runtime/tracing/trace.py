@@ -73,6 +73,7 @@ class Trace:
         self.edges: Array = np.unique(pairs, axis=0) if pairs.size else pairs
         self._arenas = self._allocate()
         self.copied_bytes = sum(_between(operation) for operation in self.operations)
+        self._enqueues = runtime.executor.enqueues(self.operations, self.order, self.edges)
         self._program = self._assemble()
         for state in analysis.regions.values():
             for instance in state:
@@ -116,49 +117,67 @@ class Trace:
         control = program.control_words()
         self._messages = self._runtime.executor.messages(self.operations, control)
         calls = self._calls = python_entry.Calls(len(self.operations))
+        enqueues = self._enqueues
 
         def bind(mine: Sequence[Operation]) -> Callable[[], None]:
             def work() -> None:
                 for operation in mine:
-                    entry = self._bind(operation)
                     number = operation.id
+                    if enqueues is not None and number in enqueues:
+                        enqueues.bind(operation)
+                        addresses[number] = idle  # the first of its segment enqueues all of it
+                        continue
+                    entry = self._bind(operation)
                     self._entries[number] = entry
-                    if entry is not None:
+                    ready = None if enqueues is None else enqueues.waits(number)
+                    if entry is not None and ready is None:
                         addresses[number], blocks[number] = entry.address, entry.block
                     elif operation.idle:
                         addresses[number] = idle
                     else:
+                        call = self._prepare(operation) if entry is None else _called(entry)
+                        made = self._guarded(number, call if ready is None else _after(ready, call))
                         addresses[number] = python_entry.entry_address()
-                        blocks[number] = calls.block(number, self._prepare(operation))
+                        blocks[number] = calls.block(number, made)
 
             return work
 
         jobs = {processor: bind(mine) for processor, mine in by_processor.items()}
         self._runtime.executor.run_all(jobs, _pass)
+        processors = [operation.processor for operation in self.operations]
+        if enqueues is not None:
+            for number, start in enqueues.starts.items():
+                addresses[number] = python_entry.entry_address()
+                blocks[number] = calls.block(number, self._guarded(number, start))
+            for operation in self.operations:
+                if operation.id in enqueues:
+                    processors[operation.id] = enqueues.lead
         predecessors: list[list[int]] = [[] for _ in self.operations]
         for source, target in self.edges.tolist():
             predecessors[target].append(source)
-        processors = [operation.processor for operation in self.operations]
         return program.assemble(self.order, processors, predecessors, addresses, blocks, control)
 
-    def _prepare(self, operation: Operation) -> Callable[[], bool]:
-        """The call of an operation's Python body, its arrays and context made once.
-
-        Returns a function that tells whether it succeeded, and keeps what the body raises.
-        """
+    def _prepare(self, operation: Operation) -> Callable[[], object]:
+        """The call of an operation's Python body, its arrays and context made once."""
         number = operation.processor
         try:
-            call = self._runtime.executor.prepared(operation, number, operation.arrays())
+            return self._runtime.executor.prepared(operation, number, operation.arrays())
         except BodyError as error:
             processor = self._runtime.machine.processors[number]
             raise as_task_error(operation, processor, error) from error
+
+    def _guarded(self, number: int, call: Callable[[], object]) -> Callable[[], bool]:
+        """A function that tells whether a call succeeded, and keeps what it raises.
+
+        number: the id of the operation that it is of.
+        """
         raised = self._raised
 
         def guarded() -> bool:
             try:
                 call()
             except BaseException as error:
-                raised[operation.id] = error
+                raised[number] = error
                 return False
             return True
 
@@ -313,9 +332,14 @@ class Trace:
             return
         program.reset()
         self._raised.clear()
+        enqueues = self._enqueues
+        if enqueues is not None:
+            enqueues.timed = timeline is not None
         if native_memory.CHECKED:
-            for arena in self._arenas:  # nothing outlives a replay there
-                native_memory.spoil(arena.buffer)
+            devices = self._runtime.machine.devices
+            for memory, arena in enumerate(self._arenas):  # nothing outlives a replay there
+                if memory not in devices:
+                    native_memory.spoil(arena.buffer)
         stamps: list[Array | None] = [
             np.zeros((mine.fn.size, 3), dtype=np.int64) if timeline is not None else None
             for mine in program.workers
@@ -330,10 +354,16 @@ class Trace:
             jobs = {mine.processor: worker(n) for n, mine in enumerate(program.workers)}
             self._runtime.executor.run_all(jobs, program.abort)
         failures = program.failures()
+        if enqueues is not None:
+            enqueues.finish(not failures)
         if failures:
             self._fail(failures)
         if timeline is None:
             return
+        if enqueues is not None:
+            for mine, stamped in zip(program.workers, stamps):
+                if stamped is not None:
+                    enqueues.stamps(mine.operations.tolist(), stamped)
         workers = [
             ([self.operations[i] for i in mine.operations.tolist()], stamped)
             for mine, stamped in zip(program.workers, stamps)
@@ -351,7 +381,9 @@ class Trace:
         operation = self.operations[number]
         processor = self._runtime.machine.processors[operation.processor]
         raised = self._raised.get(number)
-        if raised is not None:
+        if isinstance(raised, TaskError):
+            error = raised
+        elif raised is not None:
             error = as_task_error(operation, processor, raised)
         else:
             entry = self._entries[number]
@@ -371,7 +403,9 @@ class Trace:
         """What the trace holds: operations by kind, dependences, waits, bytes in each memory."""
         program = self._program
         python = sum(
-            entry is None and not operation.idle
+            entry is None
+            and not operation.idle
+            and not (self._enqueues is not None and operation.id in self._enqueues)
             for entry, operation in zip(self._entries, self.operations)
         )
         names = [memory.name for memory in self._runtime.machine.memories]
@@ -416,6 +450,27 @@ def _between(operation: Operation) -> int:
     if source is None or target is None or source.memory == target.memory:
         return 0
     return operation.touched_bytes // 2
+
+
+def _called(entry: EntryLike) -> Callable[[], object]:
+    """A call of a native entry that raises what its status means."""
+
+    def call() -> None:
+        status = native_memory.call(entry.address, entry.block)
+        if status:
+            raise RuntimeError(status_text(entry, status))
+
+    return call
+
+
+def _after(ready: Callable[[], None], call: Callable[[], object]) -> Callable[[], object]:
+    """A call that waits first."""
+
+    def late() -> None:
+        ready()
+        call()
+
+    return late
 
 
 def _pass() -> None:

@@ -54,6 +54,7 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(min=0, help="A constant rate.")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="Run on so many NVIDIA GPUs instead.")] = 0,
     executor: Annotated[
         str | None,
         typer.Option(help="local: threads; mpi: ranks of mpiexec, default under it; legate."),
@@ -127,6 +128,7 @@ def train(
             learning_rate=learning_rate,
             cpus=cpus,
             threads=threads,
+            gpus=gpus,
             executor=executor,
             mapper=mapper,
             memory_bytes=memory_bytes,

@@ -1,0 +1,52 @@
+"""Operators on GPUs: the kernel that serves a call, or word that none does and the host runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from soapstone.ir.tensor import Array
+from soapstone.kernels.entry import Call
+from soapstone.kernels.fallback import report
+from soapstone.kernels.registry import variants
+from soapstone.kernels.select import REFERENCE, select_device
+
+Seen = Callable[[Array, bool], Any]  # a tile, and whether it is of a constant, as kernels take it
+
+
+def device_entry(
+    operator: str, call: Callable[[Seen], Call], variant: str | None
+) -> tuple[str, Any]:
+    """Return the name and entry of the CUDA kernel of an operator, of the GPU that is current.
+
+    The entry is None where there is none: then the host runs the operator on copies of its
+    operands, which a warning says once.
+
+    Args:
+        call: makes the call, of arrays as kernels take them.
+        variant: the one to use; by default the first that serves the call.
+
+    Raises:
+        ValueError: the named variant does not serve the call.
+    """
+    if variant is not None or variants(operator, "cuda"):
+        try:
+            return select_device(call(_on_device), variant)
+        except ValueError:
+            if variant is not None:
+                raise
+    report(
+        f"{operator}: no CUDA kernel serves it",
+        "the host runs it, on copies of its operands (`soapstone doctor` lists such operators)",
+    )
+    return REFERENCE, None
+
+
+def _on_device(tile: Array, constant: bool) -> Any:
+    """Return a tile as kernels take it; of a constant, whose contents the host has, a copy."""
+    from soapstone.native.cuda.arrays import launchable, uploaded
+
+    return launchable(uploaded(tile) if constant else tile)
+
+
+__all__ = ["Seen", "device_entry"]

@@ -1,0 +1,178 @@
+"""Devices and their streams, through Numba CUDA; in Numba's simulator by the same code.
+
+The simulator (`NUMBA_ENABLE_CUDASIM=1`) stands in for any number of devices. It runs what is
+enqueued at once, in the calling thread, one kernel at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from functools import cache
+from types import TracebackType
+from typing import Any, Protocol
+
+from soapstone.system import physical_bytes
+
+SIMULATED_DEVICES = 64  # as many as anybody asks for
+_HELD_BACK = 0.05  # of a device's free memory: for code, and for what libraries need
+_TURN = threading.RLock()  # of whoever enqueues
+
+
+class NoDevice(RuntimeError):
+    """There is no GPU, or no Numba CUDA to use it by: says what was found and what to install."""
+
+
+class Enqueued(Protocol):
+    """Work of a device, on arrays that are known: a kernel, a copy, or several of them."""
+
+    def enqueue(self, stream: Any) -> None:
+        """Have it done after all that is on the stream. stream: of a device that is current."""
+
+
+@cache
+def numba_cuda() -> Any:
+    """Return `numba.cuda`.
+
+    Raises:
+        NoDevice: it is not installed.
+    """
+    try:
+        import numba.cuda as found
+        from numba.cuda import gpus  # noqa: F401
+    except ImportError as error:
+        raise NoDevice(
+            f"numba-cuda found missing ({error}); needed for GPUs: pip install 'soapstone[cuda]'"
+        ) from error
+    return found
+
+
+def simulated() -> bool:
+    """Return whether Numba's simulator stands in for devices."""
+    return bool(numba_cuda().config.ENABLE_CUDASIM)
+
+
+@cache
+def device_count() -> int:
+    """Return how many devices there are.
+
+    Raises:
+        NoDevice: none; says why.
+    """
+    cuda = numba_cuda()
+    if simulated():
+        return SIMULATED_DEVICES
+    try:
+        found = len(cuda.gpus)
+    except Exception as error:  # whatever a driver that does not fit does
+        said = " ".join(str(error).split()).strip(" :.") or type(error).__name__
+        raise NoDevice(
+            f"no NVIDIA GPU found ({said}); a GPU and NVIDIA's driver needed, or"
+            " NUMBA_ENABLE_CUDASIM=1 for Numba's simulator"
+        ) from error
+    if not found:
+        raise NoDevice("no NVIDIA GPU found: the driver sees none (CUDA_VISIBLE_DEVICES?)")
+    return found
+
+
+class Device:
+    """One device; a context manager in which it is current, for one thread at a time.
+
+    Enqueuing takes microseconds, so threads take turns at it, as Numba's simulator needs.
+
+    Args:
+        number: among those that the driver shows.
+
+    Attributes:
+        current: a context manager in which it is current without a turn, to wait for what it does.
+    """
+
+    def __init__(self, number: int) -> None:
+        count = device_count()
+        if not 0 <= number < count:
+            raise NoDevice(f"GPU {number} found asked for; the driver has {count}")
+        self.number = number
+        self.current: Any = numba_cuda().gpus[0 if simulated() else number]  # without a turn
+
+    def __enter__(self) -> Device:
+        _TURN.acquire()
+        self.current.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.current.__exit__(kind, error, traceback)
+        finally:
+            _TURN.release()
+
+    @property
+    def name(self) -> str:
+        """What the device is called."""
+        if simulated():
+            return "Numba's simulator"
+        found = self.current.name
+        return found.decode() if isinstance(found, bytes) else str(found)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of its memory to work in: what is free, but for a little that is held back.
+
+        Of a simulated device, which uses the computer's memory, a quarter of that.
+        """
+        if simulated():
+            return physical_bytes() // 4
+        with self:
+            free = numba_cuda().current_context().get_memory_info().free
+        return int(free * (1 - _HELD_BACK))
+
+
+class Lane:
+    """A stream of a device: what is enqueued on it is done in order, beside all other lanes.
+
+    `after` makes it wait for what other lanes had been given when they were marked; the host waits
+    only where it synchronises with a mark.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        with device:
+            self.stream = numba_cuda().stream()
+
+    def enqueue(self, work: Enqueued) -> None:
+        """Have work done after all that the lane was given before."""
+        with self.device:
+            work.enqueue(self.stream)
+
+    def event(self) -> Any:
+        """Return a new event of the lane's device."""
+        with self.device:
+            return numba_cuda().event()
+
+    def mark(self, event: Any = None) -> Any:
+        """Return an event that occurs once all that was enqueued so far is done.
+
+        event: one to use again.
+        """
+        with self.device:
+            found = numba_cuda().event() if event is None else event
+            found.record(self.stream)
+        return found
+
+    def after(self, marks: Iterable[Any]) -> None:
+        """Let what is enqueued from now on wait for marks of other lanes."""
+        with self.device:
+            for mark in marks:
+                mark.wait(self.stream)
+
+    def wait(self, mark: Any = None) -> None:
+        """Wait, in the host, until a mark occurs, or until all that was enqueued is done."""
+        with self.device.current:
+            (self.stream if mark is None else mark).synchronize()
+
+
+__all__ = ["Device", "Enqueued", "Lane", "NoDevice", "device_count", "numba_cuda", "simulated"]

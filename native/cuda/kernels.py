@@ -1,0 +1,57 @@
+"""The kernels of copies and folds: over arrays of four axes and any strides.
+
+A module of its own, since it imports `numba.cuda`: the simulator finds it by that name.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+SUM, PROD, MAX, MIN = range(4)
+
+
+@cuda.jit
+def copy(to: Any, x: Any) -> None:
+    """Copy elements of one dtype."""
+    n1, n2, n3 = to.shape[1], to.shape[2], to.shape[3]
+    for at in range(np.int64(cuda.grid(1)), np.int64(to.size), cuda.gridsize(1)):
+        d = at % n3
+        c = at // n3 % n2
+        b = at // n3 // n2 % n1
+        a = at // n3 // n2 // n1
+        to[a, b, c, d] = x[a, b, c, d]
+
+
+@cache
+def fold(reduction: str) -> Any:
+    """Return the kernel that combines elements with others.
+
+    A maximum or minimum of equal numbers, and of NaN, is the first.
+    """
+    wanted = ("sum", "prod", "max", "min").index(reduction)
+
+    @cuda.jit
+    def combine(to: Any, x: Any) -> None:
+        n1, n2, n3 = to.shape[1], to.shape[2], to.shape[3]
+        for at in range(np.int64(cuda.grid(1)), np.int64(to.size), cuda.gridsize(1)):
+            d = at % n3
+            c = at // n3 % n2
+            b = at // n3 // n2 % n1
+            a = at // n3 // n2 // n1
+            one, two = to[a, b, c, d], x[a, b, c, d]
+            if wanted == SUM:
+                to[a, b, c, d] = one + two
+            elif wanted == PROD:
+                to[a, b, c, d] = one * two
+            else:
+                keep = one >= two if wanted == MAX else one <= two
+                to[a, b, c, d] = one if keep or one != one else two
+
+    return combine
+
+
+__all__ = ["copy", "fold"]

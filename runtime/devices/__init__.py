@@ -1,0 +1,1 @@
+"""GPUs as processors: their machine, their executor, and how steps are enqueued."""

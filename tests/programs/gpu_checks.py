@@ -1,0 +1,228 @@
+"""Checks of GPUs as processors, each run in this process: on devices, or in Numba's simulator.
+
+    NUMBA_ENABLE_CUDASIM=1 python -m programs.gpu_checks random training ...
+
+Prints the outcomes as JSON: by check, None or the error. In the simulator lanes are late
+(`helpers/runtime/late_lanes.py`), so that an order that nothing enforces shows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from helpers.runtime.late_lanes import LateLane
+from helpers.runtime.programs import ShuffledMapper, random_program
+from helpers.training_runs import cnn, compare, data, mlp, train
+
+from soapstone import InferenceSession
+from soapstone.engine.mapper import strategy_of
+from soapstone.kernels.fallback import FallbackWarning
+from soapstone.mappers import load
+from soapstone.native.cuda.device import device_count, simulated
+from soapstone.runtime import (
+    Machine,
+    Partition,
+    Processor,
+    Read,
+    ReadWrite,
+    Reduce,
+    Region,
+    Runtime,
+    TaskError,
+    Write,
+    task,
+)
+from soapstone.runtime.analysis.policy import attach
+from soapstone.runtime.devices import executor
+from soapstone.runtime.machines.machine import CUDA
+from soapstone.runtime.model.launch import Launch
+
+MOST = min(2, device_count())  # GPUs in one machine
+
+
+def machine(gpus: int, cpus: int = 0) -> Machine:
+    """Return a machine of GPUs, and of processors of the host beside them."""
+    found = Machine.local(gpus=min(gpus, MOST))
+    hosted = (Processor(f"cpu{number}") for number in range(cpus))
+    return replace(found, processors=(*hosted, *found.processors))
+
+
+class Shuffled(ShuffledMapper):
+    """Any worker, and for a GPU any memory: the host's, or another GPU's."""
+
+    def place(self, launch: Launch, point: int) -> int:
+        return self._draw("place", launch.name, point) % len(self.machine.workers)
+
+    def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
+        if processor.kind != CUDA:
+            return processor.memory
+        return super().memory(launch, argument, processor)
+
+    def slices(self, launch: Launch) -> None:
+        return None
+
+
+def random() -> None:
+    """Random programs equal sequential NumPy, untraced and replayed, beside processors of CPUs."""
+    for seed in range(9):
+        program = random_program(seed)
+        mapper = Shuffled(seed, tiles=seed % 2 == 0, memories=seed % 5 > 0)
+        rng = np.random.default_rng(seed)
+        arrays = {
+            region: rng.integers(0, 100, size=region.shape).astype(region.dtype)
+            for region in program.persistent
+        }
+        with Runtime(machine(1 + seed % 2, cpus=seed % 3 // 2), mapper) as runtime:
+            for region, array in arrays.items():
+                runtime.write(region, array)
+            for _ in range(2):
+                program.launch(runtime)
+                program.run(arrays)
+            trace = runtime.capture(lambda program=program, on=runtime: program.launch(on))
+            for _ in range(3):
+                trace.replay()
+                program.run(arrays)
+            for region in program.persistent:
+                np.testing.assert_array_equal(runtime.read(region), arrays[region], str(seed))
+
+
+@task
+def partial_sums(x: Read, out: Reduce("sum")) -> None:
+    out += x.sum(axis=0)
+
+
+@task
+def largest(x: Read, out: Reduce("max")) -> None:
+    out[...] = x.max(axis=0)
+
+
+def folds() -> None:
+    """Partial results of several GPUs fold to the bits of the host's folds."""
+    x = Region((12, 40), np.float32, "x")
+    values = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
+    values[3, 4] = np.nan
+    found = []
+    for on in (machine(2), Machine.local(cpus=2)):
+        sums, most = Region((40,), np.float32, "sums"), Region((40,), np.float32, "most")
+        with Runtime(on) as runtime:
+            runtime.write(x, values)
+            for which, out in ((partial_sums, sums), (largest, most)):
+                parts = Partition.tiled(x, (6, 1)), Partition.whole(out, (6, 1))
+                runtime.launch(which, *parts, initialise=True)
+            found.append((runtime.read(sums), runtime.read(most)))
+    for mine, theirs in zip(*found):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@task
+def fail(x: Write) -> None:
+    raise ValueError("on purpose")
+
+
+@task
+def add(x: Read, y: ReadWrite) -> None:
+    y += x
+
+
+def errors() -> None:
+    """A body that raises stops the run with its name, as on the host, and the run goes on."""
+    x, y = Region((4, 6), np.float32, "x"), Region((4, 6), np.float32, "y")
+    with Runtime(machine(1)) as runtime:
+        runtime.fill(x, 2)
+        runtime.fill(y, 1)
+        runtime.launch(fail, x)
+        try:
+            runtime.wait()
+            raise AssertionError("an error was lost")
+        except TaskError as error:
+            assert "task 'fail', point 0" in str(error), error
+            assert "ValueError: on purpose" in str(error), error
+        runtime.reset()
+        runtime.fill(x, 2)
+        columns = Partition.tiled(x, (1, 3)), Partition.tiled(y, (1, 3))
+        with runtime.capture("step") as recording:
+            runtime.launch(add, *columns)
+            runtime.launch(fail, x)
+        try:
+            recording.trace.replay()
+            raise AssertionError("an error of a replay was lost")
+        except TaskError as error:
+            assert "task 'fail', point 0" in str(error), error
+        timeline = runtime.capture(lambda: runtime.launch(add, *columns)).replay(profile=True)
+        assert timeline is not None
+        tasks = [event for event in timeline.events if event.category == "task"]
+        assert len(tasks) == 3 and all(e.end_ns > e.start_ns > 0 for e in tasks), tasks
+
+
+def training() -> None:
+    """Steps on one GPU and on two equal the sequential run of the same graph."""
+    for build, gpus in ((mlp, 1), (mlp, 2), (cnn, 1)):
+        with build() as model:
+            model.compile("sgd", gpus=min(gpus, MOST))
+            compare(model, steps=2)
+
+
+def mappers() -> None:
+    """Other mappers and a strategy's file work alike, and so does a framebuffer of few bytes."""
+    with mlp() as model, TemporaryDirectory() as folder:
+        model.compile("adam", gpus=MOST, mapper="round_robin")
+        compare(model, steps=2)
+        mapper, on = load("data_parallel"), Machine.local(gpus=MOST)
+        attach(mapper, on)
+        path = Path(folder) / "strategy.json"
+        strategy_of(mapper, model.training_graph, on).save(path)
+        with mlp() as other:
+            other.compile("adam", gpus=MOST, strategy=path)
+            compare(other, steps=2)
+    with mlp() as model:
+        model.compile("sgd", gpus=1, fast_memory=8 << 10)
+        x, y = data(model)
+        losses, _ = train(model, x, y, 2)
+        planned, copied = model.trainer.moved_bytes
+        assert 0 < planned == copied, (planned, copied)
+        with mlp() as host:
+            host.compile("sgd", cpus=1)
+            np.testing.assert_allclose(losses, train(host, x, y, 2)[0], rtol=1e-5)
+
+
+def inference() -> None:
+    """An inference session on a GPU gives what one on the host gives."""
+    with cnn() as model:
+        model.compile("sgd", cpus=1)
+        x, _ = data(model)
+        with InferenceSession(model, gpus=1) as mine, InferenceSession(model) as theirs:
+            for _ in range(2):
+                for name, wanted in theirs.run({"x": x}).items():
+                    np.testing.assert_allclose(mine.run({"x": x})[name], wanted, 1e-4, 1e-5)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    check.__name__: check for check in (random, folds, errors, training, mappers, inference)
+}
+
+
+def main() -> None:
+    """Run the checks that are named, and print what became of each."""
+    if simulated():
+        executor.Lane = LateLane
+    warnings.simplefilter("ignore", FallbackWarning)
+    outcomes: dict[str, str | None] = {}
+    for name in sys.argv[1:]:
+        try:
+            CHECKS[name]()
+            outcomes[name] = None
+        except Exception:
+            outcomes[name] = traceback.format_exc()
+    print(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main()
