@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 
 from soapstone.engine.mapper import GraphMapper
-from soapstone.engine.session import Bound, Session
+from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.ir.graph import Graph
 from soapstone.ir.guard import LEARNING_RATE
 from soapstone.ir.strategy import Strategy
@@ -23,16 +23,18 @@ def running(
     strategy: Strategy,
     mapper: GraphMapper | None = None,
     executor: str = "local",
+    constants: Mapping[str, Array] = NOTHING,
 ) -> Iterator[tuple[Session, Bound]]:
     """Yield a session in which a graph is bound under a strategy, and fed with random inputs.
 
     Scalars, such as the learning rate and the number of the step, are 1.
 
-    mapper: who places what the strategy leaves open; by default blocks of points.
+    mapper: who places what the strategy leaves open; by default blocks of points. constants:
+        contents, by name.
     """
     session = Session(machine, mapper or GraphMapper(), seed=0, executor=executor)
     try:
-        bound = session.bind(graph, strategy)
+        bound = session.bind(graph, strategy, constants)
         for name, feed in bound.feeds.items():
             feed[...] = drawn(graph, name) if graph.roles[name] is Role.INPUT else 1
         yield session, bound

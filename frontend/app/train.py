@@ -41,7 +41,7 @@ def train_app(
     choices: str | Path | None = None,
     graph: str | Path | None = None,
     parts: int | None = None,
-    partitioner: str = "learned",
+    partitioner: str | None = None,
     partition_costs: str | Path | None = None,
     reuse: str | None = None,
     fast_memory: int | None = None,
@@ -74,8 +74,9 @@ def train_app(
         data: a folder to take the data from in place of the app's own (see `read_splits`).
         graph: a graph to learn from in place of the app's own (see `read_graph`).
         parts: into how many ranges its vertices are cut; by default the mapper decides.
-        partitioner: how: learned, vertex, edge or metis. partition_costs: a file of what was
-            learned before, written anew in the end (`soapstone.frontend.graphs.partitioned`).
+        partitioner: how: learned (the default), vertex, edge or metis. partition_costs: a file of
+            what was learned before, written anew in the end
+            (`soapstone.frontend.graphs.partitioned`).
         reuse: of apps whose graph changes from sample to sample: off, patterns, batch or all, which
             is the default (docs/dynamic.md). What they cannot do is refused.
         checkpoint: a file to save to after each epoch; resume: one to go on from.
@@ -109,17 +110,20 @@ def train_app(
 
             given, cuts = renumbered_by_metis(given, parts)
         app, edges = app.over(given), given.adjacency
+    how = partitioner or "learned"
     if parts is not None:
         others = {"--graph": graph is None, "no --mapper": mapper != DEFAULT_MAPPER}
         others |= {"no --strategy": strategy is not None, "no --step": step is not None}
-        learns = partitioner == "learned" and parts > 1  # from timelines of its own
+        learns = how == "learned" and parts > 1  # from timelines of its own
         others |= {"no --optimize": optimize, "no --profile": learns and profile is not None}
+        others["--partitioner learned"] = how != "learned" and partition_costs is not None
         if wrong := [what for what, found in others.items() if found]:
             raise AppError(f"app {app.name!r}: {parts} parts found; {', '.join(wrong)} needed")
         if cpus is None and not gpus:
             cpus = max(1, min(parts, usable_cores()) // launched())
-    elif partition_costs is not None:
-        raise AppError(f"app {app.name!r}: costs of partitions found; --parts needed")
+    elif (partitioner, partition_costs) != (None, None):
+        found = "costs of partitions" if partitioner is None else f"partitioner {partitioner!r}"
+        raise AppError(f"app {app.name!r}: {found} found; --parts needed")
     options = app.options
     size = options["batch_size"] if batch_size is None else batch_size
     most = options["epochs"] if epochs is None else epochs
@@ -157,7 +161,7 @@ def train_app(
         if parts is not None and edges is not None:
             from soapstone.frontend.graphs.partitioned import Partitioned
 
-            split = Partitioned(model, edges, parts, partitioner, costs=partition_costs, given=cuts)
+            split = Partitioned(model, edges, parts, how, costs=partition_costs, given=cuts)
             hooks.append(split)
         model.compile(
             optimizer,

@@ -78,7 +78,7 @@ def optimize(
     Args:
         model: a Model, an OnnxModel or its file, or a Graph; one with updates is a training graph,
             whose weights are values like others.
-        weights: those of a Graph.
+        weights: those of a Graph; of a training graph, the contents of its constants.
         batch_size, dims: the extents that the graph is for; the first axis of an input is the
             batch's if it is symbolic.
         target: `soapstone` or `onnxruntime`, whose measured times are used.
@@ -128,8 +128,8 @@ def optimize(
     if chain is not None and not repeatable:
         raise GraphError("chain found; inference without layouts or exhaustive search needed")
     if training:
-        ground = ground or Ground.local(threads)
-        threads = ground.threads
+        ground = replace(ground or Ground.local(threads), constants=held)
+        threads, held = ground.threads, {}
     pricing = cost_model(target, machine, graph, held, threads, training)
     wanted = Objective.parse(objective)
     where = target if machine is None else str(machine)
@@ -260,23 +260,6 @@ def cost_model(
     if target not in TARGETS:
         raise DataError(f"target {target!r} found; {' or '.join(TARGETS)} needed")
     raise DataError(f"target {target!r} found for a training graph; soapstone needed")
-
-
-def training_graph_of(app: str | Path, batch_size: int) -> Graph:
-    """Return the training graph of an app, by its name or script, with its own options.
-
-    Raises:
-        AppError: there is no such app.
-    """
-    from soapstone.frontend.app import load_app
-    from soapstone.frontend.training.optimizers import optimizer
-    from soapstone.frontend.training.step_graph import training_graph
-
-    found = load_app(app)
-    forward = found.build(batch_size).build(batch_size, training=True)
-    options = found.options
-    chosen = optimizer(options["optimizer"])
-    return training_graph(forward, options["loss"], chosen, tuple(options["metrics"]))
 
 
 def taken(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,10 +38,14 @@ _KNOWN: dict[tuple[str, str, str], OptimizeResult] = {}
 
 @dataclass(frozen=True)
 class Ground:
-    """Where steps run: a machine and the mapper of its work, as `Model.compile` takes them."""
+    """Where steps run: a machine and the mapper of its work, as `Model.compile` takes them.
+
+    constants: contents of a step's constants, by name, such as the edges of a graph of vertices.
+    """
 
     machine: Machine
     mapper: GraphMapper
+    constants: Mapping[str, Array] = field(default_factory=dict)
 
     @staticmethod
     def local(cpus: int | None = None) -> Ground:
@@ -55,7 +60,9 @@ class Ground:
     def running(self, graph: Graph) -> AbstractContextManager[tuple[Session, Bound]]:
         """Return a session in which a step is bound to scratch parameters and random inputs."""
         mapper = copy.copy(self.mapper)
-        return running(graph, self.machine, strategy_of(mapper, graph, self.machine), mapper)
+        strategy = strategy_of(mapper, graph, self.machine)
+        held = {name: self.constants[name] for name in graph.inputs(Role.CONSTANT)}
+        return running(graph, self.machine, strategy, mapper, constants=held)
 
 
 class StepRunner:
@@ -192,7 +199,7 @@ class Steps:
     """The training graphs of a model by batch size: original, optimised, or of a file.
 
     Args:
-        original: makes the model's own training graph of a batch size.
+        original: makes the model's own training graph of a batch size, such as batch_size.
         optimize: whether to search for a faster one, for the size of the batches.
         step: a graph that a search has found, or its file; it is for batches of one size.
 
@@ -206,6 +213,7 @@ class Steps:
         ground: Ground,
         optimize: bool,
         step: Graph | str | Path | None,
+        batch_size: int = 1,
     ) -> None:
         if optimize and step is not None:
             raise GraphError("optimize: found with a step, which is an optimised one already")
@@ -216,7 +224,7 @@ class Steps:
         self.given: Graph | None = None
         if step is not None:
             self.given, self._label = _loaded(step)
-            self._size = _batch_size(self.given, original(1), self._label)
+            self._size = _batch_size(self.given, original(batch_size), self._label)
             needed = original(self._size)
             check_interface(needed, self.given, self._label)
             self.given = replace(self.given, initials=needed.initials)
@@ -261,11 +269,12 @@ def optimized_step(graph: Graph, ground: Ground, quiet: bool = False) -> Optimiz
 
     key = (str(graph), str(ground.machine.describe()), repr(type(ground.mapper)))
     if key not in _KNOWN:
+        search = partial(optimize, graph, weights=ground.constants, ground=ground)
         if quiet:
-            _KNOWN[key] = optimize(graph, ground=ground)
+            _KNOWN[key] = search()
         else:
             with staged() as stages:
-                _KNOWN[key] = optimize(graph, ground=ground, progress=stages)
+                _KNOWN[key] = search(progress=stages)
     found = _KNOWN[key]
     return replace(found, graph=replace(found.graph, initials=graph.initials))
 

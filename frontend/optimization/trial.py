@@ -29,7 +29,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.files.graphs import load_graph, load_layouts, save_graph
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load as load_mapper
 from soapstone.runtime import Machine
 
@@ -219,6 +219,8 @@ def _write(side: Side, folder: Path) -> None:
     if side.ground is not None:
         job["machine"] = side.ground.machine.describe()
         side.ground.mapper.strategy(side.graph, side.ground.machine).save(folder / "strategy.json")
+        known = side.ground.constants
+        _put(folder / "constants", {name: known[name] for name in side.graph.inputs(Role.CONSTANT)})
     save_graph(side.graph, folder / "graph.json", dict(side.weights) or None, side.layouts)
     (folder / "job.json").write_text(json.dumps(job))
 
@@ -229,7 +231,9 @@ def _read(folder: Path) -> Side:
     ground = None
     if "machine" in job:
         strategy = Strategy.load(folder / "strategy.json")
-        ground = Ground(Machine.from_json(job["machine"]), load_mapper("strategy", strategy))
+        mapper = load_mapper("strategy", strategy)
+        constants = _got(folder / "constants", graph.inputs(Role.CONSTANT), graph)
+        ground = Ground(Machine.from_json(job["machine"]), mapper, constants)
     layouts = load_layouts(folder / "graph.json")
     return Side(graph, weights, layouts, job["target"], job["threads"], ground)
 

@@ -158,13 +158,9 @@ class Compiled:
                 f"optimize: found with executor {executor!r}, whose processes would find different "
                 "steps; find one with executor 'local', and give its file as step"
             )
-        if optimize and model.constants:
-            name = next(iter(model.constants))
-            raise GraphError(
-                f"optimize: found with constant {name!r}; a search runs steps on contents that it"
-                " draws, which a graph's edges cannot be"
-            )
-        self.steps = Steps(self.original_graph, Ground(self.machine, self.mapper), optimize, step)
+        size = self.part_size(model.batch_size)
+        place = Ground(self.machine, self.mapper, model.constants)
+        self.steps = Steps(self.original_graph, place, optimize, step, size)
         self._strategies: dict[str, Strategy] = {}
         self.gradients_of: dict[str, str] = {}  # by parameter, of the bound graph of gradients
         self._repeats = choices is not None
@@ -176,7 +172,7 @@ class Compiled:
         self._shuffle_seed = model.seed
         self._data: dict[str, int | None] = {}  # what a position counts in
         self.changed = False  # whether parameters are other than the initial ones
-        graph = self.original_graph(self.part_size(model.batch_size))  # everything is checked here
+        graph = self.original_graph(size)  # everything is checked here
         self.feeding = Feeding(forward, self.objective)
         self.carried = {
             name: graph.tensors[name]

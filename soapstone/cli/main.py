@@ -92,8 +92,9 @@ def train(
         int | None, typer.Option(min=1, help="Ranges of the graph's vertices, one a worker.")
     ] = None,
     partitioner: Annotated[
-        str, typer.Option(help="Where it is cut: learned, vertex (equal counts), edge or metis.")
-    ] = "learned",
+        str | None,
+        typer.Option(help="Where it is cut: learned, the default, vertex, edge or metis."),
+    ] = None,
     partition_costs: Annotated[
         Path | None, typer.Option(help="What was learned before; written in the end.")
     ] = None,

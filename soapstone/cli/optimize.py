@@ -63,8 +63,8 @@ def optimize(
     """Search for a faster equivalent of a model; check it, measure it, and write it."""
     from soapstone.files import check_targets
     from soapstone.frontend.optimization.optimize import optimize as search
-    from soapstone.frontend.optimization.optimize import training_graph_of
     from soapstone.frontend.progress import staged
+    from soapstone.frontend.strategies.finding import with_constants
     from soapstone.runtime import Machine
 
     check_targets(output, report, save_chain)
@@ -72,10 +72,11 @@ def optimize(
         Machine.local(cpus=1, threads=threads)  # or says that there are too many
     if training and output is not None and output.suffix.lower() == ".onnx":
         raise ValueError(f"file {str(output)!r}: a training graph found, which ONNX has none of")
-    taken = training_graph_of(model, batch_size) if training else model
+    taken, held = with_constants(model, batch_size) if training else (model, {})
     with staged() as stages:
         result = search(
             taken,
+            held,
             dims=dims_of(dim),
             batch_size=batch_size,
             target=target,

@@ -165,6 +165,11 @@ def test_two_ranks_compute_what_one_worker_does(tmp_path: Path) -> None:
         ({"parts": 2, "mapper": "sequential"}, "no --mapper needed"),
         ({"parts": 2, "profile": "a.json"}, "no --profile needed"),
         ({"partition_costs": "costs.json"}, "--parts needed"),
+        ({"partitioner": "metis"}, "partitioner 'metis' found; --parts needed"),
+        (
+            {"parts": 2, "partitioner": "edge", "partition_costs": "costs.json"},
+            "--partitioner learned needed",
+        ),
     ],
 )
 def test_what_cannot_be_cut_is_refused(tmp_path: Path, how: dict[str, Any], said: str) -> None:

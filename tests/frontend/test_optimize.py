@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 import soapstone
 from soapstone.cli.main import app
 from soapstone.frontend.optimization.check import inputs_of, verified
-from soapstone.frontend.optimization.optimize import settled, training_graph_of
+from soapstone.frontend.optimization.optimize import settled
+from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Role
@@ -285,7 +286,7 @@ class TestOptimize:
         assert "(estimated)" in str(result)
 
     def test_training_graphs_keep_their_updates(self) -> None:
-        graph = training_graph_of("mlp", 4)
+        graph = graph_of("mlp", 4)
         result = soapstone.optimize(graph, machine="p100", candidates=5, seconds=30)
         assert result.graph.updates.keys() == graph.updates.keys()
         assert result.graph.outputs == graph.outputs

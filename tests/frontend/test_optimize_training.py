@@ -19,10 +19,11 @@ import soapstone
 from soapstone import SGD, Adam, Model
 from soapstone.cli.main import app
 from soapstone.engine.measuring import drawn
+from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.optimization import optimize as optimiser
-from soapstone.frontend.optimization.optimize import training_graph_of
 from soapstone.frontend.optimization.result import OptimizeResult
 from soapstone.frontend.optimization.training import Ground, StepRunner, verified_step
+from soapstone.frontend.strategies import finding
 from soapstone.frontend.training.callbacks import TrainingState
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.frontend.training.step_graph import training_graph
@@ -91,6 +92,17 @@ def normalised(batch: int = BATCH) -> Model:
     y = model.relu(model.batch_norm(model.conv2d(x, 4, kernel=3, padding=1, name="conv")))
     y = model.dropout(model.concat([y, x], axis=1), 0.3, name="drop")
     model.output(model.dense(model.flatten(y), 5, name="classes"))
+    return model
+
+
+def neighbouring(batch: int = BATCH) -> Model:
+    """Three products that rules join, of sums over the neighbours of a graph, which is constant."""
+    model = Model("neighbouring", seed=7)
+    edges = Adjacency.from_edges(np.arange(batch), np.roll(np.arange(batch), 1), batch)
+    x = model.gcn_conv(model.input("x", (batch, 12)), edges.normalised(), 10, activation="relu")
+    a, b, c = (model.dense(x, 8, name=name) for name in "abc")
+    y = model.aggregate(model.tanh(a) * b + c, edges, "max")
+    model.output(model.dense(y, 5, name="classes"))
     return model
 
 
@@ -265,6 +277,20 @@ class TestOptimize:
             assert result.kept is kept
             assert (result.graph is graph) is not kept
 
+    def test_steps_over_a_graph_are_compared_and_timed_on_its_edges(self, tmp_path: Path) -> None:
+        """In processes of their own, at training, and where the step is of a file."""
+        model = neighbouring()
+        result = soapstone.optimize(graph_of(model), model.constants, candidates=8)
+        assert result.max_abs_error < 1e-4 and result.measured_after_us, result.reason
+        assert result.substitutions and not result.weights
+        losses, state = trained(neighbouring(), 3, optimizer=OPTIMIZERS[0])
+        soapstone.save_graph(respelled(graph_of(model)), tmp_path / "step.json")
+        for how in ({"optimize": True}, {"step": tmp_path / "step.json"}):
+            found, other = trained(neighbouring(), 3, optimizer=OPTIMIZERS[0], **how)
+            np.testing.assert_allclose(found, losses, rtol=1e-4)
+            for name, value in state.items():
+                np.testing.assert_allclose(other[name], value, rtol=2e-3, atol=2e-4)
+
     def test_measuring_runs_both_steps(self) -> None:
         graph = graph_of(projected())
         for each in (graph, respelled(graph)):
@@ -430,7 +456,7 @@ class TestCommandLine:
         arguments = ["optimize", "digits", "--training", "-o", str(path), "--candidates", "2"]
         done = CliRunner().invoke(app, [*arguments, *size])
         assert done.exit_code == 0, done.output
-        soapstone.save_graph(respelled(training_graph_of("digits", 32)), path)
+        soapstone.save_graph(respelled(finding.graph_of("digits", 32)), path)
         reports = []
         for more in ([], ["--step", str(path)], ["--optimize"]):
             done = CliRunner().invoke(app, ["train", "digits", "--epochs", "1", *size, *more])

@@ -176,10 +176,10 @@ class TestTrial:
         assert found.before_us is not None and found.before_us > 0
 
     def test_training_steps_are_tried(self) -> None:
-        from soapstone.frontend.optimization.optimize import training_graph_of
         from soapstone.frontend.optimization.training import Ground
+        from soapstone.frontend.strategies.finding import graph_of
 
-        graph = training_graph_of("mlp", 4)
+        graph = graph_of("mlp", 4)
         side = Side(graph, {}, ground=Ground.local(1))
         found = trial(side, side, True, Deadline())
         assert not found.problem and found.error is not None and found.error < 1e-6
