@@ -106,12 +106,12 @@ def _cached(known: Timeline, rank: Callable[[int, int], int], liveness: bool) ->
     held: dict[str, int] = {}  # since which step
     used: dict[str, int] = {}
     following: dict[str, int] = {}  # the next touch after the last
-    never = len(known.order)
+    never, free = len(known.order), known.room
     number = dict.fromkeys(known.touches, 0)
     taken = 0
 
     for step, names in enumerate(known.operands):
-        room = known.capacity_bytes - int(known.needs[step])
+        room = int(free[step])
         room -= taken - sum(known.padded[value] for value in names if value in held)
         if room < 0:
             leaving = [value for value in held if value not in names]

@@ -40,7 +40,7 @@ class Found:
         minimize: what it has the least of: bytes or time.
         lower_bound_bytes: what no plan of this order goes below. lru_bytes, streaming_bytes: what
             the baselines move, in the graph's order.
-        margin_bytes: of the capacity, held back so that the plan packs.
+        margin_bytes: of the capacity, the most held back over a node so that the plan packs.
         seconds: that were spent.
         step_us: what a step takes, by `timing.step_us`; least_us: what none of these nodes with the
             lower bound's bytes goes below. None: times of nodes are not known.
@@ -256,11 +256,11 @@ def _fewest(
 ) -> tuple[list[Packed], int]:
     """Return plans of few bytes that pack, for each lead, and the bound for the whole capacity."""
     solved: list[Kept] = []
-    chosen: dict[int, list[Span]] = {}  # by capacity: leads ask for the same
+    chosen: dict[tuple[int, ...], list[Span]] = {}  # by margins: leads ask for the same
 
     def choose(part: Timeline) -> list[Span]:
-        if part.capacity_bytes in chosen:
-            return chosen[part.capacity_bytes]
+        if part.margins in chosen:
+            return chosen[part.margins]
         starts = [baselines.kept_by(part, rank) for rank in (baselines.latest, baselines.oldest)]
         start = min(starts, key=part.moved_bytes)
         share = deadline.part(0.5)  # what does not pack is searched for again, with less room
@@ -269,8 +269,8 @@ def _fewest(
         solved.append(found)
         lower = found.lower_bound_bytes
         near = improved(part, found.gaps, lower, deadline=both[1], progress=progress)
-        chosen[part.capacity_bytes] = part.spans(near)
-        return chosen[part.capacity_bytes]
+        chosen[part.margins] = part.spans(near)
+        return chosen[part.margins]
 
     ways = choose, baselines.belady, baselines.recent
     plans = [packed(known, way, lead=lead) for lead in leads for way in ways]

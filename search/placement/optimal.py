@@ -126,7 +126,7 @@ class Problem:
     def __init__(
         self, known: Timeline, among: Set[Gap] | None = None, kept: Set[Gap] = frozenset()
     ) -> None:
-        room = (known.capacity_bytes - known.needs).astype(np.int64)
+        room = known.room
         chosen = known.gaps if among is None else [gap for gap in known.gaps if gap in among]
         out: dict[tuple[str, int], int] = {}  # bytes that are copied out whatever is decided
         self.least = known.least_bytes

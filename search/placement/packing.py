@@ -1,14 +1,16 @@
 """A memory plan from where values are when: offsets by the arena planner, then the steps.
 
 Values do not move within the fast memory, so spans whose sum fits may still not fit side by side.
-Then less memory is planned for, until what is planned packs into all of it; the bytes held back are
-the margin. A plan that keeps nothing between nodes always packs.
+Then less memory is planned for, during the nodes over which something ends too high, until what is
+planned packs into all of it; the bytes held back are the margin. What nodes themselves touch is not
+part of it: a plan that keeps nothing between nodes always packs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -16,10 +18,12 @@ from soapstone.ir.plan import Action, MemoryPlan, Step
 from soapstone.runtime.tracing import arena
 from soapstone.search.placement.timeline import Span, Timeline, aligned
 
+_LEAST, _MOST = 1 / 256, 1 / 16  # of the capacity: what more is held back at once
+
 
 @dataclass(frozen=True)
 class Packed:
-    """A checked plan, and the bytes of the capacity that were held back for it to pack."""
+    """A checked plan, and the most bytes that were held back over a node for it to pack."""
 
     plan: MemoryPlan
     margin_bytes: int
@@ -39,21 +43,24 @@ def packed(
     nodes before a value comes, where there is room, nothing else has its bytes, so that copies may
     be made meanwhile.
     """
-    capacity = timeline.capacity_bytes
-    least = int(timeline.needs.max(initial=0))
-    planned = capacity
-    while True:
-        spans = choose(timeline.within(planned))
-        steps, peak = _steps(timeline, spans, liveness, lead)
-        if peak <= capacity:
+    capacity, margins = timeline.capacity_bytes, np.zeros(len(timeline.order), np.int64)
+    for around in count():  # nodes before and after, where it did not help to hold back less
+        spans = choose(timeline.holding_back(margins))
+        steps, beyond = _steps(timeline, spans, liveness, lead)
+        if not beyond:
             break
-        if planned <= least:
+        if (margins == capacity).all():
             steps, _ = _steps(timeline, timeline.spans(set()), liveness)
             break
-        planned = max(least, planned - max(peak - capacity, capacity // 256))
+        more = np.zeros_like(margins)
+        for nbytes, start, end in beyond:
+            near = slice(max(0, start - around), end + 1 + around)
+            held = max(_LEAST * capacity, min(nbytes, _MOST * capacity))
+            more[near] = np.maximum(more[near], int(held) + 1)
+        margins = np.minimum(margins + more, capacity)
     plan = MemoryPlan(capacity, steps)
     plan.check(timeline.footprint)
-    return Packed(plan, capacity - planned)
+    return Packed(plan, int(margins.max(initial=0)))
 
 
 def unpacked_bytes(timeline: Timeline, spans: Sequence[Span], *, liveness: bool = True) -> int:
@@ -81,8 +88,8 @@ def _blocks(timeline: Timeline, spans: Sequence[Span], lead: int) -> list[arena.
 
 def _steps(
     timeline: Timeline, spans: Sequence[Span], liveness: bool, lead: int = 0
-) -> tuple[tuple[Step, ...], int]:
-    """Return the steps of a plan, and the end of its highest bytes."""
+) -> tuple[tuple[Step, ...], list[arena.Block]]:
+    """Return the steps of a plan, and the bytes that blocks have beyond the capacity, and when."""
     sizes = timeline.nbytes
     blocks = _blocks(timeline, spans, lead)
     blocks += [arena.Block(node.workspace, step, step) for step, node in enumerate(timeline.order)]
@@ -121,4 +128,6 @@ def _steps(
             needed = needed or (not liveness and step < len(timeline.order) - 1)
             copied = dirty.pop(value, 0) if needed else 0
             add(Action.EVICT if copied else Action.FREE, number, copied)
-    return tuple(steps), found.peak_bytes
+    tops = found.offsets + [aligned(block.nbytes) for block in blocks] - timeline.capacity_bytes
+    beyond = [b._replace(nbytes=int(top)) for b, top in zip(blocks, tops) if top > 0 and b.nbytes]
+    return tuple(steps), beyond

@@ -57,6 +57,8 @@ class Price(NamedTuple):
 class Timeline:
     """The nodes of a graph in the order in which they run, in a memory of a capacity.
 
+    margins: bytes of the capacity, by node, in which nothing stays over it; none if empty.
+
     Raises:
         GraphError: nodes that need more than the capacity; names the one that needs most, and how
             much is missing.
@@ -64,6 +66,7 @@ class Timeline:
 
     footprint: Footprint
     capacity_bytes: int
+    margins: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         need = int(self.needs.max(initial=0))
@@ -82,6 +85,13 @@ class Timeline:
     def within(self, capacity_bytes: int) -> Timeline:
         """Return the same nodes in a memory of another size."""
         return replace(self, capacity_bytes=capacity_bytes)
+
+    def holding_back(self, margins: Array) -> Timeline:
+        """Return the same nodes in the same memory, of which some bytes are for nodes alone.
+
+        margins: int64 (nodes,).
+        """
+        return replace(self, margins=tuple(margins.tolist()))
 
     @property
     def nbytes(self) -> Mapping[str, int]:
@@ -108,6 +118,12 @@ class Timeline:
             ],
             dtype=np.int64,
         )
+
+    @property
+    def room(self) -> Array:
+        """What is free for values that stay over each node. Returns int64 (nodes,) bytes."""
+        held = np.array(self.margins or 0, np.int64)
+        return np.maximum(self.capacity_bytes - held - self.needs, 0)
 
     @cached_property
     def touches(self) -> dict[str, list[int]]:

@@ -8,6 +8,8 @@ from helpers.ir_examples import training
 from helpers.memory_optimum import optimum, random_graph
 
 from soapstone.deadline import Deadline
+from soapstone.frontend.planned import launched
+from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.errors import GraphError
 from soapstone.ir.plan import Action
 from soapstone.search.placement import baselines
@@ -138,3 +140,11 @@ def test_lru_without_liveness_copies_out_what_is_dead() -> None:
             )
             moved[liveness] += plan.moved_bytes
     assert moved[True] < moved[False]
+
+
+def test_where_one_node_fills_the_memory_others_still_keep_what_they_share() -> None:
+    footprint = launched(graph_of("gat", 200, sizes={"hidden": 16}), 2)
+    capacity = int(timeline(footprint, 1 << 40).needs.max())
+    streamed = baselines.stream(footprint, capacity).moved_bytes
+    for plan in (baselines.least_recently_used, baselines.furthest_use):
+        assert plan(footprint, capacity).moved_bytes < streamed / 2
