@@ -33,6 +33,16 @@ class DeviceArray(np.ndarray[Any, np.dtype[Any]]):
     def __setitem__(self, index: Any, value: Any) -> None:
         raise _touched("assignment")
 
+    def __repr__(self) -> str:
+        return f"DeviceArray({self.dtype} {self.shape} at {self.ctypes.data:#x})"
+
+    __str__ = __repr__
+
+    def _refused(self, *given: Any, **more: Any) -> Any:
+        raise _touched("a look at the contents")
+
+    astype = copy = item = tobytes = tolist = __bool__ = __float__ = __int__ = _refused
+
 
 def _touched(what: str) -> TypeError:
     return TypeError(f"{what} on the host of an array in a GPU's memory; a copy of it is needed")
@@ -59,18 +69,36 @@ def device_bytes(device: Device, nbytes: int, zero: bool = False) -> Array:
             held = cuda.device_array(nbytes, np.uint8)
         except Exception as error:
             raise MemoryError(" ".join(str(error).split())) from error
-        if zero:
-            cuda.cudadrv.driver.device_memset(held, 0, nbytes)
-    return _seen(held, nbytes)
+    found = _seen(held, nbytes)
+    if zero:
+        zeroed(device, found)
+    return found
 
 
 def _seen(held: Any, nbytes: int) -> Array:
     """Return Numba's array of bytes as NumPy sees it; it lives as long as any view of that."""
-    first = held.ctypes.data if simulated() else held.device_ctypes_pointer.value
+    first = held.ctypes.data if simulated() else held.__cuda_array_interface__["data"][0]
+    return _bytes_at(first, nbytes, held)[0]
+
+
+def _bytes_at(first: int, nbytes: int, keep: object) -> tuple[Array, object]:
+    """Return the bytes from an address on, and what lives as long as any view of them."""
     raw = (ctypes.c_uint8 * nbytes).from_address(first)
-    raw.owner = held  # type: ignore[attr-defined]
+    raw.owner = keep  # type: ignore[attr-defined]
     seen: Array = np.ctypeslib.as_array(raw)
-    return seen.view(DeviceArray)
+    return seen.view(DeviceArray), raw
+
+
+def part(slab: Array, offset: int, nbytes: int) -> tuple[Array, object]:
+    """Return some bytes of a device's, and what lives as long as any view of these."""
+    return _bytes_at(int(address(slab, offset)), nbytes, slab)
+
+
+def zeroed(device: Device, array: Array) -> None:
+    """Set contiguous memory of a device to zeros, and wait for that."""
+    if array.nbytes:
+        with device:
+            numba_cuda().cudadrv.driver.device_memset(launchable(array), 0, array.nbytes)
 
 
 def pinned_bytes(nbytes: int, zero: bool = False) -> Array:
@@ -132,7 +160,9 @@ __all__ = [
     "device_bytes",
     "launchable",
     "on_device",
+    "part",
     "pinned_array",
     "pinned_bytes",
     "uploaded",
+    "zeroed",
 ]

@@ -131,6 +131,27 @@ class Device:
         return int(free * (1 - _HELD_BACK))
 
 
+@cache
+def connect(one: int, other: int) -> None:
+    """Let the kernels of a device read and write another's memory, at its addresses.
+
+    one, other: their numbers.
+
+    Raises:
+        NoDevice: the computer does not connect them.
+    """
+    if simulated():
+        return
+    cuda = numba_cuda()
+    with Device(other):
+        theirs = cuda.current_context()
+    with Device(one):
+        mine = cuda.current_context()
+        if not mine.can_access_peer(other):
+            raise NoDevice(f"GPU {one} cannot reach the memory of GPU {other}; peers needed")
+        mine.enable_peer_access(theirs.handle)
+
+
 class Lane:
     """A stream of a device: what is enqueued on it is done in order, beside all other lanes.
 
@@ -175,4 +196,13 @@ class Lane:
             (self.stream if mark is None else mark).synchronize()
 
 
-__all__ = ["Device", "Enqueued", "Lane", "NoDevice", "device_count", "numba_cuda", "simulated"]
+__all__ = [
+    "Device",
+    "Enqueued",
+    "Lane",
+    "NoDevice",
+    "connect",
+    "device_count",
+    "numba_cuda",
+    "simulated",
+]

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from soapstone.native.cuda.device import Lane
+from soapstone.native.cuda.device import Lane, numba_cuda
 
 
 class Graph:
@@ -29,7 +29,7 @@ class Graph:
 
         self._lane, self._driver, stream = lane, driver, int(lane.stream)
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        with lane.device:
+        with lane.device, numba_cuda().defer_cleanup():  # nothing may be freed meanwhile
             _done(driver.cuStreamBeginCapture(stream, mode))
             try:
                 enqueue()

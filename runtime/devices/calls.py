@@ -47,7 +47,7 @@ def device_call(operation: Operation, place: Processor, device: Device) -> Enque
         elif task.bind is not None:
             found: Any = task.bind(context_of(operation, place), arrays)
             if hasattr(found, "enqueue"):
-                return found if found.status is None else Kernel(found)
+                return found if found.status is None else Kernel(found, device)
         return OnHost(operation, arrays)
 
 
@@ -67,8 +67,9 @@ class DeviceEntryLike(Enqueued, Protocol):
 class Kernel:
     """A kernel with a status, which comes to the host after it."""
 
-    def __init__(self, entry: DeviceEntryLike) -> None:
+    def __init__(self, entry: DeviceEntryLike, device: Device) -> None:
         self._entry = entry
+        self._device = device
         self._word = pinned_array((1,), np.int32)
         self._word[0] = 0
 
@@ -83,7 +84,8 @@ class Kernel:
         if not code:
             return ""
         self._word[0] = 0
-        self._entry.status.copy_to_device(self._word)
+        with self._device:
+            self._entry.status.copy_to_device(self._word)
         return self._entry.explain(code)
 
 

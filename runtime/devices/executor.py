@@ -8,6 +8,7 @@ a thread of each lane waits for.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.native.cuda.device import Device, Lane, NoDevice, simulated
+from soapstone.native.cuda.device import Device, Lane, NoDevice, connect, simulated
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.devices.calls import device_call, give
 from soapstone.runtime.devices.enqueues import Enqueues, check
@@ -58,6 +59,8 @@ class DeviceExecutor(LocalExecutor):
         super().__init__(machine, memory)
         try:
             devices = {where: Device(number) for where, number in machine.devices.items()}
+            for pair in itertools.permutations(machine.devices.values(), 2):
+                connect(*pair)
         except NoDevice as error:
             raise MachineError(f"machine {machine.name!r}: {error}") from error
         copying = {each.memory for each in machine.processors[len(machine.workers) :]}

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from soapstone.runtime.machines.machine import PROCESS, Machine
 from soapstone.runtime.machines.shared import Segments
 from soapstone.runtime.observe.statistics import Statistics
 from soapstone.system import available_bytes, resident_bytes
+
+if TYPE_CHECKING:
+    from soapstone.runtime.devices.pool import DevicePool
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _LOOK_BYTES = 64 << 20  # claims between two looks at what this computer has available
@@ -38,6 +41,7 @@ class MemoryPool:
         self._released: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
         self._arenas: dict[int, Array] = {}
+        self._pools: dict[int, DevicePool] = {}  # of GPUs
         self._storages: weakref.WeakSet[Storage] = weakref.WeakSet()
         shared = any(processor.kind == PROCESS for processor in machine.processors)
         self.segments = Segments() if shared else None
@@ -128,17 +132,25 @@ class MemoryPool:
             if self.segments is not None:
                 return self.segments.allocate(nbytes)
             if self._devices:
-                from soapstone.native.cuda import arrays, device
-
                 if memory in self._devices:
-                    owner = device.Device(self._devices[memory])
-                    return arrays.device_bytes(owner, nbytes, zero)
-                return arrays.pinned_bytes(nbytes, zero)
+                    return self._pool(memory).take(nbytes, zero)
+                from soapstone.native.cuda.arrays import pinned_bytes
+
+                return pinned_bytes(nbytes, zero)
             return aligned(nbytes, zero=zero)
         except MemoryError as error:
             who = "driver" if memory in self._devices else "operating system"
             refused = f"the {who} refuses them ({error})"
             raise self._exhausted(memory, nbytes, what, refused) from None
+
+    def _pool(self, memory: int) -> DevicePool:
+        found = self._pools.get(memory)
+        if found is None:
+            from soapstone.native.cuda.device import Device
+            from soapstone.runtime.devices.pool import DevicePool
+
+            found = self._pools[memory] = DevicePool(Device(self._devices[memory]))
+        return found
 
     def _arena(self, memory: int) -> Array:
         found = self._arenas.get(memory)

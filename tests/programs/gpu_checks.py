@@ -12,38 +12,47 @@ import json
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from helpers.runtime.late_lanes import LateLane
 from helpers.runtime.programs import ShuffledMapper, random_program
-from helpers.training_runs import cnn, compare, data, mlp, train
+from helpers.training_runs import compare, data, train
+from numba import cuda
 
-from soapstone import InferenceSession
+from soapstone import InferenceSession, Model
 from soapstone.engine.mapper import strategy_of
+from soapstone.ir.tensor import Array
+from soapstone.kernels.cuda.entry import DeviceEntry, Launch
 from soapstone.kernels.fallback import FallbackWarning
 from soapstone.mappers import load
-from soapstone.native.cuda.device import device_count, simulated
+from soapstone.native.cuda.arrays import launchable
+from soapstone.native.cuda.device import Device, device_count, simulated
 from soapstone.runtime import (
     Machine,
+    MemoryExhausted,
     Partition,
+    PointContext,
     Processor,
     Read,
     ReadWrite,
     Reduce,
     Region,
     Runtime,
+    Task,
     TaskError,
     Write,
     task,
 )
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.devices import executor
+from soapstone.runtime.devices.pool import DevicePool
 from soapstone.runtime.machines.machine import CUDA
-from soapstone.runtime.model.launch import Launch
+from soapstone.runtime.model import launch as launches
 
 MOST = min(2, device_count())  # GPUs in one machine
 
@@ -58,15 +67,15 @@ def machine(gpus: int, cpus: int = 0) -> Machine:
 class Shuffled(ShuffledMapper):
     """Any worker, and for a GPU any memory: the host's, or another GPU's."""
 
-    def place(self, launch: Launch, point: int) -> int:
+    def place(self, launch: launches.Launch, point: int) -> int:
         return self._draw("place", launch.name, point) % len(self.machine.workers)
 
-    def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
+    def memory(self, launch: launches.Launch, argument: int, processor: Processor) -> str:
         if processor.kind != CUDA:
             return processor.memory
         return super().memory(launch, argument, processor)
 
-    def slices(self, launch: Launch) -> None:
+    def slices(self, launch: launches.Launch) -> None:
         return None
 
 
@@ -162,9 +171,97 @@ def errors() -> None:
         assert len(tasks) == 3 and all(e.end_ns > e.start_ns > 0 for e in tasks), tasks
 
 
+@cuda.jit
+def root(x: Any, y: Any, status: Any) -> None:
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        if x[i] < 0:
+            status[0] = 7
+        else:
+            y[i] = x[i] ** 0.5
+
+
+def bind_root(context: PointContext, arrays: Sequence[Array]) -> DeviceEntry | None:
+    if context.processor.kind != CUDA:
+        return None
+    x, y = map(launchable, arrays)
+    status = cuda.to_device(np.zeros(1, np.int32))
+    launch = Launch(root, (1,), (4,), (x, y, status))
+    return DeviceEntry((launch,), status, {7: "a number below 0"})
+
+
+def kernels() -> None:
+    """What `bind` gives for a GPU is enqueued, and what its status says is an error of the step."""
+    roots = Task("roots", (Read, Write), lambda x, y: np.sqrt(x, out=y), bind_root)
+    x, y = Region((6,), np.float64, "x"), Region((6,), np.float64, "y")
+    good, bad = np.arange(6.0), np.arange(-3.0, 3.0)
+    halves = Partition.tiled(x, 2), Partition.tiled(y, 2)
+    with Runtime(machine(2)) as runtime:
+        runtime.write(x, good)
+        runtime.launch(roots, *halves)
+        np.testing.assert_allclose(runtime.read(y), np.sqrt(good))
+        trace = runtime.capture(lambda: runtime.launch(roots, *halves))
+        for untraced in (False, True, False):
+            runtime.write(x, bad)
+            try:
+                if untraced:
+                    runtime.launch(roots, *halves)
+                    runtime.wait()
+                else:
+                    trace.replay()
+                raise AssertionError("a status was lost")
+            except TaskError as error:
+                said = "task 'roots', point 0, on processor 'gpu0': a number below 0"
+                assert said in str(error), error
+            runtime.reset()
+            runtime.write(x, good)
+            trace.replay()
+            np.testing.assert_allclose(runtime.read(y), np.sqrt(good))
+
+
+def memory() -> None:
+    """Small instances share slabs, whose bytes are used again; a full framebuffer says so."""
+    pool = DevicePool(Device(0))
+    first, second = pool.take(1000, True), pool.take(1000, False)
+    place = first.ctypes.data
+    assert second.ctypes.data - place == 1024
+    del first
+    again = pool.take(500, True)
+    assert again.ctypes.data == place
+    try:
+        again += 1
+        raise AssertionError("the host touched a device's memory")
+    except TypeError as error:
+        assert "in a GPU's memory" in str(error), error
+    x = Region((1 << 20,), np.float32, "x")
+    with Runtime(Machine.local(gpus=1, memory_bytes=1 << 20)) as runtime:
+        try:
+            runtime.launch(fail, x)
+            raise AssertionError("a framebuffer held more than it can")
+        except MemoryExhausted as error:
+            assert "memory 'gpu0.framebuffer': region 'x' needs 4194304 bytes" in str(error), error
+
+
+def small() -> Model:
+    """Return a network of few elements, each of which is a thread of Python's in the simulator."""
+    model = Model("small", seed=2)
+    x = model.dense(model.input("x", (4, 6)), 8, activation="tanh", name="fc1")
+    x = model.dropout(model.layer_norm(x, name="norm"), 0.2, name="drop")
+    model.output(model.dense(x, 5, name="fc2"))
+    return model
+
+
+def small_images() -> Model:
+    """Return a convolutional network of as few."""
+    model = Model("small_images", seed=2)
+    x = model.conv2d(model.input("x", (4, 1, 4, 4)), 2, kernel=3, activation="relu", name="conv")
+    x = model.max_pool2d(x, 2, name="pool")
+    model.output(model.dense(model.flatten(x), 5, name="fc"))
+    return model
+
+
 def training() -> None:
     """Steps on one GPU and on two equal the sequential run of the same graph."""
-    for build, gpus in ((mlp, 1), (mlp, 2), (cnn, 1)):
+    for build, gpus in ((small, 1), (small, 2), (small_images, 2)):
         with build() as model:
             model.compile("sgd", gpus=min(gpus, MOST))
             compare(model, steps=2)
@@ -172,30 +269,30 @@ def training() -> None:
 
 def mappers() -> None:
     """Other mappers and a strategy's file work alike, and so does a framebuffer of few bytes."""
-    with mlp() as model, TemporaryDirectory() as folder:
+    with small() as model, TemporaryDirectory() as folder:
         model.compile("adam", gpus=MOST, mapper="round_robin")
         compare(model, steps=2)
         mapper, on = load("data_parallel"), Machine.local(gpus=MOST)
         attach(mapper, on)
         path = Path(folder) / "strategy.json"
         strategy_of(mapper, model.training_graph, on).save(path)
-        with mlp() as other:
+        with small() as other:
             other.compile("adam", gpus=MOST, strategy=path)
             compare(other, steps=2)
-    with mlp() as model:
-        model.compile("sgd", gpus=1, fast_memory=8 << 10)
+    with small() as model:
+        model.compile("sgd", gpus=1, fast_memory=2 << 10)
         x, y = data(model)
         losses, _ = train(model, x, y, 2)
         planned, copied = model.trainer.moved_bytes
         assert 0 < planned == copied, (planned, copied)
-        with mlp() as host:
+        with small() as host:
             host.compile("sgd", cpus=1)
             np.testing.assert_allclose(losses, train(host, x, y, 2)[0], rtol=1e-5)
 
 
 def inference() -> None:
     """An inference session on a GPU gives what one on the host gives."""
-    with cnn() as model:
+    with small_images() as model:
         model.compile("sgd", cpus=1)
         x, _ = data(model)
         with InferenceSession(model, gpus=1) as mine, InferenceSession(model) as theirs:
@@ -205,7 +302,8 @@ def inference() -> None:
 
 
 CHECKS: dict[str, Callable[[], None]] = {
-    check.__name__: check for check in (random, folds, errors, training, mappers, inference)
+    check.__name__: check
+    for check in (random, folds, errors, kernels, memory, training, mappers, inference)
 }
 
 

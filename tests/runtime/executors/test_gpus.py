@@ -15,7 +15,7 @@ from soapstone.runtime import MachineError
 from soapstone.runtime.machines.machine import COPIER, CUDA, Machine, Memory, Processor
 from soapstone.runtime.machines.start import machine_of
 
-CHECKS = ("random", "folds", "errors", "training", "mappers", "inference")
+CHECKS = ("random", "folds", "errors", "kernels", "memory", "training", "mappers", "inference")
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 
 
