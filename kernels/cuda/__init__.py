@@ -10,7 +10,19 @@ from __future__ import annotations
 
 import importlib
 
-_FAMILIES: tuple[str, ...] = ()
+_FAMILIES = (
+    "elementwise.chains",
+    "reduction.reduce",
+    "normalization.softmax",
+    "normalization.norms",
+    "normalization.batch_norm",
+    "normalization.dropout",
+    "movement.copies",
+    "training.updates",
+    "training.losses",
+    "reduction.argument",
+    "composites",
+)
 
 for _family in _FAMILIES:
     importlib.import_module(f"{__name__}.{_family}")

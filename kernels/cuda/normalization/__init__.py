@@ -1,0 +1,1 @@
+"""What normalises rows: softmax, norms, cross-entropy, and their gradients; dropout."""

@@ -1,0 +1,1 @@
+"""Reductions, and whatever else ends in a fold over some axes."""

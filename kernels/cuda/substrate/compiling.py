@@ -1,0 +1,108 @@
+"""Kernels compiled without a GPU: to PTX by NVVM, and by ptxas, which counts registers and spills.
+
+Calls are bound to arrays that are only described, so what is compiled is exactly what would be
+launched on a GPU, types and constants included.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from soapstone.kernels.cuda.entry import Launch
+from soapstone.kernels.cuda.substrate.arrays import Described
+from soapstone.kernels.cuda.substrate.target import TYPES, Kernel
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What ptxas says of a kernel: registers a thread, bytes of spills, shared and stack memory."""
+
+    registers: int
+    spilled: int
+    shared: int
+    stack: int
+
+
+def signature(arguments: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the types of a launch's arguments, as Numba takes them."""
+    from numba import types
+
+    def kind(argument: Any) -> Any:
+        if isinstance(argument, Described):
+            return types.Array(TYPES[argument.dtype.name], 1, "C")
+        return types.float64 if isinstance(argument, float) else types.int64
+
+    return tuple(map(kind, arguments))
+
+
+def form(launch: Launch) -> tuple[Kernel, tuple[Any, ...]]:
+    """Return the kernel and the types of a launch: equal ones are compiled once."""
+    return launch.kernel, signature(launch.arguments)
+
+
+def ptx(kernel: Kernel, types: tuple[Any, ...], capability: tuple[int, int]) -> str:
+    """Return the PTX of a kernel for argument types and a compute capability, such as (9, 0).
+
+    Raises:
+        numba.core.errors.NumbaError: it cannot be compiled.
+    """
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    # Functions that kernels call are compiled for the current device, of which there is none.
+    current = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+    try:
+        text, _ = cuda.compile(
+            kernel.function, types, cc=capability, output="ptx", device=False, abi="numba"
+        )
+    finally:
+        dispatcher.get_current_device = current
+    return str(text if isinstance(text, str) else text.decode())
+
+
+def assembler() -> Path | None:
+    """Return ptxas, of the package nvidia-cuda-nvcc, or None where it is not installed."""
+    try:
+        import nvidia
+    except ImportError:
+        return None
+    found = (path for root in nvidia.__path__ for path in Path(root).rglob("ptxas"))
+    return next(found, None)
+
+
+def assembled(text: str, capability: tuple[int, int], ptxas: Path) -> Assembled:
+    """Return what ptxas makes of PTX for a compute capability.
+
+    Raises:
+        RuntimeError: ptxas refuses it; its words.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(text)
+        arch = f"-arch=sm_{capability[0]}{capability[1]}"
+        done = subprocess.run(
+            [ptxas, "-v", arch, source, "-o", source.with_suffix(".cubin")],
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode:
+        raise RuntimeError(f"ptxas: {done.stderr.strip()}")
+
+    def number(pattern: str) -> int:
+        return max(map(int, re.findall(pattern, done.stderr)), default=0)
+
+    spills = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
+    return Assembled(
+        number(r"Used (\d+) registers"),
+        spills,
+        number(r"(\d+) bytes smem"),
+        number(r"(\d+) bytes stack frame"),
+    )

@@ -1,0 +1,87 @@
+"""Walks over elements: axes that may be walked as one, and how a walk is cut into blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from soapstone.kernels.cuda.substrate.arrays import View
+from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, processors
+
+THREADS = 64 if SIMULATED else 256  # of a block, at most
+RESIDENT = 2048  # threads that a multiprocessor holds
+
+
+class Walk(NamedTuple):
+    """Extents, and the strides of each operand along them; the innermost axis last."""
+
+    extents: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+
+def walk(shape: Sequence[int], strides: Sequence[Sequence[int]], lead: int = 0) -> Walk:
+    """Return the shortest walk over a shape: axes are joined where all operands allow it.
+
+    Axes are ordered by the strides of operand `lead`, the largest first, since neighbouring threads
+    should touch neighbouring elements of what is written.
+    """
+    axes = [axis for axis, extent in enumerate(shape) if extent != 1]
+    axes.sort(key=lambda axis: -strides[lead][axis])
+    extents: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis in axes:
+        joins = bool(extents) and all(
+            own[-1] == of[axis] * shape[axis] for own, of in zip(steps, strides)
+        )
+        if joins:
+            extents[-1] *= shape[axis]
+        else:
+            extents.append(shape[axis])
+        for own, of in zip(steps, strides):
+            own[-1:] = [*own[-1:][joins:], of[axis]]
+    if not extents:
+        return Walk((1,), tuple((0,) for _ in strides))
+    return Walk(tuple(extents), tuple(map(tuple, steps)))
+
+
+def joined(views: Sequence[View], lead: int = 0) -> Walk:
+    """Return the walk over views of one shape."""
+    return walk(views[lead].shape, [each.strides for each in views], lead)
+
+
+def rounded(threads: int) -> int:
+    """Return the smallest number of whole warps, a power of two of them, with so many threads."""
+    count = WARP
+    while count < threads and count < THREADS:
+        count *= 2
+    return count
+
+
+def blocks_of(items: int, threads: int) -> int:
+    """Return how many blocks share items out: no more than are resident at once."""
+    most = processors() * max(1, (4 * THREADS if SIMULATED else RESIDENT) // threads)
+    return max(1, min(-(-items // threads), most))
+
+
+def flat_launch(items: int, each: int = 1) -> tuple[int, int]:
+    """Return blocks and threads for items in one row, `each` a thread at a time.
+
+    Small problems have small blocks, so that they reach more multiprocessors.
+    """
+    work = -(-items // each)
+    threads = rounded(-(-work // processors()))
+    return blocks_of(work, threads), threads
+
+
+def row_launch(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return grid (rows, columns) and block (columns, rows) for rows that lie apart."""
+    wide = 1
+    while wide < columns and wide < THREADS:
+        wide *= 2
+    high = max(1, min(THREADS // wide, rows))
+    if wide * high < WARP:
+        high = WARP // wide
+    down = blocks_of(rows, high) if rows > high else 1
+    most = max(1, 2 * processors() * 8 // down)
+    across = max(1, min(-(-columns // (4 * wide)), most, 65535))
+    return (down, across), (wide, high)

@@ -1,0 +1,135 @@
+"""Numba's CUDA compiler, or its simulator: one set of names for what kernels are written in.
+
+With `NUMBA_ENABLE_CUDASIM=1` kernels are Python that threads run, so mathematical functions are
+NumPy's, which give infinities where `math` raises, and what works by shuffles goes through shared
+memory. `cuda` looks the simulator's running kernel up at each use, since Numba's own replacement of
+the name in a function's globals is undone while other threads are inside of a helper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numba import config, types
+from numba import cuda as _numba_cuda
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+WARP = 32
+
+float16, float32, float64 = types.float16, types.float32, types.float64
+TYPES: dict[str, Any] = {
+    name: types.boolean if name == "bool" else getattr(types, name)
+    for name in (
+        *("float16", "float32", "float64", "bool"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    )
+}
+
+
+_REALS = ("float32", "float64")
+
+
+class _Simulated:
+    """The module `cuda` as the kernel that is being simulated sees it."""
+
+    def __getattr__(self, name: str) -> Any:
+        from numba.cuda.simulator.kernel import _get_kernel_context
+
+        return getattr(_get_kernel_context() or _numba_cuda, name)
+
+
+cuda: Any = _Simulated() if SIMULATED else _numba_cuda
+
+
+def device(function: Callable[..., Any]) -> Any:
+    """Return a function as kernels call it."""
+    return function if SIMULATED else _numba_cuda.jit(device=True)(function)
+
+
+class Kernel:
+    """A kernel that is compiled for the types of its arguments when it is first launched."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.name = function.__name__
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        """What Numba makes of it."""
+        return _numba_cuda.jit(self.function)
+
+    def __getitem__(self, configuration: Any) -> Any:
+        return self.dispatcher[configuration]
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.name})"
+
+
+def kernel(function: Callable[..., Any]) -> Kernel:
+    """Return a function as a kernel."""
+    return Kernel(function)
+
+
+_SHARED = (
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "sqrt",
+    "tanh",
+    "sin",
+    "cos",
+    "tan",
+    "sinh",
+    "cosh",
+    "fmod",
+)
+_ARCS = ("asin", "acos", "atan", "asinh", "acosh", "atanh")
+_ROUNDED = ("floor", "ceil", "rint")
+if SIMULATED:
+    FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in _SHARED}
+    FUNCTIONS |= {name: getattr(np, name.replace("a", "arc", 1)) for name in _ARCS}
+    FUNCTIONS |= {f"{name}_{kind}": getattr(np, name) for name in _ROUNDED for kind in _REALS}
+    FUNCTIONS |= {"erf": math.erf, "erfc": math.erfc, "power": np.power}
+else:
+    FUNCTIONS = {name: getattr(math, name) for name in (*_SHARED, *_ARCS, "erf", "erfc")}
+    FUNCTIONS |= {"power": math.pow}
+    # Of Numba's own, floor and ceil make integers of 64 bits.
+    FUNCTIONS |= {
+        "floor_float32": device(lambda x: _numba_cuda.libdevice.floorf(x)),
+        "floor_float64": device(lambda x: _numba_cuda.libdevice.floor(x)),
+        "ceil_float32": device(lambda x: _numba_cuda.libdevice.ceilf(x)),
+        "ceil_float64": device(lambda x: _numba_cuda.libdevice.ceil(x)),
+        "rint_float32": device(lambda x: _numba_cuda.libdevice.rintf(x)),
+        "rint_float64": device(lambda x: _numba_cuda.libdevice.rint(x)),
+    }
+exp, log, sqrt = FUNCTIONS["exp"], FUNCTIONS["log"], FUNCTIONS["sqrt"]
+
+
+def built(name: str, source: str, **values: Any) -> Kernel:
+    """Return the kernel that a text of ours defines under a name; values: other names in it."""
+    space = {"cuda": cuda, "inf": math.inf, "nan": math.nan, **TYPES, **FUNCTIONS, **values}
+    exec(compile(source, f"<kernel {name}>", "exec"), space)
+    return Kernel(space[name])
+
+
+def processors() -> int:
+    """Return how many multiprocessors grids are cut for: those of the current GPU.
+
+    Two in the simulator, so that small problems have several blocks whose threads loop; those of
+    an H100 where kernels are compiled without a GPU.
+    """
+    if SIMULATED:
+        return 2
+    try:
+        return int(_numba_cuda.get_current_device().MULTIPROCESSOR_COUNT)
+    except Exception:  # no driver: nothing will be launched
+        return 132
+
+
+__all__ = ["FUNCTIONS", "SIMULATED", "TYPES", "WARP", "Kernel", "built", "cuda", "device", "exp"]
+__all__ += ["float16", "float32", "float64", "kernel", "log", "processors", "sqrt"]

@@ -1,0 +1,47 @@
+"""Every CUDA kernel against its operator's reference, in Numba's simulator; no GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from soapstone.ir.spec import OpSpec, operators
+from soapstone.kernels.select import unserved
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "cuda_simulator.py"
+SECONDS = 600
+
+
+def families() -> Iterator[tuple[str, list[str]]]:
+    """Yield families, by the folders that declare them, and their operators."""
+    found: dict[str, list[str]] = {}
+    for spec in operators():
+        found.setdefault(family(spec), []).append(spec.name)
+    yield from sorted(found.items())
+
+
+def family(spec: OpSpec) -> str:
+    """Return the folder of an operator's declaration."""
+    function = spec.reference
+    while isinstance(function, partial):
+        function = function.func
+    return "elementwise" if spec.elementwise else str(function.__module__).split(".")[-2]
+
+
+@pytest.mark.parametrize(("names"), [pytest.param(n, id=f) for f, n in families()])
+def test_kernels_equal_the_reference_in_the_simulator(names: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *names], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["operator"] for line in lines] == names
+    assert [line for line in lines if line["wrong"]] == []
+    without = {line["operator"] for line in lines if not line["served"]}
+    assert without >= set(unserved("cuda")) & set(names)

@@ -1,0 +1,130 @@
+# ruff: noqa: E402
+"""CUDA kernels against the references, in Numba's simulator; run in a process of its own.
+
+    python tests/programs/cuda_simulator.py [OPERATOR ...]
+
+Each case of an operator is run as it is, as images channels-last and tiles of larger arrays, and in
+half precision; some operators on sizes at which launches have many blocks whose threads loop. What
+is printed is one line of JSON an operator: how many calls each variant serves of how many, and
+what is wrong. Every index into a span is checked, and that nothing outside of outputs is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.setswitchinterval(1e-4)  # the simulator polls its threads
+warnings.simplefilter("ignore")
+
+import numpy as np
+from helpers.kernel_calls import FILL, around, place
+from helpers.operator_checks import subject
+from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+from soapstone.ir.spec import Case, operator, operators
+from soapstone.ir.tensor import Array
+from soapstone.kernels.cuda.composites import LOWERED
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
+
+TOLERANCES = {"float16": 4e-3, "float32": 1e-4, "float64": 1e-9}
+# Sizes of several blocks, and of rows that a block has to itself.
+LARGER = {
+    "add": [Case(("3 70 31", "70 1")), Case(("900", "900"))],
+    "mul": [Case(("70 90", "90"))],
+    "gelu": [Case(("2000",))],
+    "transpose": [Case(("3 40 70",), {"permutation": (0, 2, 1)})],
+    "dropout": [Case(("40 30", "int64 <100"), {"rate": 0.5, "seed": 7})],
+    "reduce_sum": [
+        Case(("700 5",), {"axes": (0,)}),
+        Case(("5 700",), {"axes": (1,)}),
+        Case(("2000",), {"axes": (0,)}),
+        Case(("4 6 200",), {"axes": (0, 2)}),
+    ],
+    "reduce_max": [Case(("9 300",), {"axes": (1,)}), Case(("300 40",), {"axes": (0,)})],
+    "argmax": [Case(("3 300",), {"axis": 1})],
+    "softmax": [Case(("3 300",)), Case(("40 10",))],
+    "layer_norm": [Case(("3 300", "300", "300"))],
+    "layer_norm_grad": [Case(("70 40", "70 40", "40", "70", "70"), {}, (), positive=True)],
+    "batch_norm": [Case(("4 3 10 10", "3", "3", "3", "3"))],
+    "cross_entropy": [Case(("40 100", "int64 40 <100"))],
+    "adam": [Case(("900",) * 4 + ("", "int64 <9", "bool"), {}, (), positive=True)],
+}
+
+
+def forms(name: str) -> Iterator[tuple[str, Mapping[str, Any], Sequence[Array], Sequence[Array]]]:
+    """Yield calls: a description, attributes, operands, and what the reference makes of them."""
+    spec = operator(name)
+    for case in (*spec.cases, *LARGER.get(name, ())):
+        item = subject(spec, case, "float32")
+        expected = item.run()
+        yield f"{case.inputs} {dict(case.attributes)} plain", item.attributes, item.arrays, expected
+        if case in spec.cases:
+            arrays = [place(array, "last tile") for array in item.arrays]
+            yield f"{case.inputs} {dict(case.attributes)} tile", item.attributes, arrays, expected
+        halves = [x.astype(np.float16) if x.dtype == np.float32 else x for x in item.arrays]
+        if case is spec.cases[0] and any(x.dtype == np.float16 for x in halves):
+            try:
+                expected = spec.run(item.attributes, *halves)
+            except Exception:  # not an operator of halves
+                continue
+            yield f"{case.inputs} float16", item.attributes, halves, expected
+
+
+def served(name: str) -> dict[str, Any]:
+    """Run every variant of an operator; one that is lowered only where no other serves."""
+    calls, names, wrong = 0, {}, []
+    for what, attributes, arrays, expected in forms(name):
+        calls += 1
+        layout = "last tile" if what.endswith("tile") else "plain"
+        found = False
+        for each in variants(name, "cuda"):
+            if each.name == LOWERED and (found or calls > 2):
+                continue  # many launches, of kernels that have cases of their own
+            outputs = [place(np.full(x.shape, FILL, x.dtype), layout) for x in expected]
+            inputs = tuple(map(FakeCUDAArray, arrays))
+            call = Call(name, attributes, inputs, tuple(map(FakeCUDAArray, outputs)))
+            try:
+                entry = each.bind(call)
+                if entry is None:
+                    continue
+                found = True
+                names[each.name] = names.get(each.name, 0) + 1
+                entry.enqueue()
+                code = 0 if entry.status is None else int(entry.status.copy_to_host()[0])
+                assert code == 0, entry.explain(code)
+                for output, value in zip(outputs, expected, strict=True):
+                    near(
+                        output,
+                        value,
+                        max(TOLERANCES.get(x.dtype.name, 0) for x in arrays or [value]),
+                    )
+                    assert around(output), "wrote outside a tile"
+            except Exception as error:
+                text = " ".join(str(error).split())[:500]
+                wrong.append(f"{each.name} {what}: {type(error).__name__}: {text}")
+    return {"operator": name, "calls": calls, "served": names, "wrong": wrong}
+
+
+def near(found: Array, wanted: Array, tolerance: float) -> None:
+    """Check that values are near, integers equal, and the types the same."""
+    assert found.dtype == wanted.dtype, f"{wanted.dtype} needed"
+    if wanted.dtype.kind != "f":
+        np.testing.assert_array_equal(found, wanted)
+        return
+    np.testing.assert_allclose(
+        found.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance
+    )
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or [spec.name for spec in operators()]:
+        print(json.dumps(served(name)), flush=True)
