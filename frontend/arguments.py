@@ -10,12 +10,15 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar
 
+from soapstone.errors import hint
 from soapstone.ir.errors import GraphError
 
+DType = Any  # an element type: a name such as "float32", or NumPy's type
+T = TypeVar("T", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -88,10 +91,72 @@ def _tensor(where: str, value: Any) -> Any:
     return value
 
 
+def _dtype(where: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    import numpy as np
+
+    try:
+        return np.dtype(value).name
+    except TypeError:
+        raise GraphError(
+            f'{where}: {_shown(value)} found, a type such as "float32" needed'
+        ) from None
+
+
+def _operand(where: str, value: Any) -> Any:
+    from soapstone.frontend.recording import Tensor
+
+    if isinstance(value, Tensor):
+        return value
+    number = hasattr(value, "__float__") and not getattr(value, "shape", ())
+    if number and not isinstance(value, bool | str):
+        return float(value)
+    raise GraphError(f"{where}: {_shown(value)} found, a tensor of the model or a number needed")
+
+
+def _bool(where: str, value: Any) -> Any:
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
+        raise GraphError(f"{where}: {_shown(value)} found, True or False needed")
+    return bool(value)
+
+
+def shown_value(value: object) -> str:
+    """Return a value as errors show it: a class as one whose instance is needed."""
+    if isinstance(value, type):
+        return f"class {value.__name__} in place of an instance, {value.__name__}(…),"
+    return repr(value)
+
+
+def named_arguments(kind: T) -> T:
+    """Return a class whose errors of unknown arguments name those that there are."""
+    made = kind.__init__  # type: ignore[misc]
+    names = list(inspect.signature(kind).parameters)
+
+    @wraps(made)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        unknown = next((name for name in kwargs if name not in names), None)
+        if unknown is not None:
+            raise TypeError(
+                f"{kind.__name__}: unknown argument {unknown!r}; {kind.__name__}"
+                f"({', '.join(names)}) needed{meant(unknown, names)}"
+            )
+        made(self, *args, **kwargs)
+
+    kind.__init__ = begin  # type: ignore[misc]
+    return kind
+
+
 def _shown(value: Any) -> str:
     shape = getattr(value, "shape", None)
-    if shape is not None:
-        return f"{type(value).__name__} of shape {tuple(shape)}"
+    if isinstance(shape, tuple):
+        return f"{type(value).__name__} of shape {shape}"
+    if isinstance(value, type):
+        return f"class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"function {value.__name__!r}"
+    if isinstance(value, tuple) and value and hasattr(value[0], "shape"):
+        return f"tuple of {len(value)} values, such as a layer of several outputs returns,"
     return f"{type(value).__name__} {value!r}"
 
 
@@ -99,8 +164,86 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "int": _integer,
     "float": _number,
     "str": _text,
+    "bool": _bool,
+    "DType": _dtype,
     "Tensor": _tensor,
+    "Tensor | float": _operand,
 }
+
+
+# What layers and arguments are called in Keras and PyTorch, where that is not nearly the same.
+_ELSEWHERE = {
+    "units": "width",
+    "outfeatures": "width",
+    "hiddensize": "width",
+    "outputdim": "width",
+    "embeddingdim": "width",
+    "filters": "channels",
+    "outchannels": "channels",
+    "kernelsize": "kernel",
+    "poolsize": "kernel",
+    "strides": "stride",
+    "p": "rate",
+    "dilationrate": "dilation",
+    "numlayers": "layers",
+    "usebias": "bias",
+    "eps": "epsilon",
+    "inputdim": "rows",
+    "numembeddings": "rows",
+    "kernelinitializer": "initial",
+    "dim": "axis",
+    "keepdim": "keepdims",
+    "lr": "learning_rate",
+    "validationfraction": "validation_split",
+    "verbose": "progress",
+    "linear": "dense",
+    "cat": "concat",
+    "concatenate": "concat",
+    "permute": "transpose",
+    "view": "reshape",
+    "bmm": "matmul",
+    "multiply": "mul",
+    "subtract": "sub",
+    "sum": "reduce_sum",
+    "mean": "reduce_mean",
+    "batchnormalization": "batch_norm",
+    "layernormalization": "layer_norm",
+    "maxpooling2d": "max_pool2d",
+    "averagepooling2d": "avg_pool2d",
+    "globalmaxpooling2d": "global_max_pool",
+    "globalaveragepooling2d": "global_avg_pool",
+    "multiheadattention": "multi_head_attention",
+    "statedict": "weights",
+    "loadstatedict": "load_weights",
+    "train": "fit",
+    "crossentropyloss": "cross_entropy",
+    "sparsecategoricalcrossentropy": "cross_entropy",
+    "categoricalcrossentropy": "cross_entropy_dense",
+    "binarycrossentropy": "bce",
+    "bceloss": "bce",
+    "bcewithlogitsloss": "bce_with_logits",
+    "mseloss": "mse",
+    "meansquarederror": "mse",
+    "meanabsoluteerror": "mae",
+    "l1loss": "mae",
+    "l1": "mae",
+    "smoothl1loss": "huber",
+    "acc": "accuracy",
+    "nllloss": "cross_entropy",
+    "categoricalaccuracy": "accuracy",
+    "sparsecategoricalaccuracy": "accuracy",
+    "valloss": "validation_loss",
+    "valaccuracy": "validation_accuracy",
+}
+
+
+def meant(word: object, known: Iterable[str]) -> str:
+    """Return "; did you mean 'width'?" of a word of Keras, of PyTorch, or nearly a known one."""
+    if not isinstance(word, str):
+        return ""
+    names = list(known)
+    other = _ELSEWHERE.get(word.lower().replace("_", ""))
+    return f"; did you mean {other!r}?" if other in names else hint(word, names)
 
 
 def checked(function: F) -> F:
@@ -123,7 +266,8 @@ def checked(function: F) -> F:
         except TypeError as error:
             unknown = [] if any_name else sorted(kwargs.keys() - signature.parameters.keys())
             what = f"unknown argument {unknown[0]!r}" if unknown else str(error)
-            raise TypeError(f"{label}: {what}; {label}({needed}) needed") from None
+            near = meant(unknown[0], signature.parameters) if unknown else ""
+            raise TypeError(f"{label}: {what}; {label}({needed}) needed{near}") from None
         given = bound.arguments
         for name in rules.keys() & given.keys():
             rule, optional, kind = rules[name]

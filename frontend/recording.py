@@ -6,14 +6,17 @@ inference graph of a batch size is built when it is first needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
-from soapstone.frontend.arguments import count
+from soapstone.frontend.arguments import DType, count
+from soapstone.frontend.arithmetic import Arithmetic
 from soapstone.frontend.layers import Layers
+from soapstone.frontend.layers.base import Naming
 from soapstone.frontend.script import Script
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
@@ -21,53 +24,6 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
 
 Emit = Callable[[GraphBuilder, bool, tuple[str, ...]], tuple[str, ...]]
-
-
-class Arithmetic:
-    """What Python's operators work on: each is an element-wise layer of its `model`."""
-
-    __slots__ = ()
-    __array_ufunc__ = None  # NumPy's functions would compute on contents, which no gradient passes
-    model: Any  # whose methods are layers
-
-    def _layer(self, name: str, *operands: Self, **attributes: float) -> Self:
-        made: Self = getattr(self.model, name)(self, *operands, **attributes)
-        return made
-
-    def __add__(self, other: Self | float) -> Self:
-        if isinstance(other, Arithmetic):
-            return self._layer("add", other)
-        return self._layer("affine", shift=other)
-
-    def __sub__(self, other: Self | float) -> Self:
-        if isinstance(other, Arithmetic):
-            return self._layer("sub", other)
-        return self._layer("affine", shift=-other)
-
-    def __mul__(self, other: Self | float) -> Self:
-        if isinstance(other, Arithmetic):
-            return self._layer("mul", other)
-        return self._layer("affine", scale=other)
-
-    def __truediv__(self, other: Self | float) -> Self:
-        if isinstance(other, Arithmetic):
-            return self._layer("div", other)
-        return self._layer("affine", scale=1 / other)
-
-    def __rsub__(self, other: float) -> Self:
-        return self._layer("affine", scale=-1.0, shift=other)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    def __neg__(self) -> Self:
-        return self._layer("neg")
-
-    def __matmul__(self, other: Self) -> Self:
-        return self._layer("matmul", other)
-
-    def __pow__(self, exponent: float) -> Self:
-        return self._layer("power", exponent=exponent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +72,16 @@ class Call:
     outputs: tuple[int, ...]
 
 
+def _repeated(emit: Emit) -> Emit:
+    """Return what emits a layer again, with the parameters and states that it has."""
+
+    def again(builder: GraphBuilder, training: bool, inputs: tuple[str, ...]) -> tuple[str, ...]:
+        with builder.repeated():
+            return emit(builder, training, inputs)
+
+    return again
+
+
 class Recording(Layers):
     """The layers of a model, as they were called.
 
@@ -125,8 +91,10 @@ class Recording(Layers):
     """
 
     def __init__(self, name: str, seed: int) -> None:
+        if not isinstance(name, str):
+            raise GraphError(f"model: name {name!r} found, a string needed")
         self.name = name
-        self.seed = seed
+        self.seed = count(f"model {name!r}: seed", seed, 0)
         self._builder = self._new_builder()
         self.calls: list[Call] = []
         self._tensors: list[Tensor] = []
@@ -144,17 +112,21 @@ class Recording(Layers):
     def _new_builder(self) -> GraphBuilder:
         return GraphBuilder(self.name)
 
-    def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+    def input(self, name: str, shape: Sequence[int], dtype: DType = "float32") -> Tensor:
         """Declare an input and return it; the first axis of every input runs over samples.
 
         Args:
             shape: the extents, the batch size first; graphs can be built for other batch sizes.
-            dtype: the element type, such as "float32" or "int32".
+            dtype: the element type, such as "float32" or "int32", or NumPy's.
 
         Raises:
             GraphError: the name is taken, or the batch size differs from another input's.
             ShapeError: a dtype that there is not.
         """
+        if not isinstance(shape, Iterable) or isinstance(shape, str):
+            raise GraphError(
+                f"input {name!r}: shape {shape!r} found; extents needed, the batch size first"
+            )
         shape = tuple(count(f"input {name!r}: an extent", extent, 0) for extent in shape)
         batch = shape[0] if shape else 0
         if not shape or batch < 1:
@@ -192,6 +164,8 @@ class Recording(Layers):
             if not isinstance(tensor, Tensor) or tensor.model is not self:
                 raise GraphError(f"model {self.name!r}: {tensor!r} is not a tensor of this model")
         self._building = self._batch_size or 1
+        if self.given is not None and self.given.calls:
+            emit = _repeated(emit)
         with self.all_or_nothing():
             names = emit(self._builder, True, tuple(tensor.name for tensor in inputs))
         made = tuple(
@@ -216,6 +190,24 @@ class Recording(Layers):
             self.__dict__.pop("graph", None)
             raise
 
+    @contextmanager
+    def naming(
+        self, known: tuple[tuple[str, str], ...] | None, calls: int, label: str
+    ) -> Iterator[list[tuple[str, str]]]:
+        """Give what is recorded in the block the names of an earlier call, and yield the list.
+
+        known: kinds and names of that; None in the first call, whose names the list then has.
+        calls: how many there were; label: what errors call the layer.
+        """
+        outer, self.given = self.given, Naming(label, known, calls)
+        try:
+            with self.all_or_nothing():
+                yield self.given.names
+        finally:
+            inner, self.given = self.given, outer
+        if outer is not None:
+            outer.names += inner.names
+
     def output(self, *tensors: Tensor) -> None:
         """Mark tensors as the model's outputs; by default the loss is taken of the first.
 
@@ -224,6 +216,8 @@ class Recording(Layers):
         Raises:
             GraphError: a tensor of another model.
         """
+        if not tensors:
+            raise GraphError(f"model {self.name!r}: output of no tensors found, 1 or more needed")
         for tensor in tensors:
             if tensor.model is not self:
                 raise GraphError(f"model {self.name!r}: {tensor!r} is not a tensor of this model")
@@ -285,19 +279,10 @@ class Recording(Layers):
     def summary(self) -> str:
         """Return a table of layers: output shape, parameters and millions of operations of each.
 
-        Operations are those of the inference graph at the model's batch size.
+        Parameters of a shared layer are counted where it is called first. Operations are those of
+        the inference graph at the model's batch size.
         """
-        graph = self.graph
-        rows = [("layer", "operator", "output", "parameters", "MFLOP")]
-        counted = 0
-        for node in graph.nodes:
-            sizes = [
-                graph.tensors[i].size for i in node.inputs if graph.roles.get(i) == "parameter"
-            ]
-            counted += sum(sizes)
-            shape = "x".join(map(str, graph.tensors[node.outputs[0]].shape))
-            flops = node.spec.flops(graph.signature(node)) / 1e6
-            rows.append((node.name, node.operator, shape, f"{sum(sizes):,}", f"{flops:,.2f}"))
+        rows, total = self._summary()
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
         lines = [
             "  ".join(
@@ -307,5 +292,36 @@ class Recording(Layers):
             for row in rows
         ]
         lines.insert(1, "  ".join("-" * width for width in widths))
-        lines.append(f"{counted:,} parameters, {graph.flops() / 1e6:,.1f} MFLOP forward")
-        return "\n".join([f"model {self.name}, batch size {self.batch_size}", *lines])
+        return "\n".join([f"model {self.name}, batch size {self.batch_size}", *lines, total])
+
+    def _summary(self) -> tuple[list[tuple[str, ...]], str]:
+        """Return the rows of the summary's table, its head first, and the line below."""
+        graph = self.graph
+        rows: list[tuple[str, ...]] = [("layer", "operator", "output", "parameters", "MFLOP")]
+        parameters = graph.inputs(Role.PARAMETER)
+        fresh = dict.fromkeys(parameters)  # of a shared layer, the first call's
+        for node in graph.nodes:
+            own = [name for name in dict.fromkeys(node.inputs) if name in fresh]
+            size = sum(graph.tensors[name].size for name in own)
+            for name in own:
+                del fresh[name]
+            shape = "x".join(map(str, graph.tensors[node.outputs[0]].shape))
+            flops = node.spec.flops(graph.signature(node)) / 1e6
+            rows.append((node.name, node.operator, shape, f"{size:,}", f"{flops:,.2f}"))
+        counted = sum(graph.tensors[name].size for name in parameters)
+        return rows, f"{counted:,} parameters, {graph.flops() / 1e6:,.1f} MFLOP forward"
+
+    def __repr__(self) -> str:
+        made = f"{type(self).__name__}({self.name!r}"
+        if not self._outputs:
+            return f"{made}, {len(self.calls)} layers, no output yet)"
+        sizes = [math.prod(shape) for shape in self.parameters().values()]
+        return f"{made}, {len(self.graph.nodes)} operators, {sum(sizes):,} parameters)"
+
+    def _repr_html_(self) -> str | None:
+        if not self._outputs:
+            return None
+        from soapstone.frontend.notebook import table
+
+        rows, total = self._summary()
+        return table(rows, f"model {self.name}, batch size {self.batch_size}: {total}")

@@ -7,6 +7,7 @@ its methods were called, with which arguments: the architecture is that list, fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Written:
-    """A call of a layer method, as it was made."""
+    """A call of a layer method, as it was made.
+
+    again: kinds and names of what it records, and the number of calls before, where the layer is
+    shared and was called before.
+    """
 
     method: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    again: tuple[tuple[tuple[str, str], ...], int] | None = None
 
 
 @dataclass
@@ -43,12 +49,17 @@ class Script:
         if self._inside:
             return function(*args, **kwargs)
         before, self._inside = len(recording.calls), True
+        given = recording.given
+        named = 0 if given is None else len(given.names)
         try:
             made = function(*args, **kwargs)
         finally:
             self._inside = False
         if len(recording.calls) > before:
-            self.calls.append(Written(function.__name__, tuple(args[1:]), dict(kwargs)))
+            again = None
+            if given is not None and given.calls:
+                again = tuple(given.names[named:]), given.calls
+            self.calls.append(Written(function.__name__, tuple(args[1:]), dict(kwargs), again))
         return made
 
 
@@ -86,8 +97,18 @@ def to_json(recording: Recording) -> tuple[list[Any], dict[str, Array]]:
     for call in recording.script.calls:
         args = [said(each, call.method) for each in call.args]
         kwargs = {name: said(each, call.method) for name, each in call.kwargs.items()}
-        calls.append([call.method, args, kwargs])
+        calls.append([call.method, args, kwargs, *([call.again] if call.again else [])])
     return calls, arrays
+
+
+def _called_again(
+    recording: Recording, method: str, again: Any = None
+) -> AbstractContextManager[Any]:
+    """Return what a call of a shared layer is made in: names of its first call, calls before."""
+    if again is None:
+        return nullcontext()
+    names, calls = again
+    return recording.naming(tuple((kind, name) for kind, name in names), calls, method)
 
 
 def replay(recording: Recording, calls: Any, arrays: Mapping[str, Array], where: str) -> None:
@@ -113,13 +134,14 @@ def replay(recording: Recording, calls: Any, arrays: Mapping[str, Array], where:
 
     for number, call in enumerate(calls):
         try:
-            method, args, kwargs = call
+            method, args, kwargs, *again = call
             known = method == "input" or (hasattr(Layers, method) and not method.startswith("_"))
             if not known:
                 raise ValueError("no such layer")
-            getattr(recording, method)(
-                *map(meant, args), **{name: meant(each) for name, each in kwargs.items()}
-            )
+            with _called_again(recording, method, *again):
+                getattr(recording, method)(
+                    *map(meant, args), **{name: meant(each) for name, each in kwargs.items()}
+                )
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
             raise GraphError(f"{where}: layer {number}, {call!r:.80}: {error}") from None
 

@@ -40,6 +40,8 @@ class GraphBuilder:
         self._counts: dict[str, int] = {}
         self.sources: tuple[str, ...] = ()  # of nodes that are added, beside their own
         self.late = False  # whether nodes that are added are late, whatever they were
+        self.shared: tuple[Role, ...] = ()  # roles of inputs that may be declared several times
+        self._states: dict[str, str] = {}  # by the contents that an earlier call gives them
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -83,14 +85,28 @@ class GraphBuilder:
             *(self._updates, self._initials),
         )
         sizes = [len(each) for each in added]
+        updates = dict(self._updates)  # of shared states, later ones took the place of earlier ones
         try:
             yield
         except BaseException:
             for each, size in zip(added, sizes):
                 while len(each) > size:
                     each.popitem()
+            self._updates.update(updates)
             self._counts.clear()
             raise
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Let parameters and states be declared again in the block: they are those that exist.
+
+        A state that has an update is what that gives it, and a further update takes its place.
+        """
+        before, self.shared = self.shared, (Role.PARAMETER, Role.STATE)
+        try:
+            yield
+        finally:
+            self.shared = before
 
     def input(
         self,
@@ -109,8 +125,19 @@ class GraphBuilder:
 
         Raises:
             GraphError: the name is taken.
-            ShapeError: a negative extent, or a dtype that there is not.
+            ShapeError: a negative extent, a dtype that there is not, or of a shared input another
+                shape than before.
         """
+        if name in self._tensors and role in self.shared and self._roles.get(name) is role:
+            known, spec = self._tensors[name], TensorSpec(tuple(shape), dtype)
+            if known != spec:
+                raise ShapeError(
+                    f"parameter {name!r}: shape {spec.shape} found, {known.shape} needed as before"
+                )
+            latest = self._updates.get(name, name)
+            if latest != name:
+                self._states[latest] = name
+            return latest
         if name in self._tensors:
             raise GraphError(f"value {name!r} exists already")
         self._tensors[name] = TensorSpec(tuple(shape), dtype)
@@ -196,6 +223,7 @@ class GraphBuilder:
         Raises:
             GraphError: `name` is not an input, or its spec differs from the value's.
         """
+        name = self._states.get(name, name)
         if name not in self._roles:
             raise GraphError(f"update of {name!r}: not an input of the graph")
         if self.spec(name) != self.spec(value):

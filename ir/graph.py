@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from html import escape
 from types import MappingProxyType
 from typing import Any
 
@@ -126,7 +127,7 @@ def inferred(node: Node, inputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]
         raise type(error)(f"{node.label}: {error}") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """A frozen program over tensors, its nodes in topological order.
 
@@ -270,6 +271,15 @@ class Graph:
         lines.append(sorted((number[a], number[b]) for a, b in self.updates.items()))
         text = json.dumps(lines, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def __repr__(self) -> str:
+        return (
+            f"Graph({self.name!r}: {len(self.nodes)} operators, {len(self.roles)} inputs,"
+            f" {len(self.outputs)} outputs)"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         """The graph as program text, one node a line with the types of what it makes."""

@@ -64,7 +64,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("soapstone.torch")
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'soapstone' has no attribute {name!r}")
+        from soapstone.errors import hint
+
+        near = "" if name.startswith("_") else hint(name, _HOMES)
+        raise AttributeError(f"module 'soapstone' has no attribute {name!r}{near}")
     return getattr(importlib.import_module(home), name)
 
 

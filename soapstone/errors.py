@@ -1,8 +1,11 @@
-"""The error of data that come from users."""
+"""The error of data that come from users, and what errors say of words that are not known."""
 
 from __future__ import annotations
 
+import re
 import traceback
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 def fault(error: BaseException) -> str:
@@ -10,6 +13,18 @@ def fault(error: BaseException) -> str:
     said = traceback.extract_tb(error.__traceback__)
     place = f" ({said[-1].filename}, line {said[-1].lineno})" if said else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+def hint(word: object, known: Iterable[str]) -> str:
+    """Return "; did you mean 'adam'?" of the known word that is nearest, nothing where none is."""
+    by_form = {_form(each): each for each in known}
+    near = get_close_matches(_form(str(word)), by_form, 1, 0.7)
+    return f"; did you mean {by_form[near[0]]!r}?" if near else ""
+
+
+def _form(word: str) -> str:
+    """A word without what other libraries write otherwise: capitals, dashes, underscores."""
+    return re.sub(r"[\W_]", "", word.lower()) or word
 
 
 class DataError(ValueError):

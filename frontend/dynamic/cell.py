@@ -23,32 +23,11 @@ from soapstone.ir.autodiff import pulled_back
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine, Kind, Operand, Product
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, Initial, Node
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role, TensorSpec
 
 DRAW = TensorSpec((), "int64")  # what tells a call's random numbers from all others
 _SHARED = (Role.PARAMETER, Role.SCALAR)  # inputs that several calls of layers declare alike
-
-
-class _Builder(GraphBuilder):
-    """A builder in which a parameter of a name is one, however often it is declared."""
-
-    def input(
-        self,
-        name: str,
-        shape: Sequence[int],
-        dtype: str = "float32",
-        role: Role = Role.INPUT,
-        initial: Initial | None = None,
-    ) -> str:
-        if role in _SHARED and self.has(name):
-            if self.spec(name) != TensorSpec(tuple(shape), dtype):
-                raise GraphError(
-                    f"parameter {name!r}: shape {tuple(shape)} found, {self.spec(name).shape}"
-                    " needed as before"
-                )
-            return name
-        return super().input(name, shape, dtype, role, initial)
 
 
 class RowRecording(Recording):
@@ -66,7 +45,9 @@ class RowRecording(Recording):
         super().__init__(prefix, seed)
 
     def _new_builder(self) -> GraphBuilder:
-        return _Builder(self.name)
+        builder = GraphBuilder(self.name)
+        builder.shared = _SHARED
+        return builder
 
     def draws(self) -> tuple[Tensor, ...]:
         self.drawing = True

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from soapstone.frontend.arithmetic import Arithmetic
 from soapstone.frontend.dynamic.cell import Cell
 from soapstone.frontend.dynamic.rows import Rows
-from soapstone.frontend.recording import Arithmetic
 from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Array
 
@@ -28,6 +28,7 @@ class Lazy(Arithmetic):
             was given.
     """
 
+    from_array = "session.value(array)"
     __slots__ = ("call", "code", "model", "row", "rows", "step")
 
     def __init__(

@@ -12,6 +12,7 @@ from soapstone.frontend.layers.normalization import NormalizationLayers
 from soapstone.frontend.layers.parameter import ParameterLayers
 from soapstone.frontend.layers.pooling import PoolingLayers
 from soapstone.frontend.layers.recurrent import RecurrentLayers
+from soapstone.frontend.layers.shared import SharedLayers
 
 
 class Layers(
@@ -24,6 +25,7 @@ class Layers(
     EdgeLayers,
     DenseLayers,
     ParameterLayers,
+    SharedLayers,
     DeclaredLayers,
 ):
     """The layers of a model; `record` and the builder are the model's.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from soapstone.frontend.arguments import Checked
+from soapstone.frontend.arguments import Checked, meant
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Initial
@@ -77,6 +78,37 @@ def initials(label: str, kind: str, fan: int) -> tuple[Initial, Initial]:
     raise GraphError(f'{label}: initial {kind!r} found, "uniform" or "he" needed')
 
 
+@dataclass
+class Naming:
+    """The names that a layer which may be called again gives to what it records.
+
+    Attributes:
+        label: what errors call it. known: kinds and names of its first call; None in that. names:
+            those of this call so far. calls: how many there were before.
+    """
+
+    label: str
+    known: tuple[tuple[str, str], ...] | None
+    calls: int
+    names: list[tuple[str, str]] = field(default_factory=list)
+
+    def next(self, kind: str, name: str | None) -> str:
+        """Return the name that the first call gave here.
+
+        Raises:
+            GraphError: it recorded something else.
+        """
+        known, place = self.known or (), len(self.names)
+        first = known[place] if place < len(known) else ("nothing", None)
+        if first[0] != kind or name not in (None, first[1]):
+            raise GraphError(
+                f"shared layer {self.label!r}: {kind} {name or ''} found, {first[0]} as in its"
+                " first call needed".replace("  ", " ")
+            )
+        self.names.append(known[place])
+        return known[place][1]
+
+
 FROM_INPUT = ("gelu",)  # activations whose gradient needs what they are applied to
 
 
@@ -86,15 +118,38 @@ class LayerBase(Checked):
     _builder: GraphBuilder
     seed: int
     constants: dict[str, Array]
+    naming: Callable[..., AbstractContextManager[list[tuple[str, str]]]]
+    given: Naming | None = None  # of a layer that may be called again, while it is called
     record: Callable[[Emit, Sequence[Tensor]], tuple[Tensor, ...]]
     all_or_nothing: Callable[[], AbstractContextManager[None]]
 
+    if not TYPE_CHECKING:  # which would take any name for a layer
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name, name=name, obj=self)
+            known = [each for each in dir(type(self)) if not each.startswith("_")]
+            raise AttributeError(f"{type(self).__name__} has no {name!r}{meant(name, known)}")
+
     def _name(self, kind: str, name: str | None) -> str:
+        if self.given is not None and self.given.known is not None:
+            return self.given.next(kind, name)
+        name = self._new_name(kind, name)
+        if self.given is not None:
+            self.given.names.append((kind, name))
+        return name
+
+    def _new_name(self, kind: str, name: str | None) -> str:
         if name is not None:
             if name in {node.name for node in self._builder.nodes}:
                 raise GraphError(f"{kind} {name!r}: the name is taken")
             return name
         return self._builder.unique(kind)
+
+    def _drawn(self, node: str) -> str:
+        """Return what the seed of a layer's draws is made of: other ones for each of its calls."""
+        calls = 0 if self.given is None else self.given.calls
+        return f"{node}#{calls}" if calls else node
 
     def draws(self) -> tuple[Tensor, ...]:
         """Return what tells drawn numbers apart besides the step: a number a row, in a cell."""
@@ -154,6 +209,19 @@ class LayerBase(Checked):
             return made
 
         return self.record(emit, (x,))[0]
+
+    def _filled(self, layer: str, operands: Sequence[Tensor | float]) -> list[Tensor]:
+        """Return operands with a constant of the last tensor's element type for each number."""
+        kinds = [each.dtype for each in operands if not isinstance(each, int | float)]
+        if not kinds:
+            raise GraphError(f"{layer}: numbers alone found, a tensor of the model needed")
+        dtype = "float32" if kinds[-1] == "bool" else kinds[-1]
+        return [
+            self.apply("full", shape=(), value=float(each), dtype=dtype)
+            if isinstance(each, int | float)
+            else each
+            for each in operands
+        ]
 
     def _axis(self, layer: str, x: Tensor, axis: int) -> int:
         rank = len(x.shape)

@@ -44,7 +44,8 @@ def layer_signature(spec: OpSpec) -> inspect.Signature:
             after, kind = by_name, "Tensor | None"
             parameters.append(inspect.Parameter(name, one, default=None, annotation=kind))
         else:
-            parameters.append(inspect.Parameter(name, one, annotation="Tensor"))
+            kind = "Tensor | float" if takes_numbers(spec) else "Tensor"
+            parameters.append(inspect.Parameter(name, one, annotation=kind))
     settings = []
     for name, attribute in spec.attributes.items():
         default = (spec.layer or {}).get(name, attribute.default)
@@ -56,6 +57,11 @@ def layer_signature(spec: OpSpec) -> inspect.Signature:
     count = len(spec.outputs)
     result = "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
     return inspect.Signature(parameters, return_annotation=result)
+
+
+def takes_numbers(spec: OpSpec) -> bool:
+    """Return whether numbers may be operands: of pointwise operators of several, some of them."""
+    return spec.formula is not None and len(spec.inputs) > 1
 
 
 def documentation(spec: OpSpec) -> str:
@@ -72,6 +78,7 @@ def documentation(spec: OpSpec) -> str:
         text += ["", f"{names}: any shape, which is also the result's."]
     elif spec.formula is not None:
         text += ["", f"{names}: shapes that broadcast as NumPy's do; the result has that shape."]
+        text += ["A number stands for a tensor of it, but one operand at least is a tensor."]
     if spec.attributes:
         text += ["", "Args:"]
     for name, attribute in spec.attributes.items():
@@ -112,6 +119,7 @@ def _described(attribute: Attribute, default: Any) -> str:
 def layer_of(spec: OpSpec) -> Callable[..., Any]:
     """Return the method that records an operator."""
     signature = layer_signature(spec)
+    numbers = takes_numbers(spec)
     variadic = bool(spec.inputs) and spec.inputs[-1].endswith("*")
     names = [operand.rstrip("?") for operand in spec.inputs]
 
@@ -121,6 +129,8 @@ def layer_of(spec: OpSpec) -> Callable[..., Any]:
         given = bound.arguments
         operands = given[names[-1][:-1]] if variadic else [given[name] for name in names]
         operands = [operand for operand in operands if operand is not None]
+        if numbers:
+            operands = self._filled(spec.name, operands)
         attributes = {}
         for name, attribute in spec.attributes.items():
             value = given[name]

@@ -329,7 +329,7 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
         own = np.repeat(np.eye(heads, dtype=np.float32), width, axis=0)  # columns of each head
         masks = (self.constant(f"{node}.heads", own),) if heads > 1 else ()
         matrix = self._matrix(graph)
-        seed = layer_seed(self.seed, node)
+        seed = layer_seed(self.seed, self._drawn(node))
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
             def add(of: str, operator: str, *operands: str, **more: Any) -> str:

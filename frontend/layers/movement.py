@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from soapstone.frontend.arguments import DType
 from soapstone.frontend.layers.base import LayerBase
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class MovementLayers(LayerBase):
     """Reshaping, joining, cutting and changing of types."""
 
-    def cast(self, x: Tensor, dtype: str, *, name: str | None = None) -> Tensor:
+    def cast(self, x: Tensor, dtype: DType, *, name: str | None = None) -> Tensor:
         """Return x, of any shape, as another element type (dtype), such as "int32" or "float16".
 
         Raises:
@@ -43,6 +44,11 @@ class MovementLayers(LayerBase):
         target = tuple(int(extent) for extent in shape)
         if target.count(-1) > 1:
             raise ShapeError(f"reshape {node!r}: shape {target} has several -1; at most one needed")
+        if -1 not in target and math.prod(target) != math.prod(x.shape):
+            raise ShapeError(
+                f"reshape {node!r}: shape {target} of {math.prod(target)} elements found,"
+                f" {math.prod(x.shape)} needed as in {x.spec}"
+            )
         if -1 not in target and target and target[0] == x.shape[0]:
             target = (-1, *target[1:])  # follows the batch size of other bound shapes
 
@@ -65,6 +71,8 @@ class MovementLayers(LayerBase):
             GraphError: no tensors.
             ShapeError: there is no such axis, or another extent differs.
         """
+        if not isinstance(tensors, Sequence):
+            raise GraphError(f"concat: {tensors!r} found, a list of tensors needed")
         if not tensors:
             raise GraphError("concat: no tensors found, 1 or more needed")
         where = self._axis("concat", tensors[0], axis)

@@ -171,12 +171,14 @@ class NormalizationLayers(LayerBase):
             raise GraphError(f"dropout {node!r}: rate {rate!r} found, 0 <= rate < 1 needed")
         from soapstone.ir.guard import STEP
 
+        drawn = self._drawn(node)
+
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
             x, *draws = values
             if not training or rate == 0:
                 return (x,)
             (step,) = draws or (declare_scalar(builder, STEP, "int64"),)
-            seed = layer_seed(self.seed, node)
+            seed = layer_seed(self.seed, drawn)
             return builder.apply("dropout", x, step, name=node, rate=rate, seed=seed)
 
         return self.record(emit, (x, *(self.draws() if rate else ())))[0]

@@ -52,6 +52,7 @@ class _Stack:
     time_major: bool
     dropout: float
     seed: int
+    drawn: str  # what begins the names by which dropout draws
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def emit(
@@ -121,7 +122,7 @@ class _Stack:
 
         step = declare_scalar(builder, STEP, "int64")
         name = f"{self.node}.dropout_l{layer}"
-        seed = layer_seed(self.seed, name)
+        seed = layer_seed(self.seed, f"{self.drawn}.dropout_l{layer}")
         return builder.apply("dropout", x, step, name=name, rate=self.dropout, seed=seed)[0]
 
 
@@ -337,7 +338,7 @@ class RecurrentLayers(LayerBase):
             raise GraphError(f"{label}: {len(state)} values of state found, {count} needed")
         stack = _Stack(
             *(kind, node, width, layers, directions, bias, time_major, dropout, self.seed),
-            attributes,
+            *(self._drawn(node), attributes),
         )
         y, *lasts = self.record(stack.emit, (x, *state))
         return y, tuple(lasts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +35,7 @@ FORMAT, VERSION = "soapstone-strategy", 1
 DEFAULT = "*"  # the entry that configures every operator without one of its own
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Strategy:
     """How a graph runs on a machine.
 
@@ -249,6 +250,12 @@ class Strategy:
             StrategyError: it cannot be read, or a field is wrong; names it.
         """
         return json_fields.load(path, StrategyError, Strategy.from_json)
+
+    def __repr__(self) -> str:
+        return f"Strategy({self.model or 'any model'!r}: {len(self.configurations)} configurations)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         """The strategy as a table, one operator a line."""

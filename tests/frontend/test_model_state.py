@@ -267,7 +267,7 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         (lambda: model.dense(x, 3, activation="rleu", name="r"), GraphError, "'rleu' found, one"),
         (lambda: model.dense(x, 8.7), GraphError, "dense: width: float 8.7 found, an integer"),
         (lambda: model.dense(np.ones((4, 6)), 8), GraphError, r"ndarray of shape \(4, 6\) found"),
-        (lambda: model.conv2d(image, 8, 3), TypeError, r"conv2d\(x, channels, kernel=…"),
+        (lambda: model.conv2d(image, 8, 3, 1, 0, 1), TypeError, r"conv2d\(x, channels, kernel,"),
         (lambda: model.output([x]), GraphError, r"output: tensors: list \[.* found, a tensor of"),
         (lambda: model.input("z", (4, 2.5)), GraphError, "input 'z': an extent: 2.5 found"),
         (lambda: Adam("0.1"), GraphError, "Adam: learning_rate: '0.1' found, a number"),

@@ -1,4 +1,6 @@
-"""Training with two losses, weights, a penalty, clipping, parts and metrics, on an executor.
+"""Training with all that a step may have, on an executor.
+
+That is a shared layer, two losses, weights, a penalty, clipping, parts and metrics.
 
 objective_training.py EXECUTOR FILE...: without a strategy and with each; prints how many runs gave
 what one processor does. See test_objectives.py.
@@ -25,8 +27,8 @@ def network(executor: str = "local", cpus: int = 1, strategy: Strategy | None = 
     """Return a small network with two outputs, compiled."""
     model = Model("net", seed=1)
     x = model.input("image", (12, 3, 8, 8))
-    x = model.conv2d(x, 8, kernel=3, padding=1, activation="relu", name="conv")
-    x = model.flatten(model.max_pool2d(x, 2))
+    conv = model.shared(model.conv2d, 8, 3, padding=1, activation="relu", name="conv")
+    x = model.flatten(model.max_pool2d(conv(x) + conv(x[..., ::-1]) * 0.5, 2))
     model.output(model.dense(x, 5, name="cls"), model.dense(x, 1, name="bit"))
     model.regularize("conv.weight", l2=1e-3)
     model.compile(
