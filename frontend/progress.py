@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from soapstone.frontend.training.state import Callback, TrainingState
 
@@ -14,7 +14,25 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _LINE_S = 5.0
+_SHORT_S = 2.0  # what takes less is not worth a line
+_hushed = False
 _REFRESH_S = 0.1  # drawing costs a millisecond: not after every step
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Show no progress as long as the block runs."""
+    global _hushed
+    before, _hushed = _hushed, True
+    try:
+        yield
+    finally:
+        _hushed = before
+
+
+def is_hushed() -> bool:
+    """Return whether no progress is shown."""
+    return _hushed
 
 
 class ProgressBar(Callback):
@@ -28,6 +46,7 @@ class ProgressBar(Callback):
     def __init__(self, stream: TextIO | None = None, *, plain: bool | None = None) -> None:
         self._out = stream or sys.stderr
         self._plain = plain
+        self._quiet = False
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._drawn = 0.0
@@ -38,7 +57,8 @@ class ProgressBar(Callback):
     def on_train_begin(self, state: TrainingState) -> None:
         """Show a bar, where the stream is a terminal."""
         plain = not self._out.isatty() if self._plain is None else self._plain
-        if not plain:
+        self._quiet = _hushed
+        if not plain and not _hushed:
             self._progress = _bar(self._out)
             self._progress.start()
 
@@ -64,6 +84,8 @@ class ProgressBar(Callback):
         """Draw the whole epoch, or write its line: loss, metrics and throughput."""
         if self._progress is not None:
             self._draw(state)
+            return
+        if self._quiet:
             return
         width = len(str(state.epochs))
         line = f"epoch {state.epoch + 1:>{width}}/{state.epochs}  {self._figures(state)}"
@@ -97,14 +119,19 @@ class ProgressBar(Callback):
 
 
 class Stages:
-    """The progress of stages on standard error: a bar on a terminal, a line a stage elsewhere."""
+    """The progress of stages on standard error: a bar on a terminal, a line a stage elsewhere.
 
-    def __init__(self) -> None:
+    Args:
+        least_s: seconds that a stage takes to be worth a line.
+    """
+
+    def __init__(self, least_s: float = 0.0) -> None:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._stage = ""
         self._start = 0.0
-        if sys.stderr.isatty():
+        self._least_s = least_s
+        if sys.stderr.isatty() and not _hushed:
             self._bar = _bar(sys.stderr)
             self._bar.start()
 
@@ -125,20 +152,40 @@ class Stages:
             self._bar.stop()
 
     def _finish(self) -> None:
-        if self._stage and self._bar is None:
-            seconds = time.perf_counter() - self._start
+        seconds = time.perf_counter() - self._start
+        if self._stage and self._bar is None and not _hushed and seconds >= self._least_s:
             print(f"{self._stage}  {seconds:.1f} s", file=sys.stderr, flush=True)
         self._stage = ""
 
 
 @contextmanager
-def staged() -> Iterator[Stages]:
-    """Show the progress of stages as long as the block runs."""
-    stages = Stages()
+def staged(least_s: float = 0.0) -> Iterator[Stages]:
+    """Show the progress of stages as long as the block runs.
+
+    least_s: as of `Stages`.
+    """
+    stages = Stages(least_s)
     try:
         yield stages
     finally:
         stages.close()
+
+
+@contextmanager
+def compiling(runtime: Any) -> Iterator[None]:
+    """Show how many kernels of the steps that a runtime compiles in the block are ready."""
+    with staged(_SHORT_S) as stages:
+        ready: list[int] = []  # a list grows whole, whichever thread asks
+
+        def tell(total: int) -> None:
+            ready.append(1)
+            stages("compiling and measuring kernels", len(ready), max(total, len(ready)))
+
+        runtime.binding = tell
+        try:
+            yield
+        finally:
+            runtime.binding = None
 
 
 @contextmanager
@@ -167,6 +214,8 @@ def _line(stream: TextIO | None) -> Iterator[Callable[[str], None]]:
     last = [0.0]
 
     def show(text: str) -> None:
+        if _hushed:
+            return
         now = time.perf_counter()
         if now - last[0] < (_REFRESH_S if alive else _LINE_S):
             return

@@ -101,6 +101,7 @@ class Runtime(Host):
         tell(self)
         ask(self.mapper, name_of(self.mapper), "observe", View(self))
         self.profiling: Profile | None = None
+        self.binding: Callable[[int], None] | None = None  # told after each of so many operations
         if log is not None:
             self._begin_log(log)
 

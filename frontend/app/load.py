@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from soapstone.errors import fault
+from soapstone.errors import fault, hint
 from soapstone.frontend.data.sets import Splits
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def app_module(name: str) -> ModuleType:
     if name not in modules:
         raise AppError(
             f"app {name!r} found; one of {', '.join(sorted(modules))}, or the path of a .py script"
-            " needed"
+            f" needed{hint(name, modules)}"
         )
     return importlib.import_module(modules[name])
 
@@ -145,6 +145,7 @@ def _app(module: ModuleType, name: str) -> App:
     if unknown:
         raise AppError(
             f"app {name!r}: OPTIONS: {unknown[0]!r} found, some of {', '.join(DEFAULTS)} needed"
+            f"{hint(unknown[0], DEFAULTS)}"
         )
     checked = None if data is None else _checked(name, data)
     app = App(name, module.__doc__ or "", build, checked, {**DEFAULTS, **given}, program=program)

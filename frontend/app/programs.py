@@ -28,7 +28,7 @@ def train_program(
     defaults: Mapping[str, Any],
 ) -> TrainResult:
     """Train an app whose graph changes; `arguments` are those of `train_app`, as `defaults` are."""
-    known = (*_OF_PROGRAMS, "callbacks", "progress", "say")
+    known = (*_OF_PROGRAMS, "callbacks", "progress", "verbose", "say")
     for name, default in defaults.items():
         if name not in known and arguments[name] != default:
             raise AppError(

@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 
 from soapstone.files import check_targets
+from soapstone.frontend.app.brief import brief
 from soapstone.frontend.app.load import App, AppError, load_app
 from soapstone.frontend.app.result import TrainResult
 from soapstone.frontend.arguments import count
@@ -55,6 +56,7 @@ def train_app(
     profile: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
+    verbose: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> TrainResult:
     """Train an app and return what came of it.
@@ -81,7 +83,8 @@ def train_app(
             is the default (docs/dynamic.md). What they cannot do is refused.
         checkpoint: a file to save to after each epoch; resume: one to go on from.
         profile: a file for the timeline of some ten steps.
-        say: called with the program, the strategy and the data set, as text.
+        verbose: whether the program and the strategy are said before training begins.
+        say: called with what is trained on what, in a few lines, and what else there is to say.
 
     Raises:
         AppError: an app or options that do not fit, besides what `Model` raises.
@@ -182,9 +185,13 @@ def train_app(
             plan=plan,
             overlap=overlap,
         )
-        say(str(model.training_graph))
-        say(str(model.strategy))
-        say(str(splits))
+        model.trainer.steps.expect(size, progress)
+        if verbose:
+            say(str(model.training_graph))
+            say(str(model.strategy))
+        say(brief(model, splits, most, size))
+        if verbose and model.trainer.steps.result is not None:
+            say(str(model.trainer.steps.result))
         history = model.fit(
             splits.train_x,
             splits.train_y,

@@ -221,6 +221,7 @@ class Steps:
         self._quiet = True
         self._size: int | None = None  # of the batches that optimised steps are for
         self._found: dict[int, Graph] = {}
+        self.result: OptimizeResult | None = None  # of the last search
         self.given: Graph | None = None
         if step is not None:
             self.given, self._label = _loaded(step)
@@ -254,7 +255,8 @@ class Steps:
 
     def _checked(self, original: Graph) -> Graph:
         if self.given is None:
-            return optimized_step(original, self._ground, self._quiet).graph
+            self.result = optimized_step(original, self._ground, self._quiet)
+            return self.result.graph
         try:
             verified_step(original, self.given, self._ground)
         except GraphError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.deadline import Deadline, TimeUpError
+from soapstone.errors import hint
 from soapstone.frontend.app import AppError, load_app
 from soapstone.frontend.strategies.task_times import Progress as Stage
 from soapstone.frontend.strategies.task_times import measure
@@ -188,6 +189,7 @@ def given(graph: Graph, machine: Machine, strategy: str | Path) -> str | Strateg
     if not Path(strategy).is_file():
         raise StrategyError(
             f"strategy {str(strategy)!r} found; one of {', '.join(NAMED)}, or a file needed"
+            f"{hint(strategy, NAMED)}"
         )
     found = Strategy.load(strategy)
     found.check(graph, machine.describe())

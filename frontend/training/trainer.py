@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
-from soapstone.frontend.arguments import count
+from soapstone.frontend.arguments import count, shown_value
 from soapstone.frontend.data.batches import (
     Batches,
     Labels,
@@ -23,6 +24,7 @@ from soapstone.frontend.data.batches import (
 )
 from soapstone.frontend.data.feeding import PREDICT
 from soapstone.frontend.inference import concatenated
+from soapstone.frontend.progress import compiling
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
 from soapstone.frontend.training.compiled import Compiled, together
 from soapstone.frontend.training.step_graph import KEEP
@@ -52,6 +54,18 @@ class TrainingResult:
     step_us: float = 0.0
     samples_per_s: float = 0.0
 
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """The values of all epochs by name: `history["loss"]`."""
+        names = dict.fromkeys(name for record in self.epochs for name in record)
+        return {name: [record[name] for record in self.epochs if name in record] for name in names}
+
+    def _repr_html_(self) -> str:
+        from soapstone.frontend.notebook import curves
+
+        title = f"{self.steps} steps in {self.seconds:.1f} s"
+        return curves(self.history, title) if self.epochs else f"<p>{title}</p>"
+
     def ended(self, seconds: float, busy: Sequence[float], size: int) -> None:
         """Take what a fit took.
 
@@ -68,6 +82,20 @@ class TrainingResult:
         key: loss, accuracy, validation_loss, …
         """
         return self.epochs[-1].get(key) if self.epochs else None
+
+
+def _hooks(given: Any) -> tuple[Callback, ...]:
+    """Return callbacks from what `fit` was given: several, or one."""
+    listed = (given,) if isinstance(given, Callback | type) or callable(given) else given
+    if not isinstance(listed, Sequence):
+        raise GraphError(f"fit: callbacks: {given!r} found, a list of callbacks needed")
+    for each in listed:
+        if isinstance(each, type) or not hasattr(each, "on_train_begin"):
+            raise GraphError(
+                f"fit: callbacks: {shown_value(each)} found, one of soapstone.callbacks, or of a"
+                " class made from Callback, needed"
+            )
+    return tuple(listed)
 
 
 def _held_out(data: object) -> tuple[Any, Any, Any]:
@@ -164,13 +192,14 @@ class Trainer(Compiled):
             self._resume(resume)
         else:
             self._start_epoch(0)
-        self.bound("train", self.part_size(size))
+        with compiling(self.session.runtime) if progress and self.first else nullcontext():
+            self.bound("train", self.part_size(size))
         result = self._result = TrainingResult()
         state = TrainingState(epochs=epochs, steps_per_epoch=batches.steps, model=self.model)
         state.measured = self._measured(held_out is not None)
         state.higher = tuple(n for n, m in self.objective.by_name.items() if m and m.higher)
         state.ran(self.optimizer.rate(self._position.step))
-        hooks = [*callbacks, *([ProgressBar()] if progress and self.first else [])]
+        hooks = [*_hooks(callbacks), *([ProgressBar()] if progress and self.first else [])]
         began = time.perf_counter()
         busy: list[float] = []
         for hook in hooks:
@@ -356,9 +385,15 @@ class Trainer(Compiled):
     ) -> Batches:
         """Return the batches of a data set that was checked against the model."""
         seed = self._shuffle_seed if shuffle else 0
-        batches = Batches(x, y, size, shuffle=shuffle, seed=seed, weights=weights)
+        try:
+            batches = Batches(x, y, size, shuffle=shuffle, seed=seed, weights=weights)
+        except DataError as error:
+            raise DataError(f"{what}: {error}") from None
         self.feeding.check(batches, what)
-        batches.convert(self.feeding.converted)
+        try:
+            batches.convert(self.feeding.converted)
+        except DataError as error:
+            raise DataError(f"{what}: {error}") from None
         return batches
 
     def _measured(self, validation: bool) -> tuple[str, ...]:

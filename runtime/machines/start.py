@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from soapstone.errors import hint
 from soapstone.runtime.core import Runtime
 from soapstone.runtime.errors import MachineError
 from soapstone.runtime.machines.machine import Machine
@@ -30,7 +31,10 @@ def check_executor(executor: str) -> None:
     Raises: MachineError.
     """
     if executor not in EXECUTORS:
-        raise MachineError(f"executor {executor!r} found; one of {', '.join(EXECUTORS)} needed")
+        raise MachineError(
+            f"executor {executor!r} found; one of {', '.join(EXECUTORS)} needed"
+            f"{hint(executor, EXECUTORS)}"
+        )
 
 
 def machine_of(executor: str, cpus: int | None = None, threads: int = 1, gpus: int = 0) -> Machine:

@@ -6,6 +6,7 @@ import importlib
 from importlib.metadata import entry_points
 from typing import Any
 
+from soapstone.errors import hint
 from soapstone.runtime.errors import MapperError
 from soapstone.runtime.model.mapper import DefaultMapper, Mapper
 
@@ -31,7 +32,9 @@ def mapper_class(name: str) -> Any:
     points = {point.name: point for point in entry_points(group=GROUP)}
     if name not in points:
         have = ", ".join(sorted(points)) or "none"
-        raise MapperError(f"mapper {name!r} found; one of {have}, or module:Class needed")
+        raise MapperError(
+            f"mapper {name!r} found; one of {have}, or module:Class needed{hint(name, points)}"
+        )
     try:
         return points[name].load()
     except Exception as error:

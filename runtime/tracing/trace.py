@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,11 +119,14 @@ class Trace:
         self._messages = self._runtime.executor.messages(self.operations, control)
         calls = self._calls = python_entry.Calls(len(self.operations))
         enqueues = self._enqueues
+        tell = self._runtime.binding and partial(self._runtime.binding, len(self.operations))
 
         def bind(mine: Sequence[Operation]) -> Callable[[], None]:
             def work() -> None:
                 for operation in mine:
                     number = operation.id
+                    if tell is not None:
+                        tell()
                     if enqueues is not None and number in enqueues:
                         enqueues.bind(operation)
                         addresses[number] = idle  # the first of its segment enqueues all of it

@@ -146,7 +146,9 @@ class RuleFile:
         """
         found = [rule for rule in self.rules if rule.identity.startswith(identity)]
         if len(found) != 1 or not identity:
-            raise RuleError(f"rule {identity!r}: {len(found)} rules found, one needed")
+            named = ", ".join(each.identity for each in found[:8]) + ", …" * (len(found) > 8)
+            listed = f" ({named})" if found else ""
+            raise RuleError(f"rule {identity!r}: {len(found)} rules found{listed}, one needed")
         return found[0]
 
     def statistics(self) -> dict[str, Any]:

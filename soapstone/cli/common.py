@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -16,6 +16,7 @@ import typer
 Command = TypeVar("Command", bound=Callable[..., None])
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Dims = Annotated[
     list[str] | None, typer.Option("--dim", help="A symbolic dim's extent: NAME=NUMBER; repeat.")
 ]
@@ -29,26 +30,38 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Command], Command]:
-    """Return a decorator that makes a function a command: with `--debug`, and errors as one line.
+    """Return a decorator that makes a function a command, whose errors are one line.
+
+    It has `--debug`, which shows tracebacks, and `--quiet`, which shows no progress.
 
     What is heavy is imported inside of the function, so that `--help` needs none of it.
     """
 
     def register(function: Command) -> Command:
         @wraps(function)
-        def reported(*, debug: bool, **given: Any) -> None:
-            with _reported(debug):
+        def reported(*, debug: bool, quiet: bool, **given: Any) -> None:
+            with _reported(debug), _hushed() if quiet else nullcontext():
                 function(**given)
 
         known = inspect.signature(function, eval_str=True)
-        debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False)
-        parameters = [*known.parameters.values(), debug.replace(annotation=Debug)]
+        option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False)
+        parameters = [
+            *known.parameters.values(),
+            option.replace(annotation=Debug),
+            option.replace(name="quiet", annotation=Quiet),
+        ]
         setattr(reported, "__signature__", known.replace(parameters=parameters))  # noqa: B010
         reported.__annotations__ = {each.name: each.annotation for each in parameters}
         app.command(name)(reported)
         return function
 
     return register
+
+
+def _hushed() -> AbstractContextManager[None]:
+    from soapstone.frontend.progress import hushed
+
+    return hushed()
 
 
 @contextmanager
@@ -84,6 +97,13 @@ def _end(text: str, error: BaseException, code: int) -> NoReturn:
     if mpi is not None:
         mpi.leave(code)
     raise typer.Exit(code) from None
+
+
+def tell_written(*paths: object, as_json: bool = False) -> None:
+    """Say which files were written; None is none."""
+    for path in paths:
+        if path is not None:
+            typer.echo(f"wrote {path}", err=as_json)
 
 
 def print_json(value: dict[str, Any]) -> None:

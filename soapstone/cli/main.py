@@ -21,7 +21,7 @@ from soapstone.cli.show import show
 app = typer.Typer(
     help="Deep learning where everything about how a model runs is searched, proved or measured.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -35,6 +35,25 @@ app.add_typer(strategy.app, name="strategy")
 app.add_typer(strategy.machines, name="machine")
 command(app)(optimize)
 command(app)(show)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"soapstone {soapstone.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Deep learning where everything about how a model runs is searched, proved or measured."""
+
 
 FastMemory = Annotated[
     str | None, typer.Option(help="Stream values through a memory of that size: 200MB.")
@@ -109,10 +128,14 @@ def train(
     profile: Annotated[
         Path | None, typer.Option(help="Write a timeline of ten steps (trace-event JSON).")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the program and the strategy too.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train an app; show its program, its strategy, and the accuracy on held-out samples."""
+    """Train an app, and show the accuracy on held-out samples."""
     from soapstone.frontend.app import train_app
+    from soapstone.frontend.progress import is_hushed
     from soapstone.frontend.training.callbacks import Checkpoint
     from soapstone.runtime.machines.start import default_executor, rank_of
 
@@ -120,6 +143,11 @@ def train(
     rank = rank_of(executor)
 
     sys.path.append(str(Path.cwd()))  # where a mapper's module:Class is looked for, last
+
+    def say(text: str) -> None:
+        if not is_hushed():
+            typer.echo(f"{text}\n", err=as_json)
+
     saving = [] if checkpoint is None else [Checkpoint(checkpoint)]
     try:
         result = train_app(
@@ -150,7 +178,8 @@ def train(
             callbacks=saving,
             resume=resume,
             profile=profile,
-            say=lambda text: typer.echo(f"{text}\n", err=as_json),
+            verbose=verbose,
+            say=say,
         )
     except KeyboardInterrupt as error:
         saved = saving[0].saved if saving else None
@@ -159,6 +188,20 @@ def train(
         raise
     if rank == 0:
         tell(result, result.as_dict(), as_json)
+
+
+@command(app)
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")],
+    as_json: Json = False,
+) -> None:
+    """Write a small project: a model, its data, and a script that trains it."""
+    from soapstone.frontend.app.project import new_project
+
+    files = new_project(folder)
+    lines = [f"wrote {path}" for path in files]
+    lines.append(f"train it with: soapstone train {files[-1]}")
+    answer("\n".join(lines), {"files": [str(path) for path in files]}, as_json)
 
 
 @command(app)

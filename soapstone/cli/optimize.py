@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.common import Dims, Json, dims_of, print_json
+from soapstone.cli.common import Dims, Json, dims_of, print_json, tell_written
 
 
 def optimize(
@@ -104,6 +104,7 @@ def optimize(
     typer.echo(str(result), err=as_json)
     if problem:
         typer.echo(f"the original was written: {problem}", err=True)
+    tell_written(output, save_chain, report, as_json=as_json)
     if explain:
         typer.echo(result.explanation or "no substitution was applied", err=as_json)
     if as_json:

@@ -98,6 +98,8 @@ def error_of(*arguments: str | Path) -> str:
 def test_version() -> None:
     assert invoke("version").stdout == f"soapstone {soapstone.__version__}\n"
     assert json.loads(invoke("version", "--json").stdout) == {"version": soapstone.__version__}
+    assert invoke("--version").stdout == invoke("version").stdout
+    assert invoke("-h").stdout == invoke("--help").stdout
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
@@ -155,8 +157,18 @@ def test_alexnet_has_the_published_shape() -> None:
     assert sum(int(np.prod(s)) for s in full.parameters().values()) == 61_100_840  # as published
 
 
-def test_training_prints_program_strategy_progress_and_accuracy(tiny: Path) -> None:
+def test_training_prints_a_few_lines_progress_and_accuracy(tiny: Path) -> None:
     result = invoke("train", tiny, "--cpus", "2")
+    assert result.exit_code == 0, result.stderr
+    said, _, rest = result.stdout.partition("\n\n")
+    assert 4 <= said.count("\n") + 1 <= 10 and rest.startswith("trained 2 epochs")
+    assert "73 parameters" in said and "56 to train on, 14 held out" in said
+    quiet = invoke("train", tiny, "--cpus", "2", "--quiet")
+    assert quiet.stderr == "" and quiet.stdout.startswith("trained 2 epochs")
+
+
+def test_verbose_training_prints_program_strategy_progress_and_accuracy(tiny: Path) -> None:
+    result = invoke("train", tiny, "--cpus", "2", "--verbose")
     assert result.exit_code == 0, result.stderr
     for text in ("graph tiny {", "fc1 = linear(", "strategy for", "56 to train on, 14 held out"):
         assert text in result.stdout
@@ -302,6 +314,36 @@ def test_data_of_a_folder(tiny: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     np.savez(tmp_path / "set" / "test.npz", x=np.zeros((4, 5), np.float32), y=np.zeros(4, int))
     assert "samples of shape (5,) found" in error_of("train", tiny, "--data", tmp_path / "set")
+
+
+def test_a_new_project_trains(tmp_path: Path) -> None:
+    made = invoke("new", tmp_path / "moons")
+    assert made.exit_code == 0, made.stderr
+    script = tmp_path / "moons" / "train.py"
+    assert str(script) in made.stdout
+    done = subprocess.run([sys.executable, script, "--json", "-q"], capture_output=True, check=True)
+    assert json.loads(done.stdout)["test_accuracy"] > 0.9
+    assert "there already" in error_of("new", tmp_path / "moons")
+    assert "letters, digits" in error_of("new", tmp_path / "2 moons")
+
+
+def test_words_that_are_nearly_right_are_named(tiny: Path) -> None:
+    assert "did you mean 'digits'?" in error_of("train", "digts")
+    assert "did you mean 'data_parallel'?" in error_of("train", tiny, "--mapper", "dataparallel")
+    assert "did you mean 'expert'?" in error_of(
+        "strategy", "simulate", "lenet", "--strategy", "exprt"
+    )
+    assert "Did you mean 'train'?" in invoke("trian").stderr
+
+
+def test_a_search_says_what_it_found_and_kept(tiny: Path, tmp_path: Path) -> None:
+    result = invoke("train", tiny, "--cpus", "1", "--optimize")
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"optimize: +\d+ graphs searched in .* (not )?kept", result.stdout)
+    onnx, faster = tmp_path / "tiny.onnx", tmp_path / "faster.onnx"
+    assert invoke("onnx", "export", tiny, onnx).exit_code == 0
+    result = invoke("optimize", onnx, "-o", faster, "--budget", "2")
+    assert result.exit_code == 0 and f"wrote {faster}" in result.stdout
 
 
 def test_errors_are_one_line(tiny: Path, tmp_path: Path) -> None:
@@ -485,8 +527,10 @@ def test_digits_reach_98_percent_or_nearly() -> None:
 
 def test_training_from_python(tiny: Path) -> None:
     said: list[str] = []
-    result = train_app(load_app(tiny), epochs=1, progress=False, say=said.append)
+    quiet = {"progress": False, "say": said.append}
+    result = train_app(load_app(tiny), epochs=1, verbose=True, **quiet)  # type: ignore[arg-type]
     assert result.epochs == 1 and result.loss is not None and "test accuracy:" in str(result)
     assert said[0].startswith("graph tiny {") and said[1].startswith("strategy for")
+    assert said[2].startswith("model: ")
     with pytest.raises(AppError, match="app 'tiny': batch size: 0 found, an integer of 1"):
         train_app(tiny, batch_size=0)
