@@ -514,6 +514,8 @@ class Model(Recording):
         Raises:
             GraphError: an unknown name, another shape, or no numbers; then nothing is replaced.
         """
+        if not isinstance(values, Mapping):
+            raise GraphError(f"set_weights: {type(values).__name__} found, arrays by name needed")
         known = {name: self.graph.tensors[name] for name in self.carried}
         if self._trainer is not None:
             known |= self._trainer.carried

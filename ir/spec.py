@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from soapstone.errors import hint
 from soapstone.ir.dims import Ints, Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.law import Constant, Form, Law
@@ -60,7 +61,8 @@ class Attribute:
             raise GraphError(f"attribute {name}: {value!r} found, {self.kind} needed") from None
         if self.choices is not None and result not in self.choices:
             needed = ", ".join(map(repr, self.choices))
-            raise GraphError(f"attribute {name}: {value!r} found, one of {needed} needed")
+            near = hint(value, filter(None, map(str, self.choices)))
+            raise GraphError(f"attribute {name}: {value!r} found, one of {needed} needed{near}")
         if self.minimum is not None:
             parts = result if isinstance(result, tuple) else (result,)
             if any(part < self.minimum for part in parts):
@@ -399,7 +401,9 @@ def operator(name: str) -> OpSpec:
     try:
         return _REGISTRY[name]
     except KeyError:
-        raise GraphError(f"operator {name!r} is not declared; see `soapstone ops`") from None
+        raise GraphError(
+            f"operator {name!r} is not declared; see `soapstone ops`{hint(name, _REGISTRY)}"
+        ) from None
 
 
 def operator_of_onnx(name: str, domain: str = "") -> OpSpec | None:

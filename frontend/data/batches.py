@@ -44,10 +44,15 @@ def numeric(name: str, value: Any) -> Array:
     Raises:
         DataError: ragged, not numeric, or without a sample axis.
     """
+    if value is None:
+        raise DataError(f"{name}: None found, an array with one row a sample needed")
     try:
         array = value if hasattr(value, "__legate_data_interface__") else np.asarray(value)
-    except ValueError as error:
-        raise DataError(f"{name}: {error}") from None
+    except ValueError:
+        raise DataError(
+            f"{name}: rows of different lengths found, equal ones needed; pad them, or give a list"
+            " of batches"
+        ) from None
     if array.dtype.kind not in KINDS:
         raise DataError(f"{name}: element type {array.dtype} found, numbers needed")
     if array.ndim == 0:

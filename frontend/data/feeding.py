@@ -110,9 +110,21 @@ class Feeding:
     def _check(self, label: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         spec = self.specs.get(name) or self.labels[name]
         if shape != spec.shape[1:]:
-            raise DataError(f"{label}: samples of shape {shape} found, {spec.shape[1:]} needed")
+            raise DataError(
+                f"{label}: samples of shape {shape} found, {spec.shape[1:]} needed"
+                f"{self._advice(name, shape)}"
+            )
         if dtype.kind not in "iufb" or (dtype.kind == "f" and np.dtype(spec.dtype).kind != "f"):
             raise DataError(f"{label}: {dtype} found, {spec.dtype} needed")
+
+    def _advice(self, name: str, shape: tuple[int, ...]) -> str:
+        """Return what to do with labels of classes that have an axis too many."""
+        term = next((term for term in self.aim.terms if term.labels == name), None)
+        if term is None or not term.loss.classes or shape[:-1] != self.labels[name].shape[1:]:
+            return ""
+        if shape[-1] == 1:
+            return "; class numbers without a last axis, y[..., 0]"
+        return "; class numbers, y.argmax(-1), or the loss 'cross_entropy_dense'"
 
     def _named(self, given: Mapping[str, T]) -> dict[str, T]:
         """Return labels and weights under the names of the graph's inputs.
@@ -172,6 +184,8 @@ class Feeding:
             if _column(labels.shape[1:], spec):
                 labels = labels.reshape(*labels.shape, 1)
             made[term.labels] = labels
+            if term.loss.limits is not None:
+                _within(term.labels, labels, *term.loss.limits)
             if term.weights is not None:
                 own = f"{WEIGHTS}.{term.output}"
                 weights = self._weights(term, labels, found.get(own, found.get(WEIGHTS)))
@@ -202,6 +216,16 @@ class Feeding:
         limits.check(name, array)
         spec = self.specs.get(name) or self.labels[name]
         return array.astype(spec.dtype, copy=False)
+
+
+def _within(name: str, labels: Array, low: float, high: float) -> None:
+    """Refuse labels that a loss has no meaning for; names the first row of them."""
+    if not labels.size or (labels.min() >= low and labels.max() <= high):
+        return
+    wrong = np.argwhere(~((labels >= low) & (labels <= high)))[0]
+    raise DataError(
+        f"{name}: {labels[tuple(wrong)]} at row {wrong[0]}; numbers from {low:g} to {high:g} needed"
+    )
 
 
 def _column(shape: tuple[int, ...], needed: TensorSpec) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from soapstone.files import check_targets
-from soapstone.frontend.arguments import count
+from soapstone.frontend.arguments import count, meant
 from soapstone.frontend.progress import ProgressBar
 from soapstone.frontend.training.checkpoint import check_path
 from soapstone.frontend.training.events import Events
@@ -59,8 +59,12 @@ class Monitored(Callback):
         if self.monitor not in names:
             raise ValueError(
                 f"{type(self).__name__}: monitor {self.monitor!r} found, one of {', '.join(names)}"
-                " needed"
+                f" needed{self._unmeasured(names) or meant(self.monitor, names)}"
             )
+
+    def _unmeasured(self, names: Collection[str]) -> str:
+        held_out = self.monitor.startswith("val") and "validation_loss" not in names
+        return "; fit has no validation_data or validation_split" if held_out else ""
 
     def improved(self, state: TrainingState) -> bool:
         """Return whether the epoch is the best one so far, which it then is."""

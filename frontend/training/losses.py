@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.frontend.arguments import number
+from soapstone.frontend.arguments import meant, number, shown_value
 from soapstone.frontend.data.npz import LABELS
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
@@ -85,6 +85,11 @@ class Loss:
     def masked(self) -> bool:
         """Whether a label may be -1, which does not count."""
         return False
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The least and the largest label that is no class number; None where any will do."""
+        return None
 
     def labels(self, output: TensorSpec) -> TensorSpec:
         """Return what the labels of an output are."""
@@ -269,6 +274,10 @@ class MaskedCrossEntropy(Loss):
 class DenseCrossEntropy(Loss):
     """Cross-entropy of logits (samples, …, classes) and probabilities of that shape."""
 
+    @property
+    def limits(self) -> tuple[float, float]:
+        return (0.0, 1.0)
+
     def weights(self, output: TensorSpec) -> TensorSpec:
         return TensorSpec(output.shape[:-1])
 
@@ -325,6 +334,11 @@ class Huber(Loss):
 
     delta: float = 1.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.delta == 0:
+            raise GraphError("Huber: delta 0 found, a number above 0 needed")
+
     def emit(
         self, builder: GraphBuilder, name: str, output: str, labels: str, weights: str | None
     ) -> str:
@@ -344,6 +358,10 @@ class BCE(Loss):
     """
 
     from_logits: bool = False
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        return (0.0, 1.0)
 
     def emit(
         self, builder: GraphBuilder, name: str, output: str, labels: str, weights: str | None
@@ -366,6 +384,10 @@ class BCE(Loss):
 @dataclass(frozen=True)
 class MaskedBCE(Loss):
     """Binary cross-entropy of logits over the labels that are not -1."""
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        return (-1.0, 1.0)
 
     @property
     def masked(self) -> bool:
@@ -422,7 +444,10 @@ def loss_of(value: Loss | str) -> Loss:
     if isinstance(value, Loss):
         return value
     if not isinstance(value, str) or value not in LOSSES:
-        raise GraphError(f"loss {value!r} found, one of {', '.join(LOSSES)} needed")
+        raise GraphError(
+            f"loss {shown_value(value)} found, one of {', '.join(LOSSES)} needed"
+            f"{meant(value, LOSSES)}"
+        )
     return LOSSES[value]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.frontend.arguments import count, number
+from soapstone.frontend.arguments import count, meant, number, shown_value
 from soapstone.frontend.training import formula
 from soapstone.frontend.training.losses import (
     BCE,
@@ -219,6 +219,9 @@ class TopK(Metric):
     def emit(self, of: Values) -> tuple[str, ...]:
         if not of.loss.classes:
             raise of.refuse(self.name, "class numbers needed as labels")
+        classes = of.builder.spec(of.output).shape[-1]
+        if self.k >= classes:
+            raise of.refuse(self.name, f"{classes} classes found, more than {self.k} needed")
         builder, add = of.builder, adder(of.builder, self.name)
         rows, labels = as_rows(builder, of.output, 2), as_rows(builder, of.labels, 1)
         known, mask = shown(add, labels) if of.loss.masked else (labels, None)
@@ -533,7 +536,10 @@ def metric_of(value: object) -> Metric:
     if callable(value) and not isinstance(value, type):
         return OfFunction(value)
     if not isinstance(value, str) or value not in METRICS:
-        raise GraphError(f"metric {value!r} found, one of {', '.join(METRICS)} needed")
+        raise GraphError(
+            f"metric {shown_value(value)} found, one of {', '.join(METRICS)} needed"
+            f"{meant(value, METRICS)}"
+        )
     return METRICS[value]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from soapstone.errors import hint
 from soapstone.frontend.arguments import number
 from soapstone.frontend.data.npz import LABELS, WEIGHTS
 from soapstone.frontend.training.formula import FunctionLoss, name_of
@@ -239,8 +240,9 @@ def objective(
     by_output = _metrics(metrics, list(losses))
     terms = []
     for name, each in losses.items():
-        kind = FunctionLoss(each) if callable(each) and not isinstance(each, Loss) else each
-        found = loss_of(kind)
+        if callable(each) and not isinstance(each, Loss | str | type):
+            each = FunctionLoss(each)
+        found = loss_of(each)  # type: ignore[arg-type]  # which refuses what is none
         scale = number(f"loss_weights[{name!r}]", scales.get(name, 1.0))
         suffix = f".{name}" if several else ""
         has_weights = weighted or found.weighted
@@ -268,7 +270,9 @@ def _known(what: str, given: Iterable[str], outputs: Sequence[str]) -> None:
     for name in given:
         if name not in outputs:
             have = ", ".join(map(repr, outputs))
-            raise GraphError(f"{what}: output {name!r} found, one of {have} needed")
+            raise GraphError(
+                f"{what}: output {name!r} found, one of {have} needed{hint(name, outputs)}"
+            )
 
 
 def _metrics(metrics: Metrics, outputs: Sequence[str]) -> dict[str, tuple[Metric, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from soapstone.frontend.arguments import number
+from soapstone.frontend.arguments import meant, named_arguments, number, shown_value
 from soapstone.frontend.training.names import matches
 from soapstone.frontend.training.schedules import Schedule
 from soapstone.ir.builder import GraphBuilder
@@ -161,6 +161,7 @@ class Optimizer:
             builder.update(name, value)
 
 
+@named_arguments
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum, Nesterov's variant and weight decay.
@@ -184,6 +185,7 @@ class SGD(Optimizer):
         self._update(builder, "sgd", (parameter, grad, finite), states, (LEARNING_RATE,))
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam; `weight_decay` is added to the gradient, as an L2 penalty.
@@ -210,6 +212,7 @@ class Adam(Optimizer):
         self._update(builder, "adam", values, states, scalars, decoupled=decoupled)
 
 
+@named_arguments
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay: parameters first shrink by rate times `weight_decay`.
@@ -236,5 +239,8 @@ def optimizer(value: Optimizer | str) -> Optimizer:
         return value
     known: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
     if not isinstance(value, str) or value not in known:
-        raise GraphError(f"optimizer {value!r} found, one of {', '.join(known)} needed")
+        raise GraphError(
+            f"optimizer {shown_value(value)} found, one of {', '.join(known)} needed"
+            f"{meant(value, known)}"
+        )
     return known[value]()

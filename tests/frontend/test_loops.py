@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from soapstone.callbacks import (
     TrainingState,
 )
 from soapstone.frontend.training.events import crc32c
+from soapstone.frontend.training.trainer import TrainingResult
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((60, 5)).astype(np.float32)
@@ -162,3 +164,24 @@ def test_a_loop_of_ones_own_is_a_fit() -> None:
             model.train_on_batch(X[:, :4], Y)
         with pytest.raises(DataError, match="labels are missing"):
             model.gradients(X)
+
+
+def test_notebooks_show_tables_and_curves() -> None:
+    model = Model("net")
+    model.output(model.dense(model.input("x", (8, 6)), 4, name="<o>"))
+    assert repr(model) == "Model('net', 1 operators, 28 parameters)"
+    shown: Any = model
+    assert "&lt;o&gt;" in shown._repr_html_() and "28 parameters" in shown._repr_html_()
+    model.compile("sgd", metrics="accuracy")
+    assert repr(model.graph) == "Graph('net': 1 operators, 3 inputs, 1 outputs)"
+    graph, strategy = model.graph, model.strategy
+    assert len(repr(strategy)) < 80 and "<pre>" in strategy._repr_html_()
+    assert "&lt;o&gt;" in graph._repr_html_()
+    x, y = np.zeros((16, 6), np.float32), np.arange(16) % 4
+    result = model.fit(x, y, epochs=3, validation_split=0.25, progress=False)
+    assert result.history["loss"] == [record["loss"] for record in result.epochs]
+    assert result.history.keys() == result.epochs[0].keys()
+    picture = result._repr_html_()
+    for name in ("validation_loss", "validation_accuracy"):
+        assert picture.count(f">{name}<") == 1
+    assert "0 steps" in TrainingResult()._repr_html_()
