@@ -126,6 +126,16 @@ def pinned_array(shape: tuple[int, ...], dtype: Any) -> Array:
     return found
 
 
+def pinned_like(array: Array) -> Array:
+    """Return pinned memory of the host for what an array holds, with its axes in the same order.
+
+    So where the array is one range of memory, a copy between the two is one transfer.
+    """
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    found = pinned_array(tuple(array.shape[axis] for axis in order), array.dtype)
+    return found.transpose(np.argsort(order)) if order else found
+
+
 def launchable(array: Array) -> Any:
     """Return an array of a device, or of pinned memory, as Numba launches kernels on it.
 
@@ -163,6 +173,7 @@ __all__ = [
     "part",
     "pinned_array",
     "pinned_bytes",
+    "pinned_like",
     "uploaded",
     "zeroed",
 ]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from soapstone.native.cuda.arrays import pinned_array
+from soapstone.native.cuda.arrays import pinned_array, pinned_like
 from soapstone.native.cuda.copies import copied, filled
 from soapstone.native.cuda.device import Device, Enqueued, Lane
 from soapstone.native.cuda.folds import folded
@@ -97,7 +97,7 @@ class OnHost:
 
     def __init__(self, operation: Operation, arrays: Sequence[Array]) -> None:
         task = operation.launch.task
-        mine = [pinned_array(array.shape, array.dtype) for array in arrays]
+        mine = [pinned_like(array) for array in arrays]
         pairs = list(zip(mine, arrays, task.privileges, strict=True))
         self._bring = [copied(here, there) for here, there, use in pairs if use.reads]
         self._take = [copied(there, here) for here, there, use in pairs if use.writes]

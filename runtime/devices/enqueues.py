@@ -216,14 +216,17 @@ class Enqueues:
 
         return wait
 
-    def finish(self, well: bool = True) -> None:
-        """Wait until all that a replay has enqueued is done. well: whether it has not failed yet.
+    def wait(self) -> None:
+        """Wait until all that a replay has enqueued is done."""
+        for lane in dict.fromkeys(step.lane for step in self._steps.values()):
+            lane.wait()
+
+    def check(self) -> None:
+        """Look at what has ended.
 
         Raises: TaskError for the first operation that failed.
         """
-        for lane in dict.fromkeys(step.lane for step in self._steps.values()):
-            lane.wait()
-        for step in self._steps.values() if well else ():
+        for step in self._steps.values():
             check(step.call, step.operation, step.place)
 
     def stamps(self, operations: Sequence[int], stamped: Array) -> None:

@@ -352,14 +352,18 @@ class Trace:
         def worker(number: int) -> Callable[[], None]:
             return lambda: program.run(number, stamps[number])
 
-        if here and len(program.workers) == 1:
-            program.run(0, stamps[0])
-        else:
-            jobs = {mine.processor: worker(n) for n, mine in enumerate(program.workers)}
-            self._runtime.executor.run_all(jobs, program.abort)
+        try:
+            if here and len(program.workers) == 1:
+                program.run(0, stamps[0])
+            else:
+                jobs = {mine.processor: worker(n) for n, mine in enumerate(program.workers)}
+                self._runtime.executor.run_all(jobs, program.abort)
+        finally:
+            if enqueues is not None:
+                enqueues.wait()
         failures = program.failures()
-        if enqueues is not None:
-            enqueues.finish(not failures)
+        if enqueues is not None and not failures:
+            enqueues.check()
         if failures:
             self._fail(failures)
         if timeline is None:
