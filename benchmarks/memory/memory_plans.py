@@ -4,9 +4,10 @@
 
 Training steps, as they are launched on two processors, in 25, 50 and 75 % of the working set: the
 bytes with which LRU moves nothing but what every plan moves. In place of shares below what the
-largest node needs stands that one, the tightest that there is. LRU without liveness is counted as if its memory never fragmented;
-all others are packed. Then the steps are run in a bounded memory under the plans of dp, LRU and
-streaming, in turn: the bytes that they really copy, and the median times of a step.
+largest node needs stands that one, the tightest that there is. LRU without liveness is counted as
+if its memory never fragmented; all others are packed. Then the steps are run in a bounded memory
+under the plans of dp, LRU and streaming, in turn: the bytes that they really copy, and the median
+times of a step.
 
 Before that, small random graphs, whose optimum Dijkstra's algorithm finds over single copies, and
 of some of them, where SciPy is installed, a mixed-integer program too.
