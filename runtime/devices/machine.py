@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soapstone.native.cuda.device import Device, NoDevice
+from soapstone.native.cuda.device import Device, NoDevice, simulated
 from soapstone.runtime.errors import MachineError
 from soapstone.runtime.machines.machine import COPIER, CUDA, Link, Machine, Memory, Processor
 from soapstone.system import physical_bytes
@@ -22,7 +22,8 @@ def gpu_machine(gpus: int, memory_bytes: int | None = None) -> Machine:
         free = [Device(number).free_bytes for number in range(gpus)]
     except NoDevice as error:
         raise MachineError(f"gpus: {gpus} asked for: {error}") from error
-    names = [f"gpu{number}" for number in range(gpus)]
+    kind = "simulated" if simulated() else "gpu"  # so timelines say of which they are
+    names = [f"{kind}{number}" for number in range(gpus)]
     memories = [f"{name}.framebuffer" for name in names]
     sizes = [nbytes if memory_bytes is None else min(nbytes, memory_bytes) for nbytes in free]
     ways = [(a, b) for a in ("system", *memories) for b in ("system", *memories) if a != b]

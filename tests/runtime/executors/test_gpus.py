@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from soapstone.runtime.machines.start import machine_of
 
 CHECKS = ("random", "folds", "errors", "kernels", "memory", "training", "mappers", "inference")
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"
+installed = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="no numba-cuda here")
 
 
 def run(arguments: list[str], simulated: bool = True) -> subprocess.CompletedProcess[str]:
@@ -37,6 +39,7 @@ def checked(simulated: bool) -> dict[str, str | None]:
     return found
 
 
+@installed
 @pytest.mark.parametrize("simulated", [True, pytest.param(False, marks=pytest.mark.gpu)])
 def test_processors_that_are_gpus(simulated: bool) -> None:
     for check, error in checked(simulated).items():
@@ -88,6 +91,7 @@ def test_machines_of_gpus_say_what_they_lack() -> None:
         Machine.local(cpus=2, gpus=1)
 
 
+@installed
 def test_an_app_trains_on_simulated_gpus(tmp_path: Path) -> None:
     script = tmp_path / "tiny.py"
     script.write_text(
