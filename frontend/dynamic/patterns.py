@@ -11,14 +11,13 @@ opportunities, 2019, section 4.7.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 
 import numpy as np
 
 from soapstone.frontend.dynamic.cell import Cell, RowRecording, recorded
-from soapstone.frontend.dynamic.values import RESULTS, Lazy, Occurrence
+from soapstone.frontend.dynamic.tape import RESULTS, Units
 from soapstone.frontend.recording import Tensor
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.search.reuse.cover import GIVEN, leaving
 from soapstone.search.reuse.subgraphs import Frequencies, Links
 
@@ -29,13 +28,15 @@ class Patterns:
     """The patterns of a session.
 
     Args:
-        add: makes a cell of what was recorded. seed: of the session.
+        add: makes a cell of what was recorded. cell_of: returns that of a number.
+        seed: of the session.
         depth, collect, least: Liu's P_Depth, P_Collect (in steps) and P_Freq.
     """
 
     def __init__(
         self,
         add: Callable[[RowRecording], Cell],
+        cell_of: Callable[[int], Cell],
         seed: int,
         *,
         depth: int,
@@ -43,78 +44,77 @@ class Patterns:
         least: int,
     ) -> None:
         self._add = add
+        self._cell_of = cell_of
         self._seed = seed
         self._left = collect
         self._counts = Frequencies(depth, least)
         self._cells: dict[tuple[int, _Outputs], Cell] = {}
-        self._layers: dict[int, Cell] = {}
 
     def step(self) -> None:
         """A step is over."""
         self._left -= 1
 
     def applied(
-        self, pending: list[Occurrence], layers: set[int], asked: Iterable[Lazy]
-    ) -> tuple[list[Occurrence], list[Occurrence]]:
-        """Return what runs in place of some calls, operands before users, and the tiles of it.
+        self, units: Units, results: int, layers: Iterable[int], asked: Array
+    ) -> tuple[Units, bool]:
+        """Return what runs in place of some calls, and whether tiles are among it.
 
         Args:
-            pending: in that order. layers: the numbers of cells that are layers alone.
-            asked: values that must be there afterwards.
+            units: the calls. results: how many the step has. layers: the numbers of cells that are
+                layers alone. asked: results that must be there afterwards.
         """
-        cells = [call.cell for call in pending]
-        alone = {c.number: c for c in set(cells) if c.number in layers}
-        if not alone:
-            return pending, []
-        self._layers.update(alone)
-        place = np.full(pending[-1].number + 1, GIVEN, np.int64)
-        place[[call.number for call in pending]] = np.arange(len(pending))
-        operands_of = [call.operands for call in pending]
-        given = list(chain.from_iterable(operands_of))
-        starts = np.cumsum([0, *map(len, operands_of)])
-        links = _links(cells, alone, given, starts, place)
+        alone = np.isin(units.cells, list(layers))
+        if not alone.any():
+            return units, False
+        makers = units.makers(results)
+        place = units.places(results)
+        made, firsts = makers != GIVEN, units.outs
+        which = units.operands.copy()  # a number of its own of what no call here makes
+        which[made] = place[which[made]] - firsts[makers[made]]
+        links = Links(np.where(alone, units.cells, -1), units.first, makers, which)
         if self._left > 0:
             self._counts.collect(links)
-            return pending, []
+            return units, False
         tiling = self._counts.tiling(links)
-        outputs_of = [call.outputs for call in pending]
-        values = list(chain.from_iterable(outputs_of))
-        firsts = np.cumsum([0, *map(len, outputs_of)])
         leave = leaving(links.first, links.makers, links.results, tiling.owner, firsts)
-        for value in asked:
-            if value.code >= 0 and value.code // RESULTS < len(place):
-                at = place[value.code // RESULTS]
-                if at != GIVEN:
-                    leave[firsts[at] + value.code % RESULTS] = True
-        sizes = np.diff(firsts)
-        first = np.cumsum([0, *sizes[tiling.nodes]])  # results of the nodes of tiles, by tile
-        within = np.arange(first[-1]) - np.repeat(first[:-1], sizes[tiling.nodes])
-        result = np.repeat(firsts[tiling.nodes], sizes[tiling.nodes]) + within
+        asked = place[asked]
+        leave[asked[asked >= 0]] = True
+        inside = units.taken(tiling.nodes)
+        first = inside.outs  # results of the nodes of tiles, by tile
+        sizes = np.diff(first)
         nth = np.arange(len(tiling.nodes)) - np.repeat(tiling.first[:-1], np.diff(tiling.first))
-        codes = np.repeat(nth, sizes[tiling.nodes]) * RESULTS + within
-        out = leave[result]
-        ends = np.cumsum([0, *out])[first[tiling.first]].tolist()
-        results, codes = result[out].tolist(), codes[out].tolist()
-        inputs, at_inputs = tiling.inputs.tolist(), tiling.given.tolist()
-        roots = tiling.nodes[tiling.first[1:] - 1].tolist()
-        made = []
+        codes = (
+            np.repeat(nth, sizes) * RESULTS + np.arange(first[-1]) - np.repeat(first[:-1], sizes)
+        )
+        out = leave[place[inside.results]]
+        outs = np.cumsum([0, *out])[first[tiling.first]]
+        codes, ends = codes[out].tolist(), outs.tolist()
+        cells = []
         for tile, number in enumerate(tiling.structures.tolist()):
-            begin, end = ends[tile], ends[tile + 1]
-            operands = tuple([given[i] for i in inputs[at_inputs[tile] : at_inputs[tile + 1]]])
-            key = number, tuple(codes[begin:end])
-            cell = self._cells.get(key) or self._cell(key, operands)
-            call = Occurrence(cell, operands, pending[roots[tile]].number)
-            call.outputs = tuple([values[i] for i in results[begin:end]])
-            for value in call.outputs:
-                value.call, value.code = call, -1
-            made.append(call)
-        loose = np.ones(len(pending), np.bool_)
+            key = number, tuple(codes[ends[tile] : ends[tile + 1]])
+            cell = self._cells.get(key)
+            if cell is None:
+                inputs = tiling.inputs[tiling.given[tile] : tiling.given[tile + 1]]
+                cell = self._cell(key, [self._spec(units, at) for at in inputs.tolist()])
+            cells.append(cell.number)
+        operands = units.operands[tiling.inputs]
+        numbers = np.array(cells, np.int64)
+        tiles = Units(numbers, tiling.given, operands, outs, inside.results[out])
+        loose = np.ones(len(units), np.bool_)
         loose[tiling.nodes] = False
-        units = [*made, *[pending[node] for node in np.flatnonzero(loose).tolist()]]
-        return [units[unit] for unit in tiling.order.tolist()], made
+        made_of = tiles.joined(units.taken(np.flatnonzero(loose)))
+        return made_of.taken(tiling.order), len(tiles) > 0
 
-    def _cell(self, key: tuple[int, _Outputs], operands: Sequence[Lazy]) -> Cell:
-        """Return the cell of a pattern: its structure's number, and what of it is returned."""
+    def _spec(self, units: Units, operand: int) -> TensorSpec:
+        """Return the type of a row of an operand, by its place among all."""
+        unit = int(np.searchsorted(units.first, operand, "right")) - 1
+        return self._cell_of(int(units.cells[unit])).inputs[operand - int(units.first[unit])]
+
+    def _cell(self, key: tuple[int, _Outputs], specs: Sequence[TensorSpec]) -> Cell:
+        """Return the cell of a pattern: its structure's number, and what of it is returned.
+
+        specs: the types of its operands.
+        """
         number, outputs = key
         structure = self._counts.structure(number)
 
@@ -127,44 +127,12 @@ class Patterns:
                     tensors[which] if maker == GIVEN else made[maker][which]
                     for maker, which in pairs
                 ]
-                made.append(self._layers[kind].replay(recording, inside))
+                made.append(self._cell_of(kind).replay(recording, inside))
             return tuple(made[code // RESULTS][code % RESULTS] for code in outputs)
 
-        specs = [operand.rows.spec for operand in operands]
         name = f"pattern{len(self._cells) + 1}"
         cell = self._cells[key] = self._add(recorded(name, self._seed, specs, replay))
         return cell
 
 
-def _links(
-    cells: Sequence[Cell], layers: Iterable[int], given: Sequence[Lazy], starts: Array, place: Array
-) -> Links:
-    """Return calls as arrays.
-
-    cells: of each. given: all operands, each one's from `starts` on. place: of calls, by number.
-    """
-    numbers = np.array([cell.number for cell in cells], np.int64)
-    kinds = np.where(np.isin(numbers, list(layers)), numbers, -1)
-    codes = np.array([operand.code for operand in given], np.int64)
-    before = (codes >= 0) & (codes < len(place) * RESULTS)
-    makers = np.where(before, place[np.where(before, codes, 0) // RESULTS], GIVEN)
-    results = codes % RESULTS
-    outside = np.flatnonzero(makers == GIVEN)
-    results[outside] = [id(given[at]) for at in outside.tolist()]
-    return Links(kinds, starts, makers, results)
-
-
-def needed(pending: Iterable[Occurrence], asked: Iterable[Lazy]) -> list[Occurrence]:
-    """Return calls with all that they and some values need and that is not done, in order."""
-    found = {id(call): call for call in pending}
-    makers = [value.call for value in asked]
-    makers += [operand.call for call in found.values() for operand in call.operands]
-    while makers:
-        call = makers.pop()
-        if call is not None and not call.done and id(call) not in found:
-            found[id(call)] = call
-            makers += [operand.call for operand in call.operands]
-    return sorted(found.values(), key=lambda call: call.number)
-
-
-__all__ = ["Patterns", "needed"]
+__all__ = ["Patterns"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from itertools import count
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from soapstone.frontend.dynamic.cell import DRAW, Cell, RowRecording, recorded
 from soapstone.frontend.dynamic.rows import Graphs, Rows
 from soapstone.frontend.dynamic.runs import CellRuns
 from soapstone.frontend.dynamic.saved import LayersOf
-from soapstone.frontend.dynamic.values import RESULTS, Lazy, Occurrence, Parameter
+from soapstone.frontend.dynamic.tape import RESULTS, Tape, code_of
+from soapstone.frontend.dynamic.values import Column, Lazy, Parameter
 from soapstone.frontend.layers import Layers
 from soapstone.frontend.recording import Call, Tensor
 from soapstone.ir.errors import GraphError
@@ -22,7 +23,16 @@ from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import TensorSpec, spec_of
 
 _Part = tuple[Cell, tuple[int, ...], tuple[int, ...]]
-_MOMENTS = count()  # so that no two steps have one, of whatever session
+_column, _code, _rows = attrgetter("column"), attrgetter("code"), attrgetter("rows")
+_EXACT = {int, bool, str, type(None)}  # types whose equal values record the same
+
+
+class _Use(NamedTuple):
+    """What recording needs to know of a cell in a step. columns: of the types of its results."""
+
+    number: int
+    columns: tuple[Column, ...]
+    drawing: bool
 
 
 class Recorder:
@@ -36,7 +46,6 @@ class Recorder:
         self.name = name
         self.seed = seed
         self.reuse = reuse
-        self.moment = next(_MOMENTS)  # of the step
         self.graphs = graphs
         self._stores: dict[TensorSpec, Rows] = {}
         self._cells: dict[Any, Cell] = {}  # by what they are recorded of
@@ -45,9 +54,12 @@ class Recorder:
         self._layers: set[int] = set()  # the numbers of cells that are layers of the session
         self._split: dict[int, tuple[_Part, ...]] = {}
         self._runs: dict[int, CellRuns] = {}  # by the number of the cell
-        self._seen: dict[Any, tuple[Lazy, ...]] = {}
-        self._made: list[Occurrence] = []  # in this step
-        self._begun = 0  # how many of these were handed on to be run
+        # What follows is of a step. Its calls, in order: of each its cell and its operands' codes.
+        self._calls: dict[tuple[int, ...], Lazy | tuple[Lazy, ...]] = {}
+        self._columns: dict[Rows, Column] = {}
+        self._uses: dict[int, _Use] = {}  # by the number of the cell
+        self._known: list[dict[Any, _Use]] = []  # by columns of operands, of each function
+        self._tape = Tape()  # of the calls that were handed on to be run
         self.updates = 0  # of parameters, so far
         self._draws = self.rows_of(DRAW)
         self._calls_drawing = 0  # in this step
@@ -63,26 +75,8 @@ class Recorder:
         if any(key[0] == name for key in self._cells):
             raise GraphError(f"cell {name!r}: the name is taken")
         self.layers_of.function(name)
-        known: dict[tuple[Rows, ...], Cell] = {}  # by the types of operands that are all values
-        fused = self.reuse in ("patterns", "all")
-
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                cell = None if kwargs else known.get(tuple([value.rows for value in args]))
-            except AttributeError:  # an argument that is no value
-                cell = None
-            if cell is None:
-                cell, operands = self._cell_of(name, function, args, kwargs)
-                if not kwargs and operands == args:
-                    known[tuple([value.rows for value in operands])] = cell
-                args = operands
-            if cell.drawing:
-                args = (*args, self._drawn())
-            outputs = self._record(cell, args) if fused else self._record_parts(cell, args)
-            return outputs[0] if len(outputs) == 1 else outputs
-
-        return call
+        record = self._record if self.reuse in ("patterns", "all") else self._record_parts
+        return wraps(function)(self._recording(name, function, "", record))
 
     def __getattr__(self, layer: str) -> Callable[..., Any]:
         if layer.startswith("_") or not callable(getattr(Layers, layer, None)):
@@ -97,11 +91,23 @@ class Recorder:
 
         So random numbers follow from the order of calls that Python makes, not of what runs.
         """
-        made = Lazy(self, None, self._draws)
-        made.row = self._draws.take(1)
-        self._draws.data[made.row] = (self.updates << 32) + self._calls_drawing
+        row = self._draws.take(1)
+        self._draws.data[row] = (self.updates << 32) + self._calls_drawing
         self._calls_drawing += 1
-        return made
+        return self.given(self._draws, row)
+
+    def given(self, rows: Rows, row: int) -> Lazy:
+        """Return a value of this step that no call makes.
+
+        rows, row: the array, of those that `rows_of` returns, and the row of it that it is.
+        """
+        return Lazy(self._column(rows), code_of(row, rows.number))
+
+    def _column(self, rows: Rows) -> Column:
+        column = self._columns.get(rows)
+        if column is None:
+            column = self._columns[rows] = Column(self, rows)
+        return column
 
     def value(self, contents: Any, dtype: str | None = None) -> Lazy:
         """Return a value of one sample with the contents of an array, or a number.
@@ -114,9 +120,8 @@ class Recorder:
             raise DataError(f"value: {error}") from None
         if dtype is None and array.dtype.itemsize == 8:
             array = array.astype({"f": "float32", "i": "int32"}.get(array.dtype.kind, array.dtype))
-        made = Lazy(self, None, self.rows_of(spec_of(array)))
-        made.row = made.rows.put(array[np.newaxis])
-        return made
+        rows = self.rows_of(spec_of(array))
+        return self.given(rows, rows.put(array[np.newaxis]))
 
     def cross_entropy(self, logits: Lazy, label: int) -> Lazy:
         """Return the cross-entropy of the logits, (1, classes), of one sample; label: its class."""
@@ -137,29 +142,49 @@ class Recorder:
 
     def _layer(self, layer: str) -> Callable[..., Any]:
         """Return what records calls of a layer."""
-        known: dict[Any, Cell] = {}  # by arguments as they are written
 
         def function(recording: Any, *given: Any, **named: Any) -> Any:
             return getattr(recording, layer)(*given, **named)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        return self._recording("", function, layer, self._record)
+
+    def _recording(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        layer: str,
+        record: Callable[[_Use, tuple[Lazy, ...]], Any],
+    ) -> Callable[..., Any]:
+        """Return what records calls of a function. name, layer: of a cell, or a layer."""
+        known: dict[Any, _Use] = {}  # by arguments, of values their columns
+        self._known.append(known)
+
+        def found(args: Any, kwargs: Any) -> tuple[_Use, tuple[Lazy, ...]]:
             operands: list[Lazy] = []
-            key: Any = tuple([_frozen(item, operands) for item in args])
+            key = [_frozen(item, operands, _column) for item in args]
             first = len(operands)
             if kwargs:
-                named = [_frozen(item, operands) for item in kwargs.values()]
-                key = (key, *kwargs, *named)
-            cell = known.get(key)
-            if cell is None or len(operands) > first:  # named values are in the order of names
-                cell, given = self._cell_of("", function, args, kwargs, layer)
+                key += kwargs
+                key += [_frozen(item, operands, _column) for item in kwargs.values()]
+            use = known.get(tuple(key))
+            if use is not None and len(operands) == first:
+                return use, tuple(operands)
+            cell, given = self._cell_of(name, function, args, kwargs, layer)
+            if layer:
                 self._layers.add(cell.number)
-                known[key] = cell
-            else:
-                given = tuple(operands)
-            if cell.drawing:
-                given = (*given, self._drawn())
-            outputs = self._record(cell, given)
-            return outputs[0] if len(outputs) == 1 else outputs
+            use = known[tuple(key)] = self._use(cell)
+            return use, given  # named values by order of their names
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                use = None if kwargs else known.get(tuple(map(_column, args)))
+            except AttributeError:  # an argument that is no value
+                use = None
+            if use is None:
+                use, args = found(args, kwargs)
+            if use.drawing:
+                args = (*args, self._drawn())
+            return record(use, args)
 
         return call
 
@@ -173,9 +198,15 @@ class Recorder:
     ) -> tuple[Cell, tuple[Lazy, ...]]:
         """Return what a function records of arguments, and which of them are values."""
         operands: list[Lazy] = []
-        key = (name, layer, *(_frozen(item, operands) for item in args))
+        key = (name, layer, *(_frozen(item, operands, _rows) for item in args))
         for item in sorted(kwargs):
-            key += (item, _frozen(kwargs[item], operands))
+            key += (item, _frozen(kwargs[item], operands, _rows))
+        for operand in operands:
+            if operand.model is not self or not operand.column.live:
+                raise GraphError(
+                    f"cell {name or layer!r}: a value found of another step or session;"
+                    " values of this step needed"
+                )
         cell = self._cells.get(key)
         if cell is None:
             cell = self._recorded(name, function, args, kwargs, operands)
@@ -235,32 +266,27 @@ class Recorder:
         """Return a cell of what was recorded of a pattern."""
         cell = Cell(recording, self._number())
         self._cells["pattern", cell.number] = cell
+        self._runs_of(cell)
         return cell
 
-    def _record(self, cell: Cell, operands: tuple[Lazy, ...]) -> tuple[Lazy, ...]:
-        key = (cell, *operands)
-        known = self._seen.get(key)
-        if known is not None:
-            return known
-        moment = self.moment
-        for operand in operands:
-            if operand.step != moment:
-                raise GraphError(
-                    f"cell {cell.name or cell.kind!r}: a value found of another step or session;"
-                    " values of this step needed"
-                )
-        stores = (self._runs.get(cell.number) or self._runs_of(cell)).outputs
-        number = len(self._made)
-        code = number * RESULTS
-        made = Occurrence(cell, operands, number)
-        if len(stores) == 1:
-            outputs: tuple[Lazy, ...] = (Lazy(self, made, stores[0], code),)
-        else:
-            outputs = tuple([Lazy(self, made, rows, at) for at, rows in enumerate(stores, code)])
-        made.outputs = outputs
-        self._made.append(made)
-        self._seen[key] = outputs
-        return outputs
+    def _use(self, cell: Cell) -> _Use:
+        use = self._uses.get(cell.number)
+        if use is None:
+            columns = tuple(map(self._column, self._runs_of(cell).outputs))
+            use = self._uses[cell.number] = _Use(cell.number, columns, cell.drawing)
+        return use
+
+    def _record(self, use: _Use, operands: tuple[Lazy, ...]) -> Lazy | tuple[Lazy, ...]:
+        key = (use.number, *map(_code, operands))
+        made = self._calls.get(key)
+        if made is None:
+            code, columns = len(self._calls) * RESULTS, use.columns
+            if len(columns) == 1:
+                made = Lazy(columns[0], code)
+            else:
+                made = tuple([Lazy(column, at) for at, column in enumerate(columns, code)])
+            self._calls[key] = made
+        return made
 
     def _runs_of(self, cell: Cell) -> CellRuns:
         """Return what runs a cell."""
@@ -270,16 +296,18 @@ class Recorder:
             runs = self._runs[cell.number] = CellRuns(self.graphs, cell, *stores)
         return runs
 
-    def _record_parts(self, cell: Cell, operands: Sequence[Lazy]) -> tuple[Lazy, ...]:
+    def _record_parts(self, use: _Use, operands: tuple[Lazy, ...]) -> Any:
         """Record the layers of a cell one by one."""
+        cell = self._runs[use.number].cell
         parts = self._split.get(cell.number)
         if parts is None:
             parts = self._split[cell.number] = self._parts(cell)
-        tape = dict(enumerate(operands))
+        made = dict(enumerate(operands))
         for part, inputs, outputs in parts:
-            made = self._record(part, tuple(tape[index] for index in inputs))
-            tape.update(zip(outputs, made))
-        return tuple(tape[index] for index in cell.recording.output_indices)
+            results = self._record(self._use(part), tuple([made[index] for index in inputs]))
+            made.update(zip(outputs, results if isinstance(results, tuple) else (results,)))
+        asked = tuple([made[index] for index in cell.recording.output_indices])
+        return asked[0] if len(asked) == 1 else asked
 
     def _parts(self, cell: Cell) -> tuple[_Part, ...]:
         """Return the layers of a cell as cells, with the values that they take and make."""
@@ -303,20 +331,19 @@ class Recorder:
         """Return the array that values of a type are rows of. spec: of one row."""
         rows = self._stores.get(spec)
         if rows is None:
-            rows = self._stores[spec] = Rows(spec, self.graphs.work)
+            rows = self._stores[spec] = Rows(spec, self.graphs.work, len(self._stores))
         return rows
 
     def forget(self) -> None:
         """End a step: its values are no more."""
-        self.moment = next(_MOMENTS)
+        for column in self._columns.values():
+            column.live = False
+        of_step: list[dict[Any, Any]] = [self._columns, self._uses, self._calls, *self._known]
+        for known in of_step:
+            known.clear()
+        self._tape = Tape()
+        self._calls_drawing = 0
         self.graphs.work.forget()
-        for call in self._made:
-            # Its outputs know it: a circle would wait for the collector. A value that somebody
-            # still has would keep all that it was made of.
-            call.outputs = call.operands = ()
-        self._made.clear()
-        self._begun = self._calls_drawing = 0
-        self._seen.clear()
         for rows in self._stores.values():
             rows.size = 0
         for runs in self._runs.values():
@@ -340,16 +367,24 @@ def _cross_entropy(m: Any, logits: Tensor, label: Tensor) -> Tensor:
     return -chosen
 
 
-def _frozen(item: Any, operands: list[Lazy]) -> Any:
-    """Return what of an argument decides what is recorded; values go to the operands."""
+def _frozen(item: Any, operands: list[Lazy], of: Callable[[Lazy], Any]) -> Any:
+    """Return what of an argument decides what is recorded; values go to the operands.
+
+    of: what decides of a value.
+    """
     kind = type(item)
     if kind is Lazy:
         operands.append(item)
-        return item.rows
+        return of(item)
+    if kind in _EXACT:
+        return kind, item
     if kind is Parameter:
         return (item.name, item.shape, item.initial)
     if isinstance(item, (tuple, list)):
-        return tuple([_frozen(each, operands) for each in item])
+        kinds = tuple(map(type, item))
+        if _EXACT.issuperset(kinds):
+            return kinds, tuple(item)
+        return tuple([_frozen(each, operands, of) for each in item])
     if kind is Tensor:
         raise GraphError(
             f"{item!r} found, a tensor of a cell, among values of its session; inside of a cell,"

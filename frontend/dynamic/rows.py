@@ -33,11 +33,12 @@ class Rows:
         nbytes: of a row. at, grads_at: the addresses of the first row, and of its gradient.
 
     Args:
-        work: what is still to be done with rows.
+        work: what is still to be done with rows. number: of the array, in a session.
     """
 
-    def __init__(self, spec: TensorSpec, work: Work) -> None:
+    def __init__(self, spec: TensorSpec, work: Work, number: int = 0) -> None:
         self.spec = spec
+        self.number = number
         self.size = 0
         self._work = work
         self.nbytes = spec.nbytes

@@ -10,7 +10,6 @@ import numpy as np
 
 from soapstone.frontend.dynamic.cell import Cell
 from soapstone.frontend.dynamic.rows import Bounds, Graphs, RowGraph, Rows, pieces
-from soapstone.frontend.dynamic.values import Occurrence
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, TensorSpec
@@ -24,10 +23,9 @@ class Run(NamedTuple):
     Attributes:
         cell: with its graphs. size: rows of the graph that ran; used: how many of them.
         first: the row of the cell's kept values that is the run's first.
-        places: the rows of operands of all calls that ran together, (operands, calls); of one call
-            by itself None, and its operands' rows are `rows`.
-        at: the address of the place of the run's first call in that. step: bytes from the place of
-            an operand to that of the next.
+        places: rows of operands. at: the address in it of the row of the run's first operand, of
+            its first call; of the next call it is the next one. step: bytes from that of an operand
+            to that of the next.
         outputs: the first row of each output.
     """
 
@@ -35,24 +33,19 @@ class Run(NamedTuple):
     size: int
     used: int
     first: int
-    places: Array | None
-    rows: tuple[int, ...]
+    places: Array
     at: int
     step: int
     outputs: tuple[int, ...]
 
-    def place(self, operand: int, nbytes: int) -> tuple[int, int]:
-        """Return where rows of an operand begin, in bytes, and the address of which they are."""
-        if self.places is None:
-            return self.rows[operand] * nbytes, 0
-        return 0, self.at + operand * self.step
+    def place(self, operand: int) -> int:
+        """Return the address of the rows of an operand."""
+        return self.at + operand * self.step
 
     def places_of(self, operand: int) -> Array:
         """Return the rows of an operand."""
-        if self.places is None:
-            return np.array([self.rows[operand]])
-        first = (self.at - address(self.places)) // 8
-        found: Array = self.places[operand, first : first + self.used]
+        first = (self.place(operand) - address(self.places)) // 8
+        found: Array = self.places[first : first + self.used]
         return found
 
 
@@ -119,31 +112,22 @@ class CellRuns:
         for each in (*self.kept.values(), *self.passed.values()):
             each.size = 0
 
-    def run(self, calls: Sequence[Occurrence], training: bool) -> list[Run]:
-        """Compute calls, and return what the backward pass needs to know of that."""
-        count = len(calls)
-        rows: tuple[int, ...] = ()
-        places, start, step = None, 0, 8 * count
-        if count == 1:
-            rows = tuple([operand.row for operand in calls[0].operands])
-        else:
-            numbers = range(len(self.operands))
-            of = [[call.operands[number].row for call in calls] for number in numbers]
-            places = np.array(of, np.int64)
-            start = address(places)
-        firsts = [rows.take(count) for rows in self.outputs]
-        for position, first in enumerate(firsts):
-            for row, call in enumerate(calls, first):
-                call.outputs[position].row = row
-        for call in calls:
-            call.done = True
+    def run(
+        self, count: int, places: Array, first: int, outputs: Sequence[int], training: bool
+    ) -> list[Run]:
+        """Compute calls, and return what the backward pass needs to know of that.
+
+        Args:
+            count: how many. places: rows of operands, these calls' from `first` on, those of the
+                first operand first. outputs: the row that each result of the first call will be.
+        """
+        start, step = address(places) + 8 * first, 8 * count
         self.calls += count
         made: list[Run] = []
         at = 0
         for many, size in pieces(count, self._flops):
-            outputs = tuple(first + at for first in firsts)
-            place = start + 8 * at
-            run = Run(self, size, many, self.rows, places, rows, place, step, outputs)
+            begins = tuple([row + at for row, _ in zip(outputs, self.outputs)])
+            run = Run(self, size, many, self.rows, places, start + 8 * at, step, begins)
             self._forward(run, training)
             made.append(run)
             at += many
@@ -159,8 +143,7 @@ class CellRuns:
         before: list[Move] = []
         for number, feed in moves.given:
             rows = self.operands[number]
-            begin, place = run.place(number, rows.nbytes)
-            before.append((rows.at + begin, feed, rows.nbytes, count, place, run.size))
+            before.append((rows.at, feed, rows.nbytes, count, run.place(number), run.size))
         self._work.move(before, run.places)
         self._work.run(graph)
         after: list[Move] = [
@@ -169,12 +152,10 @@ class CellRuns:
         ]
         for kept, result, number in moves.kept if training else ():
             target = kept.take(count) * kept.nbytes + kept.at
-            begin, place = 0, 0
+            place = 0
             if not result:  # an operand
-                rows = self.operands[number]
-                begin, place = run.place(number, rows.nbytes)
-                result = rows.at
-            after.append((result + begin, target, kept.nbytes, count, place, count))
+                result, place = self.operands[number].at, run.place(number)
+            after.append((result, target, kept.nbytes, count, place, count))
         self._work.move(after)
 
     def _moves_of(self, graph: RowGraph) -> _Moves:
@@ -205,8 +186,7 @@ class CellRuns:
         for number, name, result in zip(layout.operands, names, graph.outputs):
             rows = self.operands[number]
             if rows.spec.dtype == "float32":
-                begin, place = run.place(number, rows.nbytes)
-                after.append((result, rows.grads_at + begin, rows.nbytes, count, place, ADD))
+                after.append((result, rows.grads_at, rows.nbytes, count, run.place(number), ADD))
             else:
                 self._work.do()
                 np.add.at(rows.grads, run.places_of(number), graph.bound.results[name][:count])

@@ -10,61 +10,70 @@ Source: after Neubig et al., On-the-fly operation batching in dynamic computatio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
-from operator import attrgetter
+from typing import Any
 
 import networkx as nx
+import numpy as np
 
-from soapstone.frontend.dynamic.cell import Cell
-from soapstone.frontend.dynamic.values import Occurrence
+from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
+
+_CELLS = 1 << 32  # of a session, at most
 
 
 class Agenda:
     """The order of the groups of cells, which is worked out anew when cells come to use others."""
 
     def __init__(self) -> None:
-        self._uses: set[tuple[int, int]] = set()
-        self._ranks: dict[int, int] = {}
+        self._uses: set[int] = set()  # pairs of cells, as one number
+        self._ranks = np.zeros(0, np.int64)  # of the group of each cell, -1 of those not seen
 
-    def batches(self, pending: Sequence[Occurrence]) -> list[tuple[Cell, list[Occurrence]]]:
-        """Return which calls run together, in order.
+    def batches(self, cells: Array, first: Array, makers: Array) -> tuple[Array, Array]:
+        """Return the calls that are to run in order, and where in that each run begins, and ends.
 
-        pending: calls that are not done, operands before those that use them.
+        Args:
+            cells: int64 (calls,), of calls that wait, those that make operands before their users.
+            first: (calls + 1,), the first operand of each. makers: (operands,), which call makes
+                it, -1 of none that waits.
         """
-        ranks = self._order(pending)
-        for call in pending:
-            rank, level = ranks[call.cell.number], 0
-            for operand in call.operands:
-                maker = operand.call
-                if maker is not None and not maker.done and ranks[maker.cell.number] == rank:
-                    level = max(level, maker.level + 1)
-            call.level = level
-        keyed = sorted(pending, key=lambda c: (ranks[c.cell.number], c.level, c.cell.number))
-        runs = groupby(keyed, key=lambda call: (call.level, call.cell.number))
-        grouped = [list(calls) for _, calls in runs]
-        return [(calls[0].cell, calls) for calls in grouped]
+        if not len(cells):
+            return cells, np.zeros(1, np.int64)
+        ranks = self._order(cells, first, makers)[cells]
+        levels = _levels(ranks, first, makers)
+        order = np.lexsort((cells, levels, ranks))
+        keys = np.stack((levels[order], cells[order]))
+        changes = np.flatnonzero((keys[:, 1:] != keys[:, :-1]).any(axis=0)) + 1
+        return order, np.concatenate(([0], changes, [len(cells)]))
 
-    def _order(self, pending: Iterable[Occurrence]) -> dict[int, int]:
+    def _order(self, cells: Array, first: Array, makers: Array) -> Array:
         """Return the rank of the group of each cell, by the cell's number."""
-        number = attrgetter("cell.number")
-        uses = {
-            (operand.call.cell.number, number(call))
-            for call in pending
-            for operand in call.operands
-            if operand.call is not None
-        }
-        alone = {(number(call), number(call)) for call in pending}
-        if not self._uses.issuperset(uses) or not self._ranks.keys() >= {a for a, _ in alone}:
+        users = np.repeat(cells, np.diff(first))
+        inside = makers >= 0
+        uses = set(np.unique(cells[makers[inside]] * _CELLS + users[inside]).tolist())
+        seen = np.unique(cells)
+        known = seen[-1] < len(self._ranks) and bool((self._ranks[seen] >= 0).all())
+        if not known or not self._uses.issuperset(uses):
             self._uses |= uses
-            graph = nx.DiGraph(sorted(self._uses))
-            graph.add_nodes_from([*self._ranks, *(cell for cell, _ in alone)])
+            graph = nx.DiGraph(divmod(pair, _CELLS) for pair in sorted(self._uses))
+            graph.add_nodes_from(np.flatnonzero(self._ranks >= 0).tolist())
+            graph.add_nodes_from(seen.tolist())
+            self._ranks = np.full(max(graph) + 1, -1, np.int64)
             groups = nx.condensation(graph)
-            order = enumerate(nx.lexicographical_topological_sort(groups))
-            self._ranks = {
-                cell: rank for rank, group in order for cell in groups.nodes[group]["members"]
-            }
+            for rank, group in enumerate(nx.lexicographical_topological_sort(groups)):
+                self._ranks[list(groups.nodes[group]["members"])] = rank
         return self._ranks
+
+
+@njit(nogil=True)
+def _levels(ranks: Any, first: Any, makers: Any) -> Any:
+    """Return how many calls of its group each waits for, one after the other."""
+    levels = np.zeros_like(ranks)
+    for call in range(ranks.size):
+        for e in range(first[call], first[call + 1]):
+            m = makers[e]
+            if m >= 0 and ranks[m] == ranks[call]:
+                levels[call] = max(levels[call], levels[m] + 1)
+    return levels
 
 
 __all__ = ["Agenda"]

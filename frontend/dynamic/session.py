@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,14 +21,15 @@ from soapstone.engine.session import Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.arguments import count
 from soapstone.frontend.dynamic import saved
-from soapstone.frontend.dynamic.patterns import Patterns, needed
+from soapstone.frontend.dynamic.patterns import Patterns
 from soapstone.frontend.dynamic.record import Recorder
 from soapstone.frontend.dynamic.report import CellReport, Report
 from soapstone.frontend.dynamic.rows import Graphs
 from soapstone.frontend.dynamic.runs import Run
 from soapstone.frontend.dynamic.schedule import Agenda
 from soapstone.frontend.dynamic.table import Table
-from soapstone.frontend.dynamic.values import Lazy, Occurrence
+from soapstone.frontend.dynamic.tape import RESULTS, Units, placed
+from soapstone.frontend.dynamic.values import Lazy
 from soapstone.frontend.training.compiled import Position
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
@@ -117,6 +119,7 @@ class DynamicSession(Recorder):
         self.tables: dict[str, Table] = {}
         self._patterns = Patterns(
             self._pattern,
+            lambda number: self._runs[number].cell,
             seed,
             depth=count("pattern_depth", pattern_depth),
             collect=count("collect_steps", collect_steps, 0),
@@ -125,8 +128,9 @@ class DynamicSession(Recorder):
         self._agenda = Agenda()
         self._update: tuple[tuple[str, ...], Bound] | None = None
         self._log: list[Run] = []
-        self._tiles: list[Occurrence] = []  # of patterns, in this step
         self._undone = False  # whether some calls that were handed on have not run, as in tiles
+        self._tiled = False  # whether there are tiles in this step
+        self._stores_of: tuple[int, Array, Array] | None = None  # see `_stored`
         self._deep: AbstractContextManager[None] = nullcontext()
         self._collecting = False
         self._threads = self._openmp = threads
@@ -193,13 +197,22 @@ class DynamicSession(Recorder):
         except BaseException:
             self.forget()  # some of what was asked for has run, and some has not
             raise
-        return rows.data[[value.row for value in values]]
+        return rows.data[self._rows_of(values)]
+
+    def _rows_of(self, values: Sequence[Lazy]) -> Array:
+        """Return which rows values are that are there."""
+        codes = np.array([value.code for value in values], np.int64)
+        made = codes >= 0
+        rows = ~codes // RESULTS
+        rows[made] = self._tape.rows[self._tape.results_of(codes[made])]
+        return rows
 
     def _check(self, values: Sequence[Lazy]) -> None:
         if not values:
             raise DataError("values: none found, 1 or more needed")
         for value in values:
-            if not isinstance(value, Lazy) or value.step != self.moment:
+            here = isinstance(value, Lazy) and value.model is self and value.column.live
+            if not here:
                 raise DataError(f"values: {value!r} found, values of this step needed")
 
     def _run(self, asked: Sequence[Lazy]) -> None:
@@ -207,30 +220,63 @@ class DynamicSession(Recorder):
         with self._timed("forward"):
             for table in self.tables.values():
                 table.fetch()
-        pending = self._made[self._begun :]
-        self._begun = len(self._made)
-        if not pending and all(v.call is None or v.call.done for v in asked):
+        tape, begun = self._tape, len(self._tape.units)
+        if begun == len(self._calls) and (self._rows_of(asked) >= 0).all():
             return
+        with self._timed("scheduling"):
+            tape.extend(list(islice(self._calls, begun, None)), self._stored[0])
+            results = tape.results_of([value.code for value in asked if value.code >= 0])
         with self._timed("finding"):
             if self._undone:
-                pending = needed(pending, asked)
-            self._undone = True  # until all of that has run
-            if self.reuse in ("patterns", "all"):
-                pending, tiles = self._patterns.applied(pending, self._layers, asked)
-                self._tiles += tiles
-        with self._timed("scheduling"):
-            if self.reuse in ("batch", "all"):
-                batches = self._agenda.batches(pending)
+                pending = tape.needed(begun, results)
             else:
-                batches = [(call.cell, [call]) for call in pending]
+                pending = np.arange(begun, len(tape.units))
+            self._undone = True  # until all of that has run
+            units, tiled = tape.units.taken(pending), False
+            if self.reuse in ("patterns", "all"):
+                units, tiled = self._patterns.applied(units, len(tape.rows), self._layers, results)
+        with self._timed("scheduling"):
+            order, starts = np.arange(len(units)), np.arange(len(units) + 1)
+            if self.reuse in ("batch", "all"):
+                makers = units.makers(len(tape.rows))
+                order, starts = self._agenda.batches(units.cells, units.first, makers)
+            places, firsts = self._placed(units, order, starts)
         with self._timed("forward"):
-            for cell, calls in batches:
-                runs = self._runs_of(cell)
-                made = runs.run(calls, self._training)
+            at = 0
+            cells = units.cells[order[starts[:-1]]].tolist()
+            for cell, count, outputs in zip(cells, np.diff(starts).tolist(), firsts.tolist()):
+                runs = self._runs[cell]
+                made = runs.run(count, places, at, outputs, self._training)
+                at += count * len(runs.operands)
                 if self._training:
                     self._log += made
             self.graphs.work.do()
-        self._undone = bool(self._tiles)
+        self._undone = self._tiled = self._tiled or tiled
+
+    def _placed(self, units: Units, order: Array, starts: Array) -> tuple[Array, Array]:
+        """Return what `placed` does, with room for all results."""
+        stores = list(self._stores.values())
+        sizes = np.array([rows.size for rows in stores], np.int64)
+        given = units.cells, units.first, units.operands, units.outs, units.results
+        made: tuple[Array, Array] = placed(
+            order, starts, *given, self._stored[1], sizes, self._tape.rows
+        )
+        for rows, size in zip(stores, sizes.tolist()):
+            rows.take(size - rows.size)
+        return made
+
+    @property
+    def _stored(self) -> tuple[Array, Array]:
+        """How many results each cell has, by its number, and in which arrays they are."""
+        if self._stores_of is None or self._stores_of[0] != len(self._runs):
+            counts = np.zeros(max(self._runs) + 1, np.int64)
+            most = max(len(runs.outputs) for runs in self._runs.values())
+            stores = np.zeros((len(counts), most), np.int64)
+            for number, runs in self._runs.items():
+                counts[number] = len(runs.outputs)
+                stores[number, : counts[number]] = [rows.number for rows in runs.outputs]
+            self._stores_of = len(self._runs), counts, stores
+        return self._stores_of[1], self._stores_of[2]
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -248,7 +294,7 @@ class DynamicSession(Recorder):
     @contextmanager
     def inference(self) -> Iterator[None]:
         """What is recorded inside is not trained: no dropout, nothing kept."""
-        if self._begun < len(self._made) or self._log:
+        if len(self._tape.units) < len(self._calls) or self._log:
             raise GraphError("inference: values of a step found, which must be over")
         self._training = False
         try:
@@ -273,7 +319,8 @@ class DynamicSession(Recorder):
             raise DataError("step: found where nothing is trained, in `inference`")
         try:
             self._run(losses)
-            mean = float(np.mean([loss.rows.data[loss.row].item() for loss in losses]))
+            at = self._rows_of(losses).tolist()
+            mean = float(np.mean([x.rows.data[row].item() for x, row in zip(losses, at)]))
             if not np.isfinite(mean):
                 raise NonFiniteLoss(
                     f"step {self.updates}: loss is {mean}; parameters are as before"
@@ -290,8 +337,8 @@ class DynamicSession(Recorder):
             for rows in self._stores.values():
                 if rows.spec.is_float:
                     rows.clear_gradients()
-            for loss in losses:
-                loss.rows.grads[loss.row] += 1 / len(losses)
+            for loss, row in zip(losses, self._rows_of(losses).tolist()):
+                loss.rows.grads[row] += 1 / len(losses)
             for run in reversed(self._log):
                 run.cell.back(run)
             self.graphs.work.do()
@@ -348,10 +395,7 @@ class DynamicSession(Recorder):
     def forget(self) -> None:
         """End a step: its values are no more."""
         super().forget()
-        for call in self._tiles:
-            call.outputs = call.operands = ()
-        self._tiles.clear()
-        self._undone = False
+        self._undone = self._tiled = False
         self._log.clear()
         for table in self.tables.values():
             table.forget()

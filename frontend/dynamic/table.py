@@ -37,6 +37,7 @@ class Table:
         self._states: dict[str, Array] = {}
         self._rows: Rows = model.rows_of(TensorSpec(shape[1:], "float32"))
         self._used: dict[int, Lazy] = {}
+        self._places: list[int] = []  # among rows, of those that are used
         self._fetched = 0
         self._updates = Bounds(model.graphs, self._updating)
 
@@ -53,22 +54,22 @@ class Table:
             raise DataError(
                 f"table {self.name!r}: row {row!r} found, 0 to {len(self.data) - 1} needed"
             )
-        made = self._used[row] = Lazy(self.model, None, self._rows)
-        made.row = self._rows.take(1)
+        place = self._rows.take(1)
+        self._places.append(place)
+        made = self._used[row] = self.model.given(self._rows, place)
         return made
 
     def fetch(self) -> None:
         """Copy the rows that were asked for to where values are."""
         if self._fetched < len(self._used):
-            used = list(self._used.items())[self._fetched :]
-            places = [value.row for _, value in used]
-            self._rows.data[places] = self.data[[row for row, _ in used]]
+            used = list(self._used)[self._fetched :]
+            self._rows.data[self._places[self._fetched :]] = self.data[used]
             self._fetched = len(self._used)
 
     def learn(self, rate: float, step: int) -> None:
         """Update the rows that were used."""
         ids = np.fromiter(self._used, np.intp, len(self._used))
-        grad = self._rows.grads[[value.row for value in self._used.values()]]
+        grad = self._rows.grads[self._places]
         for count, size in pieces(len(ids), self.data.shape[1]):
             bound = self._updates.get(size).bound
             here, ids = ids[:count], ids[count:]
@@ -113,6 +114,7 @@ class Table:
     def forget(self) -> None:
         """End a step."""
         self._used.clear()
+        self._places.clear()
         self._fetched = 0
 
     def state(self) -> dict[str, Array]:

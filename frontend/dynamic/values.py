@@ -1,12 +1,10 @@
-"""What a dynamic session records: values that are computed later, and the calls that make them."""
+"""What a dynamic session records: values that are computed later."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.arithmetic import Arithmetic
-from soapstone.frontend.dynamic.cell import Cell
 from soapstone.frontend.dynamic.rows import Rows
 from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Array
@@ -15,31 +13,45 @@ if TYPE_CHECKING:
     from soapstone.frontend.dynamic.record import Recorder
 
 
-RESULTS = 1 << 16  # of one call, at most
+class Column:
+    """What the values of one type of one step have in common.
+
+    Attributes:
+        model: the session. rows: the array that they are rows of. live: whether the step goes on.
+    """
+
+    __slots__ = ("live", "model", "rows")
+
+    def __init__(self, model: Recorder, rows: Rows) -> None:
+        self.model = model
+        self.rows = rows
+        self.live = True
 
 
 class Lazy(Arithmetic):
     """A value of one sample, computed when it is looked at, or when a step ends.
 
     Attributes:
-        model: the session. call: what makes it; None for what was given.
-        rows: the array that it becomes a row of, and `row` which. step: that it belongs to.
-        code: the number of its call times `RESULTS`, and which result of that it is; -1 of what
-            was given.
+        column: says of which session, step and type it is. code: the number of the call that makes
+            it times `RESULTS`, and which result of that it is; or what `tape.code_of` returns.
     """
 
     from_array = "session.value(array)"
-    __slots__ = ("call", "code", "model", "row", "rows", "step")
+    __slots__ = ("code", "column")
 
-    def __init__(
-        self, model: Recorder, call: Occurrence | None, rows: Rows, code: int = -1
-    ) -> None:
-        self.model = model
-        self.call = call
-        self.rows = rows
-        self.row = -1
-        self.step = model.moment
+    def __init__(self, column: Column, code: int) -> None:
+        self.column = column
         self.code = code
+
+    @property
+    def model(self) -> Recorder:
+        """The session."""
+        return self.column.model
+
+    @property
+    def rows(self) -> Rows:
+        """The array that it becomes a row of."""
+        return self.column.rows
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,25 +82,6 @@ class Lazy(Arithmetic):
         return f"Lazy({self.rows.spec})"
 
 
-class Occurrence:
-    """One call of a cell.
-
-    Attributes:
-        number: by order of recording in a step. done: whether its outputs have contents.
-        level: see `schedule`, which sets it.
-    """
-
-    __slots__ = ("cell", "done", "level", "number", "operands", "outputs")
-
-    def __init__(self, cell: Cell, operands: Sequence[Lazy], number: int) -> None:
-        self.cell = cell
-        self.number = number
-        self.operands = operands
-        self.outputs: tuple[Lazy, ...] = ()
-        self.done = False
-        self.level: int
-
-
 class Parameter(Arithmetic):
     """A trained tensor of a session, an operand of layers; not a value of samples."""
 
@@ -106,4 +99,4 @@ class Parameter(Arithmetic):
         return f"Parameter({self.name}: {self.shape})"
 
 
-__all__ = ["RESULTS", "Lazy", "Occurrence", "Parameter"]
+__all__ = ["Column", "Lazy", "Parameter"]

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from soapstone.frontend.dynamic.schedule import Agenda
@@ -73,13 +75,20 @@ class Runner:
             return known
         place: dict[int, tuple[int, int]] = {}  # run and row, by call
         parts: list[Part] = []
-        for template, found in self._agenda.batches(cast(Any, pending)):
-            calls = cast("list[Call]", found)
-            gathers = _gathers(structure, cast(Any, template), calls, place, pending, parts)
+        makers = [[m.index for m in call.operands if not m.done] for call in pending]
+        order, starts = self._agenda.batches(
+            np.array([call.cell.number for call in pending if call.cell], np.int64),
+            np.cumsum([0, *map(len, makers)]),
+            np.fromiter(chain.from_iterable(makers), np.int64),
+        )
+        for begin, end in pairwise(starts.tolist()):
+            calls = [pending[number] for number in order[begin:end].tolist()]
+            template = cast("Template", calls[0].cell)
+            gathers = _gathers(structure, template, calls, place, pending, parts)
             numbers = tuple(call.index for call in calls)
             for row, number in enumerate(numbers):
                 place[number] = len(parts), row
-            parts.append(Part(cast(Any, template), numbers, gathers))
+            parts.append(Part(template, numbers, gathers))
         self._plans[structure] = tuple(parts)
         if len(self._plans) > _PLANS:
             self._plans.popitem(last=False)

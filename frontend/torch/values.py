@@ -68,7 +68,6 @@ class Call:
         "done",
         "index",
         "inputs",
-        "level",
         "lost",
         "operands",
         "recorder",
@@ -85,12 +84,7 @@ class Call:
         self.same: Call | None = None
         self.run: Run | None = None
         self.done = self.lost = False
-        self.level = self.row = self.index = 0
-
-    @property
-    def call(self) -> Call:
-        """The call itself: to the agenda an operand is what its maker computes."""
-        return self
+        self.row = self.index = 0
 
 
 class Lazy:
