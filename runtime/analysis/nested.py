@@ -291,13 +291,18 @@ class Scope:
         self, level: Level, task: Task, context: PointContext, given: Sequence[Any]
     ) -> None:
         nest = level.nest
+        places = enumerate(nest.executor.machine.processors)
+        mine = next((i for i, place in places if place is context.processor), None)
+        if mine is None:  # the host runs it for a GPU, and is none of the machine's processors
+            raise LaunchError(
+                f"task {task.name!r}: it launches tasks, and was placed on a GPU; a processor of"
+                " the host needed"
+            )
         team = nest.team(context)
         self.context = context
         self._task = task
         self._family = Family(nest, team, level.depth)
-        self._processor = next(
-            i for i, p in enumerate(nest.executor.machine.processors) if p is context.processor
-        )
+        self._processor = mine
         self._given = given
         self._open = True
         self._held: dict[Region, Privilege] = {}

@@ -166,7 +166,7 @@ class DeviceExecutor(LocalExecutor):
                     else as_task_error(operation, place, error)
                 )
             profile = self.profile
-            if profile is not None:
+            if profile is not None and self.fault is None:
                 start, end = self._times(found)
                 profile.add(operation, start, start, end)
             with self._lock:

@@ -43,6 +43,7 @@ from soapstone.runtime import (
     Reduce,
     Region,
     Runtime,
+    Scope,
     Task,
     TaskError,
     Write,
@@ -154,6 +155,11 @@ def add(x: Read, y: ReadWrite) -> None:
     y += x
 
 
+@task
+def nest(scope: Scope, x: Write) -> None:
+    scope.launch(fail, scope.region("x"))
+
+
 def errors() -> None:
     """A body that raises stops the run with its name, as on the host, and the run goes on."""
     x, y = Region((4, 6), np.float32, "x"), Region((4, 6), np.float32, "y")
@@ -167,6 +173,13 @@ def errors() -> None:
         except TaskError as error:
             assert "task 'fail', point 0" in str(error), error
             assert "ValueError: on purpose" in str(error), error
+        runtime.reset()
+        runtime.launch(nest, x)
+        try:
+            runtime.wait()
+            raise AssertionError("a task of a GPU launched tasks")
+        except TaskError as error:
+            assert "placed on a GPU; a processor of the host needed" in str(error), error
         runtime.reset()
         runtime.fill(x, 2)
         columns = Partition.tiled(x, (1, 3)), Partition.tiled(y, (1, 3))
