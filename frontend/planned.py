@@ -112,14 +112,15 @@ class Plans:
 
     Attributes:
         given: the plan that was given, if any. capacity_bytes: of the fast memory.
-        step: whether the graph that is bound next is the training step.
+        step: whether the graph that is bound next is the training step. briefly: whether it will
+            soon be bound again: then nothing is searched for, and LRU plans in place of dp.
 
     Raises:
         GraphError: an unknown method, a file that is no plan, or no capacity.
     """
 
     def __init__(self, plan: MemoryPlan | str | Path = "dp", capacity_bytes: int | None = None):
-        self.step = False
+        self.step = self.briefly = False
         self._method = plan if isinstance(plan, str) and plan in METHODS else "lru"
         self.given: MemoryPlan | None = None
         if isinstance(plan, MemoryPlan):
@@ -148,8 +149,8 @@ class Plans:
         """Return the plan of a graph; see `BoundedMemoryMapper`."""
         if self.step and self.given is not None:
             return self.given
-        deadline = Deadline(SECONDS)
-        return memory_plan(footprint, capacity_bytes, self._method, deadline=deadline).plan
+        method = "lru" if self.briefly and self._method == "dp" else self._method
+        return memory_plan(footprint, capacity_bytes, method, deadline=Deadline(SECONDS)).plan
 
 
 __all__ = ["Launches", "Plans", "anew", "launched"]

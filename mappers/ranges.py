@@ -23,13 +23,14 @@ class RangesMapper(DataParallelMapper):
 
     Attributes:
         cuts: from 0 to the number of samples; they may be replaced before a graph is bound again.
+        settled: whether they stay; else memory plans, soon made again, are not searched for.
     """
 
     name = "ranges"
 
-    def __init__(self, cuts: Sequence[int]) -> None:
+    def __init__(self, cuts: Sequence[int], settled: bool = True) -> None:
         super().__init__()
-        self.cuts = tuple(cuts)
+        self.cuts, self.settled = tuple(cuts), settled
 
     def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
         """Return the ranges of each operator that sees the samples, and the rows of updates.

@@ -73,7 +73,7 @@ class Partitioned(Callback):
         forward, backward = (edges.indptr, edges.indices), (edges.indptr_t, edges.indices_t)
         features = Features.of(forward, backward, widths)
         self.partitioner = Partitioner(features, parts, method, known, given)
-        self.mapper = RangesMapper(self.partitioner.cuts)
+        self.mapper = RangesMapper(self.partitioner.cuts, self.partitioner.settled)
         self.path = costs
         self._context: AbstractContextManager[Profile] | None = None
         self._timeline: Profile | None = None
@@ -96,9 +96,11 @@ class Partitioned(Callback):
         peers = Peers(trainer.executor)
         found = peers.all(np.array([lost, *mine.ravel()])).sum(axis=0)
         moved = learning.observe(found[1:].reshape(shape), disturbed=bool(found[0]))
-        cuts = peers.first(np.array([moved, *learning.cuts]))
-        if cuts[0]:  # all processes cut where the first does, whatever their last bits are
-            learning.cuts = self.mapper.cuts = tuple(int(cut) for cut in cuts[1:])
+        again = moved or (learning.settled and trainer.planned)  # what is kept is planned well
+        found = peers.first(np.array([again, learning.settled, *learning.cuts]))
+        if found[0]:  # all processes cut where the first does, whatever their last bits are
+            learning.cuts = self.mapper.cuts = tuple(int(cut) for cut in found[2:])
+            self.mapper.settled = bool(found[1])
             trainer.rebind()
         self._begin(state)
 

@@ -148,8 +148,8 @@ class Compiled:
         ground = self.machine
         if self._plans is not None:
             self.machine = self.machine.bounded(self._plans.capacity_bytes, overlap)
-            ranges = mapper if isinstance(mapper, RangesMapper) else None
-            self.mapper: GraphMapper = BoundedMemoryMapper(self._plans, ranges)
+            self._ranges = mapper if isinstance(mapper, RangesMapper) else None
+            self.mapper: GraphMapper = BoundedMemoryMapper(self._plans, self._ranges)
         else:
             self.mapper = load_mapper(mapper, strategy)
         attach(self.mapper, self.machine)
@@ -285,6 +285,7 @@ class Compiled:
             strategy = self._strategy(graph)
             if self._plans is not None:
                 self._plans.step = key == ("train", self.part_size(self.model.batch_size))
+                self._plans.briefly = self._ranges is not None and not self._ranges.settled
                 strategy = self._plans.strategy(strategy)
             constants = {name: self.model.constants[name] for name in graph.inputs(Role.CONSTANT)}
             self._bounds[key] = self.session.bind(graph, strategy, constants)
@@ -461,6 +462,11 @@ class Compiled:
         self.rebind()
         if self._session is not None:
             self._session.choices = self.choices
+
+    @property
+    def planned(self) -> bool:
+        """Whether graphs follow memory plans."""
+        return self._plans is not None
 
     def rebind(self) -> None:
         """Bind graphs anew when they are next run, and ask the mapper again."""

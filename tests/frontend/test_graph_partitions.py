@@ -15,6 +15,7 @@ from helpers.processes import mpiexec, ranks
 
 from soapstone import Adam, GraphError, Model
 from soapstone.apps.graphs import gat, gcn, gin, sage
+from soapstone.frontend import planned
 from soapstone.frontend.app import AppError, train_app
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.files import write_graph
@@ -22,6 +23,7 @@ from soapstone.frontend.graphs.generate import Shape, block_model
 from soapstone.frontend.graphs.metis import renumbered_by_metis
 from soapstone.frontend.graphs.partitioned import Partitioned, layers_of
 from soapstone.ir.errors import StrategyError
+from soapstone.ir.footprint import Footprint
 from soapstone.mappers.ranges import RangesMapper
 from soapstone.runtime import Machine
 from soapstone.search.partition import partitioner
@@ -70,6 +72,24 @@ def test_parts_work_in_a_fast_memory() -> None:
             model.trainer.bound("train", 90)
             moved.append(model.trainer.moved_bytes)
     assert all(each is not None and each[0] == each[1] > 0 for each in moved)
+
+
+def test_plans_are_searched_for_once_cuts_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioner, "_ROUNDS", 2)
+    steps = 2 * (partitioner._WARM + partitioner._MOST) + 1
+    methods, real = list[str](), planned.memory_plan
+
+    def noted(footprint: Footprint, capacity: int, method: str, **more: Any) -> Any:
+        methods.append(method)
+        return real(footprint, capacity, method, **more)
+
+    monkeypatch.setattr(planned, "memory_plan", noted)
+    model = APPS["gcn"]()
+    split = Partitioned(model, DATA.adjacency, 2)
+    how: dict[str, Any] = {"fast_memory": 40_000, "plan": "dp", "machine": Machine.local(cpus=2)}
+    losses(model, steps, [split], mapper=split.mapper, **how)
+    assert split.partitioner.settled
+    assert methods == ["lru"] * (len(methods) - 1) + ["dp"] and len(methods) >= 3
 
 
 def test_every_operator_on_vertices_has_its_range() -> None:
