@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 
 _FAMILIES = (
+    "products.matmul",
+    "products.convolution",
     "elementwise.chains",
     "reduction.reduce",
     "normalization.softmax",
@@ -18,6 +20,9 @@ _FAMILIES = (
     "normalization.batch_norm",
     "normalization.dropout",
     "movement.copies",
+    "pooling.windows",
+    "indexing.rows",
+    "graphs.rows",
     "training.updates",
     "training.losses",
     "reduction.argument",

@@ -3,8 +3,9 @@
 
     python tests/programs/cuda_simulator.py [OPERATOR ...]
 
-Each case of an operator is run as it is, as images channels-last and tiles of larger arrays, and in
-half precision; some operators on sizes at which launches have many blocks whose threads loop. What
+Cases are run in turn as they are and as images channels-last in tiles of larger arrays, the first
+in both ways and in half precision; some operators on sizes at which launches have several blocks.
+What
 is printed is one line of JSON an operator: how many calls each variant serves of how many, and
 what is wrong. Every index into a span is checked, and that nothing outside of outputs is written.
 """
@@ -56,6 +57,7 @@ LARGER = {
     "layer_norm_grad": [Case(("70 40", "70 40", "40", "70", "70"), {}, (), positive=True)],
     "batch_norm": [Case(("4 3 10 10", "3", "3", "3", "3"))],
     "cross_entropy": [Case(("40 100", "int64 40 <100"))],
+    "matmul": [Case(("20 40", "40 30"))],
     "adam": [Case(("900",) * 4 + ("", "int64 <9", "bool"), {}, (), positive=True)],
 }
 
@@ -63,13 +65,15 @@ LARGER = {
 def forms(name: str) -> Iterator[tuple[str, Mapping[str, Any], Sequence[Array], Sequence[Array]]]:
     """Yield calls: a description, attributes, operands, and what the reference makes of them."""
     spec = operator(name)
-    for case in (*spec.cases, *LARGER.get(name, ())):
+    for number, case in enumerate((*spec.cases, *LARGER.get(name, ()))):
         item = subject(spec, case, "float32")
         expected = item.run()
-        yield f"{case.inputs} {dict(case.attributes)} plain", item.attributes, item.arrays, expected
-        if case in spec.cases:
+        what = f"{case.inputs} {dict(case.attributes)}"
+        if number % 2 == 0 or case not in spec.cases:
+            yield f"{what} plain", item.attributes, item.arrays, expected
+        if number == 0 or number % 2:
             arrays = [place(array, "last tile") for array in item.arrays]
-            yield f"{case.inputs} {dict(case.attributes)} tile", item.attributes, arrays, expected
+            yield f"{what} tile", item.attributes, arrays, expected
         halves = [x.astype(np.float16) if x.dtype == np.float32 else x for x in item.arrays]
         if case is spec.cases[0] and any(x.dtype == np.float16 for x in halves):
             try:

@@ -11,7 +11,7 @@ from soapstone.ir.spec import operators
 from soapstone.kernels.cuda.elementwise.pointwise import Writer, pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, step
 from soapstone.kernels.cuda.entry import DeviceEntry
-from soapstone.kernels.cuda.substrate.arrays import View, views
+from soapstone.kernels.cuda.substrate.arrays import views
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -31,11 +31,6 @@ def program(attributes: Mapping[str, Any]) -> Writer:
         return [values[i] for i in attributes["results"]]
 
     return write
-
-
-def copy(source: View, target: View) -> DeviceEntry:
-    """Return the entry that copies elements of one shape, or broadcasts them to it, and casts."""
-    return pointwise(lambda text, values: values, (source,), (target,))
 
 
 def _bind(name: str, call: Call) -> DeviceEntry:

@@ -7,13 +7,19 @@ from collections.abc import Sequence
 
 from soapstone.ir.ops.movement.rearrange import TO_SPACE, reverse_slices
 from soapstone.ir.ops.movement.slicing import border_maps, slices
-from soapstone.kernels.cuda.elementwise.chains import copy
 from soapstone.kernels.cuda.elementwise.pointwise import pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
+from soapstone.kernels.cuda.movement.transposition import transposition
 from soapstone.kernels.cuda.substrate.arrays import View, scratch, views
 from soapstone.kernels.entry import Call, Declined
 from soapstone.kernels.registry import variant
+
+
+def copy(source: View, target: View) -> DeviceEntry:
+    """Return the entry that copies elements of one shape, or broadcasts them to it, and casts."""
+    moved = transposition(source, target)
+    return moved or pointwise(lambda text, values: values, (source,), (target,))
 
 
 def fill(target: View, value: float) -> DeviceEntry:

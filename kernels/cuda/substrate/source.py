@@ -64,8 +64,10 @@ class Layout:
     def arguments(self) -> list[Any]:
         """Their values."""
         made: list[Any] = [*self.outer.extents[1:], *self.inner.extents[1:]]
+        some = next(v.span for v in self.operands.values() if v.span is not None)
         for name, view in self.operands.items():
-            made += [view.span, view.offset, *self._outer[name], *self._inner[name]]
+            span = some if view.span is None else view.span  # without elements it is never read
+            made += [span, view.offset, *self._outer[name], *self._inner[name]]
         return made
 
     def row(self, row: str, indent: str) -> list[str]:

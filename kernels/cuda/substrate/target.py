@@ -9,6 +9,8 @@ the name in a function's globals is undone while other threads are inside of a h
 from __future__ import annotations
 
 import math
+import sys
+import threading
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -33,8 +35,31 @@ TYPES: dict[str, Any] = {
 _REALS = ("float32", "float64")
 
 
+class _Shared:
+    """Shared memory of the simulated block: one array a line of source, made by one thread."""
+
+    lock = threading.Lock()
+
+    def array(self, shape: int, dtype: Any) -> Any:
+        """Return the array of the line that asks; the simulator's own may be made twice."""
+        frame = sys._getframe(1)
+        place = frame.f_code.co_filename, frame.f_lineno
+        with self.lock:
+            made = cuda.of_block._allocations
+            if place not in made:
+                made[place] = np.empty(shape, np.dtype(str(dtype)))
+            return made[place]
+
+
 class _Simulated:
     """The module `cuda` as the kernel that is being simulated sees it."""
+
+    shared = _Shared()
+
+    @property
+    def of_block(self) -> Any:
+        """The simulator's own shared memory."""
+        return self.__getattr__("shared")
 
     def __getattr__(self, name: str) -> Any:
         from numba.cuda.simulator.kernel import _get_kernel_context

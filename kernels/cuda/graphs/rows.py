@@ -1,0 +1,206 @@
+"""Products with sparse matrices, and softmax over the entries of a row.
+
+Source: Lux (Jia et al. 2017). Blocks own consecutive rows; neighbouring threads have neighbouring
+columns of a row, so what they read of an entry's operand lies side by side; each walks the row's
+entries in order, which makes sums the same in every run. Offsets of a tile need not begin at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from soapstone.kernels.cuda.elementwise.text import wide
+from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, sequence
+from soapstone.kernels.cuda.movement.copies import fill
+from soapstone.kernels.cuda.substrate.arrays import View, views, zeros
+from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variant
+
+COLUMN, OFFSET = 1, 2  # statuses
+
+
+def _checked(call: Call, columns: int, entries: int) -> tuple[DeviceArray, Mapping[int, str]]:
+    offsets = f"offsets from 0 to {entries} that do not fall needed"
+    return zeros(1, "int32", call.outputs[0]), {
+        COLUMN: f"{call.operator}: an index outside found, 0 to {columns - 1} needed",
+        OFFSET: f"{call.operator}: indptr: an offset outside or that falls found, {offsets}",
+    }
+
+
+def over_entries(inner: Sequence[str], entries: int, indptr: str = "indptr") -> list[str]:
+    """Return the loop over the entries e of row at_0, which must lie in order within `entries`."""
+    return [
+        f"begin = {indptr}[{place(indptr, ['at_0'])}]",
+        f"end = {indptr}[{place(indptr, ['at_0 + 1'])}]",
+        f"if begin < 0 or end < begin or end > {entries}:",
+        f"    status[0] = {OFFSET}",
+        "    end = begin",
+        "for e in range(begin, end):",
+        *("    " + line for line in inner),
+    ]
+
+
+def _column(columns: int, inner: Sequence[str]) -> list[str]:
+    """Return the statements that find an entry's column, and run `inner` where it is one."""
+    return [
+        f"column = int64(indices[{place('indices', ['e'])}])",
+        f"if column < 0 or column >= {columns}:",
+        f"    status[0] = {COLUMN}",
+        "else:",
+        *("    " + line for line in inner),
+    ]
+
+
+_HERE = ["at_0", "at_1"]
+
+
+def _rows(
+    call: Call,
+    body: Sequence[str],
+    shape: Sequence[int],
+    operands: dict[str, View],
+    columns: int,
+    entries: int,
+) -> DeviceEntry:
+    status, statuses = _checked(call, columns, entries)
+    made = each_element(body, shape, operands, status)
+    return DeviceEntry(made.launches, status, statuses)
+
+
+@variant("spmm", "numba", processor="cuda")
+def spmm(call: Call) -> DeviceEntry:
+    """Return the entry of sums, or means, of rows of x by the entries of a sparse matrix."""
+    (x, indptr, indices, _, _, *weights), (y,) = views(call)
+    kind = wide(y.dtype)
+    term = f"{kind}(x[{place('x', ['column', 'at_1'])}])"
+    if weights:
+        term = f"{kind}(w[{place('w', ['e'])}]) * {term}"
+    body = [f"total = {kind}(0)"]
+    body += over_entries(_column(x.shape[0], [f"total += {term}"]), indices.size)
+    if call.attributes["reduction"] == "mean":
+        body += [f"total = total / {kind}(max(end - begin, 1))"]
+    body += [f"y[{place('y', _HERE)}] = {y.dtype}(total)"]
+    operands = {"x": x, "indptr": indptr, "indices": indices, "y": y}
+    operands |= {"w": weights[0]} if weights else {}
+    return _rows(call, body, y.shape, operands, x.shape[0], indices.size)
+
+
+@variant("spmm_mean_grad", "numba", processor="cuda")
+def spmm_mean_grad(call: Call) -> DeviceEntry:
+    """Return the entry of dy over each row's number of entries, summed by the transposed matrix."""
+    (dy, counts, indptr, indices), (dx,) = views(call)
+    kind = wide(dx.dtype)
+    ends = [f"counts[{place('counts', [at])}]" for at in ("column + 1", "column")]
+    inner = [f"share = {kind}(max({ends[0]} - {ends[1]}, 1))"]
+    inner += [f"total += {kind}(dy[{place('dy', ['column', 'at_1'])}]) / share"]
+    body = [f"total = {kind}(0)", *over_entries(_column(dy.shape[0], inner), indices.size)]
+    body += [f"dx[{place('dx', _HERE)}] = {dx.dtype}(total)"]
+    operands = {"dy": dy, "counts": counts, "indptr": indptr, "indices": indices, "dx": dx}
+    return _rows(call, body, dx.shape, operands, dy.shape[0], indices.size)
+
+
+@variant("spmm_max", "numba", processor="cuda")
+def spmm_max(call: Call) -> DeviceEntry:
+    """Return the entry of the largest of rows of x by a matrix's entries, and which these were."""
+    (x, indptr, indices, _, _, *numbers), (y, chosen) = views(call)
+    kind = wide(x.dtype)
+    inner = [
+        f"value = {kind}(x[{place('x', ['column', 'at_1'])}])",
+        "if best < 0 or value > most or (value != value and most == most):",
+        "    most = value",
+        "    best = column",
+    ]
+    body = [f"most = {kind}(0)", "best = int64(-1)"]
+    body += over_entries(_column(x.shape[0], inner), indices.size)
+    body += [f"y[{place('y', _HERE)}] = {y.dtype}(most)"]
+    if numbers:
+        body += [f"if best >= 0: best = int64(numbers[{place('numbers', ['best'])}])"]
+    body += [f"chosen[{place('chosen', _HERE)}] = {chosen.dtype}(best)"]
+    operands = {"x": x, "indptr": indptr, "indices": indices, "y": y, "chosen": chosen}
+    operands |= {"numbers": numbers[0]} if numbers else {}
+    return _rows(call, body, y.shape, operands, x.shape[0], indices.size)
+
+
+@variant("spmm_max_grad", "numba", processor="cuda")
+def spmm_max_grad(call: Call) -> DeviceEntry:
+    """Return the entry of dy of the rows that chose this one; equal entries count once."""
+    (dy, chosen, indptr, indices), (dx,) = views(call)
+    kind = wide(dx.dtype)
+    own = f"at_0 + {call.attributes['base']}"
+    inner = [
+        f"if column != before and chosen[{place('chosen', ['column', 'at_1'])}] == {own}:",
+        f"    total += {kind}(dy[{place('dy', ['column', 'at_1'])}])",
+        "before = column",
+    ]
+    body = [f"total = {kind}(0)", "before = int64(-1)"]
+    body += over_entries(_column(dy.shape[0], inner), indices.size)
+    body += [f"dx[{place('dx', _HERE)}] = {dx.dtype}(total)"]
+    operands = {"dy": dy, "chosen": chosen, "indptr": indptr, "indices": indices, "dx": dx}
+    return _rows(call, body, dx.shape, operands, dy.shape[0], indices.size)
+
+
+@variant("sddmm", "numba", processor="cuda")
+def sddmm(call: Call) -> DeviceEntry:
+    """Return the entry of products of rows of a and b, one for each entry of a sparse matrix."""
+    (a, b, indptr, indices), (y,) = views(call)
+    kind, depth = wide(y.dtype), a.shape[1]
+    product = f"{kind}(a[{place('a', ['at_0', 'd'])}]) * {kind}(b[{place('b', ['column', 'd'])}])"
+    inner = [
+        f"total = {kind}(0)",
+        f"for d in range({depth}):",
+        f"    total += {product}",
+        f"y[{place('y', ['e'])}] = {y.dtype}(total)",
+    ]
+    # Threads of a row share its entries out.
+    lanes = 8
+    body = over_entries(_column(b.shape[0], inner), indices.size)
+    body[-len(_column(b.shape[0], inner)) - 1] = f"for e in range(begin + at_1, end, {lanes}):"
+    rows = max(indptr.size - 1, 0)
+    operands = {"a": a, "b": b, "indptr": indptr, "indices": indices, "y": y}
+    made = _rows(call, body, (rows, lanes), operands, b.shape[0], indices.size)
+    return sequence((fill(y, 0), made))
+
+
+def _segments(call: Call, first: Sequence[str], sums: Sequence[str], last: str) -> DeviceEntry:
+    """Return the entry of loops over each row's entries, for each column; the others are zero."""
+    inputs, (y,) = views(call)
+    *reals, indptr = inputs
+    rows, entries = max(indptr.size - 1, 0), y.shape[0]
+    if y.size == 0:
+        return DeviceEntry(())
+    body = [*first, *over_entries(sums, entries), "for e in range(begin, end):", f"    {last}"]
+    operands = {f"x{n}": view for n, view in enumerate(reals)} | {"indptr": indptr, "y": y}
+    made = _rows(call, body, (rows, y.shape[1]), operands, 1, entries)
+    return sequence((fill(y, 0), made))
+
+
+_ENTRY = ["e", "at_1"]
+
+
+@variant("segment_softmax", "numba", processor="cuda")
+def segment_softmax(call: Call) -> DeviceEntry:
+    """Return the entry of softmax over each row's entries, column by column.
+
+    The largest and the sum are found in one pass: the sum is scaled where the largest grows.
+    """
+    kind = wide(call.inputs[0].dtype.name)
+    x = f"{kind}(x0[{place('x0', _ENTRY)}])"
+    sums = [
+        f"value = {x}",
+        "if value > most:",
+        "    total = total * exp(most - value)",
+        "    most = value",
+        "total += exp(value - most)",
+    ]
+    last = f"y[{place('y', _ENTRY)}] = {call.outputs[0].dtype.name}(exp({x} - most) / total)"
+    return _segments(call, [f"most = {kind}(-inf)", f"total = {kind}(0)"], sums, last)
+
+
+@variant("segment_softmax_grad", "numba", processor="cuda")
+def segment_softmax_grad(call: Call) -> DeviceEntry:
+    """Return the entry of softmax's gradient over each row's entries."""
+    kind = wide(call.inputs[0].dtype.name)
+    dy, y = (f"{kind}(x{n}[{place(f'x{n}', _ENTRY)}])" for n in (0, 1))
+    last = f"y[{place('y', _ENTRY)}] = {call.outputs[0].dtype.name}({y} * ({dy} - total))"
+    return _segments(call, [f"total = {kind}(0)"], [f"total += {dy} * {y}"], last)

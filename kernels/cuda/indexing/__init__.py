@@ -1,0 +1,1 @@
+"""Rows and elements gathered by index, and their gradients."""

@@ -1,0 +1,155 @@
+"""Max and average pooling of any rank, forward and backward: a thread has an element of the result.
+
+Gradients gather: each element of x looks through the windows that it is in, so that nothing is
+added from two threads at once and sums have one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from soapstone.ir.ops.reduction.folds import smallest
+from soapstone.ir.ops.windows.window import Window, windows_of
+from soapstone.kernels.cuda.elementwise.text import literal, wide
+from soapstone.kernels.cuda.entry import DeviceEntry
+from soapstone.kernels.cuda.substrate.arrays import views
+from soapstone.kernels.cuda.substrate.element import each_element
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variant
+
+
+def _place(name: str, spatial: Sequence[str]) -> str:
+    terms = [f"o_{name}", f"at_0 * s_{name}_0", f"at_1 * s_{name}_1"]
+    return " + ".join([*terms, *(f"{at} * s_{name}_{2 + d}" for d, at in enumerate(spatial))])
+
+
+def _forward(windows: Sequence[Window], inner: Sequence[str]) -> list[str]:
+    """Return loops over a window's positions inside x, which run `inner`; `w`: the position."""
+    lines, indent = [], ""
+    for d, w in enumerate(windows):
+        lines.append(f"{indent}for k{d} in range({w.kernel}):")
+        indent += "    "
+        lines.append(f"{indent}p{d} = at_{2 + d} * {w.stride} - {w.low} + k{d} * {w.dilation}")
+        lines.append(f"{indent}if p{d} >= 0 and p{d} < {w.size}:")
+        indent += "    "
+    return [*lines, *(indent + line for line in inner)]
+
+
+def _backward(windows: Sequence[Window], counts: Sequence[int], inner: Sequence[str]) -> list[str]:
+    """Return loops over the windows that an element is in; `p`: the window, `k`: its position."""
+    lines, indent = [], ""
+    for d, (w, count) in enumerate(zip(windows, counts)):
+        lines.append(f"{indent}for k{d} in range({w.kernel}):")
+        indent += "    "
+        lines.append(f"{indent}t{d} = at_{2 + d} + {w.low} - k{d} * {w.dilation}")
+        lines.append(f"{indent}p{d} = t{d} // {w.stride}")
+        lines.append(f"{indent}if t{d} >= 0 and t{d} % {w.stride} == 0 and p{d} < {count}:")
+        indent += "    "
+    return [*lines, *(indent + line for line in inner)]
+
+
+def _position(windows: Sequence[Window]) -> str:
+    """Return the text of a position's number in its window."""
+    text = "0"
+    for d, w in enumerate(windows):
+        text = f"({text}) * {w.kernel} + k{d}"
+    return text
+
+
+def _divisor(
+    windows: Sequence[Window], excess: Sequence[int], include_pad: bool, at: Sequence[str]
+) -> list[str]:
+    """Return statements that make `divisor`, over how many elements a window's average is."""
+    lines = ["divisor = 1"]
+    for d, (w, beyond) in enumerate(zip(windows, excess)):
+        end = w.size + (w.high - beyond if include_pad else 0)
+        lines += [f"h{d} = 0", f"for c{d} in range({w.kernel}):"]
+        lines += [f"    r{d} = {at[d]} * {w.stride} - {w.low} + c{d} * {w.dilation}"]
+        test = f"r{d} < {end}" + ("" if include_pad else f" and r{d} >= 0")
+        lines += [f"    if {test}: h{d} += 1", f"divisor = divisor * h{d}"]
+    return [*lines, "divisor = max(divisor, 1)"]
+
+
+def _windows(call: Call, size: Sequence[int]) -> list[Window]:
+    return windows_of(call.attributes, size, call.attributes["kernel"])
+
+
+def _max_pool(call: Call) -> DeviceEntry:
+    (x,), (y, *index) = views(call)
+    windows = _windows(call, x.shape[2:])
+    kind = wide(x.dtype)
+    inside = [f"p{d}" for d, _ in enumerate(windows)]
+    least = smallest(np.dtype(x.dtype))
+    start = f"{kind}(-inf)" if kind.startswith("float") else literal(least, kind)
+    body = [f"best = {start}", "place = -1"]
+    inner = [
+        f"value = {kind}(x[{_place('x', inside)}])",
+        "if place < 0 or value > best or (value != value and best == best):",
+        "    best = value",
+        f"    place = {_position(windows)}",
+    ]
+    at = [f"at_{2 + d}" for d, _ in enumerate(windows)]
+    body += _forward(windows, inner)
+    body += [
+        f"y[{_place('y', at)}] = {y.dtype}(best)"
+        if y.dtype != "bool"
+        else f"y[{_place('y', at)}] = best"
+    ]
+    operands = {"x": x, "y": y}
+    if index:
+        operands["z"] = index[0]
+        body += [f"z[{_place('z', at)}] = {index[0].dtype}(max(place, 0))"]
+    return each_element(body, y.shape, operands)
+
+
+def _max_pool_grad(call: Call) -> DeviceEntry:
+    (dy, index), (dx,) = views(call)
+    windows = _windows(call, dx.shape[2:])
+    kind = wide(dy.dtype)
+    of = [f"p{d}" for d, _ in enumerate(windows)]
+    inner = [
+        f"if index[{_place('index', of)}] == {_position(windows)}:",
+        f"    total += {kind}(dy[{_place('dy', of)}])",
+    ]
+    at = [f"at_{2 + d}" for d, _ in enumerate(windows)]
+    body = [f"total = {kind}(0)", *_backward(windows, dy.shape[2:], inner)]
+    body += [f"dx[{_place('dx', at)}] = {dx.dtype}(total)"]
+    return each_element(body, dx.shape, {"dy": dy, "index": index, "dx": dx})
+
+
+def _avg_pool(call: Call) -> DeviceEntry:
+    (x,), (y,) = views(call)
+    windows = _windows(call, x.shape[2:])
+    kind, at = wide(x.dtype), [f"at_{2 + d}" for d, _ in enumerate(windows)]
+    excess = call.attributes.get("excess", (0,) * len(windows))
+    inside = [f"p{d}" for d, _ in enumerate(windows)]
+    body = [f"total = {kind}(0)"]
+    body += _forward(windows, [f"total += {kind}(x[{_place('x', inside)}])"])
+    body += _divisor(windows, excess, call.attributes["include_pad"], at)
+    body += [f"y[{_place('y', at)}] = {y.dtype}(total / {kind}(divisor))"]
+    return each_element(body, y.shape, {"x": x, "y": y})
+
+
+def _avg_pool_grad(call: Call) -> DeviceEntry:
+    (dy,), (dx,) = views(call)
+    windows = _windows(call, dx.shape[2:])
+    kind, at = wide(dy.dtype), [f"at_{2 + d}" for d, _ in enumerate(windows)]
+    excess = call.attributes.get("excess", (0,) * len(windows))
+    of = [f"p{d}" for d, _ in enumerate(windows)]
+    inner = _divisor(windows, excess, call.attributes["include_pad"], of)
+    inner += [f"total += {kind}(dy[{_place('dy', of)}]) / {kind}(divisor)"]
+    body = [f"total = {kind}(0)", *_backward(windows, dy.shape[2:], inner)]
+    body += [f"dx[{_place('dx', at)}] = {dx.dtype}(total)"]
+    return each_element(body, dx.shape, {"dy": dy, "dx": dx})
+
+
+for _rank in (1, 2, 3):
+    for _name, _bind in (
+        (f"max_pool{_rank}d", _max_pool),
+        (f"max_pool{_rank}d_grad", _max_pool_grad),
+        (f"avg_pool{_rank}d", _avg_pool),
+        (f"avg_pool{_rank}d_grad", _avg_pool_grad),
+    ):
+        variant(_name, "numba", processor="cuda")(_bind)

@@ -1,0 +1,199 @@
+"""Matrix products, linear layers and their gradients; any of them with element-wise steps after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from soapstone.ir.ops.elementwise.fused import program_steps
+from soapstone.kernels.cuda.elementwise.pointwise import Writer
+from soapstone.kernels.cuda.elementwise.text import Text, Value, step
+from soapstone.kernels.cuda.entry import DeviceEntry
+from soapstone.kernels.cuda.products.tiled import Axes, Operand, product
+from soapstone.kernels.cuda.substrate.arrays import View, views
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variant
+
+# What a product is: operands a, b and c along named axes, and the axes; and how each axis of the
+# output is named, by which further operands are found.
+Problem = tuple[Operand, Operand, Operand, Mapping[str, Axes], Sequence[str]]
+Prepare = Callable[[Mapping[str, Any], Sequence[View], View], Problem]
+
+
+def along(view: View, names: Sequence[str]) -> Operand:
+    """Return a view whose axes are named, as an operand; of extent 1 they do not vary."""
+    return Operand(
+        view, {n: 0 if e == 1 else s for n, e, s in zip(names, view.shape, view.strides)}
+    )
+
+
+def named(names: Sequence[str], extents: Sequence[int]) -> Axes:
+    """Return axes, of which there is one at least."""
+    return list(zip(names, extents)) or [("none", 1)]
+
+
+def matmul(attributes: Mapping[str, Any], inputs: Sequence[View], y: View) -> Problem:
+    """Return a batched product as a problem."""
+    a, b = inputs
+    lead = [f"b{n}" for n in range(len(y.shape) - 2)]
+    ends = ("k", "m") if attributes["transpose_a"] else ("m", "k")
+    others = ("n", "k") if attributes["transpose_b"] else ("k", "n")
+    first = lead[len(lead) + 2 - len(a.shape) :] if len(a.shape) > 2 else []
+    second = lead[len(lead) + 2 - len(b.shape) :] if len(b.shape) > 2 else []
+    depth = a.shape[-2 if attributes["transpose_a"] else -1]
+    axes = {
+        "b": named(lead, y.shape[:-2]),
+        "m": [("m", y.shape[-2])],
+        "n": [("n", y.shape[-1])],
+        "k": [("k", depth)],
+    }
+    out = [*lead, "m", "n"]
+    return along(a, [*first, *ends]), along(b, [*second, *others]), along(y, out), axes, out
+
+
+def linear(attributes: Mapping[str, Any], inputs: Sequence[View], y: View) -> Problem:
+    """Return x w, whose rows are all but the last axis of x, as a problem."""
+    x, w = inputs[:2]
+    rows = [f"m{n}" for n in range(len(x.shape) - 1)]
+    axes = {
+        "b": [("none", 1)],
+        "m": named(rows, x.shape[:-1]),
+        "n": [("n", w.shape[1])],
+        "k": [("k", w.shape[0])],
+    }
+    out = [*rows, "n"]
+    return along(x, [*rows, "k"]), along(w, ["k", "n"]), along(y, out), axes, out
+
+
+def linear_grad_input(attributes: Mapping[str, Any], inputs: Sequence[View], y: View) -> Problem:
+    """Return dy w', as a problem."""
+    dy, w = inputs
+    rows = [f"m{n}" for n in range(len(dy.shape) - 1)]
+    axes = {
+        "b": [("none", 1)],
+        "m": named(rows, dy.shape[:-1]),
+        "n": [("n", w.shape[0])],
+        "k": [("k", w.shape[1])],
+    }
+    out = [*rows, "n"]
+    return along(dy, [*rows, "k"]), along(w, ["n", "k"]), along(y, out), axes, out
+
+
+def linear_grad_weight(attributes: Mapping[str, Any], inputs: Sequence[View], y: View) -> Problem:
+    """Return x' dy, summed over all rows, as a problem."""
+    x, dy = inputs
+    rows = [f"k{n}" for n in range(len(x.shape) - 1)]
+    axes = {
+        "b": [("none", 1)],
+        "m": [("m", x.shape[-1])],
+        "n": [("n", dy.shape[-1])],
+        "k": named(rows, x.shape[:-1]),
+    }
+    return along(x, [*rows, "m"]), along(dy, [*rows, "n"]), along(y, ["m", "n"]), axes, ["m", "n"]
+
+
+PROBLEMS: dict[str, Prepare] = {
+    "matmul": matmul,
+    "linear": linear,
+    "linear_grad_input": linear_grad_input,
+    "linear_grad_weight": linear_grad_weight,
+}
+
+
+def _steps(attributes: Mapping[str, Any], arity: int) -> tuple[Writer | None, int]:
+    """Return the writer of bias and activation, and how many operands there are before the bias."""
+    bias, activation = attributes.get("bias", False), attributes.get("activation")
+    if not bias and activation is None:
+        return None, arity
+
+    def write(text: Text, values: Sequence[Value]) -> list[Value]:
+        total = values[0]
+        if bias:
+            total = text.set(f"{total.name} + {values[1].name}", total.type)
+        if activation is not None:
+            from soapstone.ir.spec import operator
+
+            total = step(text, activation, [total], operator(activation).normalise({}))
+        return [total]
+
+    return write, arity
+
+
+def _channel(view: View, rank: int, axis: int) -> View:
+    """Return a vector as a view that varies along one axis of the output."""
+    shape, strides = [1] * rank, [0] * rank
+    shape[axis], strides[axis] = view.shape[0], view.strides[0]
+    return View(view.span, tuple(shape), tuple(strides), view.dtype, view.offset)
+
+
+def bound(
+    name: str,
+    attributes: Mapping[str, Any],
+    inputs: Sequence[View],
+    y: View,
+    more: Writer | None = None,
+    extras: Sequence[View] = (),
+) -> DeviceEntry:
+    """Return the entry of a product with its own bias and activation, then the steps of `more`."""
+    a, b, c, axes, out = PROBLEMS[name](attributes, inputs, y)
+    own, arity = _steps(attributes, 2)
+    rank = len(y.shape)
+    channel = 1 if name.startswith("conv") else rank - 1
+    biases = [_channel(view, rank, channel) for view in inputs[arity:]]
+    wide_extras = [view.broadcast(y.shape) for view in (*biases, *extras)]
+    operands = [output_like(c, view, out) for view in wide_extras]
+
+    def write(text: Text, values: Sequence[Value]) -> Sequence[Value]:
+        total, rest = values[0], list(values[1:])
+        if own is not None:
+            (total,) = own(text, [total, *rest[: len(biases)]])
+        return more(text, [total, *rest[len(biases) :]]) if more is not None else [total]
+
+    return product(a, b, c, axes, write if own or more else None, operands)
+
+
+def output_like(c: Operand, view: View, names: Sequence[str]) -> Operand:
+    """Return a view of the output's shape as an operand along the output's axes.
+
+    An axis that is the output's several times over, as channels are of groups, is `name*count`.
+    """
+    strides: dict[str, int] = {}
+    for name, step_of in zip(names, view.strides):
+        for part in name.split("+"):
+            axis, _, count = part.partition("*")
+            strides[axis] = step_of * int(count or 1)
+    return replace(c, view=view, strides=strides)
+
+
+def _plain(call: Call) -> DeviceEntry | None:
+    inputs, outputs = views(call)
+    if len(outputs) != 1:
+        return None
+    return bound(call.operator, call.attributes, inputs, outputs[0])
+
+
+variant(("matmul", "linear", "linear_grad_input", "linear_grad_weight"), "tiled", processor="cuda")(
+    _plain
+)
+
+
+@variant("with_epilogue", "tiled", processor="cuda")
+def with_epilogue(call: Call) -> DeviceEntry | None:
+    """Return the entry of a product whose element-wise steps run on sums in registers."""
+    inputs, (y,) = views(call)
+    at = call.attributes
+    arity, name = at["arity"], at["operator"]
+    if name not in PROBLEMS:
+        return None
+
+    def write(text: Text, given: Sequence[Value]) -> list[Value]:
+        values = list(given)
+        for spec, operands, settings in program_steps(at, len(given)):
+            values.append(step(text, spec.name, [values[i] for i in operands], settings))
+        return [values[-1]]
+
+    return bound(name, dict(at["items"]), inputs[:arity], y, write, inputs[arity:])
+
+
+__all__ = ["PROBLEMS", "along", "bound", "named"]

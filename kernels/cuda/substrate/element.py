@@ -1,0 +1,68 @@
+"""Kernels in which a thread has an element of the result, and gathers what it is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch
+from soapstone.kernels.cuda.products.tiled import indices
+from soapstone.kernels.cuda.substrate.arrays import View
+from soapstone.kernels.cuda.substrate.grid import flat_launch
+from soapstone.kernels.cuda.substrate.target import Kernel, built
+
+
+@cache
+def compiled(source: str) -> Kernel:
+    """Return the kernel `each` of a source text."""
+    return built("each", source)
+
+
+def parameters(operands: Mapping[str, View]) -> tuple[list[str], list[Any]]:
+    """Return the names of arguments that say where operands lie, and their values.
+
+    Of operand x they are x, o_x, and s_x_0 and so on, its strides.
+    """
+    names, values = [], []
+    some = next(view.span for view in operands.values() if view.span is not None)
+    for name, view in operands.items():
+        names += [name, f"o_{name}", *(f"s_{name}_{d}" for d, _ in enumerate(view.strides))]
+        values += [some if view.span is None else view.span, view.offset, *view.strides]
+    return names, values
+
+
+def place(name: str, at: Sequence[str]) -> str:
+    """Return the text of an element's index in an operand's span."""
+    return " + ".join([f"o_{name}", *(f"({each}) * s_{name}_{d}" for d, each in enumerate(at))])
+
+
+def each_element(
+    body: Sequence[str],
+    shape: Sequence[int],
+    operands: Mapping[str, View],
+    status: DeviceArray | None = None,
+) -> DeviceEntry:
+    """Return the entry of a kernel that runs statements for each index of a shape.
+
+    Neighbouring threads have neighbouring last indices.
+
+    Args:
+        body: statements, in which at_0, at_1 and so on are the indices. operands: by name, at least
+            one with elements. status: given as `status`.
+    """
+    count = math.prod(shape)
+    if count == 0:
+        return DeviceEntry(())
+    names, values = parameters(operands)
+    more = ["status"] if status is not None else []
+    lines = [f"def each(items, {', '.join([*names, *more])}):", "    item = cuda.grid(1)"]
+    lines += ["    while item < items:"]
+    axes = [(str(d), extent) for d, extent in enumerate(shape)] or [("0", 1)]
+    lines += indices("item", axes, " " * 8)
+    lines += [" " * 8 + line for line in body]
+    lines += ["        item += cuda.gridsize(1)"]
+    grid, block = flat_launch(count)
+    arguments = (count, *values, *([status] if status is not None else []))
+    return DeviceEntry((Launch(compiled("\n".join(lines)), (grid,), (block,), arguments),))

@@ -1,0 +1,22 @@
+"""CUDA kernels compiled without a GPU, where NVIDIA's compiler is installed (extra `cuda`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[3] / "benchmarks" / "kernels" / "cuda_ptx.py"
+# One of each family: chains, folds by warp and block, rows, tiles of products, windows, graphs.
+SOME = ("gelu", "reduce_sum", "softmax", "matmul", "max_pool2d_grad", "spmm", "embedding_grad")
+
+
+@pytest.mark.skipif(find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
+def test_kernels_compile_without_spills_or_double_precision() -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *SOME], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
