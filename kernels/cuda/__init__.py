@@ -23,6 +23,7 @@ _FAMILIES = (
     "pooling.windows",
     "indexing.rows",
     "graphs.rows",
+    "graphs.attention",
     "training.updates",
     "training.losses",
     "reduction.argument",

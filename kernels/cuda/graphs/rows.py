@@ -20,7 +20,7 @@ from soapstone.kernels.registry import variant
 COLUMN, OFFSET = 1, 2  # statuses
 
 
-def _checked(call: Call, columns: int, entries: int) -> tuple[DeviceArray, Mapping[int, str]]:
+def checked(call: Call, columns: int, entries: int) -> tuple[DeviceArray, Mapping[int, str]]:
     offsets = f"offsets from 0 to {entries} that do not fall needed"
     return zeros(1, "int32", call.outputs[0]), {
         COLUMN: f"{call.operator}: an index outside found, 0 to {columns - 1} needed",
@@ -41,7 +41,7 @@ def over_entries(inner: Sequence[str], entries: int, indptr: str = "indptr") -> 
     ]
 
 
-def _column(columns: int, inner: Sequence[str]) -> list[str]:
+def column_of(columns: int, inner: Sequence[str]) -> list[str]:
     """Return the statements that find an entry's column, and run `inner` where it is one."""
     return [
         f"column = int64(indices[{place('indices', ['e'])}])",
@@ -63,7 +63,7 @@ def _rows(
     columns: int,
     entries: int,
 ) -> DeviceEntry:
-    status, statuses = _checked(call, columns, entries)
+    status, statuses = checked(call, columns, entries)
     made = each_element(body, shape, operands, status)
     return DeviceEntry(made.launches, status, statuses)
 
@@ -77,7 +77,7 @@ def spmm(call: Call) -> DeviceEntry:
     if weights:
         term = f"{kind}(w[{place('w', ['e'])}]) * {term}"
     body = [f"total = {kind}(0)"]
-    body += over_entries(_column(x.shape[0], [f"total += {term}"]), indices.size)
+    body += over_entries(column_of(x.shape[0], [f"total += {term}"]), indices.size)
     if call.attributes["reduction"] == "mean":
         body += [f"total = total / {kind}(max(end - begin, 1))"]
     body += [f"y[{place('y', _HERE)}] = {y.dtype}(total)"]
@@ -94,7 +94,7 @@ def spmm_mean_grad(call: Call) -> DeviceEntry:
     ends = [f"counts[{place('counts', [at])}]" for at in ("column + 1", "column")]
     inner = [f"share = {kind}(max({ends[0]} - {ends[1]}, 1))"]
     inner += [f"total += {kind}(dy[{place('dy', ['column', 'at_1'])}]) / share"]
-    body = [f"total = {kind}(0)", *over_entries(_column(dy.shape[0], inner), indices.size)]
+    body = [f"total = {kind}(0)", *over_entries(column_of(dy.shape[0], inner), indices.size)]
     body += [f"dx[{place('dx', _HERE)}] = {dx.dtype}(total)"]
     operands = {"dy": dy, "counts": counts, "indptr": indptr, "indices": indices, "dx": dx}
     return _rows(call, body, dx.shape, operands, dy.shape[0], indices.size)
@@ -112,7 +112,7 @@ def spmm_max(call: Call) -> DeviceEntry:
         "    best = column",
     ]
     body = [f"most = {kind}(0)", "best = int64(-1)"]
-    body += over_entries(_column(x.shape[0], inner), indices.size)
+    body += over_entries(column_of(x.shape[0], inner), indices.size)
     body += [f"y[{place('y', _HERE)}] = {y.dtype}(most)"]
     if numbers:
         body += [f"if best >= 0: best = int64(numbers[{place('numbers', ['best'])}])"]
@@ -134,7 +134,7 @@ def spmm_max_grad(call: Call) -> DeviceEntry:
         "before = column",
     ]
     body = [f"total = {kind}(0)", "before = int64(-1)"]
-    body += over_entries(_column(dy.shape[0], inner), indices.size)
+    body += over_entries(column_of(dy.shape[0], inner), indices.size)
     body += [f"dx[{place('dx', _HERE)}] = {dx.dtype}(total)"]
     operands = {"dy": dy, "chosen": chosen, "indptr": indptr, "indices": indices, "dx": dx}
     return _rows(call, body, dx.shape, operands, dy.shape[0], indices.size)
@@ -154,8 +154,8 @@ def sddmm(call: Call) -> DeviceEntry:
     ]
     # Threads of a row share its entries out.
     lanes = 8
-    body = over_entries(_column(b.shape[0], inner), indices.size)
-    body[-len(_column(b.shape[0], inner)) - 1] = f"for e in range(begin + at_1, end, {lanes}):"
+    body = over_entries(column_of(b.shape[0], inner), indices.size)
+    body[-len(column_of(b.shape[0], inner)) - 1] = f"for e in range(begin + at_1, end, {lanes}):"
     rows = max(indptr.size - 1, 0)
     operands = {"a": a, "b": b, "indptr": indptr, "indices": indices, "y": y}
     made = _rows(call, body, (rows, lanes), operands, b.shape[0], indices.size)

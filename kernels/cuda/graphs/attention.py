@@ -1,0 +1,144 @@
+"""Graph attention: softmax of scores over a row's entries, which weigh the rows they name.
+
+One launch finds each row's and head's largest score and sum, a second adds up features, whose
+weights it makes again from those: nothing of an entry is kept. Dropout draws by an entry's ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from soapstone.ir.ops.normalization.dropout import _INDEX, _MASK, _MIX_1, _MIX_2, _SEED, _STEP
+from soapstone.kernels.cuda.elementwise.text import wide
+from soapstone.kernels.cuda.entry import DeviceEntry
+from soapstone.kernels.cuda.graphs.rows import checked, column_of, over_entries
+from soapstone.kernels.cuda.substrate.arrays import View, views
+from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variant
+
+
+def _drawn(
+    attributes: Mapping[str, Any], kind: str, step: Sequence[View], source: str, target: str
+) -> list[str]:
+    """Return the statements that make `factor`, by which dropout multiplies an entry's weight."""
+    if not step:
+        return [f"factor = {kind}(1)"]
+    seed, rate = attributes["seed"] + attributes.get("head", 0), attributes["rate"]
+    return [
+        f"z = uint64((int64({source}) << 32) | int64({target})) * uint64({_INDEX})",
+        f"z = z + uint64(step[o_step]) * uint64({_STEP})",
+        f"z = z + uint64({seed * _SEED & _MASK}) + uint64(at_1) * uint64({_SEED})",
+        f"z = (z ^ (z >> uint64(30))) * uint64({_MIX_1})",
+        f"z = (z ^ (z >> uint64(27))) * uint64({_MIX_2})",
+        "z = (z ^ (z >> uint64(31))) >> uint64(32)",
+        f"kept = z >= uint64({math.ceil(rate * 2**32)})",
+        f"factor = {kind}({1 / (1 - rate)!r}) if kept else {kind}(0)",
+    ]
+
+
+def _number(numbers: Sequence[View]) -> str:
+    """Return the text of the number that an entry's other end has in the whole graph."""
+    return f"numbers[{place('numbers', ['column'])}]" if numbers else "column"
+
+
+def _extra(step: Sequence[View], numbers: Sequence[View]) -> dict[str, View]:
+    return dict([*(("step", one) for one in step), *(("numbers", one) for one in numbers)])
+
+
+@variant("graph_attention", "numba", processor="cuda")
+def graph_attention(call: Call) -> DeviceEntry | None:
+    """Return the entry of attention over each row's entries."""
+    (x, source, target, indptr, indices, _, _, *more), outputs = views(call)
+    y, positive, scale, share = outputs
+    step, numbers = more[:1], more[1:]
+    kind, entries = wide(x.dtype), indices.size
+    if kind != x.dtype:
+        return None  # the scale is kept as wide as it was computed
+    status, statuses = checked(call, x.shape[0], entries)
+    slope = f"{kind}({call.attributes['slope']!r})"
+    row = ["at_0", "at_1"]
+    scored = [
+        f"raw = target[{place('target', row)}] + source[{place('source', ['column', 'at_1'])}]",
+        f"score = raw if raw > {kind}(0) else raw * {slope}",
+    ]
+    sums = [
+        *scored,
+        "if score > most:",
+        "    rescale = exp(most - score)",
+        "    total, above = total * rescale, above * rescale",
+        "    most = score",
+        "power = exp(score - most)",
+        "total += power",
+        f"if raw > {kind}(0): above += power",
+    ]
+    first = [f"most, total, above = {kind}(-inf), {kind}(0), {kind}(0)"]
+    first += over_entries(column_of(x.shape[0], sums), entries)
+    first += [
+        f"scale[{place('scale', row)}] = log(total) + most if end > begin else {kind}(0)",
+        f"share[{place('share', row)}] = above / total if end > begin else {kind}(0)",
+    ]
+    weighed = [
+        *scored,
+        f"weight = exp(score - scale[{place('scale', row)}])",
+        *_drawn(call.attributes, kind, step, _number(numbers), f"at_0 + {_base(call)}"),
+        f"term = weight * factor * x[{place('x', ['column', 'at_1', 'at_2'])}]",
+        "total += term",
+        f"if raw > {kind}(0): above += term",
+    ]
+    whole = [*row, "at_2"]
+    second = [f"total, above = {kind}(0), {kind}(0)"]
+    second += over_entries(column_of(x.shape[0], weighed), entries)
+    second += [f"y[{place('y', whole)}] = total", f"positive[{place('positive', whole)}] = above"]
+    given = {"source": source, "target": target, "indptr": indptr, "indices": indices}
+    given["scale"] = scale
+    one = each_element(first, scale.shape, {**given, "share": share}, status)
+    features = {**given, "x": x, "y": y, "positive": positive, **_extra(step, numbers)}
+    other = each_element(second, y.shape, features, status)
+    return DeviceEntry((*one.launches, *other.launches), status, statuses)
+
+
+def _base(call: Call) -> int:
+    return int(call.attributes.get("base", 0))
+
+
+@variant("graph_attention_grad", "numba", processor="cuda")
+def graph_attention_grad(call: Call) -> DeviceEntry | None:
+    """Return the entry of the gradients of features and of sources' scores, by sources' rows."""
+    inputs, (dx, dsource) = views(call)
+    dy, x, source, target, scale, dots, indptr, indices, *more = inputs
+    step, numbers = more[:1], more[1:]
+    kind, entries = wide(x.dtype), indices.size
+    if kind != x.dtype:
+        return None
+    status, statuses = checked(call, dy.shape[0], entries)
+    slope = f"{kind}({call.attributes['slope']!r})"
+    row, end = ["at_0", "at_1"], ["column", "at_1"]
+    weighed = [
+        f"raw = source[{place('source', row)}] + target[{place('target', end)}]",
+        f"score = raw if raw > {kind}(0) else raw * {slope}",
+        f"weight = exp(score - scale[{place('scale', end)}])",
+        *_drawn(call.attributes, kind, step, f"at_0 + {_base(call)}", _number(numbers)),
+    ]
+    features = [*weighed, f"total += weight * factor * dy[{place('dy', [*end, 'at_2'])}]"]
+    first = [f"total = {kind}(0)", *over_entries(column_of(dy.shape[0], features), entries)]
+    first += [f"dx[{place('dx', [*row, 'at_2'])}] = total"]
+    product = f"dy[{place('dy', [*end, 'd'])}] * x[{place('x', [*row, 'd'])}]"
+    scores = [
+        *weighed,
+        f"inner = {kind}(0)",
+        f"for d in range({x.shape[2]}):",
+        f"    inner += {product}",
+        f"part = weight * (factor * inner - dots[{place('dots', end)}])",
+        f"total += part if raw > {kind}(0) else part * {slope}",
+    ]
+    second = [f"total = {kind}(0)", *over_entries(column_of(dy.shape[0], scores), entries)]
+    second += [f"dsource[{place('dsource', row)}] = total"]
+    given = {"source": source, "target": target, "scale": scale, "dy": dy}
+    given |= {"indptr": indptr, "indices": indices, **_extra(step, numbers)}
+    one = each_element(first, dx.shape, {**given, "dx": dx}, status)
+    ends = {**given, "x": x, "dots": dots, "dsource": dsource}
+    other = each_element(second, dsource.shape, ends, status)
+    return DeviceEntry((*one.launches, *other.launches), status, statuses)
