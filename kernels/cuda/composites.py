@@ -14,10 +14,11 @@ import numpy as np
 from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.dims import Kind
 from soapstone.ir.spec import operator, operators
-from soapstone.kernels.cuda.entry import DeviceEntry
+from soapstone.kernels.cuda.entry import DeviceEntry, Launch
 from soapstone.kernels.cuda.substrate.arrays import allocate
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant, variants
+from soapstone.native.memory import NO_STATUSES, Statuses
 
 LOWERED = "lowered"  # the variant's name
 
@@ -41,7 +42,9 @@ def _lowered(name: str, call: Call) -> DeviceEntry | None:
     values: dict[str, Any] = dict(zip(operands, call.inputs))
     last = dict(zip(results, call.outputs))
     known: dict[tuple[Any, ...], list[Any]] = {}
-    launches, status, statuses = [], None, {}
+    launches: list[Launch] = []
+    status: Any = None
+    statuses: Statuses = NO_STATUSES
     for step in builder.nodes[1:]:
         inputs = tuple(values[value] for value in step.inputs)
         key = step.operator, repr(step.attributes), tuple(map(id, inputs))
@@ -57,7 +60,7 @@ def _lowered(name: str, call: Call) -> DeviceEntry | None:
         if entry is None or (status is not None and entry.status is not None):
             return None
         if entry.status is not None:
-            status, statuses = entry.status, dict(entry.statuses)
+            status, statuses = entry.status, entry.statuses
         launches += entry.launches
         known[key] = outputs
         values.update(zip(step.outputs, outputs))

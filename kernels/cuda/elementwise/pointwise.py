@@ -26,7 +26,8 @@ IN_FLIGHT = 4  # elements a thread loads before it stores
 
 def numbers(shape: Sequence[int], origin: Sequence[int], whole: Sequence[int]) -> View:
     """Return the index of a tile's elements: their numbers in the whole array, row-major."""
-    steps, step = [], 1
+    steps: list[int] = []
+    step = 1
     for extent in whole[::-1]:
         steps.insert(0, step)
         step *= extent

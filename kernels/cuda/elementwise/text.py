@@ -296,8 +296,8 @@ def step(text: Text, name: str, operands: Sequence[Value], attributes: Mapping[s
         a, b = operands
         return text.set(f"{a.name} {_BITS[name]} {text.cast(b, a.type).name}", kind)
     if name == "bitwise_not":
-        a = operands[0].name
-        return text.set(f"not {a}" if kind == "bool" else f"~{a}", kind)
+        only = operands[0].name
+        return text.set(f"not {only}" if kind == "bool" else f"~{only}", kind)
     if name == "bit_shift":
         sign = "<<" if attributes["direction"] == "left" else ">>"
         a, b = operands

@@ -60,14 +60,14 @@ def transpose(call: Call) -> DeviceEntry:
 def strided_slice(call: Call) -> DeviceEntry:
     """Return the entry of every so many elements between two bounds of each axis."""
     (x,), (y,) = views(call)
-    return copy(x.through(lambda a: a[(..., *slices(call.attributes))]), y)
+    return copy(x.box(slices(call.attributes)), y)
 
 
 @variant("reverse", "numba", processor="cuda")
 def reverse(call: Call) -> DeviceEntry:
     """Return the entry of axes from their last element to their first."""
     (x,), (y,) = views(call)
-    return copy(x.through(lambda a: a[(..., *reverse_slices(call.attributes, a.ndim))]), y)
+    return copy(x.box(reverse_slices(call.attributes, len(x.shape))), y)
 
 
 @variant("broadcast", "numba", processor="cuda")
@@ -141,7 +141,7 @@ def pad(call: Call) -> DeviceEntry | None:
         if low < 0 or stop > y.shape[axis]:
             return None
         inside.append(slice(low, stop, between + 1))
-    place = y.through(lambda array: array[(..., *inside)])
+    place = y.box(inside)
     return sequence((fill(y, a["value"]), copy(x, place)))
 
 
@@ -153,7 +153,7 @@ def _bordered(call: Call, x: View, y: View) -> DeviceEntry | None:
     if len(boxes) > 64:
         return None
     for box in boxes:
-        target = y.through(lambda a, b=box: a[tuple(slice(at, at + n) for at, _, n, _ in b)])
+        target = y.box([slice(at, at + n) for at, _, n, _ in box])
         offset = x.offset + sum(first * s for (_, first, _, _), s in zip(box, x.strides))
         strides = tuple(step * s for (_, _, _, step), s in zip(box, x.strides))
         entries.append(copy(View(x.span, target.shape, strides, x.dtype, offset), target))

@@ -157,7 +157,7 @@ def batch_norm_sums(call: Call) -> DeviceEntry | None:
     if x.size == 0:
         return None
     rank, kind = len(x.shape), wide(x.dtype)
-    outputs = [channels(sums.through(lambda a, n=n: a[n]), rank) for n in (0, 1)]
+    outputs = [channels(sums.row(n), rank) for n in (0, 1)]
     if call.operator == "batch_norm_sums":
         operands = [x, first_values(inputs[1])]
         return fold(operands, over(rank), [("sum", kind)] * 2, outputs, _powers)
@@ -187,7 +187,7 @@ def batch_norm_statistics(call: Call) -> DeviceEntry | None:
         shift = text.set(f"{beta.name} - {mean.name} * {scale.name}", mean.type)
         return [scale, shift, *running, mean, rstd]
 
-    rows = [sums.through(lambda a, n=n: a[n]) for n in (0, 1)]
+    rows = [sums.row(n) for n in (0, 1)]
     return pointwise(write, (*rows, first, *vectors), outputs)
 
 
@@ -209,5 +209,5 @@ def batch_norm_slopes(call: Call) -> DeviceEntry:
             text.set(f"-{scale} * {total.name} / {count}", kind),
         ]
 
-    rows = [sums.through(lambda a, n=n: a[n]) for n in (0, 1)]
+    rows = [sums.row(n) for n in (0, 1)]
     return pointwise(write, (*rows, gamma, rstd), outputs)

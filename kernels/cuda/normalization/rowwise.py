@@ -102,8 +102,8 @@ def rowwise(
             lines.append(f"        {total} = {identity(monoid, kind)}")
             after.append(combined(total, text.cast(value, kind).name, monoid))
         lines += loop(layout, text, names, after, span, " " * 8)
-        for total, (monoid, kind) in zip(totals, phase.monoids):
-            lines.append(f"        {total.name} = fold_{monoid}({total.name}, s_{kind})")
+        for made_of, (monoid, kind) in zip(totals, phase.monoids):
+            lines.append(f"        {made_of.name} = fold_{monoid}({made_of.name}, s_{kind})")
         end = Text(f"w{number}_")
         known = [*known, *phase.row(end, totals, fixed, known)]
         lines += [" " * 8 + line for line in end.lines]

@@ -62,8 +62,8 @@ def fold(
         return DeviceEntry(())
     if 0 in shape:
         once = [max(extent, 1) for extent in shape]
-        ends = [[spread(view, once, axes) for view in side] for side in (kept, outputs)]
-        return _empty(monoids, *ends, axes, epilogue)
+        before, after = ([spread(view, once, axes) for view in side] for side in (kept, outputs))
+        return _empty(monoids, before, after, axes, epilogue)
     folded = {f"x{n}": view.broadcast(shape) for n, view in enumerate(inputs)}
     small = {f"k{n}": spread(view, shape, axes) for n, view in enumerate(kept)}
     made = {f"y{n}": spread(view, shape, axes) for n, view in enumerate(outputs)}
@@ -204,8 +204,8 @@ def _launch(
         lines += ["        cuda.syncthreads()", f"        if {inside}:"]
         lines += [f"            for other in range(1, {high}):"]
         for n, (monoid, _) in enumerate(monoids):
-            value = f"s_{n}[other * {wide} + cuda.threadIdx.x]"
-            lines += [f"                c{n} = {value}"]
+            other = f"s_{n}[other * {wide} + cuda.threadIdx.x]"
+            lines += [f"                c{n} = {other}"]
             lines += [f"                {combined(f'a{n}', f'c{n}', monoid)}"]
     else:
         lines += [f"        a{n} = fold_{m}(a{n}, s_{kind})" for n, (m, kind) in enumerate(monoids)]

@@ -72,9 +72,20 @@ class View:
         strides = tuple(0 if e == 1 else s for e, s in zip(own, strides))
         return View(self.span, tuple(shape), strides, self.dtype, self.offset)
 
+    def row(self, number: int) -> View:
+        """Return an index of the first axis, which is left out."""
+        return self.through(lambda x: x[number, ...])
+
+    def box(self, slices: Sequence[slice]) -> View:
+        """Return slices of the axes."""
+        place: tuple[Any, ...] = (..., *slices)  # `...`: a view at rank 0 too
+        return self.through(lambda x: x[place])
+
     def cut(self, axis: int, begin: int, count: int) -> View:
         """Return `count` indices of an axis from `begin` on."""
-        return self.through(lambda x: x[(slice(None),) * axis + (slice(begin, begin + count),)])
+        whole = [slice(None)] * len(self.shape)
+        whole[axis] = slice(begin, begin + count)
+        return self.box(whole)
 
     def through(self, change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> View:
         """Return what a function that only makes views of NumPy arrays would make of the view."""

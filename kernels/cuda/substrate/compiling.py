@@ -71,7 +71,7 @@ def ptx(kernel: Kernel, types: tuple[Any, ...], capability: tuple[int, int]) -> 
 def assembler() -> Path | None:
     """Return ptxas, of the package nvidia-cuda-nvcc, or None where it is not installed."""
     try:
-        import nvidia
+        import nvidia  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
         return None
     found = (path for root in nvidia.__path__ for path in Path(root).rglob("ptxas"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -32,6 +33,9 @@ TYPES: dict[str, Any] = {
 }
 
 
+_GENERATED = "soapstone.kernels.cuda.generated"
+if SIMULATED:  # numbers may wrap, and be infinite, as on a GPU
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=_GENERATED)
 _REALS = ("float32", "float64")
 
 
@@ -137,7 +141,15 @@ exp, log, sqrt = FUNCTIONS["exp"], FUNCTIONS["log"], FUNCTIONS["sqrt"]
 
 def built(name: str, source: str, **values: Any) -> Kernel:
     """Return the kernel that a text of ours defines under a name; values: other names in it."""
-    space = {"cuda": cuda, "inf": math.inf, "nan": math.nan, **TYPES, **FUNCTIONS, **values}
+    space = {
+        "__name__": _GENERATED,
+        "cuda": cuda,
+        "inf": math.inf,
+        "nan": math.nan,
+        **TYPES,
+        **FUNCTIONS,
+        **values,
+    }
     exec(compile(source, f"<kernel {name}>", "exec"), space)
     return Kernel(space[name])
 

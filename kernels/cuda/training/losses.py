@@ -159,7 +159,7 @@ def pick(call: Call) -> DeviceEntry:
 
     def row(text: Text, known: Values, operands: Values, _: Values) -> list[Value]:
         _check(text, operands[1], classes)
-        return known
+        return [known[0]]
 
     phase = Phase([("sum", kind)], part)
     made = rowwise([x, column(labels)], [1], [phase], [], lambda t, v, k: [], [y], row, status)
