@@ -37,6 +37,7 @@ MODULES = (
     "soapstone.ir.strategy",
     "soapstone.ir.tensor",
     "soapstone.kernels.registry",
+    "soapstone.data",
     "soapstone.losses",
     "soapstone.mappers",
     "soapstone.mappers.plugins",

@@ -150,8 +150,7 @@ class ArraySource:
         return self.cut.steps(self.rows)
 
     def specs(self) -> Specs | None:
-        labels = {name: _spec(array) for name, array in named_labels(self.labels).items()}
-        return {name: _spec(array) for name, array in self.inputs.items()}, labels or None
+        return specs_of((self.inputs, self.labels))
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         size = self.cut.batch_size
@@ -245,6 +244,12 @@ def npz_files(path: Path) -> list[NpzFile]:
     return [NpzFile.open(path)]
 
 
+def specs_of(batch: Batch) -> Specs:
+    """Return shape and type of a sample of a batch by input, and of a label."""
+    labels = {name: _spec(array) for name, array in named_labels(batch[1]).items()}
+    return {name: _spec(array) for name, array in batch[0].items()}, labels or None
+
+
 def _spec(array: Array) -> Spec:
     return array.shape[1:], array.dtype
 
@@ -308,6 +313,12 @@ def source(x: Any, y: Any, cut: Cut, weights: Any = None) -> Source:
         if more:
             raise DataError(f"{more} of {str(x)!r} are read from its files; None needed")
         return FolderSource(Path(x), cut)
+    from soapstone.frontend.data.samples import Samples, SampleSource
+
+    if isinstance(x, Samples):
+        if more:
+            raise DataError(f"{more} come with the samples of x; None needed")
+        return SampleSource(x, cut)
     pairs = isinstance(x, list | tuple) and len(x) > 0 and isinstance(x[0], tuple)
     if pairs or callable(x) or (isinstance(x, Iterable) and not _is_array(x)):
         if more:
@@ -330,9 +341,10 @@ class Batches:
     """The batches of a data set, epoch by epoch.
 
     Args:
-        x: (samples, …) array; a dict of arrays by input name; the path of an npz file or of a
-            folder of them, each with arrays `x` and `y`, or named inputs and `y`; a list, iterator
-            or function returning an iterator of (x, y) or (x, y, weights) batches.
+        x: (samples, …) array; a dict of arrays by input name; `soapstone.data.Samples`; the path of
+            an npz file or of a folder of them, each with arrays `x` and `y`, or named inputs and
+            `y`; a list, iterator or function returning an iterator of (x, y) or (x, y, weights)
+            batches.
         y: (samples, …) labels of arrays, or a dict by output; None for other sources, and for data
             without labels. Files have `y.NAME` for the labels of an output.
         weights: (samples,) or of the labels' shape, by output too; files have `sample_weights`.

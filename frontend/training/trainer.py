@@ -23,6 +23,7 @@ from soapstone.frontend.data.batches import (
     rows_of,
 )
 from soapstone.frontend.data.feeding import PREDICT
+from soapstone.frontend.data.samples import Samples
 from soapstone.frontend.inference import concatenated
 from soapstone.frontend.progress import compiling
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
@@ -100,7 +101,7 @@ def _hooks(given: Any) -> tuple[Callback, ...]:
 
 def _held_out(data: object) -> tuple[Any, Any, Any]:
     """Return x, y and the weights of a data set."""
-    if isinstance(data, str | Path):
+    if isinstance(data, str | Path | Samples):
         return data, None, None
     if isinstance(data, tuple | list) and len(data) in (2, 3):
         return data[0], data[1], data[2] if len(data) == 3 else None

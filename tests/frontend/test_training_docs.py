@@ -12,7 +12,7 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-@pytest.mark.parametrize("page", ["training.md", "layers.md"])
+@pytest.mark.parametrize("page", ["training.md", "layers.md", "data.md"])
 def test_every_block_runs(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.S)
     assert len(blocks) >= 4

@@ -1,0 +1,253 @@
+"""Data sets that are read sample by sample, by threads, while steps compute.
+
+Which samples a batch has, and what is drawn for each, follow from (seed, epoch) and the sample's
+number alone: a resumed run meets what the first one would have, however many threads there are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from soapstone.errors import DataError
+from soapstone.frontend import arguments
+from soapstone.frontend.data.batches import (
+    Batch,
+    Cut,
+    Specs,
+    named_arrays,
+    permutation,
+    rows_of,
+    specs_of,
+)
+from soapstone.ir.tensor import Array
+
+Augment = Callable[[Any, np.random.Generator], Any]
+_DRAWS = 1 << 33  # the stream of random numbers that augmenting draws from
+_BALANCE = 1 << 34
+
+
+class Dataset(Protocol):
+    """What has samples by number, such as a data set of PyTorch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Samples:
+    """A data set for `fit`, `evaluate` and `predict`, read by threads ahead of the steps.
+
+    Batch size, order and seed are those of the call that it is given to.
+
+    Args:
+        dataset: something with a length whose items are x, (x, y) or (x, y, weight), x an array or
+            a dict of arrays by input; or a tuple of arrays (x, y), memory-mapped files too.
+        augment: a function of such an item and a `numpy.random.Generator` of its own that returns
+            what is trained on in its place.
+        workers: threads that read; 0 for none: each batch is read when it is needed.
+        ahead: batches that are read before they are needed.
+        balance: the class of each sample, (samples,): all classes are then drawn equally often,
+            samples of a small one several times in an epoch.
+
+    Raises:
+        DataError: no samples, or a balance that has not one class for each.
+
+    Example:
+        >>> train = Samples(ImageFolder("photos/train", (64, 64)), augment=random_flip)
+        >>> model.fit(train, epochs=10, batch_size=32)
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | tuple[Any, ...],
+        *,
+        augment: Augment | None = None,
+        workers: int = 2,
+        ahead: int = 4,
+        balance: Any = None,
+    ) -> None:
+        if isinstance(dataset, tuple):
+            self._arrays: tuple[Any, ...] | None = dataset
+            self.rows = rows_of(named_arrays(*dataset, *(None,) * (2 - len(dataset)))[0])
+        else:
+            self._arrays, self.rows = None, len(dataset)
+        if not self.rows:
+            raise DataError("samples: 0 found, 1 or more needed")
+        self._dataset = dataset
+        self._augment = augment
+        self.workers = arguments.count("samples: workers", workers, 0, DataError)
+        self.ahead = arguments.count("samples: ahead", ahead, 1, DataError)
+        self._classes = None if balance is None else np.asarray(balance)
+        if self._classes is not None and self._classes.shape != (self.rows,):
+            raise DataError(
+                f"samples: balance of shape {self._classes.shape} found, ({self.rows},) needed: the"
+                " class of each sample"
+            )
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def order(self, seed: int, epoch: int, shuffle: bool) -> Array:
+        """Return the numbers of an epoch's samples, in order.
+
+        seed, epoch: what the order follows from, with shuffle or where classes are balanced.
+        """
+        if self._classes is None:
+            return permutation(seed, epoch, 0, self.rows) if shuffle else np.arange(self.rows)
+        classes = np.unique(self._classes)
+        drawn: list[Array] = []
+        for place, each in enumerate(classes):
+            rows = np.flatnonzero(self._classes == each)
+            count = (self.rows + place) // len(classes)
+            rounds = [
+                rows[permutation(seed, epoch, _BALANCE + (place << 20) + number, len(rows))]
+                for number in range(-(-count // len(rows)))
+            ]
+            drawn.append(np.concatenate(rounds)[:count] if rounds else rows[:0])
+        together = np.concatenate(drawn)
+        return together[permutation(seed, epoch, 0, len(together))]
+
+    def batch(self, rows: Array, seed: int, epoch: int, first: int) -> Batch:
+        """Return samples by their numbers.
+
+        rows: the numbers; first: the place of the first of them in the epoch. seed, epoch: what is
+        drawn follows from them and a sample's place.
+
+        Raises:
+            DataError: a sample that cannot be read, or of another shape; names it.
+        """
+        if self._arrays is not None and self._augment is None:
+            return named_arrays(*(_rows(each, rows) for each in self._arrays), *self._missing)
+        items = [self._item(int(row), seed, epoch, first + at) for at, row in enumerate(rows)]
+        single = not isinstance(items[0], tuple)
+        parts = [[item] for item in items] if single else [list(item) for item in items]
+        if len({len(part) for part in parts}) > 1:
+            raise DataError("samples: some have labels, others none; all or none needed")
+        joined = [_stacked(list(column), rows) for column in zip(*parts)]
+        return named_arrays(*joined, *((None,) if len(joined) == 1 else ()))
+
+    @property
+    def _missing(self) -> tuple[None, ...]:
+        return (None,) if self._arrays is not None and len(self._arrays) == 1 else ()
+
+    def _item(self, row: int, seed: int, epoch: int, place: int) -> Any:
+        try:
+            if self._arrays is not None:
+                item: Any = tuple(_rows(each, row) for each in self._arrays)
+            else:
+                item = self._dataset[row]
+            if self._augment is not None:
+                key = np.array([seed % 2**64, epoch], np.uint64)
+                counter = np.array([0, 0, place, _DRAWS], np.uint64)
+                item = self._augment(
+                    item, np.random.Generator(np.random.Philox(key=key, counter=counter))
+                )
+        except DataError as error:
+            raise DataError(f"sample {row}: {error}") from None
+        return item
+
+
+def _rows(value: Any, rows: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: each[rows] for name, each in value.items()}
+    return np.asarray(value)[rows]
+
+
+def _stacked(values: list[Any], rows: Array) -> Any:
+    """Return one array of what samples have, or a dict of them."""
+    if isinstance(values[0], dict):
+        return {name: _stacked([each[name] for each in values], rows) for name in values[0]}
+    arrays = [np.asarray(each) for each in values]
+    for row, array in zip(rows, arrays):
+        if array.shape != arrays[0].shape:
+            raise DataError(
+                f"sample {row}: shape {array.shape} found, {arrays[0].shape} needed as of sample"
+                f" {rows[0]}"
+            )
+    return np.stack(arrays)
+
+
+class SampleSource:
+    """Batches of `Samples`, as training draws them."""
+
+    def __init__(self, samples: Samples, cut: Cut) -> None:
+        self._samples, self._cut = samples, cut
+
+    @property
+    def steps(self) -> int | None:
+        return self._cut.steps(self._samples.rows)
+
+    def specs(self) -> Specs | None:
+        return specs_of(self._samples.batch(np.arange(1), self._cut.seed, 0, 0))
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        samples, cut = self._samples, self._cut
+        order, size = samples.order(cut.seed, epoch, cut.shuffle), cut.batch_size
+
+        def made(number: int) -> Batch:
+            first = number * size
+            return samples.batch(order[first : first + size], cut.seed, epoch, first)
+
+        numbers = range(start, cut.steps(samples.rows))
+        if not samples.workers:
+            yield from map(made, numbers)
+            return
+        pool = ThreadPoolExecutor(samples.workers, "soapstone-samples")
+        try:
+            pending: deque[Future[Batch]] = deque()
+            for number in numbers:
+                pending.append(pool.submit(made, number))
+                if len(pending) > samples.ahead:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def random_flip(sample: Any, random: np.random.Generator) -> Any:
+    """Return a sample whose image, (c, h, w), is mirrored left to right half of the time.
+
+    random: the generator that says when.
+    """
+    image, *rest = sample if isinstance(sample, tuple) else (sample,)
+    image = image[..., ::-1] if random.random() < 0.5 else image
+    return (image, *rest) if isinstance(sample, tuple) else image
+
+
+def random_crop(padding: int) -> Augment:
+    """Return a function that moves a sample's image by up to `padding` pixels, with zeros outside.
+
+    Raises:
+        DataError: padding below 1.
+    """
+    most = arguments.count("random_crop: padding", padding, 1, DataError)
+
+    def crop(sample: Any, random: np.random.Generator) -> Any:
+        image, *rest = sample if isinstance(sample, tuple) else (sample,)
+        border = [(0, 0)] * (image.ndim - 2) + [(most, most)] * 2
+        top, left = random.integers(0, 2 * most + 1, 2)
+        height, width = image.shape[-2:]
+        moved = np.pad(image, border)[..., top : top + height, left : left + width]
+        return (moved, *rest) if isinstance(sample, tuple) else moved
+
+    return crop
+
+
+def in_turn(*functions: Augment) -> Augment:
+    """Return a function that augments by several functions, one after the other."""
+
+    def augment(sample: Any, random: np.random.Generator) -> Any:
+        for function in functions:
+            sample = function(sample, random)
+        return sample
+
+    return augment
+
+
+__all__: Sequence[str] = ["Samples", "in_turn", "random_crop", "random_flip"]

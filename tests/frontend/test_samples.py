@@ -1,0 +1,196 @@
+"""Data that threads read, and files of images, tables and texts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from soapstone import SGD, DataError, Model
+from soapstone.data import (
+    ImageFolder,
+    Samples,
+    in_turn,
+    random_crop,
+    random_flip,
+    read_table,
+    token_ids,
+)
+from soapstone.frontend.data.batches import Batches
+from soapstone.ir.tensor import Array
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((21, 1, 6, 6)).astype(np.float32)
+Y = np.arange(21) % 3
+
+
+class Numbered:
+    """A data set as PyTorch has them."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> tuple[Array, int]:
+        return X[index], int(Y[index])
+
+
+def drawn(samples: Any, epoch: int = 1, start: int = 0, **more: Any) -> list[tuple[Any, Any]]:
+    batches = Batches(samples, batch_size=4, seed=5, **more)
+    return [(inputs["x"], labels) for inputs, labels in batches.epoch(epoch, start)]
+
+
+def same(one: list[tuple[Any, Any]], other: list[tuple[Any, Any]]) -> None:
+    assert len(one) == len(other)
+    for (x, y), (u, v) in zip(one, other):
+        np.testing.assert_array_equal(x, u)
+        np.testing.assert_array_equal(y, v)
+
+
+def test_what_is_drawn_follows_from_seed_and_epoch_alone() -> None:
+    augment = in_turn(random_flip, random_crop(2))
+    given = [
+        drawn(Samples(Numbered(), augment=augment, workers=workers, ahead=ahead))
+        for workers, ahead in ((0, 1), (1, 1), (3, 5))
+    ]
+    same(given[0], given[1])
+    same(given[0], given[2])
+    same(given[0][3:], drawn(Samples((X, Y), augment=augment), start=3))
+    assert [len(x) for x, _ in given[0]] == [4, 4, 4, 4, 4, 1]
+    assert not np.array_equal(given[0][0][0], drawn(Samples((X, Y), augment=augment), 2)[0][0])
+    same(drawn(Samples((X, Y))), drawn(Samples(Numbered())))
+
+
+def test_mapped_files_are_read_by_batch(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    same(drawn(Samples((mapped, Y)), shuffle=False), drawn(Samples((X, Y)), shuffle=False))
+    batches: Any = Batches(mapped, Y, 4)
+    batches.convert(lambda batch: batch)
+    assert np.shares_memory(batches._source.inputs["x"], mapped)
+
+
+def test_balanced_classes_are_drawn_equally_often() -> None:
+    rare = np.array([0] * 17 + [1] * 3 + [2])
+    samples = Samples((np.arange(21.0), rare), balance=rare)
+    labels = np.concatenate([y for _, y in drawn(samples)])
+    assert np.bincount(labels).tolist() == [7, 7, 7]
+    numbers = np.concatenate([x for x, _ in drawn(samples)])
+    assert len(np.unique(numbers[labels == 0])) == 7  # none twice while others wait
+
+
+def test_a_model_is_trained_on_samples() -> None:
+    def net() -> Model:
+        model = Model("net", seed=0)
+        model.output(model.dense(model.flatten(model.input("image", (4, 1, 6, 6))), 3))
+        model.compile(SGD(0.1), metrics="accuracy")
+        return model
+
+    model, other = net(), net()
+    found = model.fit(Samples(Numbered()), epochs=2, progress=False)
+    expected = other.fit(X, Y, epochs=2, progress=False)
+    assert found.history == expected.history
+    assert model.evaluate(Samples((X, Y))) == other.evaluate(X, Y)
+    assert len(np.asarray(model.predict(Samples((X,))))) == 21
+    with pytest.raises(DataError, match=r"fit: input 'image': samples of shape \(6, 6\) found"):
+        model.fit(Samples((X[:, 0], Y)))
+    with pytest.raises(DataError, match="y: labels come with the samples of x"):
+        model.fit(Samples((X, Y)), Y)
+
+
+def test_images_of_folders(tmp_path: Path) -> None:
+    for number, (kind, shade) in enumerate((("cat", 0), ("dog", 255), ("dog", 51))):
+        (tmp_path / kind).mkdir(exist_ok=True)
+        Image.new("RGB", (8, 4), (shade, 0, 0)).save(tmp_path / kind / f"{number}.png")
+    images = ImageFolder(tmp_path)
+    assert images.classes == ("cat", "dog") and images.labels.tolist() == [0, 1, 1]
+    image, label = images[2]
+    assert image.shape == (3, 4, 8) and label == 1
+    np.testing.assert_allclose(image[:, 0, 0], [0.2, 0, 0], atol=1e-6)
+    assert ImageFolder(tmp_path, (2, 5), grey=True)[0][0].shape == (1, 2, 5)
+    assert [x.shape for x, _ in drawn(Samples(images))] == [(3, 3, 4, 8)]
+    Image.new("RGB", (3, 3)).save(tmp_path / "cat" / "9.png")
+    with pytest.raises(DataError, match=r"sample 1: shape \(3, 3, 3\) found, \(3, 4, 8\) needed"):
+        drawn(Samples(ImageFolder(tmp_path)), shuffle=False)
+    (tmp_path / "cat" / "9.png").write_text("none")
+    with pytest.raises(DataError, match=r"image .*9\.png': cannot identify"):
+        ImageFolder(tmp_path)[1]
+
+
+def test_tables_of_both_kinds(tmp_path: Path) -> None:
+    text = "size,colour,weight,kind\n1,red,2.5,b\n2,blue,,a\n3,red,1e1,b\n"
+    (tmp_path / "t.csv").write_text(text)
+    columns = {"size": [1, 2, 3], "colour": ["red", "blue", "red"]}
+    columns |= {"weight": [2.5, None, 10.0], "kind": ["b", "a", "b"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    for path in (tmp_path / "t.csv", tmp_path / "t.parquet"):
+        table = read_table(path, "kind", missing=0.0)
+        assert table.columns == ("size", "weight") and table.x.dtype == np.float32
+        assert table.x.tolist() == [[1, 2.5], [2, 0], [3, 10]]
+        assert table.ids["colour"].tolist() == [1, 0, 1] and table.y is not None
+        assert table.y.tolist() == [1, 0, 1] and table.texts["kind"] == ("a", "b")
+        assert read_table(path, "size", columns=["colour"]).x.shape == (3, 0)
+    (tmp_path / "u.csv").write_text("colour\ngreen\n")
+    with pytest.raises(DataError, match="'green' at row 0 is unknown; one of blue, red needed"):
+        read_table(tmp_path / "u.csv", like=table)
+
+
+def test_texts_become_ids(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"?": 0, "a": 1, "b": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for given in (
+        tokenizer,
+        tmp_path / "tokenizer.json",
+        lambda text: ["?ab".find(t) for t in text],
+    ):
+        ids, lengths = token_ids(
+            ["a b a", "b"] if callable(given) is False else ["aba", "b"], given, 2
+        )
+        assert ids.tolist() == [[1, 2], [2, 0]] and lengths.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda path: ImageFolder(path / "none"), "no such folder"),
+        (lambda path: ImageFolder(path), "none found in 0 folders of classes"),
+        (lambda path: read_table(path / "none.csv"), "no such file"),
+        (lambda path: read_table(path / "t.csv", "knd"), "did you mean 'kind'?"),
+        (lambda path: read_table(path / "t.csv"), "column 'n': nothing at row 1"),
+        (lambda path: read_table(path / "short.csv"), "row 0: 1 fields found, 2 needed"),
+        (lambda path: read_table(path / "t.txt"), "suffix '.txt' found"),
+        (lambda path: read_table(path / "bad.parquet"), "bad.parquet"),
+        (lambda path: token_ids(["a"], path / "none.json", 3), "tokenizer"),
+        (lambda path: token_ids(["a"], 3, 3), "a tokenizer or a function needed"),
+        (lambda path: Samples((X[:0], Y[:0])), "0 found, 1 or more needed"),
+        (lambda path: Samples((X, Y), balance=Y[:3]), r"balance of shape (3,) found, (21,) needed"),
+        (lambda path: Samples((X, Y), workers=-1), "workers: -1 found"),
+        (lambda path: random_crop(0), "padding: 0 found"),
+    ],
+)
+def test_files_and_settings_that_do_not_serve(
+    call: Callable[[Path], Any], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.csv").write_text("kind,n\na,1\nb,\n")
+    (tmp_path / "short.csv").write_text("kind,n\na\n")
+    for name in ("t.txt", "bad.parquet"):
+        (tmp_path / name).write_text("kind")
+    with pytest.raises(DataError) as raised:
+        call(tmp_path)
+    assert said in str(raised.value)
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(DataError, match=r"need tokenizers: pip install 'soapstone\[text\]'"):
+        token_ids(["a"], "tokenizer.json", 3)
