@@ -48,6 +48,21 @@ def test_files_and_modules_that_are_named_exist(page: Path) -> None:
     assert wrong == []
 
 
+def test_what_stands_for_other_libraries_exists() -> None:
+    import soapstone
+    from soapstone import SGD, Model, callbacks, data, losses
+
+    text = (ROOT / "docs" / "equivalents.md").read_text("utf-8")
+    here = " ".join(re.findall(r"^\|.*\|(.*)\|$", text, re.M))
+    known = {"model": Model, "soapstone": soapstone, "SGD": SGD}
+    for of, name in re.findall(r"`(model|soapstone)\.(\w+)", here):
+        assert hasattr(known[of], name), name
+    homes = (SGD, callbacks, data, losses, soapstone)
+    classes = list(re.findall(r"`([A-Z]\w+)", here))
+    assert len(classes) > 8
+    assert [name for name in classes if not any(hasattr(home, name) for home in homes)] == []
+
+
 def _there(name: str) -> bool:
     return (ROOT / name).exists() or Path(name).name in EXAMPLES
 
