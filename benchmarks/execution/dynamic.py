@@ -5,8 +5,9 @@
 Forward, backward and update (Adam; of word vectors, of the rows that a batch has) of batches of
 trees with a label at the root, vectors of 300, 150 units. Torch recursively, node by node, and
 batched by hand, level by level; `torch reused` is the former with
-`soapstone.torch.reuse`. `found`: reuse all, of a program without cells. With SOAPSTONE_DATA
-unset, trees are made up.
+`soapstone.torch.reuse`. `found`: reuse all, of a program without cells. `dynet`: DyNet batches by
+itself, on one thread; where it is installed (`pip install dyNET38`). With SOAPSTONE_DATA unset,
+trees are made up.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ BUDGET_S, LEAST = 1.5, 5  # of a round, and steps
 BATCHES = 40
 MODES = ("all", "found", "patterns", "batch", "off")
 PEERS = (*MODES, "torch reused", "torch by level", "torch by node")
+PEERS += ("dynet",) if find_spec("dynet") else ()
 
 
 def batches(size: int) -> tuple[list[list[Tree]], dict[str, int]]:
@@ -160,9 +163,57 @@ def torch_step(how: str, size: int, cpus: int) -> Callable[[], tuple[float, dict
     return step
 
 
+def dynet_step(how: str, size: int, cpus: int) -> Callable[[], tuple[float, dict[str, float]]]:
+    import dynet_config
+
+    dynet_config.set(autobatch=1, mem=2048)
+    import dynet as dy
+
+    given, number = batches(size)
+    model = dy.ParameterCollection()
+    trainer = dy.AdamTrainer(model, RATE)
+    words = model.add_lookup_parameters((len(number), WIDTH))
+    shapes = [(3 * HIDDEN, WIDTH), (5 * HIDDEN, 2 * HIDDEN), (CLASSES, HIDDEN)]
+    leaf, inner, classes = (
+        [model.add_parameters(shape[0]), model.add_parameters(shape)] for shape in shapes
+    )
+
+    def split(gates: Any, parts: int) -> list[Any]:
+        return [dy.pick_range(gates, k * HIDDEN, (k + 1) * HIDDEN) for k in range(parts)]
+
+    def of(tree: Tree) -> tuple[Any, Any]:
+        if tree.word is not None:
+            i, o, u = split(dy.affine_transform([*leaf, words[number[tree.word]]]), 3)
+            c = dy.cmult(dy.logistic(i), dy.tanh(u))
+        else:
+            (lh, lc), (rh, rc) = map(of, tree.children)
+            gates = dy.affine_transform([*inner, dy.concatenate([lh, rh])])
+            i, fl, fr, o, u = split(gates, 5)
+            kept = dy.cmult(dy.logistic(fl), lc) + dy.cmult(dy.logistic(fr), rc)
+            c = dy.cmult(dy.logistic(i), dy.tanh(u)) + kept
+        return dy.cmult(dy.logistic(o), dy.tanh(c)), c
+
+    def loss_of(tree: Tree) -> Any:
+        return dy.pickneglogsoftmax(dy.affine_transform([*classes, of(tree)[0]]), label(tree))
+
+    turn = itertools.cycle(given)
+
+    # The trainer does not keep the model alive.
+    def step(_: Any = model) -> tuple[float, dict[str, float]]:
+        dy.renew_cg()
+        loss = dy.esum([loss_of(tree) for tree in next(turn)]) / size
+        value = loss.value()
+        loss.backward()
+        trainer.update()
+        return value, {}
+
+    return step
+
+
 def peer(name: str, size: int, cpus: int) -> None:
-    step = (session_step if name in MODES else torch_step)(name, size, cpus)
-    for _ in range(BATCHES if name in ("all", "found", "torch reused", "torch by level") else 3):
+    how = session_step if name in MODES else dynet_step if name == "dynet" else torch_step
+    step = how(name, size, cpus)
+    for _ in range(3 if name in ("patterns", "batch", "off", "torch by node") else BATCHES):
         step()
 
     def do_round() -> dict[str, Any]:
@@ -184,8 +235,9 @@ def rows(measured: dict[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     """Yield what each took, beside torch both ways."""
     for name, rounds in measured.items():
         row = {"by": name if name not in MODES else f"reuse {name}", "ms": median(rounds, "ms")}
-        for other in ("torch by level", "torch by node"):
-            row[f"of {other}"] = ratio(rounds, measured[other])
+        for other in ("torch by level", "torch by node", "dynet"):
+            if other in measured:
+                row[f"of {other}"] = ratio(rounds, measured[other])
         if "off" in measured:
             row["of reuse off"] = ratio(rounds, measured["off"])
         row |= {k: median(rounds, k) for k in rounds[0] if k != "ms"}
