@@ -61,7 +61,7 @@ def attending(model: Model, x: Any, own: bool) -> Any:
 
 def test_a_layer_of_ones_own_learns_as_the_fused_one() -> None:
     y = np.random.default_rng(1).standard_normal((40, 3)).astype(np.float32)
-    models = [Model("net", seed=own) for own in (False, True)]
+    models = [Model("net", seed=own) for own in (0, 1)]
     for own, model in enumerate(models):
         model.output(attending(model, model.input("x", (40, 6)), bool(own)))
     first = models[0].weights()

@@ -17,6 +17,7 @@ import numpy as np
 from soapstone.kernels.cuda.entry import DeviceArray
 from soapstone.kernels.cuda.substrate.target import SIMULATED
 from soapstone.kernels.entry import Call, Declined, is_device_array
+from soapstone.native.memory import address
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class View:
         """Return what a function that only makes views of NumPy arrays would make of the view."""
         once = np.empty(1, np.uint8)
         made = change(np.lib.stride_tricks.as_strided(once, self.shape, self.strides))
-        away = made.ctypes.data - once.ctypes.data
+        away = int(address(made)) - int(address(once))
         return View(self.span, made.shape, made.strides, self.dtype, self.offset + away)
 
     def reshaped(self, shape: Sequence[int]) -> View:
