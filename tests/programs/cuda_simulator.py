@@ -1,18 +1,20 @@
 # ruff: noqa: E402
 """CUDA kernels against the references, in Numba's simulator; run in a process of its own.
 
-    python tests/programs/cuda_simulator.py [OPERATOR ...]
+    python tests/programs/cuda_simulator.py [--every] [OPERATOR ...]
 
 Cases are run in turn as they are and as images channels-last in tiles of larger arrays, the first
 in both ways and in half precision; some operators on sizes at which launches have several blocks.
-What
-is printed is one line of JSON an operator: how many calls each variant serves of how many, and
-what is wrong. Every index into a span is checked, and that nothing outside of outputs is written.
+Cases of many points, which take the simulator seconds, and those beyond the fifth are run with
+--every. What is printed is one line of JSON an operator: how many calls each variant serves of how
+many, and what is wrong. Every index into a span is checked, and that nothing outside of outputs is
+written.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import warnings
@@ -27,7 +29,7 @@ warnings.simplefilter("ignore")
 
 import numpy as np
 from helpers.kernel_calls import FILL, around, place
-from helpers.operator_checks import subject
+from helpers.operator_checks import Subject, subject
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
 from soapstone.ir.spec import Case, operator, operators
@@ -36,6 +38,8 @@ from soapstone.kernels.cuda.composites import LOWERED
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 
+EVERY = "--every"
+CASES, POINTS = (None, math.inf) if EVERY in sys.argv else (5, 5000)  # at most, points of each
 TOLERANCES = {"float16": 4e-3, "float32": 1e-4, "float64": 1e-9}
 # Sizes of several blocks, and of rows that a block has to itself.
 LARGER = {
@@ -65,8 +69,10 @@ LARGER = {
 def forms(name: str) -> Iterator[tuple[str, Mapping[str, Any], Sequence[Array], Sequence[Array]]]:
     """Yield calls: a description, attributes, operands, and what the reference makes of them."""
     spec = operator(name)
-    for number, case in enumerate((*spec.cases, *LARGER.get(name, ()))):
-        item = subject(spec, case, "float32")
+    given = [(case, subject(spec, case, "float32")) for case in spec.cases]
+    few = [(case, item) for case, item in given if _points(item) <= POINTS][:CASES]
+    larger = [(case, subject(spec, case, "float32")) for case in LARGER.get(name, ())]
+    for number, (case, item) in enumerate((*few, *larger)):
         expected = item.run()
         what = f"{case.inputs} {dict(case.attributes)}"
         if number % 2 == 0 or case not in spec.cases:
@@ -75,12 +81,17 @@ def forms(name: str) -> Iterator[tuple[str, Mapping[str, Any], Sequence[Array], 
             arrays = [place(array, "last tile") for array in item.arrays]
             yield f"{what} tile", item.attributes, arrays, expected
         halves = [x.astype(np.float16) if x.dtype == np.float32 else x for x in item.arrays]
-        if case is spec.cases[0] and any(x.dtype == np.float16 for x in halves):
+        if number == 0 and any(x.dtype == np.float16 for x in halves):
             try:
                 expected = spec.run(item.attributes, *halves)
             except Exception:  # not an operator of halves
                 continue
             yield f"{case.inputs} float16", item.attributes, halves, expected
+
+
+def _points(item: Subject) -> int:
+    """Return how many points an operator has, reduced dims included."""
+    return math.prod(dim.extent for dim in item.signature.dims)
 
 
 def served(name: str) -> dict[str, Any]:
@@ -130,5 +141,6 @@ def near(found: Array, wanted: Array, tolerance: float) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or [spec.name for spec in operators()]:
+    named = [name for name in sys.argv[1:] if name != EVERY]
+    for name in named or [spec.name for spec in operators()]:
         print(json.dumps(served(name)), flush=True)
