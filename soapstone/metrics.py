@@ -1,22 +1,21 @@
 """Metrics, for `Model.compile` (docs/training.md)."""
 
+from soapstone.frontend.training.metric import Metric
 from soapstone.frontend.training.metrics import (
-    AUC,
     F1,
     MAE,
     MSE,
     RMSE,
     Accuracy,
     BinaryAccuracy,
-    Metric,
     MicroF1,
-    OfArrays,
     OfFunction,
     Perplexity,
     Precision,
     Recall,
     TopK,
 )
+from soapstone.frontend.training.metrics_of_arrays import AUC, OfArrays
 
 __all__ = [
     "AUC",

@@ -7,6 +7,7 @@ from typing import Any
 
 from soapstone.frontend import script
 from soapstone.frontend.model import Model
+from soapstone.frontend.trainable import Trainable
 from soapstone.frontend.training import checkpoint, saved
 from soapstone.frontend.training.checkpoint import CheckpointError
 from soapstone.frontend.training.step_graph import GRADIENTS
@@ -15,7 +16,7 @@ from soapstone.ir.errors import GraphError
 _ARCHITECTURE = "architecture"
 
 
-def save(model: Model, path: str | Path, optimizer: bool) -> None:
+def save(model: Trainable, path: str | Path, optimizer: bool) -> None:
     """Write a model; see `Model.save`."""
     calls, arguments = script.to_json(model)
     weights = model.weights()

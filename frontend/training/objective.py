@@ -11,7 +11,8 @@ from soapstone.frontend.arguments import number
 from soapstone.frontend.data.npz import LABELS, WEIGHTS
 from soapstone.frontend.training.formula import FunctionLoss, name_of
 from soapstone.frontend.training.losses import LOSSES, Loss, adder, loss_of
-from soapstone.frontend.training.metrics import Metric, Values, metric_of
+from soapstone.frontend.training.metric import Metric, Values
+from soapstone.frontend.training.metrics import metric_of
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array, Role

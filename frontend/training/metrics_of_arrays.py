@@ -1,0 +1,104 @@
+"""Metrics of arrays: those that see outputs and labels themselves, of a batch or of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from soapstone.frontend.training import formula
+from soapstone.frontend.training.metric import Metric, Values
+from soapstone.ir.tensor import Array
+
+
+@dataclass(frozen=True)
+class OfArrays(Metric):
+    """What a function computes of the outputs and labels of all samples, as NumPy arrays.
+
+    They are kept until the epoch ends. With `counts` they are not: it is called with those of each
+    batch and returns numbers or arrays, whose sums over batches are what `function` takes.
+
+    Attributes:
+        function: `function(outputs, labels)`, a number, or `function(*sums)` with counts.
+        called: the metric's name; the function's by default.
+        better: "higher" or "lower", for early stopping.
+    """
+
+    function: Callable[..., float]
+    called: str | None = None
+    counts: Callable[[Array, Array], Sequence[Any]] | None = None
+    better: str = "higher"
+
+    @property
+    def name(self) -> str:
+        return self.called or formula.name_of(self.function)
+
+    @property
+    def higher(self) -> bool:
+        return self.better == "higher"
+
+    @property
+    def keeps(self) -> bool:
+        return self.counts is None
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        return (of.output,)
+
+    def counted(self, values: Sequence[Array], labels: Array, known: int) -> list[Any]:
+        if self.counts is None:
+            return [[values[0]], [np.array(labels)]]
+        return [np.asarray(each) for each in self.counts(values[0], labels)]
+
+    def result(self, sums: Sequence[Any]) -> float:
+        if self.counts is None:
+            sums = [np.concatenate(each) for each in sums]
+        return float(self.function(*sums))
+
+
+def area(scores: Array, labels: Array) -> float:
+    """Return the area under the curve of true over false positives; NaN where a class is absent.
+
+    scores: (samples) numbers; labels: as many of 0 and 1. Ties count a half.
+
+    Source: Hanley and McNeil, Radiology 143, 1982: the statistic of Mann and Whitney.
+    """
+    ones = labels > 0.5
+    above, below = int(ones.sum()), int((~ones).sum())
+    if not above or not below:
+        return float("nan")
+    _, place, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]
+    return float((ranks[ones].sum() - above * (above + 1) / 2) / (above * below))
+
+
+@dataclass(frozen=True)
+class AUC(Metric):
+    """The area under the curve of true over false positives, exactly, of two classes.
+
+    Outputs are numbers with labels of 0 and 1, or logits of two classes; all are kept until the
+    epoch ends.
+    """
+
+    @property
+    def keeps(self) -> bool:
+        return True
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        if of.loss.classes and of.builder.spec(of.output).shape[-1] != 2:
+            raise of.refuse(self.name, "two classes needed")
+        return (of.output,)
+
+    def counted(self, values: Sequence[Array], labels: Array, known: int) -> list[Any]:
+        scores = values[0]
+        if scores.shape != np.shape(labels):
+            scores = scores[..., 1] - scores[..., 0]
+        there = np.asarray(labels) >= 0
+        return [[scores[there]], [np.asarray(labels)[there]]]
+
+    def result(self, sums: Sequence[Any]) -> float:
+        return area(*(np.concatenate(each) for each in sums))
+
+
+__all__ = ["AUC", "OfArrays", "area"]
