@@ -204,11 +204,11 @@ class Session:
         """Return all parameters and states under Legate, by name, for its other libraries: no copy.
 
         Raises:
-            GraphError: the executor is not Legate.
+            GraphError: the executor is not Legate, or works in a fast memory.
         """
         view = getattr(self.runtime, "view", None)
         if view is None:
-            raise GraphError("shared parameters: executor 'legate' needed")
+            raise GraphError("shared parameters: executor 'legate' without a fast memory needed")
         return {name: view(region) for name, region in self._carried.items()}
 
     def run(self, bound: Bound, *, here: bool = False) -> None:

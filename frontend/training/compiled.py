@@ -195,13 +195,8 @@ class Compiled:
         """Return who plans for a fast memory.
 
         Raises:
-            GraphError: an executor or a mapper that follows no plan, or a plan that cannot be had.
+            GraphError: a mapper that follows no plan, or a plan that cannot be had.
         """
-        if self.executor == "legate":
-            raise GraphError(
-                f"fast memory: found with executor {self.executor!r}; 'local' or 'mpi' needed,"
-                " since Legate decides itself what is in which memory"
-            )
         known = mapper in ("data_parallel", BoundedMemoryMapper.name)
         if not known and not isinstance(mapper, RangesMapper):
             raise GraphError(

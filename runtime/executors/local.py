@@ -170,12 +170,7 @@ class LocalExecutor:
             try:
                 self._run(operation, processor)
             except BaseException as error:
-                described = (
-                    error
-                    if isinstance(error, TaskError | MapperError)
-                    else as_task_error(operation, self.machine.processors[processor], error)
-                )
-                self._fail(described)
+                self._failed(operation, error)
                 operation = None
 
     def _end(self, operation: Operation) -> None:
@@ -244,6 +239,13 @@ class LocalExecutor:
         if inbox is not None:
             inbox.put(function)
         return inbox is not None
+
+    def _failed(self, operation: Operation, error: BaseException) -> None:
+        """Stop the run with what an operation raised."""
+        if not isinstance(error, TaskError | MapperError):
+            place = self.machine.processors[operation.processor]
+            error = as_task_error(operation, place, error)
+        self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         """Stop the run: nothing queued runs any more, and the error comes out of `wait`."""

@@ -42,6 +42,7 @@ class MemoryPool:
         self._lock = threading.Lock()
         self._arenas: dict[int, Array] = {}
         self._pools: dict[int, DevicePool] = {}  # of GPUs
+        self.sources: dict[int, Callable[[int, bool], Array]] = {}  # as `buffer`, of some memories
         self._storages: weakref.WeakSet[Storage] = weakref.WeakSet()
         shared = any(processor.kind == PROCESS for processor in machine.processors)
         self.segments = Segments() if shared else None
@@ -124,11 +125,13 @@ class MemoryPool:
         Those of a GPU are in its own memory (`native.cuda.arrays`), and the host's are page-locked
         where there is one. Where processors are processes all memories are shared with them, since
         mappers may place what they use in any; those of ranks are shared with the other ranks of
-        their computer.
+        their computer. `sources` are asked first.
 
         Raises: MemoryExhausted when the operating system refuses them.
         """
         try:
+            if memory in self.sources:
+                return self.sources[memory](nbytes, zero)
             if self.segments is not None:
                 return self.segments.allocate(nbytes)
             if self._devices:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from soapstone.errors import hint
+from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.core import Runtime
 from soapstone.runtime.errors import MachineError
 from soapstone.runtime.machines.machine import Machine
@@ -85,6 +86,10 @@ def start(executor: str, machine: Machine, mapper: Mapper, automatic: bool = Fal
         return Runtime(machine, mapper, MpiExecutor, automatic=automatic)
     if executor == "legate":
         from soapstone.runtime.executors.legate.runtime import LegateRuntime
+        from soapstone.runtime.executors.legate.workers import LegateWorkers
 
+        attach(mapper, machine)
+        if any(mapper.backing(processor.memory) for processor in machine.processors):
+            return Runtime(machine, mapper, LegateWorkers, automatic=automatic)
         return LegateRuntime(machine, mapper, automatic=automatic)
     return Runtime(machine, mapper, automatic=automatic)

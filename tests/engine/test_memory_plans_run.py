@@ -349,7 +349,6 @@ def test_what_cannot_be_followed_is_refused() -> None:
         ({"plan": own, "fast_memory": 100_000}, r"plan: for 260000 bytes, 100000 found in memory"),
         ({"plan": "best", "fast_memory": 10}, r"plan 'best' found; one of dp, lru, .* or a plan's"),
         ({"plan": "lru"}, r"plan 'lru' found without a fast memory"),
-        ({"fast_memory": 10, "executor": "legate"}, r"executor 'legate'; 'local' or 'mpi' needed"),
         ({"fast_memory": 10, "mapper": "locality"}, r"mapper 'locality'; the default one"),
         (
             {"plan": own, "machine": Machine.local(cpus=2, memories=2)},

@@ -80,6 +80,7 @@ class Trained:
     loss: float
     step_us: float
     launches: int  # of Legate in a step; 0 on other executors
+    moved_bytes: tuple[int, int] | None = None  # in a step by a memory plan, and counted
 
 
 def samples(name: str, count: int) -> tuple[Any, Array]:
@@ -99,8 +100,10 @@ def samples(name: str, count: int) -> tuple[Any, Array]:
     return {name: array[:count] for name, array in x.items()}, splits.train_y[:count]
 
 
-def train(name: str, executor: str, cpus: int, steps: int = 2, batch: int = 4) -> Trained:
-    """Train an app from its initial weights."""
+def train(
+    name: str, executor: str, cpus: int, steps: int = 2, batch: int = 4, **options: Any
+) -> Trained:
+    """Train an app from its initial weights. options: as of `Model.compile`."""
     module = app_module(name)
     x, y = samples(name, steps * batch)
     with module.build(batch, **APPS[name].options) as model:
@@ -110,6 +113,7 @@ def train(name: str, executor: str, cpus: int, steps: int = 2, batch: int = 4) -
             executor=executor,
             cpus=cpus,
             seed=0,
+            **options,
         )
         result = model.fit(x, y, batch_size=batch, epochs=1, shuffle=False, progress=False)
         trace = model.trainer.bound("train", batch).trace
@@ -118,6 +122,7 @@ def train(name: str, executor: str, cpus: int, steps: int = 2, batch: int = 4) -
             float(result.last("loss") or 0.0),
             result.step_us,
             len(trace.describe().get("tasks", ())),
+            model.trainer.moved_bytes,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -18,6 +19,7 @@ from helpers.runtime.scenarios import execute, scenario
 from programs import executor_apps, strategy_training
 
 from soapstone.frontend.training.callbacks import TrainingState
+from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import (
     DefaultMapper,
     IndexPartition,
@@ -40,6 +42,8 @@ from soapstone.runtime.executors.legate.executor import agreed
 from soapstone.runtime.executors.legate.lanes import Faults
 from soapstone.runtime.executors.legate.runtime import LegateRuntime
 from soapstone.runtime.executors.legate.start import legate_machine, start_legate
+from soapstone.runtime.machines.start import start
+from soapstone.runtime.observe.checker import check_log
 
 SHAPE = (13, 10)
 KEPT: list[Any] = []  # until the process ends
@@ -455,6 +459,43 @@ def check_inputs() -> None:
             np.testing.assert_allclose(np.asarray(array), expected.weights[name], atol=1e-5)
         trainer.session.feed(bound, "sample", x[:4])  # and the host's arrays again
         trainer.session.run(bound)
+
+
+def check_plans() -> None:
+    """A step in a bounded memory copies what is planned, and trains to the bits of one without."""
+    for cpus in (1, 2):
+        local = executor_apps.train("lenet", "local", cpus)
+        found = executor_apps.train("lenet", "legate", cpus, fast_memory=700_000)
+        assert executor_apps.difference(local, found) == 0.0, cpus
+        planned, copied = found.moved_bytes or (0, 0)
+        assert planned == copied > 0, (planned, copied)
+    machine = legate_machine(2).bounded(64)
+    y, z = (Region((4,), np.float64, name) for name in "yz")
+    tiles = [Partition.tiled(region, (2,)) for region in (y, z)]
+
+    def step() -> None:
+        for part in (*tiles, *tiles):
+            runtime.launch(grow, part)
+
+    runtime = start("legate", machine, BoundedMemoryMapper())
+    runtime.write(y, np.array([0.0, 0.0, 1.0, 1.0]))
+    runtime.launch(fail, tiles[0])  # untraced, as what a trace needs to begin with
+    _raises(TaskError, "task 'fail', point 0, on processor 'cpu0'", runtime.wait)
+    runtime.reset()
+    with tempfile.TemporaryDirectory() as folder:
+        with runtime.log(f"{folder}/log"):
+            step()
+            trace = runtime.capture(step)
+            trace.replay()
+        assert check_log(f"{folder}/log").accepted
+    np.testing.assert_array_equal(runtime.read(y), [15, 15, 31, 31])
+    np.testing.assert_array_equal(runtime.read(z), [15, 15, 15, 15])
+    assert runtime.statistics.evictions > 0
+    failing = runtime.capture(lambda: runtime.launch(fail, tiles[0]))
+    runtime.write(y, np.zeros(4))
+    for _ in range(2):
+        _raises(TaskError, "boom", failing.replay)
+    KEPT.append((runtime, trace))
 
 
 def main() -> None:

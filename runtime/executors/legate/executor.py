@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 
 from soapstone.runtime.errors import TaskError
-from soapstone.runtime.executors.legate.lanes import Faults
+from soapstone.runtime.executors.legate.lanes import Faults, use_threads
 from soapstone.runtime.executors.legate.start import Legate, start_legate
 from soapstone.runtime.executors.legate.tasks import Running
 from soapstone.runtime.executors.local import LocalExecutor
@@ -82,18 +83,24 @@ class LegateExecutor(LocalExecutor):
     ) -> None:
         """Run one function on each of some processors, and wait for all of them.
 
+        What was launched before has ended by then: functions may wait for each other, which those
+        of a task that does so too would never let them.
+
         Raises: what the function of the first processor that failed raised.
         """
         legate = self.legate
         errors: dict[int, BaseException] = {}
 
         def run(processor: int) -> None:
+            self.workers.add(get_ident())
+            use_threads(self.machine.processors[processor].threads)
             try:
                 jobs[processor]()
             except BaseException as error:
                 errors[processor] = error
 
         number = legate.add(lambda context: partial(run, int(context.scalars[1].value())))
+        legate.fence()
         legate.begin()
         for processor in jobs:
             with legate.core.Scope(machine=legate.cpus[processor]):

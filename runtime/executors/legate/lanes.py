@@ -28,6 +28,13 @@ _KEPT = 4  # sets of addresses a lane stays bound to
 _threads = threading.local()
 
 
+def use_threads(threads: int) -> None:
+    """Set how many threads of OpenMP the calling thread uses; its runtime set another number."""
+    if getattr(_threads, "openmp", None) != threads:
+        set_openmp_threads(threads)
+        _threads.openmp = threads
+
+
 class Faults:
     """The errors of operations that failed; after the first, nothing more runs."""
 
@@ -96,9 +103,7 @@ class LaneProgram:
         """
         if self._faults:
             return
-        if getattr(_threads, "openmp", None) != self._place.threads:
-            set_openmp_threads(self._place.threads)
-            _threads.openmp = self._place.threads
+        use_threads(self._place.threads)
         key = tuple(
             None if array is None else (int(address(array)), array.strides) for array in arrays
         )

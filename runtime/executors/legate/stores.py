@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import address
 from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.executors.legate.start import Legate
 from soapstone.runtime.model.launch import Launch, internal
@@ -20,6 +21,7 @@ from soapstone.runtime.model.task import Read, Task, Write
 from soapstone.runtime.model.tiling import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_BOUNDARY = 64  # bytes
 _HANDLES = 512  # views of one store kept before they are forgotten
 
 
@@ -166,10 +168,24 @@ class Held:
 
 
 class _Lent:
-    """Memory that somebody else owns, for NumPy."""
+    """Memory that somebody else owns, for NumPy. owner: what is kept as long as its arrays are."""
 
-    def __init__(self, interface: Any) -> None:
+    def __init__(self, interface: Any, owner: Any = None) -> None:
         self.__array_interface__ = interface
+        self.owner = owner
+
+
+def store_bytes(legate: Legate, nbytes: int, zero: bool) -> Array:
+    """The bytes of a new store that no task is given, uint8 at a 64-byte boundary.
+
+    Legate makes one instance of it, and has no reason to make another or to move it.
+    """
+    store = legate.runtime.create_store(legate.core.uint8, (nbytes + _BOUNDARY - 1,))
+    legate.occupy(store, zero)
+    found = np.asarray(_Lent(store.get_physical_store().__array_interface__, store))
+    legate.fence()
+    start = -int(address(found)) % _BOUNDARY
+    return found[start : start + nbytes]
 
 
 class LegateView:

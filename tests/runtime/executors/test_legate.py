@@ -36,6 +36,7 @@ CHECKS = (
     "inputs",
     "apps",
     "strategies",
+    "plans",
     "end",
 )
 
