@@ -239,6 +239,20 @@ class Signature:
             for outer in product.dims[:position]
         )
 
+    @cached_property
+    def indexed(self) -> dict[str, frozenset[tuple[int, int]]]:
+        """Which axes each dim indexes: numbers of the operand, inputs first, and of its axis."""
+        operands = (*self.inputs, *self.outputs)
+        return {
+            dim.name: frozenset(
+                (position, axis)
+                for position, operand in enumerate(operands)
+                for axis, of in enumerate(operand.axes)
+                if dim.name in of.dims
+            )
+            for dim in self.dims
+        }
+
     def lowers(self, degrees: Mapping[str, int]) -> bool:
         """Return whether these degrees need the operator's lowering to primitives."""
         return any(degrees.get(dim.name, 1) > 1 and dim.kind is Kind.LOWERED for dim in self.dims)

@@ -251,11 +251,13 @@ class Compiled:
         return self._strategy(self.training_graph(batch_size))
 
     def _strategy(self, graph: Graph) -> Strategy:
-        if self._given is not None:
-            return self._given
         key = graph.structural_hash
         if key not in self._strategies:
-            self._strategies[key] = strategy_of(self.mapper, graph, self.machine)
+            if self._given is None:
+                self._strategies[key] = strategy_of(self.mapper, graph, self.machine)
+            else:
+                made_for = self.training_graph(self.part_size(self.model.batch_size))
+                self._strategies[key] = self._given.fitted(made_for, graph)
         return self._strategies[key]
 
     def bound(self, kind: str, batch_size: int) -> Bound:

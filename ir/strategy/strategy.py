@@ -143,6 +143,31 @@ class Strategy:
         taken = inherited(node, signature, source.degrees, rename)
         return resolved(node, signature, source, taken, rename, order or list(source.degrees))
 
+    def fitted(self, made_for: Graph, graph: Graph) -> Strategy:
+        """Return the strategy for a graph of the same operators at other extents: a smaller batch.
+
+        Where an operator names its dims by their extents, as `reshape` does, they are found again
+        by the axes that they index. What may not be split there any more is whole.
+
+        made_for: the graph whose dims the configurations name. graph: the one to run.
+
+        Raises:
+            StrategyError: devices do not fit the degrees; names the operator.
+        """
+        items = dict(self.configurations)
+        for node in graph.nodes:
+            source, before = items.get(node.name), made_for.by_name.get(node.name)
+            if source is None or before is None:
+                continue
+            old, new = made_for.signature(before), graph.signature(node)
+            if old.indexed == new.indexed:
+                continue
+            at = {axes: name for name, axes in old.indexed.items()}
+            rename = {name: at.get(axes, name) for name, axes in new.indexed.items()}
+            taken = inherited(node, new, source.degrees, rename)
+            items[node.name] = resolved(node, new, source, taken, rename, list(old.by_name))
+        return replace(self, configurations=items)
+
     def copies(self, graph: Graph) -> dict[str, int]:
         """Return how many copies of a value there are, where its operator computes several.
 

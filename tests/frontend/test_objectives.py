@@ -30,16 +30,16 @@ def drawn(seed: int) -> Strategy:
         )
 
 
-@pytest.mark.parametrize("seed", [None, 0, 1, 3])
+@pytest.mark.parametrize("seed", [None, 0, 2, 9])
 def test_processors_and_strategies_change_no_number(seed: int | None) -> None:
     objective_training.compare("local", 2, None if seed is None else drawn(seed))
 
 
 @pytest.mark.skipif(mpiexec() is None, reason="no mpiexec: pip install 'soapstone[mpi]'")
 def test_two_ranks_train_and_measure_the_same(tmp_path: Path) -> None:
-    drawn(3).save(tmp_path / "3.json")
+    drawn(2).save(tmp_path / "2.json")
     program = PROGRAMS / "objective_training.py"
-    done = ranks(2, program, "mpi", tmp_path / "3.json", timeout_s=60)
+    done = ranks(2, program, "mpi", tmp_path / "2.json", timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["2 runs equal"] * 2
 
