@@ -12,6 +12,7 @@ from soapstone.frontend.layers.normalization import NormalizationLayers
 from soapstone.frontend.layers.parameter import ParameterLayers
 from soapstone.frontend.layers.pooling import PoolingLayers
 from soapstone.frontend.layers.recurrent import RecurrentLayers
+from soapstone.frontend.layers.sequences import SequenceLayers
 from soapstone.frontend.layers.shared import SharedLayers
 
 
@@ -20,6 +21,7 @@ class Layers(
     PoolingLayers,
     NormalizationLayers,
     RecurrentLayers,
+    SequenceLayers,
     AttentionLayers,
     MovementLayers,
     EdgeLayers,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from soapstone.frontend.layers.base import LayerBase, Parameters, declare
+from soapstone.frontend.layers.sequences import check_lengths, hidden_keys
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Initial
@@ -25,6 +27,7 @@ class AttentionLayers(LayerBase):
         mask: Tensor | None = None,
         *,
         causal: bool = False,
+        lengths: Tensor | None = None,
         scale: float | None = None,
         name: str | None = None,
     ) -> Tensor:
@@ -36,6 +39,8 @@ class AttentionLayers(LayerBase):
         Args:
             mask: broadcasts to (n, heads, tq, tk), and is added to the scores.
             causal: whether a position sees no later one.
+            lengths: how many keys each sample has, (n,) integers, or a mask (n, tk) that is true
+                for those, which come first; the others are not seen.
             scale: what scores are multiplied by, 1/sqrt(d) by default.
 
         Raises:
@@ -43,9 +48,39 @@ class AttentionLayers(LayerBase):
 
         Source: Vaswani et al., Attention is all you need, NeurIPS 2017, section 3.2.1.
         """
-        operands = (query, key, value, *((mask,) if mask is not None else ()))
-        made = self.apply_all("attention", *operands, name=name, causal=causal, scale=scale)
-        return made[0]
+        node = self._name("attention", name)
+        operands, added = self._masked(node, (query, key, value), mask, lengths)
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            return builder.apply(
+                *("attention", *values[:3], *added(builder, values)),
+                causal=causal,
+                scale=scale,
+                name=node,
+            )[:1]
+
+        return self.record(emit, operands)[0]
+
+    def _masked(
+        self,
+        node: str,
+        given: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
+        lengths: Tensor | None,
+    ) -> tuple[tuple[Tensor, ...], Callable[[GraphBuilder, tuple[str, ...]], list[str]]]:
+        """Return the operands of attention, and what adds to a graph the mask that they make."""
+        if lengths is not None:
+            check_lengths(f"attention {node!r}", lengths, given[1])
+
+        def added(builder: GraphBuilder, values: tuple[str, ...]) -> list[str]:
+            masks = list(values[3:])
+            if lengths is not None:
+                masks.append(hidden_keys(builder, masks.pop(), values[1], f"{node}.hidden"))
+            if len(masks) == 2:
+                return [*builder.apply("add", *masks, name=f"{node}.masks")]
+            return masks
+
+        return (*given, *(each for each in (mask, lengths) if each is not None)), added
 
     def multi_head_attention(
         self,
@@ -56,6 +91,7 @@ class AttentionLayers(LayerBase):
         mask: Tensor | None = None,
         *,
         causal: bool = False,
+        lengths: Tensor | None = None,
         bias: bool = True,
         name: str | None = None,
     ) -> Tensor:
@@ -67,6 +103,8 @@ class AttentionLayers(LayerBase):
             heads: how many heads the width is cut into; a divisor of it.
             mask: broadcasts to (n, heads, tq, tk), and is added to the scores.
             causal: whether a position sees no later one.
+            lengths: how many keys each sample has, (n,) integers, or a mask (n, tk) that is true
+                for those, which come first; the others are not seen.
             bias: whether the four projections add a trained vector.
             name: of the last node. Parameters are `name.query.weight`, `name.query.bias`, and so on
                 for key, value and output; weights are (k, width), PyTorch's transposed.
@@ -102,8 +140,9 @@ class AttentionLayers(LayerBase):
                 rows, steps, _ = builder.spec(y).shape
                 shape = (rows, steps, heads, width // heads)
                 split += builder.apply("reshape", y, shape=shape, name=f"{node}.{part}.heads")
+            masks = added(builder, values)
             mixed = builder.apply(
-                "attention", *split, *values[3:], causal=causal, name=f"{node}.attention"
+                "attention", *split, *masks, causal=causal, name=f"{node}.attention"
             )[0]
             rows, steps = builder.spec(mixed).shape[:2]
             whole = (rows, steps, width)
@@ -111,7 +150,7 @@ class AttentionLayers(LayerBase):
             outer = Initial("uniform", 1 / math.sqrt(width))
             return (projected(builder, joined, "output", outer, node),)
 
-        operands = (*given, *((mask,) if mask is not None else ()))
+        operands, added = self._masked(node, given, mask, lengths)
         return self.record(emit, operands)[0]
 
     def learned_positions(self, x: Tensor, *, name: str | None = None) -> Tensor:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.layers.base import LayerBase, declare, declare_scalar, layer_seed
+from soapstone.frontend.layers.sequences import check_lengths, lengths_of
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Initial
@@ -53,6 +54,7 @@ class _Stack:
     dropout: float
     seed: int
     drawn: str  # what begins the names by which dropout draws
+    lengths: bool  # whether samples have lengths
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def emit(
@@ -60,6 +62,10 @@ class _Stack:
     ) -> tuple[str, ...]:
         """Emit all layers; the result's values are y, then the last states."""
         x, *given = values
+        lengths: tuple[str, ...] = ()
+        if self.lengths:
+            axis = 0 if self.time_major else 1
+            lengths = (lengths_of(builder, given.pop(0), self.node, axis),)
         if not self.time_major:
             (x,) = builder.apply("transpose", x, permutation=_TIME, name=f"{self.node}.steps")
         count = _STATES[self.kind]
@@ -71,7 +77,7 @@ class _Stack:
                 first = [given.pop(0) for _ in range(count)] if given else []
                 alone = final and len(self.directions) == 1
                 name = self.node if alone else self._name("", layer, reverse)
-                results = self._layer(builder, x, first, layer, reverse, name)
+                results = self._layer(builder, x, (*first, *lengths), layer, reverse, name)
                 made.append(results[0])
                 lasts += results[1 : 1 + count]
             x = made[0]
@@ -92,7 +98,7 @@ class _Stack:
         self,
         builder: GraphBuilder,
         x: str,
-        first: list[str],
+        given: tuple[str, ...],
         layer: int,
         reverse: bool,
         name: str,
@@ -109,12 +115,12 @@ class _Stack:
             if self.kind == "sru" and part == "bias":
                 initial = Initial()
             weights.append(builder.input(label, shape, role=Role.PARAMETER, initial=initial))
-        if not first:
+        if len(given) == self.lengths:
             zero = f"{name}.zero"
-            first = [*builder.apply("full", shape=(samples, self.width), name=zero)]
-            first *= _STATES[self.kind]
+            (first,) = builder.apply("full", shape=(samples, self.width), name=zero)
+            given = (*(first,) * _STATES[self.kind], *given)
         return builder.apply(
-            self.kind, x, *weights, *first, name=name, reverse=reverse, **self.attributes
+            self.kind, x, *weights, *given, name=name, reverse=reverse, **self.attributes
         )
 
     def _dropped(self, builder: GraphBuilder, x: str, layer: int) -> str:
@@ -181,6 +187,7 @@ class RecurrentLayers(LayerBase):
         time_major: bool = False,
         dropout: float = 0.0,
         state: Sequence[Tensor] = (),
+        lengths: Tensor | None = None,
         name: str | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return all outputs of a long short-term memory, and its last states.
@@ -197,12 +204,16 @@ class RecurrentLayers(LayerBase):
             dropout: the rate at which outputs between layers are dropped when training.
             state: the first h and c, (n, width), of each layer and direction, in that order; zeros
                 unless given. The last states are returned in the same order.
+            lengths: how many steps each sample has, (n,) integers, or a mask of x's first two axes
+                that is true for those, which come first. Other steps are left out, in both
+                directions: outputs are 0 there, and the last states are those of a sample's own
+                last step (its first one in reverse).
             name: of the node. Parameters are `name.weight_ih_l0`, (k, 4 width),
                 `name.weight_hh_l0`, (width, 4 width), and `name.bias_l0`, (4 width,), of each layer
                 and direction.
 
         Raises:
-            ShapeError: x has another rank, or width or layers is below 1.
+            ShapeError: x has another rank, width or layers is below 1, or lengths do not fit x.
             GraphError: another number of states, a dropout rate out of range, or both directions
                 and reverse.
 
@@ -218,6 +229,7 @@ class RecurrentLayers(LayerBase):
             time_major,
             dropout,
             state,
+            lengths,
             name,
         )
 
@@ -234,21 +246,22 @@ class RecurrentLayers(LayerBase):
         dropout: float = 0.0,
         linear_before_reset: bool = True,
         state: Sequence[Tensor] = (),
+        lengths: Tensor | None = None,
         name: str | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return all outputs of a gated recurrent unit, and its last states.
 
-        x, width, layers, bidirectional, reverse, bias, time_major, dropout, state, the results and
-        the errors are as of `lstm`, but a state is h alone, and parameters have 3 width columns and
-        two vectors, `name.bias_ih_l0` and `name.bias_hh_l0`. `linear_before_reset`, PyTorch's form,
-        applies the reset gate after the state's product.
+        x, width, layers, bidirectional, reverse, bias, time_major, dropout, state, lengths, the
+        results and the errors are as of `lstm`, but a state is h alone, and parameters have 3 width
+        columns and two vectors, `name.bias_ih_l0` and `name.bias_hh_l0`. `linear_before_reset`,
+        PyTorch's form, applies the reset gate after the state's product.
 
         Source: Cho et al. 2014.
         """
         extra = {"linear_before_reset": linear_before_reset}
         ways = (bidirectional, reverse)
         return self._stack(
-            "gru", x, width, layers, ways, bias, time_major, dropout, state, name, **extra
+            "gru", x, width, layers, ways, bias, time_major, dropout, state, lengths, name, **extra
         )
 
     def rnn(
@@ -264,21 +277,23 @@ class RecurrentLayers(LayerBase):
         time_major: bool = False,
         dropout: float = 0.0,
         state: Sequence[Tensor] = (),
+        lengths: Tensor | None = None,
         name: str | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return all outputs of a recurrent layer of one gate, and its last states.
 
         A step is h' = activation(x w + h r + b).
 
-        x, width, layers, bidirectional, reverse, bias, time_major, dropout, state, the results and
-        the errors are as of `lstm`, but a state is h alone, and parameters have width columns.
+        x, width, layers, bidirectional, reverse, bias, time_major, dropout, state, lengths, the
+        results and the errors are as of `lstm`, but a state is h alone, and parameters have width
+        columns.
         activation: "tanh" or "relu".
 
         Source: Elman 1990; ONNX's RNN.
         """
         ways = (bidirectional, reverse)
         return self._stack(
-            *("rnn", x, width, layers, ways, bias, time_major, dropout, state, name),
+            *("rnn", x, width, layers, ways, bias, time_major, dropout, state, lengths, name),
             activation=activation,
         )
 
@@ -293,18 +308,22 @@ class RecurrentLayers(LayerBase):
         time_major: bool = False,
         dropout: float = 0.0,
         state: Sequence[Tensor] = (),
+        lengths: Tensor | None = None,
         name: str | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return all outputs of a simple recurrent unit, and its last states.
 
-        x, width, layers, bidirectional, reverse, time_major, dropout, state, the results and the
-        errors are as of `lstm`, but a state is c alone, and parameters are `name.weight_l0`,
-        (k, 3 width), or (k, 4 width) where k is not the width, and `name.bias_l0`, (2 width,).
+        x, width, layers, bidirectional, reverse, time_major, dropout, state, lengths, the results
+        and the errors are as of `lstm`, but a state is c alone, and parameters are
+        `name.weight_l0`, (k, 3 width), or (k, 4 width) where k is not the width, and
+        `name.bias_l0`, (2 width,).
 
         Source: Lei et al. 2018, as it was first published.
         """
         ways = (bidirectional, reverse)
-        return self._stack("sru", x, width, layers, ways, True, time_major, dropout, state, name)
+        return self._stack(
+            "sru", x, width, layers, ways, True, time_major, dropout, state, lengths, name
+        )
 
     def _stack(
         self,
@@ -317,6 +336,7 @@ class RecurrentLayers(LayerBase):
         time_major: bool,
         dropout: float,
         state: Sequence[Tensor],
+        lengths: Tensor | None,
         name: str | None,
         **attributes: Any,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -338,9 +358,12 @@ class RecurrentLayers(LayerBase):
             raise GraphError(f"{label}: {len(state)} values of state found, {count} needed")
         stack = _Stack(
             *(kind, node, width, layers, directions, bias, time_major, dropout, self.seed),
-            *(self._drawn(node), attributes),
+            *(self._drawn(node), lengths is not None, attributes),
         )
-        y, *lasts = self.record(stack.emit, (x, *state))
+        if lengths is not None:
+            check_lengths(label, lengths, x, 0 if time_major else 1)
+        given = () if lengths is None else (lengths,)
+        y, *lasts = self.record(stack.emit, (x, *given, *state))
         return y, tuple(lasts)
 
     def lstm_cell(self, inputs: int, width: int, *, name: str | None = None) -> Cell:

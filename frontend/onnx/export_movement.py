@@ -167,6 +167,7 @@ def _recurrent(g: Given) -> None:
         else g.writer.constant(np.zeros(g.specs[3].shape, g.specs[3].dtype))
     )
     first = rest[2:] if kind == "GRU" else rest[1:]
+    lengths = first.pop() if len(first) > states else ""
 
     def rows(name: str, columns: bool) -> str:
         """Return gates in ONNX's order as the rows of a matrix, or along a vector."""
@@ -192,7 +193,7 @@ def _recurrent(g: Given) -> None:
         attributes["linear_before_reset"] = int(g["linear_before_reset"])
     if kind == "RNN":
         attributes["activations"] = [g["activation"].capitalize()]
-    inputs = (x, one(rows(w, True)), one(rows(r, True)), one(biases), "", *map(one, first))
+    inputs = (x, one(rows(w, True)), one(rows(r, True)), one(biases), lengths, *map(one, first))
     made = [g.writer.new(f"{g.node.name}.all{i}") for i in range(1 + states)]
     g(kind, *inputs, to=made, **attributes)
     g("Squeeze", made[0], g.ints((1,)), to=g.outputs[0])

@@ -102,6 +102,30 @@ def test_gradients_are_served(threads: int) -> None:
     assert LIBRARY in run_all("rnn_grad", plain, {}, threads=threads)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_layers_with_lengths_are_served(reverse: bool) -> None:
+    lengths = np.array([0, 1, 9, T, 3, T - 1, 2, 2, 5, 4, 1, 0], np.int32)
+    for kind in ("lstm", "gru", "rnn"):
+        operands, _ = recurrent(kind)
+        for limits in (lengths, np.minimum(lengths, 3)):  # and where no sample has the last steps
+            assert LIBRARY in run_all(kind, [*operands, limits], {"reverse": reverse}, threads=2)
+        again = {"reverse": reverse, "linear_before_reset": False}
+        assert kind != "gru" or run_all(kind, [*operands, lengths], again)
+    steps, rows, r = draw(0, T, N, H), draw(1, N, H), draw(3, H, 4 * H)
+    gates = draw(2, T, N, 4 * H) + 0.5
+    calls = {
+        "lstm_grad": [steps, rows, draw(4, N, H), gates, draw(5, T, N, H), r, draw(6, N, H)],
+        "gru_grad": [steps, rows, gates[..., : 3 * H], *2 * [draw(5, T, N, H)], r[:, : 3 * H]],
+        "rnn_grad": [steps, rows, draw(5, T, N, H), r[:, :H]],
+        "previous_step": [steps, rows],
+        "sru": [draw(7, T, N, H), r[:, : 3 * H], draw(8, 2 * H), rows],
+        "sru_grad": [steps, rows, gates[..., : 3 * H], *2 * [draw(5, T, N, H)], rows],
+    }
+    for name, given in calls.items():
+        for limits in (lengths, np.minimum(lengths, 3)):
+            assert run_all(name, [*given, limits], {"reverse": reverse}), name
+
+
 def test_cells_are_served() -> None:
     x, h, c = draw(0, N, K), draw(1, N, H), draw(2, N, H)
     for name, gates in (("lstm_cell", 4), ("nas_cell", 8)):

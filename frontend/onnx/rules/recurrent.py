@@ -30,8 +30,6 @@ def recurrent(n: Call) -> Any:
     hidden = r.shape[2]
     if n.attribute("hidden_size", hidden) != hidden:
         raise OnnxError(f"attribute 'hidden_size' does not fit the weights' {hidden}")
-    if n.has(4) and not (n.array(4) == steps).all():
-        raise UnsupportedError("sequence_lens of less than all steps is not supported")
     _refuse(n)
     direction = n.text("direction", "forward", ("forward", "reverse", "bidirectional"))
     backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -110,6 +108,13 @@ class _Direction:
             return self.n.row(self.n.transpose(value, (1, 0, 2)), 0, self.number)
         return self.part(value)
 
+    def lengths(self) -> tuple[Value, ...]:
+        """Return how many steps samples have, if some have less than all."""
+        value = self.n.maybe(4)
+        if value is None or (value.array is not None and (value.array == self.x.shape[0]).all()):
+            return ()
+        return (value,)
+
     def run(self) -> tuple[Value, list[Value]]:
         """Return all outputs and the last states."""
         n = self.n
@@ -120,6 +125,8 @@ class _Direction:
         if n.kind == "LSTM":
             states.append(self.state(6))
             if n.has(7) or self.activations != _ACTIVATIONS["LSTM"]:
+                if self.lengths():
+                    raise UnsupportedError("sequence_lens with peepholes or other activations")
                 return self._peephole(w, r, *biases, *states)
         elif n.kind == "GRU":
             if self.activations != _ACTIVATIONS["GRU"]:
@@ -130,7 +137,7 @@ class _Direction:
             if name not in ("tanh", "relu"):
                 raise UnsupportedError(f"activation {self.activations[0]} is not supported")
             more["activation"] = name
-        operands = (self.x, w, r, *biases, *states)
+        operands = (self.x, w, r, *biases, *states, *self.lengths())
         y, *made = n.all(n.spec.name, *operands, **more)
         return y, made[: len(states)]
 

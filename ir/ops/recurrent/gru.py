@@ -18,9 +18,11 @@ from soapstone.ir.ops.recurrent.rnn import (
     REVERSE,
     CountedSpec,
     Rows,
+    Within,
     gated,
     grad_or_zeros,
     meaning,
+    previous,
     products,
     refuse_saved,
     step_order,
@@ -86,46 +88,67 @@ def _weight_gradients(
 
 
 def _gru(
-    rows: Any, attributes: Attributes, x: Any, w: Any, r: Any, b: Any, rb: Any, h0: Any
+    rows: Any,
+    attributes: Attributes,
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any,
+    rb: Any,
+    h0: Any,
+    *lengths: Any,
 ) -> Sequence[Any]:
+    within = Within(rows, lengths)
     gates = list(rows.steps(rows.product(x, w, b, k="k")))
     y, saved = list(gates), list(gates)
     h, linear = rows.shaped(h0, 3), attributes["linear_before_reset"]
     for step in step_order(len(gates), attributes):
-        h, gates[step], saved[step] = _step(rows, linear, gates[step], h, r, rb)
-        y[step] = h
+        new, made, hidden = _step(rows, linear, gates[step], h, r, rb)
+        gates[step], saved[step] = within.shown(step, made, ""), within.shown(step, hidden)
+        y[step], h = within.shown(step, new), within.kept(step, new, h)
     return [rows.stacked(y), rows.shaped(h, 2), rows.stacked(gates), rows.stacked(saved)]
 
 
 def _gru_gradient(g: GradientContext) -> Sequence[str | None]:
     refuse_saved(g, 2)
-    x, w, r, _, _, h0 = g.inputs
-    y, _, gates, hidden = g.outputs
-    reverse = g.attributes["reverse"]
-    before = g.emit("previous_step", y, h0, reverse=reverse, rename={})
-    given = (grad_or_zeros(g, 0), grad_or_zeros(g, 1), gates, hidden, before, r)
+    x, w, r, _, _, h0, *lengths = g.inputs
+    gates, hidden = g.outputs[2:]
+    before = previous(g, h0)
+    given = (grad_or_zeros(g, 0), grad_or_zeros(g, 1), gates, hidden, before, r, *lengths)
     made = g.emit.all("gru_grad", *given, **g.attributes)
     rows = Rows(g.emit, 3)
     dr, drb = _weight_gradients(g, rows, before, made, hidden)
     dx, dw = rows.back(made[0], w, "k"), rows.weight(x, made[0], "k")
-    return [dx, dw, dr, rows.total(made[0]), drb, made[2]]
+    return [dx, dw, dr, rows.total(made[0]), drb, made[2], *(None for _ in lengths)]
 
 
 def _gru_grad(
-    rows: Any, attributes: Attributes, dy: Any, dh: Any, gates: Any, hidden: Any, past: Any, r: Any
+    rows: Any,
+    attributes: Attributes,
+    dy: Any,
+    dh: Any,
+    gates: Any,
+    hidden: Any,
+    past: Any,
+    r: Any,
+    *lengths: Any,
 ) -> Sequence[Any]:
-    linear = attributes["linear_before_reset"]
+    linear, within = attributes["linear_before_reset"], Within(rows, lengths)
     made, saved = list(rows.steps(dy)), [rows.steps(value) for value in (gates, hidden, past)]
     dproduct, dh = list(made), rows.shaped(dh, 3)
     for step in reversed(list(step_order(len(made), attributes))):
         total = rows("add", made[step], dh)
         kept, inner, before = (values[step] for values in saved)
-        made[step], dproduct[step], dh = _step_grad(rows, linear, total, kept, inner, before, r)
+        new, products, rest = _step_grad(rows, linear, total, kept, inner, before, r)
+        made[step] = within.shown(step, new, "")
+        dproduct[step] = within.shown(step, products, "")
+        dh = within.kept(step, rest, dh)
     return [rows.stacked(made), rows.stacked(dproduct), rows.shaped(dh, 2)]
 
 
 _SMALL = ("3 2 5", "5 9", "3 9", "9", "9", "2 3")
 _SMALL_GRAD = ("3 2 3", "2 3", "3 2 9", "3 2 3", "3 2 3", "3 9")
+_LARGE_GRAD = ("2 19 33", "19 33", "2 19 99", "2 19 33", "2 19 33", "33 99")
 _AFTER = {"linear_before_reset": False}
 _BACK = {"reverse": True}
 
@@ -133,7 +156,7 @@ register(
     CountedSpec(
         name="gru",
         strided=True,
-        inputs=("x", "w", "r", "b", "rb", "h0"),
+        inputs=("x", "w", "r", "b", "rb", "h0", "lengths?"),
         outputs=("y", "h", "gates", "hidden"),
         signature=gated("t n k, k g, h g, g, g, n h -> t n h, n h, t n g, t n h", 3),
         **meaning(_gru, 3),
@@ -150,6 +173,8 @@ register(
             Case(("2 0 3", "3 6", "2 6", "6", "6", "0 2")),
             Case(("3 19 20", "20 99", "33 99", "99", "99", "19 33"), {}, ()),
             Case(("3 19 20", "20 99", "33 99", "99", "99", "19 33"), _AFTER, ()),
+            Case(("3 3 2", "2 9", "3 9", "9", "9", "3 3", "int32 3 >=1 <4")),
+            Case(("3 3 2", "2 9", "3 9", "9", "9", "3 3", "int32 3 >=1 <4"), {**_AFTER, **_BACK}),
         ),
         doc="all states, the last state, then the gates and `hidden` of every step (saved)",
     )
@@ -158,7 +183,7 @@ register(
     CountedSpec(
         name="gru_grad",
         strided=True,
-        inputs=("dy", "dh", "gates", "hidden", "before", "r"),
+        inputs=("dy", "dh", "gates", "hidden", "before", "r", "lengths?"),
         outputs=("dgates", "dproduct", "dh0"),
         signature=gated("t n h, n h, t n g, t n h, t n h, h g -> t n g, t n g, n h", 3),
         **meaning(_gru_grad, 3),
@@ -169,7 +194,8 @@ register(
             Case(_SMALL_GRAD, _BACK, ()),
             Case(_SMALL_GRAD, _AFTER, ()),
             Case(("1 1 1", "1 1", "1 1 3", "1 1 1", "1 1 1", "1 3"), {}, ()),
-            Case(("2 19 33", "19 33", "2 19 99", "2 19 33", "2 19 33", "33 99"), {}, (), True),
+            Case(_LARGE_GRAD, {}, (), True),
+            Case((*_LARGE_GRAD, "int32 19 <4"), _BACK, (), True),
         ),
         doc="the gradients before the gates' functions and of the products at all steps, and of h0",
     )

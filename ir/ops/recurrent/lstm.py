@@ -16,6 +16,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     REVERSE,
     CountedSpec,
     Rows,
+    Within,
     gated,
     grad_or_zeros,
     meaning,
@@ -28,15 +29,26 @@ from soapstone.ir.spec import Attributes, Case, GradientContext, register
 
 
 def _lstm(
-    rows: Any, attributes: Attributes, x: Any, w: Any, r: Any, b: Any, h0: Any, c0: Any
+    rows: Any,
+    attributes: Attributes,
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any,
+    h0: Any,
+    c0: Any,
+    *lengths: Any,
 ) -> Sequence[Any]:
+    within = Within(rows, lengths)
     gates = list(rows.steps(rows.product(x, w, b, k="k")))
     y, kept = list(gates), list(gates)
     hidden, cell = rows.shaped(h0, 3), rows.shaped(c0, 3)
     for step in step_order(len(gates), attributes):
         total = rows("add", gates[step], rows.product(hidden, r))
-        hidden, cell, gates[step] = _step(rows, total, cell)
-        y[step], kept[step] = hidden, cell
+        new, after, made = _step(rows, total, cell)
+        y[step], gates[step] = within.shown(step, new), within.shown(step, made, "")
+        hidden, cell = within.kept(step, new, hidden), within.kept(step, after, cell)
+        kept[step] = cell
     ends = rows.shaped(hidden, 2), rows.shaped(cell, 2)
     return [rows.stacked(y), *ends, rows.stacked(gates), rows.stacked(kept)]
 
@@ -58,15 +70,16 @@ def _step_grad(rows: Any, dh: Any, dc: Any, gates: Any, cell: Any, before: Any) 
 def _lstm_gradient(g: GradientContext) -> Sequence[str | None]:
     refuse_saved(g, 3)
     given = [grad_or_zeros(g, output) for output in range(3)]
-    _, _, r, _, _, c0 = g.inputs
-    made = g.emit.all("lstm_grad", *given, *g.outputs[3:], r, c0, **g.attributes)
-    return [*weight_gradients(g, made[0]), *made[1:]]
+    _, _, r, _, _, c0, *lengths = g.inputs
+    made = g.emit.all("lstm_grad", *given, *g.outputs[3:], r, c0, *lengths, **g.attributes)
+    return [*weight_gradients(g, made[0]), *made[1:], *(None for _ in lengths)]
 
 
 def _lstm_grad(
     rows: Any, attributes: Attributes, dy: Any, dh: Any, dc: Any, gates: Any, cells: Any, *last: Any
 ) -> Sequence[Any]:
-    r, c0 = last
+    r, c0, *lengths = last
+    within = Within(rows, lengths)
     made, all_gates, all_cells = list(rows.steps(dy)), rows.steps(gates), rows.steps(cells)
     hidden, cell, first = (rows.shaped(value, 3) for value in (dh, dc, c0))
     order = list(step_order(len(made), attributes))
@@ -74,8 +87,9 @@ def _lstm_grad(
         step = order[place]
         before = all_cells[order[place - 1]] if place else first
         total = rows("add", made[step], hidden)
-        made[step], cell = _step_grad(rows, total, cell, all_gates[step], all_cells[step], before)
-        hidden = rows.back(made[step], r)
+        new, past = _step_grad(rows, total, cell, all_gates[step], all_cells[step], before)
+        made[step], cell = within.shown(step, new, ""), within.kept(step, past, cell)
+        hidden = within.kept(step, rows.back(made[step], r), hidden)
     return [rows.stacked(made), rows.shaped(hidden, 2), rows.shaped(cell, 2)]
 
 
@@ -85,7 +99,7 @@ register(
     CountedSpec(
         name="lstm",
         strided=True,
-        inputs=("x", "w", "r", "b", "h0", "c0"),
+        inputs=("x", "w", "r", "b", "h0", "c0", "lengths?"),
         outputs=("y", "h", "c", "gates", "cells"),
         signature=gated("t n k, k g, h g, g, n h, n h -> t n h, n h, n h, t n g, t n h", 4),
         **meaning(_lstm, 3),
@@ -101,6 +115,10 @@ register(
             Case(("2 0 3", "3 8", "2 8", "8", "0 2", "0 2")),
             Case(("3 19 20", "20 132", "33 132", "132", "19 33", "19 33"), {}, ()),
             Case(("3 1 20", "20 264", "66 264", "264", "1 66", "1 66"), {"reverse": True}, ()),
+            Case(("3 3 2", "2 12", "3 12", "12", "3 3", "3 3", "int32 3 >=1 <4")),
+            Case(
+                ("3 3 2", "2 12", "3 12", "12", "3 3", "3 3", "int32 3 >=1 <4"), {"reverse": True}
+            ),
         ),
         doc="all states, the last state and cell, then the gates and cells of every step (saved)",
     )
@@ -109,7 +127,7 @@ register(
     CountedSpec(
         name="lstm_grad",
         strided=True,
-        inputs=("dy", "dh", "dc", "gates", "cells", "r", "c0"),
+        inputs=("dy", "dh", "dc", "gates", "cells", "r", "c0", "lengths?"),
         outputs=("dgates", "dh0", "dc0"),
         signature=gated("t n h, n h, n h, t n g, t n h, h g, n h -> t n g, n h, n h", 4),
         **meaning(_lstm_grad, 3),
@@ -119,12 +137,8 @@ register(
             Case(("3 2 3", "2 3", "2 3", "3 2 12", "3 2 3", "3 12", "2 3"), {}, ()),
             Case(("3 2 3", "2 3", "2 3", "3 2 12", "3 2 3", "3 12", "2 3"), {"reverse": True}, ()),
             Case(("1 1 1", "1 1", "1 1", "1 1 4", "1 1 1", "1 4", "1 1"), {}, ()),
-            Case(
-                ("2 19 33", "19 33", "19 33", "2 19 132", "2 19 33", "33 132", "19 33"),
-                {},
-                (),
-                True,
-            ),
+            Case(_LARGE, {}, (), True),
+            Case((*_LARGE, "int32 19 <4"), {"reverse": True}, (), True),
         ),
         doc="the gradients before the gates' functions at all steps, of the first state and cell",
     )

@@ -4,6 +4,9 @@ All are time-major. Dims: t, the steps, never split; n, the samples; k, the inpu
 only after lowering; h, the state's elements, likewise; g, the columns of all gates, one gate after
 the other. A gradient operator makes the gradients before the gates' functions for all steps, so
 that each weight's gradient is one product over all rows.
+
+The last operand may be `lengths`, (n,) int32: a sample's steps from its length on are left out, in
+both directions. Its states stay what they are, and what is made of each step is 0 there.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from soapstone.ir.spec import (
     GradientContext,
     OpSpec,
     SignatureRule,
+    operator,
     register,
 )
 from soapstone.ir.tensor import Array, TensorSpec
@@ -60,15 +64,15 @@ def products(extents: Extents) -> float:
 
 
 def gated(text: str, gates: int) -> SignatureRule:
-    """Return the signature rule of a text as `einsum` takes it, where g is `gates` times h."""
-    left, right = text.split(" -> ")
-    terms = left.split(", ")
+    """Return the signature rule of a text as `einsum` takes it, where g is `gates` times h.
+
+    One more operand than it has is lengths.
+    """
+    right = text.split(" -> ")[1]
 
     def rule(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-        need_count(inputs, len(terms))
-        need_float(inputs, *range(len(inputs)))
         dtypes = [inputs[0].dtype] * len(right.split(", "))
-        signature = einsum(text, inputs, dtypes=dtypes, kinds=KINDS)
+        signature = einsum(with_lengths(text, inputs), inputs, dtypes=dtypes, kinds=KINDS)
         extents = {name: dim.extent for name, dim in signature.by_name.items()}
         if "g" in extents and extents["g"] != gates * extents["h"]:
             raise ShapeError(
@@ -80,6 +84,24 @@ def gated(text: str, gates: int) -> SignatureRule:
         return signature
 
     return rule
+
+
+def with_lengths(text: str, inputs: Sequence[TensorSpec]) -> str:
+    """Return the text of a signature for all inputs, of which the last may be lengths.
+
+    Raises:
+        ShapeError: another number of inputs, or one of another type.
+    """
+    left, right = text.split(" -> ")
+    count = left.count(",") + 1
+    if len(inputs) == count + 1:
+        if inputs[-1].dtype != "int32":
+            raise ShapeError(f"lengths have type {inputs[-1].dtype}; int32 needed")
+        left = f"{left}, n"
+    else:
+        need_count(inputs, count)
+    need_float(inputs, *range(count))
+    return f"{left} -> {right}"
 
 
 def step_order(steps: int, attributes: Attributes) -> Iterable[int]:
@@ -205,6 +227,22 @@ class Rows:
         spec, rename = self.emit.spec(like), {"d0": "t", "d1": "n", "d2": "k"}
         return self.emit("full", shape=spec.shape, dtype=spec.dtype, rename=rename)
 
+    def before(self, step: int, lengths: str) -> str:
+        """Emit which samples (1, n, 1) have a step."""
+        (samples,) = self.emit.spec(lengths).shape
+        rename = {"f0": "n"} if samples != 1 else {}
+        rows = self.emit("reshape", lengths, shape=(1, samples, 1), rename=rename)
+        number = self.emit("full", shape=(), value=step, dtype="int32", rename={})
+        return self.emit("greater", rows, number, rename={"d0": "t", "d1": "n", "d2": ""})
+
+    def chosen(self, mask: str, value: str, other: str | None, last: str) -> str:
+        """Emit a value (1, n, …) where the mask holds, else another or 0; its last axis's dim."""
+        rename = {"d0": "t", "d1": "n", "d2": last}
+        if other is None:
+            dtype = self.emit.spec(value).dtype
+            other = self.emit("full", shape=(), dtype=dtype, rename={})
+        return self.emit("where", mask, value, other, rename=rename)
+
 
 @dataclass(frozen=True)
 class Arrays:
@@ -245,6 +283,37 @@ class Arrays:
     def zeros(self, like: Array) -> Array:
         return np.zeros_like(like)
 
+    def before(self, step: int, lengths: Array) -> Array:
+        return np.greater(lengths, step)[:, None]
+
+    def chosen(self, mask: Array, value: Array, other: Array | None, last: str) -> Array:
+        return np.where(mask, value, np.zeros_like(value) if other is None else other)
+
+
+class Within:
+    """Which steps each sample has: those before its length, all where no lengths are given.
+
+    rows: `Rows` or `Arrays`; lengths: the operand, or none.
+    """
+
+    def __init__(self, rows: Any, lengths: Sequence[Any]) -> None:
+        self._rows, self._lengths, self._masks = rows, lengths, dict[int, Any]()
+
+    def _mask(self, step: int) -> Any:
+        if step not in self._masks:
+            self._masks[step] = self._rows.before(step, *self._lengths)
+        return self._masks[step]
+
+    def shown(self, step: int, value: Any, last: str = "h") -> Any:
+        """Return what a step makes, with 0 for samples that do not have it."""
+        if not self._lengths:
+            return value
+        return self._rows.chosen(self._mask(step), value, None, last)
+
+    def kept(self, step: int, new: Any, old: Any) -> Any:
+        """Return the state after a step, the old one for samples that do not have it."""
+        return self._rows.chosen(self._mask(step), new, old, "h") if self._lengths else new
+
 
 class Meaning(TypedDict):
     """Both fields of an `OpSpec` that a layer written for `Rows` and `Arrays` gives."""
@@ -267,18 +336,23 @@ def meaning(layer: Layer, rank: int) -> Meaning:
 # The values of the steps before, which are the left operand of the recurrent weights' gradient.
 
 
-def _previous(rows: Any, attributes: Attributes, y: Any, first: Any) -> Sequence[Any]:
+def _previous(
+    rows: Any, attributes: Attributes, y: Any, first: Any, *lengths: Any
+) -> Sequence[Any]:
     steps = list(rows.steps(y))
     start = rows.shaped(first, 3)
-    kept = [*steps[1:], start] if attributes["reverse"] else [start, *steps[:-1]]
-    return [rows.stacked(kept)]
+    if not attributes["reverse"]:
+        return [rows.stacked([start, *steps[:-1]])]
+    within = Within(rows, lengths)
+    after = [within.kept(number, step, start) for number, step in enumerate(steps[1:], 1)]
+    return [rows.stacked([*after, start])]
 
 
 register(
     OpSpec(
         name="previous_step",
         strided=True,
-        inputs=("y", "first"),
+        inputs=("y", "first", "lengths?"),
         signature=gated("t n h, n h -> t n h", 1),
         **meaning(_previous, 3),
         attributes=REVERSE,
@@ -288,10 +362,23 @@ register(
             Case(("3 2 4", "2 4"), {"reverse": True}, ()),
             Case(("1 2 3", "2 3"), {}, ()),
             Case(("2 0 3", "0 3"), {}, ()),
+            Case(("4 3 4", "3 4", "int32 3 >=1 <4"), {"reverse": True}, ()),
         ),
-        doc="y a step later: (first, y[0], y[1], …), or (…, y[-1], first) in reverse",
+        doc="y a step later: (first, y[0], y[1], …), or (…, y[-1], first) in reverse, with first\n"
+        "from a sample's last step on",
     )
 )
+
+
+def lengths_of(g: GradientContext) -> tuple[str, ...]:
+    """Return the lengths that a layer was given, if any."""
+    return g.inputs[sum(not name.endswith("?") for name in operator(g.node.operator).inputs) :]
+
+
+def previous(g: GradientContext, first: str) -> str:
+    """Return the states (t, n, h) that the steps of a layer were made of."""
+    operands = (g.outputs[0], first, *lengths_of(g))
+    return g.emit("previous_step", *operands, reverse=g.attributes["reverse"], rename={})
 
 
 def weight_gradients(
@@ -301,12 +388,9 @@ def weight_gradients(
 
     `dproduct` is the gradient of the recurrent products, where it differs from `dgates`.
     """
-    x, w, _, *_ = g.inputs
-    first = g.inputs[-1] if g.node.operator != "lstm" else g.inputs[4]
+    x, w, _, _, first, *_ = g.inputs
     rows = Rows(g.emit, 3)
-    before = g.emit(
-        "previous_step", g.outputs[0], first, reverse=g.attributes["reverse"], rename={}
-    )
+    before = previous(g, first)
     return (
         rows.back(dgates, w, "k"),
         rows.weight(x, dgates, "k"),
@@ -319,32 +403,37 @@ def weight_gradients(
 
 
 def _rnn(
-    rows: Any, attributes: Attributes, x: Any, w: Any, r: Any, b: Any, h0: Any
+    rows: Any, attributes: Attributes, x: Any, w: Any, r: Any, b: Any, h0: Any, *lengths: Any
 ) -> Sequence[Any]:
-    cell = cells.rnn(attributes["activation"])
+    cell, within = cells.rnn(attributes["activation"]), Within(rows, lengths)
     made = list(rows.steps(rows.product(x, w, b, k="k")))
     hidden = rows.shaped(h0, 3)
     for step in step_order(len(made), attributes):
         total = rows("add", made[step], rows.product(hidden, r))
-        (hidden,) = (made[step],) = cell.step(rows.functions, total)
+        (new,) = cell.step(rows.functions, total)
+        made[step], hidden = within.shown(step, new), within.kept(step, new, hidden)
     return [rows.stacked(made), rows.shaped(hidden, 2)]
 
 
 def _rnn_gradient(g: GradientContext) -> Sequence[str | None]:
-    given = (grad_or_zeros(g, 0), grad_or_zeros(g, 1), g.outputs[0], g.inputs[2])
+    lengths = lengths_of(g)
+    given = (grad_or_zeros(g, 0), grad_or_zeros(g, 1), g.outputs[0], g.inputs[2], *lengths)
     dgates, dh0 = g.emit.all("rnn_grad", *given, **g.attributes)
-    return [*weight_gradients(g, dgates), dh0]
+    return [*weight_gradients(g, dgates), dh0, *(None for _ in lengths)]
 
 
-def _rnn_grad(rows: Any, attributes: Attributes, dy: Any, dh: Any, y: Any, r: Any) -> Sequence[Any]:
-    cell = cells.rnn(attributes["activation"])
+def _rnn_grad(
+    rows: Any, attributes: Attributes, dy: Any, dh: Any, y: Any, r: Any, *lengths: Any
+) -> Sequence[Any]:
+    cell, within = cells.rnn(attributes["activation"]), Within(rows, lengths)
     made, values = list(rows.steps(dy)), rows.steps(y)
     hidden = rows.shaped(dh, 3)
     for step in reversed(list(step_order(len(made), attributes))):
         total = rows("add", made[step], hidden)
         known = {cells.D: total, cell.results[0]: values[step]}
-        (made[step],) = cell.back(rows.functions, known)
-        hidden = rows.back(made[step], r)
+        (new,) = cell.back(rows.functions, known)
+        made[step] = within.shown(step, new)
+        hidden = within.kept(step, rows.back(made[step], r), hidden)
     return [rows.stacked(made), rows.shaped(hidden, 2)]
 
 
@@ -354,7 +443,7 @@ register(
     CountedSpec(
         name="rnn",
         strided=True,
-        inputs=("x", "w", "r", "b", "h0"),
+        inputs=("x", "w", "r", "b", "h0", "lengths?"),
         outputs=("y", "h"),
         signature=gated("t n k, k h, h h, h, n h -> t n h, n h", 1),
         **meaning(_rnn, 3),
@@ -369,6 +458,8 @@ register(
             Case(("1 1 1", "1 1", "1 1", "1", "1 1")),
             Case(("2 0 3", "3 2", "2 2", "2", "0 2")),
             Case(("2 17 20", "20 33", "33 33", "33", "17 33"), {}, ()),
+            Case(("3 3 2", "2 4", "4 4", "4", "3 4", "int32 3 >=1 <4")),
+            Case(("3 3 2", "2 4", "4 4", "4", "3 4", "int32 3 >=1 <4"), {"reverse": True}),
         ),
         doc="h = activation(x w + b + h r) over steps: all values, and the last one",
     )
@@ -377,7 +468,7 @@ register(
     CountedSpec(
         name="rnn_grad",
         strided=True,
-        inputs=("dy", "dh", "y", "r"),
+        inputs=("dy", "dh", "y", "r", "lengths?"),
         outputs=("dgates", "dh0"),
         signature=gated("t n h, n h, t n h, h h -> t n h, n h", 1),
         **meaning(_rnn_grad, 3),
@@ -388,6 +479,7 @@ register(
             Case(("3 2 4", "2 4", "3 2 4", "4 4"), {"reverse": True, "activation": "relu"}, ()),
             Case(("1 1 1", "1 1", "1 1 1", "1 1"), {}, ()),
             Case(("2 17 33", "17 33", "2 17 33", "33 33"), {}, (), True),
+            Case(("3 5 33", "5 33", "3 5 33", "33 33", "int32 5 <4"), {}, ()),
         ),
         doc="the gradients before the activation at all steps, and of the first state",
     )

@@ -15,17 +15,18 @@ from typing import Any
 from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import evaluate
-from soapstone.ir.ops.checks import need_count, need_float
 from soapstone.ir.ops.recurrent.cells import DC, SRU, D
 from soapstone.ir.ops.recurrent.rnn import (
     KINDS,
     REVERSE,
     CountedSpec,
     Rows,
+    Within,
     grad_or_zeros,
     meaning,
     refuse_saved,
     step_order,
+    with_lengths,
 )
 from soapstone.ir.spec import Attributes, Case, GradientContext, register
 from soapstone.ir.tensor import TensorSpec
@@ -35,11 +36,9 @@ _BACKWARD = "t n h, n h, t n g, t n h, t n k, n h -> t n g, t n k, n h"
 
 
 def _bind(text: str, inputs: tuple[TensorSpec, ...]) -> Signature:
-    need_count(inputs, text.split(" -> ")[0].count(",") + 1)
-    need_float(inputs, *range(len(inputs)))
     dtypes = [inputs[0].dtype] * (text.split(" -> ")[1].count(",") + 1)
     kinds = {**KINDS, "e": Kind.WHOLE, "k": Kind.LOWERED if text == _FORWARD else Kind.WHOLE}
-    signature = einsum(text, inputs, dtypes=dtypes, kinds=kinds)
+    signature = einsum(with_lengths(text, inputs), inputs, dtypes=dtypes, kinds=kinds)
     extent = {name: dim.extent for name, dim in signature.by_name.items()}
     width = extent["h"]
     if extent["g"] != 4 * width and (extent["g"] != 3 * width or extent["k"] != width):
@@ -54,7 +53,10 @@ def _bind(text: str, inputs: tuple[TensorSpec, ...]) -> Signature:
     return signature
 
 
-def _sru(rows: Any, attributes: Attributes, x: Any, w: Any, b: Any, c0: Any) -> Sequence[Any]:
+def _sru(
+    rows: Any, attributes: Attributes, x: Any, w: Any, b: Any, c0: Any, *lengths: Any
+) -> Sequence[Any]:
+    within = Within(rows, lengths)
     count = rows.width(w) // max(rows.width(c0), 1)
     candidate, *gates = rows.parts(rows.product(x, w, k="k"), count)
     highway = gates[2:]
@@ -67,7 +69,8 @@ def _sru(rows: Any, attributes: Attributes, x: Any, w: Any, b: Any, c0: Any) -> 
     for step in step_order(len(y), attributes):
         new, *kept, rest = (values[step] for values in each)
         known = dict(zip(SRU.saved, kept)) | {candidate_read: new, cell_read: cell, past: rest}
-        y[step], cell = (evaluate(one, known, rows.functions) for one in SRU.results)
+        made, after = (evaluate(one, known, rows.functions) for one in SRU.results)
+        y[step], cell = within.shown(step, made), within.kept(step, after, cell)
         cells[step] = cell
     saved = rows.joined(candidate, forget, reset, *highway)
     return [rows.stacked(y), rows.shaped(cell, 2), saved, rows.stacked(cells)]
@@ -75,8 +78,8 @@ def _sru(rows: Any, attributes: Attributes, x: Any, w: Any, b: Any, c0: Any) -> 
 
 def _gradient(g: GradientContext) -> Sequence[str | None]:
     refuse_saved(g, 2)
-    x, w, _, c0 = g.inputs
-    given = (grad_or_zeros(g, 0), grad_or_zeros(g, 1), *g.outputs[2:], x, c0)
+    x, w, _, c0, *lengths = g.inputs
+    given = (grad_or_zeros(g, 0), grad_or_zeros(g, 1), *g.outputs[2:], x, c0, *lengths)
     made, direct, dc0 = g.emit.all("sru_grad", *given, **g.attributes)
     rows = Rows(g.emit, 3)
     width = g.spec(c0).shape[1]
@@ -86,12 +89,21 @@ def _gradient(g: GradientContext) -> Sequence[str | None]:
     total = rows.total(made)
     bounds = {"starts": (width,), "stops": (3 * width,), "steps": (1,)}
     db = g.emit("slice", total, rename={"d0": ""}, **bounds)
-    return [dx, rows.weight(x, made, "k"), db, dc0]
+    return [dx, rows.weight(x, made, "k"), db, dc0, *(None for _ in lengths)]
 
 
 def _sru_grad(
-    rows: Any, attributes: Attributes, dy: Any, dc: Any, gates: Any, cells: Any, x: Any, c0: Any
+    rows: Any,
+    attributes: Attributes,
+    dy: Any,
+    dc: Any,
+    gates: Any,
+    cells: Any,
+    x: Any,
+    c0: Any,
+    *lengths: Any,
 ) -> Sequence[Any]:
+    within = Within(rows, lengths)
     count = rows.width(gates) // max(rows.width(c0), 1)
     candidate, *kept = rows.parts(gates, count)
     highway = kept[2:]
@@ -101,6 +113,11 @@ def _sru_grad(
     whole = dict(zip(SRU.saved, kept)) | {D: dy, SRU.results[1]: cells}
     whole[past] = highway[0] if highway else x
     after, passed = (evaluate(one, whole, rows.functions) for one in (dreset, dpast))
+    if lengths:
+        after, passed = (
+            rows.stacked([within.shown(step, one) for step, one in enumerate(rows.steps(value))])
+            for value in (after, passed)
+        )
     reach = D * SRU.saved[1]
     each = [
         rows.steps(value)
@@ -114,9 +131,11 @@ def _sru_grad(
         before = each[3][order[place - 1]] if place else first
         known = {reach: each[0][step], DC: cell, read: each[1][step], cell_read: before}
         known[SRU.saved[0]] = each[2][step]
-        made[0][step], made[1][step], cell = (
+        *new, past = (
             evaluate(one, known, rows.functions) for one in (dcandidate, dforget, dbefore)
         )
+        made[0][step], made[1][step] = (within.shown(step, one) for one in new)
+        cell = within.kept(step, past, cell)
     parts = [rows.stacked(made[0]), rows.stacked(made[1]), after, *([passed] if highway else [])]
     direct = rows.zeros(x) if highway else passed
     return [rows.joined(*parts), direct, rows.shaped(cell, 2)]
@@ -126,7 +145,7 @@ register(
     CountedSpec(
         name="sru",
         strided=True,
-        inputs=("x", "w", "b", "c0"),
+        inputs=("x", "w", "b", "c0", "lengths?"),
         outputs=("y", "c", "gates", "cells"),
         signature=lambda inputs, attributes: _bind(_FORWARD, inputs),
         **meaning(_sru, 3),
@@ -141,6 +160,8 @@ register(
             Case(("2 0 3", "3 8", "4", "0 2")),
             Case(("3 19 20", "20 132", "66", "19 33"), {}, ()),
             Case(("3 19 33", "33 99", "66", "19 33"), {"reverse": True}, ()),
+            Case(("3 3 2", "2 12", "6", "3 3", "int32 3 >=1 <4")),
+            Case(("3 3 3", "3 9", "6", "3 3", "int32 3 >=1 <4"), {"reverse": True}),
         ),
         doc="all states, the last cell, then the columns and the cells of every step (saved)",
     )
@@ -149,7 +170,7 @@ register(
     CountedSpec(
         name="sru_grad",
         strided=True,
-        inputs=("dy", "dc", "gates", "cells", "x", "c0"),
+        inputs=("dy", "dc", "gates", "cells", "x", "c0", "lengths?"),
         outputs=("dgates", "direct", "dc0"),
         signature=lambda inputs, attributes: _bind(_BACKWARD, inputs),
         **meaning(_sru_grad, 3),
@@ -160,6 +181,7 @@ register(
             Case(("3 2 3", "2 3", "3 2 12", "3 2 3", "3 2 5", "2 3"), {"reverse": True}, ()),
             Case(("1 1 1", "1 1", "1 1 4", "1 1 1", "1 1 1", "1 1"), {}, ()),
             Case(("3 19 33", "19 33", "3 19 99", "3 19 33", "3 19 33", "19 33"), {}, ()),
+            Case(("3 2 3", "2 3", "3 2 12", "3 2 3", "3 2 5", "2 3", "int32 2 <4"), {}, ()),
         ),
         doc="the gradients of x w, of x along the highway (zeros if x is none), and of c0",
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from soapstone.kernels.cpu.products.forms import Form
-from soapstone.kernels.cpu.recurrent import gates
-from soapstone.kernels.cpu.recurrent.gates import NAS_BACK, NAS_STEP, copy
+from soapstone.kernels.cpu.recurrent.gates import copy
 from soapstone.kernels.cpu.recurrent.layers import forms, in_rows
+from soapstone.kernels.cpu.recurrent.steps import LSTM_BACK, LSTM_STEP, NAS_BACK, NAS_STEP
 from soapstone.kernels.cpu.substrate.layout import private
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -44,7 +44,7 @@ def lstm_cell(call: Call, form: Form) -> Entry | None:
     state, kept = private(*h.shape), private(*c.shape)
     operands = {"inputs": inputs, "sums": sums, "state": state, "cell": kept, "cells": cell}
     operands |= {"gates": gate_values, "y": y}
-    _, step = gates.LSTM_STEP.bind(operands, h.shape, call.threads)
+    _, step = LSTM_STEP.bind(operands, h.shape, call.threads)
     return sequence([*entries, copy(c, kept), step])
 
 
@@ -60,7 +60,7 @@ def lstm_cell_grad(call: Call) -> Entry | None:
     none[...] = 0
     operands = {"dy": dy, "cells": cell, "before": c, "dstate": none, "dcell": kept}
     operands |= {"gates": gate_values, "dgates": dgates, "dense": private(*dgates.shape)}
-    _, step = gates.LSTM_BACK.bind(operands, c.shape, call.threads)
+    _, step = LSTM_BACK.bind(operands, c.shape, call.threads)
     return sequence([copy(dcell, kept), step, copy(kept, dc)])
 
 

@@ -6,7 +6,9 @@ entries grow with the number of steps. Gates stand side by side in a row: column
 k h + j. States that the products read and write are dense and private to the entry.
 
 What the gates do is the cell's expressions (`ir/ops/recurrent/cells.py`); a `Kernel` says where
-their operands stand.
+their operands stand (`steps.py` has those of all cells). Where samples have lengths, a step past
+the length of a sample does to its row what the kernel's `ended` says, and products that no sample
+needs are left out.
 """
 
 from __future__ import annotations
@@ -18,29 +20,25 @@ from functools import cached_property, reduce
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
 from soapstone.ir.expression import Expression, text
-from soapstone.ir.ops.recurrent.cells import (
-    DC,
-    GRU,
-    GRU_FIRST,
-    GRU_SECOND,
-    LSTM,
-    NAS,
-    PRODUCT,
-    SRU,
-    D,
-    rnn,
-)
 from soapstone.kernels.cpu.elementwise.formulas import FUNCTIONS
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, get, loop, put
 from soapstone.kernels.entry import Array, Entry
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import Native, bind, native, parallel_for, run_entries, useful_threads
-from soapstone.native.intrinsics import address_of, i64p, stack, words
-from soapstone.native.lanes import I64, LANES, Lanes
+from soapstone.native.entries import (
+    Native,
+    bind,
+    native,
+    parallel_for,
+    run_entries,
+    useful_threads,
+)
+from soapstone.native.intrinsics import address_of, call_entry, i32p, i64p, stack, words
+from soapstone.native.lanes import F32, I64, Lanes
 from soapstone.native.memory import Block, pack
 from soapstone.native.simd import vectorised
 
@@ -53,12 +51,14 @@ _REPEAT = Fields("count first stride blocks block_count entries entry_count")
 _COPY = Fields("outer rows n source source_step(outer row) target target_step(outer row)")
 _ADD = Fields("rows n x x_step y y_step target target_step")
 # across: items a row, of so many columns.
-_GATES = Fields("step width columns across turns stride")
+_GATES = Fields("step width columns across turns stride lengths length_step")
+_WITHIN = Fields("step lengths length_step samples product(function block)")
 # place: an address, with the bytes from step to step and from row to row; shift: of the step;
 # start: what stands in for steps outside, 0 where they begin again.
 _OPERAND = Fields("place step row steps shift start start_row")
 _repeat_of, _copy_of, _add_of = _REPEAT.at, _COPY.at, _ADD.at
 _gates_of, _operands_of, _operand_of = _GATES.at, _GATES.table, _OPERAND.at
+_within_of = _WITHIN.at
 _OPERAND_BYTES = 8 * _OPERAND.words
 
 
@@ -92,6 +92,32 @@ def repeat(
         entry_count=len(entries),
     )
     return bind(_repeat, block, statuses=statuses)
+
+
+@native()
+def _within(block: Any) -> Any:
+    w = _within_of(block)
+    for sample in range(w.samples):
+        if i32p(w.lengths + sample * w.length_step)[0] > i64p(w.step)[0]:
+            return call_entry(w.product_function, w.product_block)
+    return 0
+
+
+def within(lengths: Array | None, step: Block, product: Entry) -> Entry:
+    """Return an entry that runs a product where a sample is longer than a block's first word.
+
+    lengths: (n,) int32; None where all samples have all steps.
+    """
+    if lengths is None:
+        return product
+    block = _WITHIN.pack(
+        step=step,
+        lengths=lengths,
+        length_step=lengths.strides[0],
+        samples=len(lengths),
+        product=product,
+    )
+    return bind(_within, block, statuses=product.statuses)
 
 
 @native()
@@ -157,7 +183,7 @@ def operand(array: Array) -> Record:
     return _OPERAND.row(place=array, step=step, row=row, steps=steps, shift=0, start=0, start_row=0)
 
 
-def before(array: Array, first: Array, stride: int) -> Record:
+def before_step(array: Array, first: Array, stride: int) -> Record:
     """Return the record of the values a step before: `first` (n, h) before the first one."""
     step, row = array.strides[:2]
     outside = {"start": first, "start_row": first.strides[0]}
@@ -170,33 +196,43 @@ class Kernel:
 
     reads: what is known, by expression: the sum of what stands at places.
     writes: places and what is written there, in this order.
+    ended: the same for a row whose sample does not have the step.
     wide: lanes done at a time, as many as the registers hold.
     """
 
     name: str
     reads: Mapping[Expression, tuple[Place, ...]]
     writes: Sequence[tuple[Place, Expression]]
+    ended: Sequence[tuple[Place, Expression]] = ()
     wide: int = NARROW
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
         """The operands' names, in the order of their records."""
         places = [place for each in self.reads.values() for place in each]
-        return tuple(dict.fromkeys(name for name, _ in [*places, *(p for p, _ in self.writes)]))
+        places += [place for place, _ in (*self.writes, *self.ended)]
+        return tuple(dict.fromkeys(name for name, _ in places))
 
-    @cached_property
-    def code(self) -> int:
-        """A number of the formulas and places, by which compiled code is kept."""
-        known, written = (*self.reads,), [made for _, made in self.writes]
-        where = f"{[*self.reads.values()]} {[place for place, _ in self.writes]} {self.wide}"
+    def _code(self, writes: Sequence[tuple[Place, Expression]]) -> int:
+        """Return a number of the formulas and places, by which compiled code is kept."""
+        known, written = (*self.reads,), [made for _, made in writes]
+        where = f"{[*self.reads.values()]} {[place for place, _ in writes]} {self.wide}"
         code = crc32(f"{text(*known)} | {text(*written)} | {where}".encode())
-        _KERNELS[code] = self
+        _KERNELS[code] = self, writes
         return code
 
     @cached_property
     def native(self) -> Native:
         """The kernel that runs a part of the items: some columns of a row each, for all turns."""
-        code, count = self.code, len(self.operands)
+        return self._native("", _NONE)
+
+    @cached_property
+    def within(self) -> Native:
+        """The same where samples have lengths."""
+        return self._native("_within", self._code(self.ended))
+
+    def _native(self, suffix: str, ended: int) -> Native:
+        code, count = self._code(self.writes), len(self.operands)
 
         def run(block: Any, begin: int, end: int) -> int:
             w, operands = _gates_of(block), address_of(_operands_of(block))
@@ -204,6 +240,9 @@ class Kernel:
             at = words(stack(256))
             for item in range(begin, end):
                 row, first = item // w.across, (item % w.across) * w.columns
+                length: Any = _ALL
+                if w.lengths != 0:
+                    length = np.int64(i32p(w.lengths + row * w.length_step)[0])
                 for turn in range(w.turns):
                     step = w.step + turn * w.stride
                     for k in range(count):
@@ -217,11 +256,11 @@ class Kernel:
                         else:
                             place += s % o.steps * o.step
                         at[k] = place + first * 4
-                    _row(code, at, h, min(w.columns, h - first))
+                    _row(code, ended, step >= length, at, h, min(w.columns, h - first))
             return 0
 
         # A name of its own: compiled code is cached, and found again, by name.
-        run.__name__ = run.__qualname__ = f"gates_{self.name}"
+        run.__name__ = run.__qualname__ = f"gates_{self.name}{suffix}"
         return Native(run, "body")
 
     def bind(
@@ -230,10 +269,11 @@ class Kernel:
         shape: tuple[int, ...],
         threads: int,
         turns: tuple[int, int, int] = (0, 1, 0),
+        lengths: Array | None = None,
     ) -> tuple[Block, Entry]:
         """Return the block and the entry of a step, or of all steps.
 
-        shape: (n, h); turns: the first step, how many, and the stride.
+        shape: (n, h); turns: the first step, how many, and the stride; lengths: (n,) int32.
         """
         rows, width = shape
         columns = min(width, _COLUMNS)
@@ -243,6 +283,7 @@ class Kernel:
         ]
         items = -(-width // _COLUMNS)
         first, count, stride = turns
+        kernel = self.native if lengths is None else self.within
         block = _GATES.pack(
             *records,
             step=first,
@@ -251,201 +292,74 @@ class Kernel:
             across=items,
             turns=count,
             stride=stride,
-            keep=(self.native,),
+            lengths=0 if lengths is None else lengths,
+            length_step=0 if lengths is None else lengths.strides[0],
+            keep=(kernel,),
         )
         useful = useful_threads(threads, 64 * rows * width)
-        return block, parallel_for(self.native, block, rows * items, useful)
+        return block, parallel_for(kernel, block, rows * items, useful)
 
 
-_KERNELS: dict[int, Kernel] = {}
+_NONE = 0  # the code of nothing to do
+_KERNELS: dict[int, tuple[Kernel, Sequence[tuple[Place, Expression]]]] = {}
 
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-def _row(typing: Any, code: Any, at: Any, h: Any, n: Any) -> Any:
-    """Write the loop of the kernel whose code is a literal; `at`: the operands' addresses."""
-    if not isinstance(code, types.IntegerLiteral):
+def _row(typing: Any, code: Any, ended: Any, over: Any, at: Any, h: Any, n: Any) -> Any:
+    """Write the loop of the kernel whose code is a literal; `at`: the operands' addresses.
+
+    ended: the code of what is done instead where a sample is over, a literal.
+    """
+    if not isinstance(code, types.IntegerLiteral) or not isinstance(ended, types.IntegerLiteral):
         return None
-    kernel = _KERNELS[code.literal_value]
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        h, n = Lanes(builder, args[2]), Lanes(builder, args[3])
-        bases = {
-            name: Lanes(builder, builder.load(builder.gep(args[1], [I64(k)])))
-            for k, name in enumerate(kernel.operands)
-        }
-
-        def body(i: Lanes, width: int, mask: Lanes | None) -> None:
-            known: dict[Expression, Any] = {}
-
-            def read(name: str, gate: int) -> Lanes:
-                return get(bases[name], i + h * gate if gate else i, width, mask)
-
-            def value(made: Expression) -> Any:
-                """Return the value of an expression, of which a read one is loaded once."""
-                if made in kernel.reads and made not in known:
-                    known[made] = reduce(operator.add, (read(*p) for p in kernel.reads[made]))
-                elif made not in known:
-                    known[made] = made.value
-                    if made.operands:
-                        known[made] = FUNCTIONS[made.operation](*map(value, made.operands))
-                return known[made]
-
-            for place, expression in kernel.writes:
-                result = value(expression)
-                for one, places in kernel.reads.items():
-                    if place in places:
-                        value(one)  # before it is written over
-                name, gate = place
-                put(bases[name], i + h * gate if gate else i, result, mask)
-
-        loop(builder, n, body, kernel.wide)
+        if ended.literal_value == _NONE:
+            _columns(builder, code.literal_value, *args[3:])
+        else:
+            with builder.if_else(args[2]) as (over_now, going):
+                with over_now:
+                    _columns(builder, ended.literal_value, *args[3:])
+                with going:
+                    _columns(builder, code.literal_value, *args[3:])
         return context.get_dummy_value()
 
-    return types.void(code, at, types.int64, types.int64), emit
+    return types.void(code, ended, types.boolean, at, types.int64, types.int64), emit
 
 
-def gates(expressions: Sequence[Expression], name: str) -> Reads:
-    """Return expressions as read from the gates side by side in one operand."""
-    return {one: ((name, k),) for k, one in enumerate(expressions)}
+def _columns(builder: Any, code: int, at: Any, width: Any, count: Any) -> None:
+    """Write the loop over a row's columns of what has a code."""
+    kernel, writes = _KERNELS[code]
+    h, n = Lanes(builder, width), Lanes(builder, count)
+    bases = {
+        name: Lanes(builder, builder.load(builder.gep(at, [I64(k)])))
+        for k, name in enumerate(kernel.operands)
+    }
 
+    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+        known: dict[Expression, Any] = {}
 
-def written(expressions: Sequence[Expression], *names: str) -> list[tuple[Place, Expression]]:
-    """Return expressions as written to the gates side by side in each of the operands."""
-    return [((name, k), one) for k, one in enumerate(expressions) for name in names]
+        def read(name: str, gate: int) -> Lanes:
+            return get(bases[name], i + h * gate if gate else i, width, mask)
 
+        def value(made: Expression) -> Any:
+            """Return the value of an expression, of which a read one is loaded once."""
+            if made in kernel.reads and made not in known:
+                known[made] = reduce(operator.add, (read(*p) for p in kernel.reads[made]))
+            elif made not in known:
+                known[made] = made.value
+                if made.operands:
+                    known[made] = FUNCTIONS[made.operation](*map(value, made.operands))
+            return known[made]
 
-def _lstm() -> tuple[Kernel, Kernel]:
-    *sums, cell = LSTM.reads
-    y, new = LSTM.results
-    forward = Kernel(
-        "lstm",
-        {one: (("inputs", k), ("sums", k)) for k, one in enumerate(sums)} | {cell: (("cell", 0),)},
-        [
-            *written(LSTM.saved, "gates"),
-            *written([new], "cell", "cells"),
-            *written([y], "state", "y"),
-        ],
-    )
-    *dgates, dcell = LSTM.gradients
-    backward = Kernel(
-        "lstm_grad",
-        gates(LSTM.saved, "gates")
-        | {new: (("cells", 0),), D: (("dy", 0), ("dstate", 0)), DC: (("dcell", 0),)}
-        | {cell: (("before", 0),)},
-        [*written([dcell], "dcell"), *written(dgates, "dgates", "dense")],
-    )
-    return forward, backward
+        for place, expression in writes:
+            result = value(expression)
+            if not isinstance(result, Lanes):
+                result = Lanes(builder, F32(result)).splat(width)
+            for one, places in kernel.reads.items():
+                if place in places:
+                    value(one)  # before it is written over
+            name, gate = place
+            put(bases[name], i + h * gate if gate else i, result, mask)
 
-
-def _rnn(activation: str) -> tuple[Kernel, Kernel]:
-    cell = rnn(activation)
-    forward = Kernel(
-        f"rnn_{activation}",
-        {cell.reads[0]: (("y", 0), ("sums", 0))},
-        written(cell.results, "y", "state"),
-    )
-    backward = Kernel(
-        f"rnn_{activation}_grad",
-        gates(cell.results, "y") | {D: (("dy", 0), ("dstate", 0))},
-        written(cell.gradients, "dgates", "dense"),
-    )
-    return forward, backward
-
-
-def _gru() -> tuple[Kernel, Kernel, Kernel, Kernel]:
-    reset, update, new, product, state = GRU.reads
-    twice: Reads = {one: (("inputs", k), ("sums", k)) for k, one in enumerate((reset, update))}
-    before: Reads = {state: (("state", 0),)}
-    forward = Kernel(
-        "gru",
-        {**twice, new: (("inputs", 2),), product: (("sums", 2),), **before},
-        [
-            *written(GRU.saved, "gates"),
-            *written([product], "hidden"),
-            *written(GRU.results, "state", "y"),
-        ],
-    )
-    first = Kernel(
-        "gru_first",
-        twice | before,
-        [
-            *written(GRU_FIRST.saved, "gates"),
-            *written(GRU_FIRST.results[:1], "hidden", "scaled"),
-        ],
-    )
-    new, given, state = GRU_SECOND.reads
-    second = Kernel(
-        "gru_second",
-        {new: (("inputs", 2), ("sums", 0)), given: (("gates", 1),), state: (("state", 0),)},
-        [(("gates", 2), GRU_SECOND.saved[0]), *written(GRU_SECOND.results, "state", "y")],
-    )
-    dreset, dupdate, dnew, dproduct, past = GRU.gradients
-    backward = Kernel(
-        "gru_grad",
-        gates(GRU.saved, "gates")
-        | {product: (("hidden", 0),), state: (("before", 0),)}
-        | {D: (("dy", 0), ("past", 0), ("through", 0))},
-        [
-            *written([past], "past"),
-            *written([dreset, dupdate, dnew], "dgates"),
-            *written([dreset, dupdate, dproduct], "dproduct", "dense"),
-        ],
-    )
-    return forward, first, second, backward
-
-
-def _sru() -> tuple[Kernel, Kernel]:
-    candidate, forget, reset, cell, past = SRU.reads
-    y, new = SRU.results
-    forward = Kernel(
-        "sru",
-        {candidate: (("gates", 0),), forget: (("gates", 1), ("bias", 0))}
-        | {reset: (("gates", 2), ("bias", 1)), cell: (("cell", 0),), past: (("highway", 0),)},
-        [
-            (("gates", 1), SRU.saved[0]),
-            (("gates", 2), SRU.saved[1]),
-            *written([new], "cell", "cells"),
-            *written([y], "y"),
-        ],
-    )
-    *dgates, dcell, dpast = SRU.gradients
-    backward = Kernel(
-        "sru_grad",
-        {candidate: (("gates", 0),), SRU.saved[0]: (("gates", 1),), SRU.saved[1]: (("gates", 2),)}
-        | {D: (("dy", 0),), DC: (("dcell", 0),), new: (("cells", 0),)}
-        | {cell: (("before", 0),), past: (("highway", 0),)},
-        [*written(dgates, "dgates"), *written([dpast], "dhighway"), *written([dcell], "dcell")],
-    )
-    return forward, backward
-
-
-def _nas() -> tuple[Kernel, Kernel]:
-    left, right, cell = NAS.reads[:8], NAS.reads[8:16], NAS.reads[16]
-    y, new = NAS.results
-    factors = [(("left", 0), left[PRODUCT]), (("right", 0), right[PRODUCT])]
-    forward = Kernel(
-        "nas",
-        gates(left, "inputs") | gates(right, "states") | {cell: (("c", 0),)},
-        [*factors, *written(NAS.saved, "gates"), (("cell", 0), new), (("y", 0), y)],
-        LANES,
-    )
-    dleft, dright, dcell = NAS.gradients[:8], NAS.gradients[8:16], NAS.gradients[16]
-    backward = Kernel(
-        "nas_grad",
-        gates(NAS.saved, "gates")
-        | {D: (("dy", 0),), DC: (("dcell", 0),), cell: (("c", 0),)}
-        | {factor: (place,) for place, factor in factors},
-        [(("dc", 0), dcell), *written(dleft, "dinputs"), *written(dright, "dstates")],
-        LANES,
-    )
-    return forward, backward
-
-
-# Each kernel's operands are arrays of all steps (t, n, …), or states and sums (n, …), by name:
-# sums of x w + b are `inputs`, those of h r are `sums`; what ends in `s` is of all steps; `dense`
-# is what the product after it reads.
-LSTM_STEP, LSTM_BACK = _lstm()
-RNN = {name: _rnn(name) for name in ("tanh", "relu")}
-GRU_STEP, GRU_HALF, GRU_REST, GRU_BACK = _gru()
-SRU_STEPS, SRU_BACK = _sru()
-NAS_STEP, NAS_BACK = _nas()
+    loop(builder, n, body, kernel.wide)

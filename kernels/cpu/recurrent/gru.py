@@ -5,19 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from soapstone.kernels.cpu.products.forms import Form, Weights
-from soapstone.kernels.cpu.recurrent.gates import (
+from soapstone.kernels.cpu.recurrent.gates import Operands, add, before_step, copy, within
+from soapstone.kernels.cpu.recurrent.layers import Steps, forms, in_rows, input_products, stretch_of
+from soapstone.kernels.cpu.recurrent.steps import (
     GRU_BACK,
     GRU_HALF,
     GRU_REST,
     GRU_STEP,
     SRU_BACK,
     SRU_STEPS,
-    Operands,
-    add,
-    before,
-    copy,
 )
-from soapstone.kernels.cpu.recurrent.layers import Steps, forms, in_rows, input_products, stretch_of
 from soapstone.kernels.cpu.substrate.layout import private
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -34,6 +31,7 @@ def gru_step(
     rb: Array,
     ends: tuple[Array, Array],
     results: tuple[Array, ...],
+    lengths: Array | None = None,
 ) -> Parts | None:
     """Return the blocks and entries of one step of a call, and the weights they use.
 
@@ -52,8 +50,9 @@ def gru_step(
         product = weights.product(state, sums, rb)
         if product is None:
             return None
-        block, step = GRU_STEP.bind({**operands, "sums": sums}, state.shape, threads)
-        return [block], [product, step], [weights]
+        operands["sums"] = sums
+        block, step = GRU_STEP.bind(operands, state.shape, threads, lengths=lengths)
+        return [block], [within(lengths, block, product), step], [weights]
     each = [form(part, threads, constant) for part in (r[:, : 2 * width], r[:, 2 * width :])]
     scaled = private(samples, width)
     pair = private(samples, 2 * width), private(samples, width)
@@ -63,26 +62,27 @@ def gru_step(
         return None
     operands["scaled"] = scaled
     (half, early), (rest, late) = (
-        kernel.bind({**operands, "sums": sums}, state.shape, threads)
+        kernel.bind({**operands, "sums": sums}, state.shape, threads, lengths=lengths)
         for kernel, sums in ((GRU_HALF, pair[0]), (GRU_REST, pair[1]))
     )
+    first, second = (within(lengths, half, product) for product in (first, second))
     return [half, rest], [first, early, second, late], each
 
 
 @forms("gru")
-def gru(call: Call, form: Form) -> Entry | None:
+def gru(call: Call, form: Form, lengths: Array | None = None) -> Entry | None:
     """Return the entry of a gated recurrent unit over all steps."""
     x, _, _, b, rb, h0 = call.inputs
     y, h, gates, hidden = call.outputs
     if not x.size:
         return noop() if not y.size else None
     samples, width = h0.shape
-    build = Steps(call, form)
+    build = Steps(call, form, lengths)
     w = build.weights(call, 1)
     stretch = stretch_of(x)
     inputs, state = private(stretch, samples, 3 * width), private(samples, width)
     before = input_products(x, w, b, inputs, stretch)
-    made = gru_step(call, form, 2, rb, (inputs, state), (gates, hidden, y))
+    made = gru_step(call, form, 2, rb, (inputs, state), (gates, hidden, y), lengths)
     if before is None or made is None:
         return None
     blocks, entries, weights = made
@@ -93,7 +93,7 @@ def gru(call: Call, form: Form) -> Entry | None:
 
 
 @forms("gru_grad")
-def gru_grad(call: Call, form: Form) -> Entry | None:
+def gru_grad(call: Call, form: Form, lengths: Array | None = None) -> Entry | None:
     """Return the entry of the gradients before the gates of all steps."""
     dy, dh, gates, hidden, before, _ = call.inputs
     dgates, dproduct, dh0 = call.outputs
@@ -103,7 +103,7 @@ def gru_grad(call: Call, form: Form) -> Entry | None:
         return noop()
     build = Steps(call, form)
     build.reverse = not build.reverse
-    made = _grad_step(call, form, (dy, gates, hidden, before), (dgates, dproduct), dh)
+    made = _grad_step(call, form, (dy, gates, hidden, before), (dgates, dproduct), dh, lengths)
     if made is None:
         return None
     block, entries, start, ends, weights = made
@@ -119,6 +119,7 @@ def _grad_step(
     given: tuple[Array, Array, Array, Array],
     made: tuple[Array, Array],
     dh: Array | None,
+    lengths: Array | None = None,
 ) -> tuple[Block, list[Entry], Entry, tuple[Array, Array], Weights] | None:
     """Return the block and entries of a step, the entry before the first, and both ends."""
     samples, width = given[0].shape[1:]
@@ -136,8 +137,8 @@ def _grad_step(
     names = ("dy", "gates", "hidden", "before", "dgates", "dproduct")
     operands = dict(zip(names, (*given, *made)))
     operands |= {"past": past, "through": through, "dense": dense}
-    block, step = GRU_BACK.bind(operands, past.shape, call.threads)
-    return block, [step, product], start, (past, through), back
+    block, step = GRU_BACK.bind(operands, past.shape, call.threads, lengths=lengths)
+    return block, [step, within(lengths, block, product)], start, (past, through), back
 
 
 @forms("gru_cell")
@@ -178,7 +179,7 @@ def gru_cell_grad(call: Call, form: Form) -> Entry | None:
 
 
 @forms("sru")
-def sru(call: Call, form: Form) -> Entry | None:
+def sru(call: Call, form: Form, lengths: Array | None = None) -> Entry | None:
     """Return the entry of a simple recurrent unit over all steps."""
     x, _, b, c0 = call.inputs
     y, c, gates, cells = call.outputs
@@ -196,7 +197,7 @@ def sru(call: Call, form: Form) -> Entry | None:
     turns = (len(x) - 1, len(x), -1) if build.reverse else (0, len(x), 1)
     operands = {"gates": dense, "highway": highway, "cells": cells, "y": y, "cell": cell}
     operands["bias"] = b
-    _, steps = SRU_STEPS.bind(operands, c0.shape, call.threads, turns)
+    _, steps = SRU_STEPS.bind(operands, c0.shape, call.threads, turns, lengths)
     build.add(copy(c0, cell), *products, steps)
     if dense is not gates:
         build.add(copy(dense, gates))
@@ -206,7 +207,7 @@ def sru(call: Call, form: Form) -> Entry | None:
 
 @variant("sru_grad", "numba")
 @in_rows
-def sru_grad(call: Call) -> Entry | None:
+def sru_grad(call: Call, lengths: Array | None = None) -> Entry | None:
     """Return the entry of the gradients of a simple recurrent unit over all steps."""
     dy, dc, gates, cells, x, c0 = call.inputs
     dgates, direct, dc0 = call.outputs
@@ -224,8 +225,8 @@ def sru_grad(call: Call) -> Entry | None:
         entries.append(copy(_zeros(direct), direct))
     operands: Operands = {"dy": dy, "gates": gates, "cells": cells, "highway": highway}
     operands |= {"dgates": dgates, "dhighway": dhighway, "dcell": dcell}
-    operands["before"] = before(cells, c0, -turns[2])
-    _, steps = SRU_BACK.bind(operands, c0.shape, call.threads, turns)
+    operands["before"] = before_step(cells, c0, -turns[2])
+    _, steps = SRU_BACK.bind(operands, c0.shape, call.threads, turns, lengths)
     return sequence([*entries, steps, copy(dcell, dc0)])
 
 

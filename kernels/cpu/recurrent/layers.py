@@ -10,19 +10,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
+from typing import Any
 
 import numpy as np
 
 from soapstone.kernels.cpu.products.forms import Form, Weights
 from soapstone.kernels.cpu.products.forms import forms as all_forms
-from soapstone.kernels.cpu.recurrent import gates
-from soapstone.kernels.cpu.recurrent.gates import copy, repeat
+from soapstone.kernels.cpu.recurrent.gates import (
+    Kernel,
+    Operands,
+    add,
+    before_step,
+    copy,
+    repeat,
+    within,
+)
+from soapstone.kernels.cpu.recurrent.steps import (
+    FIRST,
+    LSTM_BACK,
+    LSTM_BACK_WITHIN,
+    LSTM_STEP,
+    RNN,
+)
 from soapstone.kernels.cpu.substrate.layout import float32, private, rows, rows_contiguous
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native import copies
 from soapstone.native.entries import noop, sequence
-from soapstone.native.memory import Block
+from soapstone.native.memory import Block, pack
 
 STRETCH = 512  # rows of an input product, where there are as many
 
@@ -30,10 +45,16 @@ Bind = Callable[..., Entry | None]
 
 
 def in_rows(bind: Bind) -> Bind:
-    """Return a kernel of contiguous rows as one of any strides, by copies where there are none."""
+    """Return a kernel of contiguous rows as one of any strides, by copies where there are none.
+
+    Lengths, the last operand of a call that has them, are handed over by name.
+    """
 
     @wraps(bind)
-    def staged(call: Call, **form: Form) -> Entry | None:
+    def staged(call: Call, **form: Any) -> Entry | None:
+        if call.inputs[-1].dtype == np.int32 and call.inputs[-1].flags.aligned:
+            form["lengths"] = call.inputs[-1]
+            call = replace(call, inputs=call.inputs[:-1])
         if not float32(call):
             return None
         operands = (*call.inputs, *call.outputs)
@@ -73,10 +94,13 @@ def forms(operator: str) -> Callable[[Bind], Bind]:
 
 
 class Steps:
-    """The entries of a recurrence under construction: x w + b by stretches, then steps of each."""
+    """The entries of a recurrence under construction: x w + b by stretches, then steps of each.
 
-    def __init__(self, call: Call, form: Form) -> None:
-        self.threads, self.form = call.threads, form
+    lengths: (n,) int32 of the samples, None where all have all steps.
+    """
+
+    def __init__(self, call: Call, form: Form, lengths: Array | None = None) -> None:
+        self.threads, self.form, self.lengths = call.threads, form, lengths
         self.constants = call.constants
         self.reverse = bool(call.attributes["reverse"])
         self._entries: list[Entry] = []
@@ -89,6 +113,10 @@ class Steps:
     def add(self, *entries: Entry) -> None:
         """Append entries, which run in this order."""
         self._entries.extend(entries)
+
+    def needed(self, block: Block, product: Entry) -> Entry:
+        """Return a product of a step, whose number is in the block, where a sample has the step."""
+        return within(self.lengths, block, product)
 
     def run(
         self,
@@ -104,9 +132,35 @@ class Steps:
         for number in order[::-1] if self.reverse else order:
             lo, hi = bounds[number]
             if before:
-                self.add(before[number])
+                self.add(self.needed(pack(lo), before[number]))
             first, stride = (hi - 1, -1) if self.reverse else (lo, 1)
             self.add(repeat(hi - lo, first, stride, blocks, entries))
+
+    def back(
+        self,
+        kernels: tuple[Kernel, Kernel],
+        operands: Operands,
+        product: Entry,
+        first: Array,
+    ) -> None:
+        """Add the steps back of a state whose gradient is `dstate`, and of the first one then.
+
+        kernels: without lengths, and with them. product: what makes `dstate` of `dense`.
+        """
+        dy, dstate = operands["dy"], operands["dstate"]
+        steps, threads = len(dy), self.threads
+        if self.lengths is None:
+            block, step = kernels[0].bind(operands, first.shape, threads)
+            self.run(steps, steps, [block], [step, product], [])
+            self.add(copy(dstate, first))
+            return
+        past, zero = private(*first.shape), private(*first.shape)
+        zero[...] = 0
+        operands = {**operands, "past": past}
+        block, step = kernels[1].bind(operands, first.shape, threads, lengths=self.lengths)
+        self.add(copy(zero, past))
+        self.run(steps, steps, [block], [step, self.needed(block, product)], [])
+        self.add(add(past, dstate, first))
 
     def entry(self, *weights: Weights) -> Entry:
         """Return the entry of it all, the packing of weights first."""
@@ -149,14 +203,14 @@ def input_products(
 
 
 @forms("lstm")
-def lstm(call: Call, form: Form) -> Entry | None:
+def lstm(call: Call, form: Form, lengths: Array | None = None) -> Entry | None:
     """Return the entry of a long short-term memory over all steps."""
     x, _, _, b, h0, c0 = call.inputs
     y, h, c, gate_values, cells = call.outputs
     if not x.size:
         return noop() if not y.size else None
     samples, width = h0.shape
-    build = Steps(call, form)
+    build = Steps(call, form, lengths)
     w, r = build.weights(call, 1), build.weights(call, 2)
     stretch = stretch_of(x)
     inputs, sums = private(stretch, samples, 4 * width), private(samples, 4 * width)
@@ -167,22 +221,22 @@ def lstm(call: Call, form: Form) -> Entry | None:
         return None
     operands = {"inputs": inputs, "sums": sums, "state": state, "cell": cell, "cells": cells}
     operands |= {"gates": gate_values, "y": y}
-    block, step = gates.LSTM_STEP.bind(operands, h0.shape, call.threads)
+    block, step = LSTM_STEP.bind(operands, h0.shape, call.threads, lengths=lengths)
     build.add(copy(h0, state), copy(c0, cell))
-    build.run(len(x), stretch, [block], [recurrent, step], before)
+    build.run(len(x), stretch, [block], [build.needed(block, recurrent), step], before)
     build.add(copy(state, h), copy(cell, c))
     return build.entry(w, r)
 
 
 @forms("lstm_grad")
-def lstm_grad(call: Call, form: Form) -> Entry | None:
+def lstm_grad(call: Call, form: Form, lengths: Array | None = None) -> Entry | None:
     """Return the entry of the gradients before the gates of all steps."""
     dy, dh, dc, gate_values, cells, r, c0 = call.inputs
     dgates, dh0, dc0 = call.outputs
     if not dy.size:
         return noop()
     samples, width = dh.shape
-    build = Steps(call, form)
+    build = Steps(call, form, lengths)
     build.reverse = not build.reverse
     back = form(r.swapaxes(0, 1), call.threads, 5 in call.constants)
     dense = private(samples, 4 * width)
@@ -190,25 +244,24 @@ def lstm_grad(call: Call, form: Form) -> Entry | None:
     product = back.product(dense, dstate)
     if product is None:
         return None
-    before = gates.before(cells, c0, 1 if build.reverse else -1)
-    operands: gates.Operands = {"dy": dy, "cells": cells, "before": before, "gates": gate_values}
+    before = before_step(cells, c0, 1 if build.reverse else -1)
+    operands: Operands = {"dy": dy, "cells": cells, "before": before, "gates": gate_values}
     operands |= {"dgates": dgates, "dense": dense, "dstate": dstate, "dcell": dcell}
-    block, step = gates.LSTM_BACK.bind(operands, dh.shape, call.threads)
     build.add(copy(dh, dstate), copy(dc, dcell))
-    build.run(len(dy), len(dy), [block], [step, product], [])
-    build.add(copy(dstate, dh0), copy(dcell, dc0))
+    build.back((LSTM_BACK, LSTM_BACK_WITHIN), operands, product, dh0)
+    build.add(copy(dcell, dc0))
     return build.entry(back)
 
 
 @forms("rnn")
-def rnn(call: Call, form: Form) -> Entry | None:
+def rnn(call: Call, form: Form, lengths: Array | None = None) -> Entry | None:
     """Return the entry of a plain recurrence over all steps."""
     x, _, _, b, h0 = call.inputs
     y, h = call.outputs
     if not x.size:
         return noop() if not y.size else None
     samples, width = h0.shape
-    build = Steps(call, form)
+    build = Steps(call, form, lengths)
     w, r = build.weights(call, 1), build.weights(call, 2)
     dense = y if rows(y) is not None else private(*y.shape)
     state, sums = private(samples, width), private(samples, width)
@@ -216,10 +269,11 @@ def rnn(call: Call, form: Form) -> Entry | None:
     recurrent = r.product(state, sums)
     if before is None or recurrent is None:
         return None
-    kernel, _ = gates.RNN[call.attributes["activation"]]
-    block, step = kernel.bind({"y": dense, "sums": sums, "state": state}, h0.shape, call.threads)
+    kernel = RNN[call.attributes["activation"]][0]
+    operands = {"y": dense, "sums": sums, "state": state}
+    block, step = kernel.bind(operands, h0.shape, call.threads, lengths=lengths)
     build.add(copy(h0, state))
-    build.run(len(x), len(x), [block], [recurrent, step], before)
+    build.run(len(x), len(x), [block], [build.needed(block, recurrent), step], before)
     if dense is not y:
         build.add(copy(dense, y))
     build.add(copy(state, h))
@@ -227,31 +281,28 @@ def rnn(call: Call, form: Form) -> Entry | None:
 
 
 @forms("rnn_grad")
-def rnn_grad(call: Call, form: Form) -> Entry | None:
+def rnn_grad(call: Call, form: Form, lengths: Array | None = None) -> Entry | None:
     """Return the entry of the gradients before the activation of all steps."""
     dy, dh, y, r = call.inputs
     dgates, dh0 = call.outputs
     if not dy.size:
         return noop()
-    build = Steps(call, form)
+    build = Steps(call, form, lengths)
     build.reverse = not build.reverse
     back = form(r.swapaxes(0, 1), call.threads, 3 in call.constants)
     dense, dstate = private(*dh.shape), private(*dh.shape)
     product = back.product(dense, dstate)
     if product is None:
         return None
-    _, kernel = gates.RNN[call.attributes["activation"]]
     operands = {"dy": dy, "y": y, "dgates": dgates, "dense": dense, "dstate": dstate}
-    block, step = kernel.bind(operands, dh.shape, call.threads)
     build.add(copy(dh, dstate))
-    build.run(len(dy), len(dy), [block], [step, product], [])
-    build.add(copy(dstate, dh0))
+    build.back(RNN[call.attributes["activation"]][1:], operands, product, dh0)
     return build.entry(back)
 
 
 @variant("previous_step", "numba")
 @in_rows
-def previous_step(call: Call) -> Entry | None:
+def previous_step(call: Call, lengths: Array | None = None) -> Entry | None:
     """Return the entry that moves the steps on by one."""
     y, first = call.inputs
     (out,) = call.outputs
@@ -260,4 +311,9 @@ def previous_step(call: Call) -> Entry | None:
     reverse = bool(call.attributes["reverse"])
     kept, start = (y[1:], out[-1]) if reverse else (y[:-1], out[0])
     moved = [copy(kept, out[:-1] if reverse else out[1:])] if len(y) > 1 else []
-    return sequence([*moved, copy(first, np.asarray(start))])
+    moved.append(copy(first, np.asarray(start)))
+    if lengths is not None and reverse:
+        operands = {"first": first, "before": before_step(out, first, 1)}
+        turns = (1, len(y) - 1, 1)
+        moved.append(FIRST.bind(operands, first.shape, call.threads, turns, lengths)[1])
+    return sequence(moved)
