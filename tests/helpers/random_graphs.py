@@ -76,7 +76,8 @@ class _Drawing:
                 results = spec.run(spec.normalise(attributes), *arrays)
             except GraphError:  # an index outside a table
                 return None
-        if not all(_defined(spec, arrays, result) for result in results):
+        padded = "padding" in {*spec.attributes, *dict(attributes.get("items", ()))}
+        if not all(_defined(spec, padded, arrays, result) for result in results):
             return None
         outputs = self.builder.apply(name, *inputs, **attributes)
         for output, result, wanted in zip(outputs, results, made, strict=True):
@@ -239,12 +240,12 @@ def _binds(spec: OpSpec, attributes: Mapping[str, Any], specs: Sequence[TensorSp
     return math.prod(max(dim.extent, 1) for dim in made.dims) <= MOST_POINTS
 
 
-def _defined(spec: OpSpec, arrays: Sequence[Array], result: Array) -> bool:
+def _defined(spec: OpSpec, padded: bool, arrays: Sequence[Array], result: Array) -> bool:
     """Return whether NumPy's result is what any machine makes.
 
     A cast may have no right answer, and infinite weights times padding are NaN or skipped.
     """
-    if "padding" in spec.attributes and not all(np.isfinite(a).all() for a in arrays[1:]):
+    if padded and not all(np.isfinite(a).all() for a in arrays[1:]):
         return False
     if spec.name != "cast" or result.dtype.kind not in "iu" or arrays[0].dtype.kind != "f":
         return True
