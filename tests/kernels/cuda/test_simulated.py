@@ -14,6 +14,8 @@ import pytest
 from soapstone.ir.spec import OpSpec, operators
 from soapstone.kernels.select import unserved
 
+pytestmark = pytest.mark.simulator
+
 PROGRAM = Path(__file__).parents[2] / "programs" / "cuda_simulator.py"
 SECONDS = 600
 

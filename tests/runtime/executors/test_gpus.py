@@ -40,7 +40,10 @@ def checked(simulated: bool) -> dict[str, str | None]:
 
 
 @installed
-@pytest.mark.parametrize("simulated", [True, pytest.param(False, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "simulated",
+    [pytest.param(True, marks=pytest.mark.simulator), pytest.param(False, marks=pytest.mark.gpu)],
+)
 def test_processors_that_are_gpus(simulated: bool) -> None:
     for check, error in checked(simulated).items():
         assert error is None, f"{check}: {error}"
