@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from harness import write
 from helpers.graph_runs import failure, shrink, ways_of
 from helpers.random_graphs import Sample, draw
-from random_programs import end, lines
+from random_programs import end, lines, until_interrupted
 
 SHRINK_S = 60.0  # a graph is made smaller for so long
 CRASHES_TRIED = 60  # a process each: what ends its process is made smaller outside of it
@@ -146,22 +146,17 @@ def main() -> None:
     totals: Counter[str] = Counter()
     operators: Counter[str] = Counter()
     types: Counter[str] = Counter()
-    try:
-        for row in rows(given.seed, given.count, every):
-            totals["graphs"] += 1
-            totals["failed"] += bool(row["failed"])
-            totals["optimized"] += row.get("optimized", 0)
-            totals["seconds"] += row.get("seconds", 0.0)
-            types[row.get("type", "none")] += 1
-            operators.update(row["operators"])
-            if row["failed"]:
-                print(
-                    f"seed {row['seed']}: {row['failed']}\n{row.get('smallest', '')}\n", flush=True
-                )
-            if totals["graphs"] % 100 == 0:
-                print(f"{totals['graphs']} graphs, {totals['failed']} failed", flush=True)
-    except KeyboardInterrupt:
-        print("interrupted: the table is of the graphs so far", flush=True)
+    for row in until_interrupted(rows(given.seed, given.count, every)):
+        totals["graphs"] += 1
+        totals["failed"] += bool(row["failed"])
+        totals["optimized"] += row.get("optimized", 0)
+        totals["seconds"] += row.get("seconds", 0.0)
+        types[row.get("type", "none")] += 1
+        operators.update(row["operators"])
+        if row["failed"]:
+            print(f"seed {row['seed']}: {row['failed']}\n{row.get('smallest', '')}\n", flush=True)
+        if totals["graphs"] % 100 == 0:
+            print(f"{totals['graphs']} graphs, {totals['failed']} failed", flush=True)
     table = {
         "graphs": totals["graphs"],
         "failed": totals["failed"],

@@ -147,6 +147,14 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+def until_interrupted(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows; an interrupt ends them, and what was found until then is kept."""
+    try:
+        yield from rows
+    except KeyboardInterrupt:
+        print("interrupted: the table is of what has run", flush=True)
+
+
 def mpiexec() -> str | None:
     """The launcher of ranks, if there is one."""
     return shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.defpath}")
@@ -187,7 +195,8 @@ def run(
         return {"executor": name, "programs": 0}
     totals: Counter[str] = Counter()
     failed: list[dict[str, Any]] = []
-    for row in rows(first, count, executor, ranks, checked, environment):
+    made = rows(first, count, executor, ranks, checked, environment)
+    for row in until_interrupted(made):
         if row["failed"]:
             failed.append(row)
             print(json.dumps({"executor": executor, **row}), flush=True)
@@ -233,7 +242,11 @@ def main() -> None:
             first, end = (given.count * n // len(chosen) for n in (number, number + 1))
             mine = given.first + first, end - first
             table.append(run(executor, *mine, given.ranks, given.check, Path(folder)))
-    options = f"--count {given.count} --executor {given.executor}" + " --check" * given.check
+    count = sum(row["programs"] for row in table)
+    options = (
+        f"--count {count} --first {given.first} --executor {given.executor}"
+        + " --check" * given.check
+    )
     write(
         f"random_programs_{given.executor}",
         f"Random task programs, executors: {', '.join(chosen)}",
