@@ -56,16 +56,31 @@ def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Arra
     return interpret(graph, {n: weights(n) for n in graph.roles})[name]
 
 
+def mapping(array: Array) -> mmap.mmap | None:
+    """Return the mapped file that an array's elements are in, or None."""
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return base if isinstance(base, mmap.mmap) else None
+
+
+def whole_file(array: Array) -> bool:
+    """Return whether an array is all that has been mapped of a file, and not some rows of it."""
+    base: object = array
+    while isinstance(base, np.ndarray) and isinstance(base.base, np.ndarray):
+        base = base.base
+    found = isinstance(base, np.ndarray) and base.nbytes == array.nbytes
+    return found and mapping(array) is not None
+
+
 def resident(array: Array) -> Array:
     """Return the array's contents, which nobody will change.
 
     They are copied from arrays that may be written to, and from mapped files, whose pages are then
     let go.
     """
-    base: object = array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(base, mmap.mmap):
+    base = mapping(array)
+    if base is None:
         own = array.flags.aligned and not array.flags.writeable
         return array if own else np.array(array, order="C")
     copy = np.array(array, order="C")
@@ -78,4 +93,4 @@ def resident(array: Array) -> Array:
     return copy
 
 
-__all__ = ["Constants", "determined", "resident"]
+__all__ = ["Constants", "determined", "mapping", "resident", "whole_file"]

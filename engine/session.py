@@ -41,8 +41,9 @@ class Bound:
     """A graph bound to regions and compiled to a trace.
 
     `feeds` and `results` are the live arrays of its step inputs and outputs; `inputs` the regions
-    of the former; `prepared` is the graph as it is launched, and `plans` the memory plans that this
-    follows, if any, of the memories in which processors of this process work.
+    of the former; `lent` those feeds that are given arrays themselves; `prepared` is the graph as
+    it is launched, and `plans` the memory plans that this follows, if any, of the memories in which
+    processors of this process work.
     """
 
     graph: Graph
@@ -53,6 +54,7 @@ class Bound:
     results: Mapping[str, Array]
     inputs: Mapping[str, Region]
     plans: Mapping[str, MemoryPlan] = field(default_factory=dict)
+    lent: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
     def batch(self) -> tuple[str, ...]:
@@ -111,6 +113,7 @@ class Session:
         *,
         names: Sequence[str] | None = None,
         fuse: bool = True,
+        lent: Mapping[str, Array] = NOTHING,
     ) -> Bound:
         """Return the graph compiled under a strategy; parameters met for the first time are made.
 
@@ -118,6 +121,8 @@ class Session:
             constants: the contents of inputs that never change, by value: they need no region.
             names: what results are called, where not as the graph's outputs are.
             fuse: let several operators be one launch.
+            lent: arrays of inputs, by name, that runs are to read where they are, if that can be:
+                then nothing else can be fed.
 
         Raises:
             StrategyError: the strategy is not legal for the graph.
@@ -141,6 +146,12 @@ class Session:
                 for name, low in zip(names or graph.outputs, lowered.outputs)
             }
             fed = [n for n in regions if graph.roles.get(n, Role.STATE) not in CARRIED]
+            lent = {
+                name: array
+                for name, array in lent.items()
+                if (array.shape, array.dtype) == (regions[name].shape, regions[name].dtype)
+                and self.runtime.lend(regions[name], array)
+            }
             feeds = {name: self.runtime.array(regions[name]) for name in fed}
             mine = self.runtime.executor.processors
             images = imaged(prepared, constants, self.machine, mine)
@@ -155,13 +166,13 @@ class Session:
             program.release()
             inputs = {name: regions[name] for name in fed}
             trace = recording.trace
-            bound = Bound(graph, prepared, program, trace, feeds, results, inputs, plans)
+            bound = Bound(graph, prepared, program, trace, feeds, results, inputs, plans, lent)
             self._bounds.append(bound)
             return bound
 
-    def forget(self) -> None:
-        """Let go of all bound graphs; what they carry stays."""
-        self._bounds.clear()
+    def forget(self, bound: Bound | None = None) -> None:
+        """Let go of a bound graph, or of all; what they carry stays."""
+        self._bounds = [each for each in self._bounds if bound is not None and each is not bound]
 
     def _carry(self, graph: Graph, name: str) -> Region:
         region = self._carried.get(name)
@@ -185,8 +196,11 @@ class Session:
     def feed(self, bound: Bound, name: str, value: Any) -> None:
         """Let the next run read an array as an input: a copy, or under Legate its own data itself.
 
-        value: of the input's shape; of its dtype, it is not copied if it is data of Legate.
+        value: of the input's shape; of its dtype, it is not copied if it is data of Legate. Where
+            an array was lent to the bound graph, that one.
         """
+        if name in bound.lent:
+            return
         target, runtime = bound.feeds[name], self.runtime
         adopt = getattr(runtime, "adopt", None)  # Legate's runtime has it
         if adopt is None or not hasattr(value, "__legate_data_interface__"):

@@ -133,10 +133,13 @@ def _own_stamp() -> str:
 
 
 def scratch(call: Call) -> Call:
-    """Return the same call on scratch arrays of equal shapes and strides."""
+    """Return the same call on scratch arrays of equal shapes and strides.
+
+    Numbers that nobody writes are there already, maybe in a file that memory would not hold.
+    """
 
     def clone(array: Array) -> Array:
-        if array.size == 0:
+        if array.size == 0 or (array.dtype.kind == "f" and not array.flags.writeable):
             return array
         extent = sum((n - 1) * s for n, s in zip(array.shape, array.strides)) + array.itemsize
         flat = np.zeros(-(-extent // array.itemsize) + 16, array.dtype)

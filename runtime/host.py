@@ -21,9 +21,11 @@ from soapstone.runtime.analysis.instance import Instance, Storage
 from soapstone.runtime.errors import LaunchError, RuntimeCoreError, StoppedError
 from soapstone.runtime.executors.local import LocalExecutor
 from soapstone.runtime.forks import tell
+from soapstone.runtime.machines.machine import PROCESS
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.region_fields import FieldRegion
 from soapstone.runtime.model.tiling import Box
+from soapstone.runtime.tracing.arena import ALIGNMENT
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _INSIDE = (
@@ -248,6 +250,31 @@ class Host(ABC):
                 self.publish_live()
             found: Array = instance.storage.view((tuple([0] * region.rank), region.shape))
             return found
+
+    def lend(self, region: Region, array: Array) -> bool:
+        """Let an array be the host's memory of a region that nobody writes; return whether it is.
+
+        It is not where the region has been used before, where tasks need memory of another kind (on
+        GPUs, in worker processes), or where the array lies otherwise than the region would.
+
+        array: of the region's shape and dtype.
+        """
+        with self.turn:
+            self._outside_capture("lend")
+            analysis = self.analysis
+            fits = array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0
+            if not (fits and self._borrows) or analysis.policy.order(region) is not None:
+                return False
+            if analysis.state(region).by_key:
+                return False
+            analysis.lent[region] = array
+            return True
+
+    @property
+    def _borrows(self) -> bool:
+        """Whether tasks may read arrays wherever they are in this process' memory."""
+        machine = self.analysis.machine
+        return not machine.devices and all(each.kind != PROCESS for each in machine.processors)
 
     @property
     def many_instances(self) -> bool:

@@ -377,6 +377,13 @@ class Batches:
         """Batches in an epoch; None when only the end of the epoch tells."""
         return self._source.steps
 
+    @property
+    def whole(self) -> Inputs:
+        """The inputs of the only batch of an epoch, where that is arrays as they were given."""
+        held = self._source
+        plain = isinstance(held, ArraySource) and not held.cut.shuffle and held.steps == 1
+        return held.inputs if isinstance(held, ArraySource) and plain else {}
+
     def __len__(self) -> int:
         steps = self.steps
         if steps is None:

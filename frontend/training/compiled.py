@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
+from soapstone.engine.constants import whole_file
 from soapstone.engine.mapper import GraphMapper, strategy_of
-from soapstone.engine.session import CARRIED, Bound, Session
+from soapstone.engine.session import CARRIED, NOTHING, Bound, Session
 from soapstone.frontend.arguments import count
 from soapstone.frontend.data.feeding import Feeding
 from soapstone.frontend.optimization.training import Ground, Steps
@@ -260,13 +261,20 @@ class Compiled:
                 self._strategies[key] = self._given.fitted(made_for, graph)
         return self._strategies[key]
 
-    def bound(self, kind: str, batch_size: int) -> Bound:
+    def bound(self, kind: str, batch_size: int, inputs: Mapping[str, Array] = NOTHING) -> Bound:
         """Return the trace of a kind of step for a batch_size; compiled on first use.
 
         kind: "train", "part" (of a step in parts, one before the last), "gradients", "evaluate" or
             "predict".
+        inputs: what it is run on next, where that is known. An array that is all of a mapped file
+            is read there, as long as no other one comes.
         """
         key = (kind, batch_size)
+        lent = {name: array for name, array in inputs.items() if whole_file(array)}
+        found = self._bounds.get(key)
+        if found is not None and inputs and not _reads(found, inputs):
+            self.session.forget(self._bounds.pop(key))
+            lent = {}
         if key not in self._bounds:
             if kind == "train":
                 graph = self.training_graph(batch_size)
@@ -285,7 +293,7 @@ class Compiled:
                 self._plans.briefly = self._ranges is not None and not self._ranges.settled
                 strategy = self._plans.strategy(strategy)
             constants = {name: self.model.constants[name] for name in graph.inputs(Role.CONSTANT)}
-            self._bounds[key] = self.session.bind(graph, strategy, constants)
+            self._bounds[key] = self.session.bind(graph, strategy, constants, lent=lent)
         return self._bounds[key]
 
     @property
@@ -478,6 +486,15 @@ class Compiled:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+
+def _reads(bound: Bound, inputs: Mapping[str, Array]) -> bool:
+    """Return whether what a bound graph reads where it is are these inputs."""
+    return all(
+        name in inputs
+        and (inputs[name].ctypes.data, inputs[name].shape) == (array.ctypes.data, array.shape)
+        for name, array in bound.lent.items()
+    )
 
 
 __all__ = ["Compiled", "Position", "together"]

@@ -194,7 +194,7 @@ class Trainer(Compiled):
         else:
             self._start_epoch(0)
         with compiling(self.session.runtime) if progress and self.first else nullcontext():
-            self.bound("train", self.part_size(size))
+            self.bound("train", self.part_size(size), batches.whole if self.parts == 1 else {})
         result = self._result = TrainingResult()
         state = TrainingState(epochs=epochs, steps_per_epoch=batches.steps, model=self.model)
         state.measured = self._measured(held_out is not None)
@@ -273,7 +273,7 @@ class Trainer(Compiled):
             if self.parts > 1:
                 rows = {name: array[low : low + size] for name, array in inputs.items()}
                 part = {name: array[low : low + size] for name, array in given.items()}
-            bound = self.bound("train" if last else "part", min(size, samples - low))
+            bound = self.bound("train" if last else "part", min(size, samples - low), rows)
             scalars = {LEARNING_RATE: rate, STEP: position.step + 1, KEEP: float(low > 0)}
             if self.parts > 1:
                 scalars |= dict(aim.shares(part, given))
@@ -435,7 +435,7 @@ class Trainer(Compiled):
         self, kind: str, inputs: Mapping[str, Array], labels: Mapping[str, Array], samples: int
     ) -> list[Array]:
         """Return copies of the outputs of one run of a graph that trains nothing."""
-        bound = self.bound(kind, samples)
+        bound = self.bound(kind, samples, inputs)
         with self.session.lock:
             self._feed(bound, inputs, labels)
             if STEP in bound.feeds:

@@ -98,6 +98,7 @@ class Coherence:
         }
         self.placed: list[tuple[Callable[[], Region | None], Instance]] = []  # in those memories
         self._buffers: weakref.WeakSet[Region] = weakref.WeakSet()
+        self.lent: weakref.WeakKeyDictionary[Region, Array] = weakref.WeakKeyDictionary()
 
     # -- instances
 
@@ -165,6 +166,9 @@ class Coherence:
             if not region.transient:
                 eviction.home(self, region, memory)  # what nobody has written is zero there
             eviction.place(self, region, storage)
+        elif memory == self.world.home and order is None and region in self.lent:
+            storage.attach(self.lent[region].reshape(-1).view(np.uint8))
+            return storage
         self.sink.allocate(storage)
         return storage
 

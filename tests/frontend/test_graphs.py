@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.processes import PROGRAMS
 from typer.testing import CliRunner
 
+from soapstone.apps.graphs import gcn
 from soapstone.cli.main import app
 from soapstone.errors import DataError
 from soapstone.frontend.graphs.adjacency import Adjacency
@@ -261,3 +266,30 @@ def test_the_command_line_makes_shows_and_converts(tmp_path: Path) -> None:
     assert "both ways" in run("info", made).stdout
     assert "one of cora-like" in run("generate", "elsewhere", made).stderr
     assert "suffix '.png' found" in run("convert", made, str(tmp_path / "a.png")).stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+def test_features_in_a_file_are_read_there(tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAMS / "mapped_features.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    held, mapped = done.stdout.splitlines()
+    assert held == mapped
+
+
+def test_features_may_be_of_another_file_in_the_next_run(tmp_path: Path) -> None:
+    graph = block_model(Shape(vertices=60, edges=300, features=16, classes=3))
+    splits = graph.splits()
+    for number, factor in enumerate((1, 2)):
+        np.save(tmp_path / f"{number}.npy", graph.features * np.float32(factor))
+    mapped = [np.load(tmp_path / f"{number}.npy", mmap_mode="r") for number in (0, 1)]
+    runs = (mapped[0], mapped[1], np.array(mapped[0]), mapped[0], mapped[0][:60])
+    found = []
+    for arrays in (runs, list(map(np.array, runs))):
+        with gcn.build(60, graph, dropout=0.0) as model:
+            model.compile("adam", loss="masked_cross_entropy")
+            fit = partial(model.fit, y=splits.train_y, epochs=2, shuffle=False, progress=False)
+            found.append([fit(x).last("loss") for x in arrays])
+            if arrays is runs:
+                assert model.predict(mapped[0]).tobytes() == model.predict(runs[2]).tobytes()
+    assert found[0] == found[1]

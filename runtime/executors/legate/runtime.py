@@ -211,6 +211,10 @@ class LegateRuntime(Runtime):
             self._hosted.add(region)
             return held.host
 
+    @property
+    def _borrows(self) -> bool:
+        return False  # regions are stores
+
     # -- other libraries of Legate
 
     def adopt(self, region: Region, data: Any) -> None:
