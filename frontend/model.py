@@ -16,6 +16,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
+    from soapstone.frontend.data.buckets import Buckets
     from soapstone.frontend.data.samples import Samples
     from soapstone.frontend.inference import InferenceSession
     from soapstone.frontend.training.callbacks import Callback
@@ -159,7 +160,7 @@ class Model(Trainable):
         *,
         batch_size: int | None = None,
         epochs: int = 1,
-        validation_data: tuple[Any, ...] | Samples | str | Path | None = None,
+        validation_data: tuple[Any, ...] | Samples | Buckets | str | Path | None = None,
         validation_split: float | None = None,
         sample_weights: Any = None,
         callbacks: Sequence[Callback] = (),
@@ -170,13 +171,13 @@ class Model(Trainable):
         """Train for a number of epochs and return the history.
 
         Args:
-            x: (samples, …) float32, a dict by input name, `soapstone.data.Samples`, a folder of npz
-                files, or an iterable of (x, y) batches; y: labels, (samples,) integers for
-                `cross_entropy`, or a dict by output.
+            x: (samples, …) float32, a dict by input name, `Samples` or `Buckets` of
+                `soapstone.data`, a folder of npz files, or an iterable of (x, y) batches; y:
+                labels, (samples,) integers for `cross_entropy`, or a dict by output.
             batch_size: of a step, by default the model's; a last batch may be smaller.
             epochs: how many in all, those of a resumed run among them.
-            validation_data: a pair (x, y), with weights a third, `Samples`, or the path of npz
-                files, to evaluate after each epoch.
+            validation_data: a pair (x, y), with weights a third, `Samples`, `Buckets`, or the path
+                of npz files, to evaluate after each epoch.
             validation_split: which part of arrays x and y is held out for that instead, drawn by
                 the seed.
             sample_weights: (samples,) or of the labels' shape, what each counts in the loss; by

@@ -19,7 +19,7 @@ from soapstone.frontend.layers import Layers
 from soapstone.frontend.layers.base import Naming
 from soapstone.frontend.script import Script
 from soapstone.ir.builder import GraphBuilder
-from soapstone.ir.errors import GraphError
+from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
 
@@ -100,6 +100,8 @@ class Recording(Layers):
         self._tensors: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._batch_size: int | None = None
+        self._extents: dict[str, int] = {}  # other ones, in the graph that is built
+        self.varying: dict[str, int] = {}  # inputs of which batches may have less, and their extent
         self._matrices = {}
         self.constants: dict[str, Array] = {}  # the contents of values that never change
         self.script = Script()  # the layers as they were called, for files
@@ -112,15 +114,25 @@ class Recording(Layers):
     def _new_builder(self) -> GraphBuilder:
         return GraphBuilder(self.name)
 
-    def input(self, name: str, shape: Sequence[int], dtype: DType = "float32") -> Tensor:
+    def input(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: DType = "float32",
+        *,
+        varying: bool = False,
+    ) -> Tensor:
         """Declare an input and return it; the first axis of every input runs over samples.
 
         Args:
             shape: the extents, the batch size first; graphs can be built for other batch sizes.
             dtype: the element type, such as "float32" or "int32", or NumPy's.
+            varying: whether batches may have less along the second axis, such as shorter sequences;
+                a graph is built for each extent that they have.
 
         Raises:
-            GraphError: the name is taken, or the batch size differs from another input's.
+            GraphError: the name is taken, the batch size differs from another input's, or there is
+                no second axis to vary.
             ShapeError: a dtype that there is not.
         """
         if not isinstance(shape, Iterable) or isinstance(shape, str):
@@ -138,14 +150,21 @@ class Recording(Layers):
                 f"input {name!r}: batch size {batch} found, {self._batch_size} needed as before"
             )
         rest = shape[1:]
+        if varying and not rest:
+            raise GraphError(f"input {name!r}: varying found; a second axis needed in {shape}")
 
         def emit(builder: GraphBuilder, training: bool, inputs: tuple[str, ...]) -> tuple[str, ...]:
-            size = self._building
-            return (builder.input(name, (size, *rest), dtype),)
+            size, extents = self._building, rest
+            if name in self._extents:
+                extents = (self._extents[name], *rest[1:])
+            return (builder.input(name, (size, *extents), dtype),)
 
         with self.all_or_nothing():
             self._batch_size = batch
-            return self.record(emit, ())[0]
+            made = self.record(emit, ())[0]
+        if varying:
+            self.varying[name] = rest[0]
+        return made
 
     def record(self, emit: Emit, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Record a layer call and return its outputs; errors of shape appear here.
@@ -164,6 +183,7 @@ class Recording(Layers):
             if not isinstance(tensor, Tensor) or tensor.model is not self:
                 raise GraphError(f"model {self.name!r}: {tensor!r} is not a tensor of this model")
         self._building = self._batch_size or 1
+        self._extents = {}
         if self.given is not None and self.given.calls:
             emit = _repeated(emit)
         with self.all_or_nothing():
@@ -247,17 +267,34 @@ class Recording(Layers):
             raise GraphError(f"model {self.name!r} has no input")
         return self._batch_size
 
-    def build(self, batch_size: int | None = None, *, training: bool = False) -> Graph:
+    def build(
+        self,
+        batch_size: int | None = None,
+        *,
+        training: bool = False,
+        lengths: Sequence[int] = (),
+    ) -> Graph:
         """Return the forward graph for a batch size; training adds dropout and batch statistics.
 
-        batch_size: by default the model's. No weights are allocated.
+        batch_size: by default the model's. lengths: of the inputs that vary, in their order; by
+        default those of the model. No weights are allocated.
 
         Raises:
-            GraphError: the model has no output.
+            GraphError: the model has no output, or a layer cannot have other lengths.
         """
+        if lengths:
+            try:
+                return self._built(batch_size, training, dict(zip(self.varying, lengths)))
+            except ShapeError as error:
+                said = ", ".join(f"{n} of {name!r}" for name, n in zip(self.varying, lengths))
+                raise GraphError(f"model {self.name!r} at length {said}: {error}") from None
+        return self._built(batch_size, training, {})
+
+    def _built(self, batch_size: int | None, training: bool, extents: dict[str, int]) -> Graph:
         if not self._outputs:
             raise GraphError(f"model {self.name!r} has no output; call model.output(tensor)")
         self._building = self.batch_size if batch_size is None else batch_size
+        self._extents = extents
         builder = self._new_builder()
         names: dict[int, str] = {}
         for call in self.calls:

@@ -313,12 +313,17 @@ def source(x: Any, y: Any, cut: Cut, weights: Any = None) -> Source:
         if more:
             raise DataError(f"{more} of {str(x)!r} are read from its files; None needed")
         return FolderSource(Path(x), cut)
+    from soapstone.frontend.data.buckets import Buckets, BucketSource
     from soapstone.frontend.data.samples import Samples, SampleSource
 
     if isinstance(x, Samples):
         if more:
             raise DataError(f"{more} come with the samples of x; None needed")
         return SampleSource(x, cut)
+    if isinstance(x, Buckets):
+        if more:
+            raise DataError(f"{more} come with the buckets of x; None needed")
+        return BucketSource(x, cut)
     pairs = isinstance(x, list | tuple) and len(x) > 0 and isinstance(x[0], tuple)
     if pairs or callable(x) or (isinstance(x, Iterable) and not _is_array(x)):
         if more:
@@ -341,10 +346,10 @@ class Batches:
     """The batches of a data set, epoch by epoch.
 
     Args:
-        x: (samples, …) array; a dict of arrays by input name; `soapstone.data.Samples`; the path of
-            an npz file or of a folder of them, each with arrays `x` and `y`, or named inputs and
-            `y`; a list, iterator or function returning an iterator of (x, y) or (x, y, weights)
-            batches.
+        x: (samples, …) array; a dict of arrays by input name; `Samples` or `Buckets` of
+            `soapstone.data`; the path of an npz file or of a folder of them, each with arrays `x`
+            and `y`, or named inputs and `y`; a list, iterator or function returning an iterator of
+            (x, y) or (x, y, weights) batches.
         y: (samples, …) labels of arrays, or a dict by output; None for other sources, and for data
             without labels. Files have `y.NAME` for the labels of an output.
         weights: (samples,) or of the labels' shape, by output too; files have `sample_weights`.

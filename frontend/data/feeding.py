@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.data.batches import SINGLE, Batch, Batches, Labels, named_labels
+from soapstone.frontend.data.batches import SINGLE, Batch, Batches, Labels, Spec, named_labels
 from soapstone.frontend.data.npz import LABELS, WEIGHTS
+from soapstone.frontend.recording import Recording
 from soapstone.frontend.training.objective import Objective, Term
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
@@ -43,18 +44,16 @@ class Feeding:
     Args:
         forward: the model's graph; only its first axes depend on the batch size.
         aim: what it is trained for, which says what labels and weights there are.
+        model: which inputs vary, and its graphs at their other lengths.
     """
 
-    def __init__(self, forward: Graph, aim: Objective) -> None:
+    def __init__(self, forward: Graph, aim: Objective, model: Recording) -> None:
         self.model = forward.name
-        self.aim = aim
+        self.aim, self._model = aim, model
+        self._at: dict[tuple[int, ...], dict[str, TensorSpec]] = {}
         self.inputs = forward.inputs(Role.INPUT)
         self.specs = {name: forward.tensors[name] for name in self.inputs}
-        self.labels: dict[str, TensorSpec] = {}
-        for term in aim.terms:
-            self.labels[term.labels] = term.loss.labels(
-                forward.tensors[forward.outputs[term.place]]
-            )
+        self.labels = self._labels_of(forward)
         self.weighted = aim.weighted
         terms = {term.labels: term for term in aim.terms}
         self.ranges = {
@@ -63,19 +62,53 @@ class Feeding:
             if np.dtype(spec.dtype).kind in "iu"
         }
 
+    def _labels_of(self, forward: Graph) -> dict[str, TensorSpec]:
+        return {
+            term.labels: term.loss.labels(forward.tensors[forward.outputs[term.place]])
+            for term in self.aim.terms
+        }
+
+    def lengths(self, shapes: Mapping[str, Spec]) -> tuple[int, ...]:
+        """Return the extents of inputs that vary; none where they are those of the model.
+
+        shapes: of a sample of each input, by any name that `named` takes.
+
+        Raises:
+            DataError: one has more than the model's, or nothing.
+        """
+        varying = self._model.varying
+        if not varying or not shapes:
+            return ()
+        given = self.named(shapes)
+        found = tuple(
+            given[name][0][0] if given[name][0] else most for name, most in varying.items()
+        )
+        for (name, most), extent in zip(varying.items(), found):
+            if not 1 <= extent <= most:
+                raise DataError(f"input {name!r}: {extent} steps found, 1 to {most} needed")
+        return () if found == tuple(varying.values()) else found
+
+    def lengths_of(self, inputs: Mapping[str, Array]) -> tuple[int, ...]:
+        """Return `lengths` of a batch."""
+        if not self._model.varying:
+            return ()
+        return self.lengths({name: (each.shape[1:], each.dtype) for name, each in inputs.items()})
+
     def named(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a batch's inputs under the model's names; one without a name has that of the only.
+        """Return a batch's inputs under the model's names; one without a name is the one left.
 
         Raises:
             DataError: an input is missing or unknown.
         """
         if given.keys() == set(self.inputs):
             return given
-        if list(given) == [SINGLE] and len(self.inputs) == 1:
-            return {self.inputs[0]: given[SINGLE]}
+        missing = [name for name in self.inputs if name not in given]
+        if SINGLE in given and SINGLE not in self.specs and len(missing) == 1:
+            renamed = {missing[0] if name == SINGLE else name: v for name, v in given.items()}
+            return self.named(renamed)
         unknown = [name for name in given if name not in self.specs]
         what = [f"{name!r} is unknown" for name in unknown]
-        what += [f"{name!r} is missing" for name in self.inputs if name not in given]
+        what += [f"{name!r} is missing" for name in missing]
         raise DataError(
             f"input {', '.join(what)}; model {self.model!r} takes"
             f" {', '.join(map(repr, self.inputs))}"
@@ -93,34 +126,50 @@ class Feeding:
         if found is None:
             return
         shapes, labels = found
+        known = self._specs(self.lengths(shapes))
         for name, (shape, dtype) in self.named(shapes).items():
-            self._check(f"{what}: input {name!r}", name, shape, dtype)
+            self._check(f"{what}: input {name!r}", name, known[name], shape, dtype)
         if what != PREDICT:
             if labels is None:
                 raise DataError(f"{what}: labels are missing; y, or files with y, needed")
             for name, each in self._named(labels).items():
-                if name in self.labels:
+                if name in known:
                     shape, dtype = each
-                    if _column(shape, self.labels[name]):
+                    if _column(shape, known[name]):
                         shape = (*shape, 1)
-                    self._check(
-                        f"{what}: {name.replace('.', ' of output ', 1)}", name, shape, dtype
-                    )
+                    label = f"{what}: {name.replace('.', ' of output ', 1)}"
+                    self._check(label, name, known[name], shape, dtype)
 
-    def _check(self, label: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        spec = self.specs.get(name) or self.labels[name]
+    def _specs(self, lengths: tuple[int, ...]) -> dict[str, TensorSpec]:
+        """Return what inputs and labels are at lengths of inputs that vary."""
+        if not lengths:
+            return self.specs | self.labels
+        if lengths not in self._at:
+            graph = self._model.build(training=True, lengths=lengths)
+            inputs = {name: graph.tensors[name] for name in self.inputs}
+            self._at[lengths] = inputs | self._labels_of(graph)
+        return self._at[lengths]
+
+    def _check(
+        self,
+        label: str,
+        name: str,
+        spec: TensorSpec,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> None:
         if shape != spec.shape[1:]:
             raise DataError(
                 f"{label}: samples of shape {shape} found, {spec.shape[1:]} needed"
-                f"{self._advice(name, shape)}"
+                f"{self._advice(name, spec, shape)}"
             )
         if dtype.kind not in "iufb" or (dtype.kind == "f" and np.dtype(spec.dtype).kind != "f"):
             raise DataError(f"{label}: {dtype} found, {spec.dtype} needed")
 
-    def _advice(self, name: str, shape: tuple[int, ...]) -> str:
+    def _advice(self, name: str, spec: TensorSpec, shape: tuple[int, ...]) -> str:
         """Return what to do with labels of classes that have an axis too many."""
         term = next((term for term in self.aim.terms if term.labels == name), None)
-        if term is None or not term.loss.classes or shape[:-1] != self.labels[name].shape[1:]:
+        if term is None or not term.loss.classes or shape[:-1] != spec.shape[1:]:
             return ""
         if shape[-1] == 1:
             return "; class numbers without a last axis, y[..., 0]"
@@ -181,7 +230,7 @@ class Feeding:
         for term in self.aim.terms:
             labels = self._integers(term.labels, found[term.labels])
             spec = self.labels[term.labels]
-            if _column(labels.shape[1:], spec):
+            if _column(labels.shape[1:], spec, bool(self._model.varying)):
                 labels = labels.reshape(*labels.shape, 1)
             made[term.labels] = labels
             if term.loss.limits is not None:
@@ -228,8 +277,13 @@ def _within(name: str, labels: Array, low: float, high: float) -> None:
     )
 
 
-def _column(shape: tuple[int, ...], needed: TensorSpec) -> bool:
-    """Return whether samples of a shape are those needed but for a last axis of extent 1."""
+def _column(shape: tuple[int, ...], needed: TensorSpec, varying: bool = False) -> bool:
+    """Return whether samples of a shape are those needed but for a last axis of extent 1.
+
+    varying: whether their first axis may have another extent.
+    """
+    if varying and shape:
+        return needed.shape[2:] == (*shape[1:], 1)
     return needed.shape[1:] == (*shape, 1)
 
 

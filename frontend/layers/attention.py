@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.layers.base import LayerBase, Parameters, declare
 from soapstone.frontend.layers.sequences import check_lengths, hidden_keys
@@ -156,7 +156,8 @@ class AttentionLayers(LayerBase):
     def learned_positions(self, x: Tensor, *, name: str | None = None) -> Tensor:
         """Return x plus a trained row for each position. x and the result: (n, t, width).
 
-        The rows are `name.table`, (t, width), and begin as normal numbers of deviation 0.02.
+        The rows are `name.table`, (t, width), and begin as normal numbers of deviation 0.02. Where
+        x varies (`Model.input`), shorter ones take the first rows.
 
         Raises:
             ShapeError: x has another rank.
@@ -164,8 +165,18 @@ class AttentionLayers(LayerBase):
         node = self._name("learned_positions", name)
         if len(x.shape) != 3:
             raise ShapeError(f"learned_positions {node!r}: x has shape {x.shape}; n t k needed")
-        table: Parameters = {"table": (x.shape[1:], Initial("normal", 0.02))}
-        return self._layer("add", x, table, node)
+        parameters: Parameters = {"table": (x.shape[1:], Initial("normal", 0.02))}
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            table = declare(builder, node, parameters)
+            steps = builder.spec(values[0]).shape[1]
+            if steps < x.shape[1]:
+                bounds: dict[str, Any] = {"starts": (0, 0), "stops": (steps, x.shape[2])}
+                rows = f"{node}.rows"
+                table = [*builder.apply("slice", *table, name=rows, steps=(1, 1), **bounds)]
+            return builder.apply("add", *values, *table, name=node)
+
+        return self.record(emit, (x,))[0]
 
     def embedding_bag(
         self,

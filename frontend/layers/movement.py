@@ -28,14 +28,15 @@ class MovementLayers(LayerBase):
 
     def flatten(self, x: Tensor, *, name: str | None = None) -> Tensor:
         """Return x, (n, …), as (n, everything else)."""
-        return self.reshape(x, (-1, math.prod(x.shape[1:])), name=name)
+        return self.reshape(x, (x.shape[0], math.prod(x.shape[1:])), name=name)
 
     def reshape(self, x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
         """Return x, of any shape, in another shape with as many elements, in row-major order.
 
         Args:
-            shape: the extents; one may be -1 and follows from the others. The first, where it is
-                that of x, follows the batch size that the model is built for.
+            shape: the extents; one may be -1 and follows from the others. The first ones, as far as
+                they are those of x, follow x where the model is built for another batch size, or
+                for less of what varies.
 
         Raises:
             ShapeError: several -1, or another number of elements.
@@ -49,13 +50,16 @@ class MovementLayers(LayerBase):
                 f"reshape {node!r}: shape {target} of {math.prod(target)} elements found,"
                 f" {math.prod(x.shape)} needed as in {x.spec}"
             )
-        if -1 not in target and target and target[0] == x.shape[0]:
-            target = (-1, *target[1:])  # follows the batch size of other bound shapes
+        pairs = enumerate(zip(target, x.shape))
+        follows = next((axis for axis, (new, old) in pairs if new != old), None)
+        if follows is None:
+            follows = min(len(target), len(x.shape))
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
-            size = builder.spec(values[0]).size
-            rest = math.prod(extent for extent in target if extent != -1)
-            known = tuple(size // rest if e == -1 and rest else max(e, 0) for e in target)
+            spec = builder.spec(values[0])
+            shape = (*spec.shape[:follows], *target[follows:])
+            rest = math.prod(extent for extent in shape if extent != -1)
+            known = tuple(spec.size // rest if e == -1 and rest else max(e, 0) for e in shape)
             return builder.apply("reshape", *values, name=node, shape=known)
 
         return self.record(emit, (x,))[0]

@@ -166,7 +166,7 @@ class Compiled:
         self.gradients_of: dict[str, str] = {}  # by parameter, of the bound graph of gradients
         self._repeats = choices is not None
         self.choices = Choices() if choices is None else Choices.load(choices)
-        self._bounds: dict[tuple[str, int], Bound] = {}
+        self._bounds: dict[tuple[str, int, tuple[int, ...]], Bound] = {}
         self._session: Session | None = None
         self._position = Position()
         self._sums: dict[str, list[Any]] = {}  # of the epoch so far, of what it ends with
@@ -174,12 +174,15 @@ class Compiled:
         self._data: dict[str, int | None] = {}  # what a position counts in
         self.changed = False  # whether parameters are other than the initial ones
         graph = self.original_graph(size)  # everything is checked here
-        self.feeding = Feeding(forward, self.objective)
+        self.feeding = Feeding(forward, self.objective, model)
         self.carried = {
             name: graph.tensors[name]
             for name, role in graph.roles.items()
             if role in CARRIED and not name.endswith(GRADIENTS)
         }
+        shorter = tuple(max(1, extent - 1) for extent in model.varying.values())
+        if shorter:
+            self._check_lengths(self._step_graph(size, None, shorter), shorter)
         if strategy is not None:
             if optimize:
                 raise GraphError("optimize: found with a strategy, which is of the original graph")
@@ -233,11 +236,23 @@ class Compiled:
         """
         return self._step_graph(batch_size, None if self.parts == 1 else False)
 
-    def _step_graph(self, batch_size: int, part: bool | None) -> Graph:
-        forward = self.model.build(batch_size, training=True)
+    def _step_graph(
+        self, batch_size: int, part: bool | None, lengths: tuple[int, ...] = ()
+    ) -> Graph:
+        forward = self.model.build(batch_size, training=True, lengths=lengths)
         return training_graph(
             forward, self.objective, self.optimizer, frozen=self.frozen, part=part
         )
+
+    def _check_lengths(self, graph: Graph, lengths: tuple[int, ...]) -> None:
+        """Refuse a graph of other lengths whose parameters are not those of the model."""
+        for name, spec in self.carried.items():
+            if graph.tensors.get(name) != spec:
+                raise GraphError(
+                    f"model {self.model.name!r}: {name!r} is {spec}, but at lengths {lengths} of"
+                    f" {', '.join(map(repr, self.model.varying))} {graph.tensors.get(name)}; layers"
+                    " needed whose parameters do not depend on an input that varies"
+                )
 
     def part_size(self, batch_size: int) -> int:
         """Return how many samples of a batch of a batch_size the largest of its parts has."""
@@ -261,35 +276,43 @@ class Compiled:
                 self._strategies[key] = self._given.fitted(made_for, graph)
         return self._strategies[key]
 
-    def bound(self, kind: str, batch_size: int, inputs: Mapping[str, Array] = NOTHING) -> Bound:
+    def bound(
+        self,
+        kind: str,
+        batch_size: int,
+        inputs: Mapping[str, Array] = NOTHING,
+        lengths: tuple[int, ...] = (),
+    ) -> Bound:
         """Return the trace of a kind of step for a batch_size; compiled on first use.
 
         kind: "train", "part" (of a step in parts, one before the last), "gradients", "evaluate" or
             "predict".
         inputs: what it is run on next, where that is known. An array that is all of a mapped file
             is read there, as long as no other one comes.
+        lengths: those of inputs that vary, where they are not the model's.
         """
-        key = (kind, batch_size)
+        key = (kind, batch_size, lengths)
         lent = {name: array for name, array in inputs.items() if whole_file(array)}
         found = self._bounds.get(key)
         if found is not None and inputs and not _reads(found, inputs):
             self.session.forget(self._bounds.pop(key))
             lent = {}
         if key not in self._bounds:
-            if kind == "train":
+            if kind == "train" and not lengths:
                 graph = self.training_graph(batch_size)
-            elif kind == "part":
-                graph = self._step_graph(batch_size, True)
+            elif kind in ("train", "part"):
+                last = None if self.parts == 1 else False
+                graph = self._step_graph(batch_size, True if kind == "part" else last, lengths)
             elif kind == "gradients":
-                forward = self.model.build(batch_size, training=True)
+                forward = self.model.build(batch_size, training=True, lengths=lengths)
                 graph, self.gradients_of = gradient_graph(forward, self.objective, self.frozen)
             else:
-                graph = self.model.build(batch_size)
+                graph = self.model.build(batch_size, lengths=lengths)
                 if kind == "evaluate":
                     graph = evaluation_graph(graph, self.objective)
             strategy = self._strategy(graph)
             if self._plans is not None:
-                self._plans.step = key == ("train", self.part_size(self.model.batch_size))
+                self._plans.step = key == ("train", self.part_size(self.model.batch_size), ())
                 self._plans.briefly = self._ranges is not None and not self._ranges.settled
                 strategy = self._plans.strategy(strategy)
             constants = {name: self.model.constants[name] for name in graph.inputs(Role.CONSTANT)}
@@ -302,7 +325,7 @@ class Compiled:
 
         None where no step of the model's batch size is bound, or none follows a plan.
         """
-        bound = self._bounds.get(("train", self.part_size(self.model.batch_size)))
+        bound = self._bounds.get(("train", self.part_size(self.model.batch_size), ()))
         return None if bound is None else bound.moved_bytes
 
     @property
@@ -319,7 +342,8 @@ class Compiled:
         Raises:
             CheckpointError: values that are not finite, as gradients that overflow leave behind.
         """
-        self.bound("train", self.part_size(self.model.batch_size))
+        if not any(kind == "train" for kind, _, _ in self._bounds):
+            self.bound("train", self.part_size(self.model.batch_size))
         with self.session.lock:
             position = dict(vars(self._position))
             sums = self.objective.kept(self._sums)

@@ -30,7 +30,14 @@ class Formula(Recording):
     def _new_builder(self) -> GraphBuilder:
         return self._given
 
-    def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+    def input(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str = "float32",
+        *,
+        varying: bool = False,
+    ) -> Tensor:
         """Refuse: a loss takes the output and its labels.
 
         Raises:

@@ -22,6 +22,7 @@ from soapstone.frontend.data.batches import (
     permutation,
     rows_of,
 )
+from soapstone.frontend.data.buckets import Buckets
 from soapstone.frontend.data.feeding import PREDICT
 from soapstone.frontend.data.samples import Samples
 from soapstone.frontend.inference import concatenated
@@ -101,7 +102,7 @@ def _hooks(given: Any) -> tuple[Callback, ...]:
 
 def _held_out(data: object) -> tuple[Any, Any, Any]:
     """Return x, y and the weights of a data set."""
-    if isinstance(data, str | Path | Samples):
+    if isinstance(data, str | Path | Samples | Buckets):
         return data, None, None
     if isinstance(data, tuple | list) and len(data) in (2, 3):
         return data[0], data[1], data[2] if len(data) == 3 else None
@@ -194,7 +195,9 @@ class Trainer(Compiled):
         else:
             self._start_epoch(0)
         with compiling(self.session.runtime) if progress and self.first else nullcontext():
-            self.bound("train", self.part_size(size), batches.whole if self.parts == 1 else {})
+            whole = batches.whole if self.parts == 1 else {}
+            lengths = self.feeding.lengths((batches.specs() or ({}, None))[0])
+            self.bound("train", self.part_size(size), whole, lengths)
         result = self._result = TrainingResult()
         state = TrainingState(epochs=epochs, steps_per_epoch=batches.steps, model=self.model)
         state.measured = self._measured(held_out is not None)
@@ -273,7 +276,8 @@ class Trainer(Compiled):
             if self.parts > 1:
                 rows = {name: array[low : low + size] for name, array in inputs.items()}
                 part = {name: array[low : low + size] for name, array in given.items()}
-            bound = self.bound("train" if last else "part", min(size, samples - low), rows)
+            kind, lengths = "train" if last else "part", self.feeding.lengths_of(inputs)
+            bound = self.bound(kind, min(size, samples - low), rows, lengths)
             scalars = {LEARNING_RATE: rate, STEP: position.step + 1, KEEP: float(low > 0)}
             if self.parts > 1:
                 scalars |= dict(aim.shares(part, given))
@@ -426,6 +430,11 @@ class Trainer(Compiled):
     @together
     def predict(self, x: Any, *, batch_size: int | None) -> Array | tuple[Array, ...]:
         """Return the outputs for all samples; see `Model.predict`."""
+        if isinstance(x, Buckets):
+            raise DataError(
+                f"{PREDICT}: buckets found, whose batches have an order of their own; x.arrays()[0]"
+                " needed"
+            )
         batches = self._batches(x, None, self._size(batch_size), PREDICT)
         return concatenated(
             self._run("predict", inputs, {}, rows_of(inputs)) for inputs, _ in batches.epoch(0)
@@ -435,7 +444,7 @@ class Trainer(Compiled):
         self, kind: str, inputs: Mapping[str, Array], labels: Mapping[str, Array], samples: int
     ) -> list[Array]:
         """Return copies of the outputs of one run of a graph that trains nothing."""
-        bound = self.bound(kind, samples, inputs)
+        bound = self.bound(kind, samples, inputs, self.feeding.lengths_of(inputs))
         with self.session.lock:
             self._feed(bound, inputs, labels)
             if STEP in bound.feeds:

@@ -327,7 +327,7 @@ LAYERS: list[tuple[Any, ...]] = [
     ),
     (
         lambda: Model("n").input((8, 3)),
-        "input: missing a required argument: 'shape'; input(name, shape, dtype)",
+        "input: missing a required argument: 'shape'; input(name, shape, dtype, varying=…)",
     ),
     (
         lambda: of(lambda m: m.dense(m.input("x", (8, 3)), units=3)),
