@@ -35,21 +35,31 @@ def judged(*logs: Records) -> Report:
 
 
 def needed(trace: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    """The dependences of a trace that nothing else implies, between operations that do work."""
+    """The dependences of a trace that nothing else implies, between operations that do work.
+
+    Messages may imply one: what comes before a send comes before what another rank answers.
+    """
     operations = {operation["id"]: operation for operation in trace["operations"]}
     before: dict[int, set[int]] = {}
     everything: dict[int, set[int]] = {}
     last: dict[int, int] = {}
+    turns: dict[int, int | None] = {}
     for number in trace["order"]:
         operation = operations[number]
-        turn = last.get(operation["processor"])
+        turn = turns[number] = last.get(operation["processor"])
         before[number] = {*operation["after"], *([] if turn is None else [turn])}
         everything[number] = before[number].union(*(everything[n] for n in before[number]))
         last[operation["processor"]] = number
+    sends = [n for n, operation in operations.items() if operation["what"] == "send"]
+    sent = {*sends}.union(*(everything[n] for n in sends))
+    for number in trace["order"]:
+        operation, turn = operations[number], turns[number]
+        answered = any(operations[n]["what"] == "recv" for n in (number, *everything[number]))
         for source in operation["after"]:
             works = not operation["idle"] and not operations[source]["idle"]
             others = before[number] - {source}
-            if works and source != turn and not any(source in everything[n] for n in others):
+            implied = any(source in everything[n] for n in others) or (answered and source in sent)
+            if works and source != turn and not implied:
                 yield source, number
 
 
