@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import address
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import Instance, Storage
 from soapstone.runtime.errors import LaunchError, RuntimeCoreError, StoppedError
@@ -262,7 +263,7 @@ class Host(ABC):
         with self.turn:
             self._outside_capture("lend")
             analysis = self.analysis
-            fits = array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0
+            fits = array.flags.c_contiguous and address(array) % ALIGNMENT == 0
             if not (fits and self._borrows) or analysis.policy.order(region) is not None:
                 return False
             if analysis.state(region).by_key:

@@ -38,6 +38,7 @@ from soapstone.kernels.choices import Choices
 from soapstone.mappers import load as load_mapper
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.mappers.ranges import RangesMapper
+from soapstone.native.memory import address
 from soapstone.runtime import Machine
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.machines.start import machine_of, rank_of
@@ -515,8 +516,9 @@ class Compiled:
 def _reads(bound: Bound, inputs: Mapping[str, Array]) -> bool:
     """Return whether what a bound graph reads where it is are these inputs."""
     return all(
-        name in inputs
-        and (inputs[name].ctypes.data, inputs[name].shape) == (array.ctypes.data, array.shape)
+        isinstance(given := inputs.get(name), np.ndarray)
+        and given.shape == array.shape
+        and address(given) == address(array)
         for name, array in bound.lent.items()
     )
 
