@@ -18,10 +18,8 @@ from soapstone.native import memory
 
 LIBRARY = (default_form() or ("reference", None))[0]  # whose products there are
 BOTH = {"numba", "onednn"} if onednn.available() else {"numba"}
-# oneDNN has less code for vectors of less than 512 bits: gradients of softmax are plain loops, and
-# its classic product is its first choice.
+# Where vectors are shorter than 512 bits, oneDNN's classic product is its first choice.
 WIDE = onednn.available() and bool(instructions() & 0x20)
-SOFTMAX_GRAD = BOTH if WIDE else {"numba"}
 LAYOUTS = ("plain", "last", "tile", "last tile")
 FILL = 77  # of what no kernel writes
 

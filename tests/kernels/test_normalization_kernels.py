@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers.kernel_calls import BOTH, LAYOUTS, SOFTMAX_GRAD, place, random, reference, served
+from helpers.kernel_calls import BOTH, LAYOUTS, place, random, reference, served
 
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
@@ -119,9 +119,9 @@ SOFTMAX += [((7, 10), 0), ((1, 1), 1), ((9,), 0)]
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax(name: str, shape: tuple[int, ...], axis: int, layout: str) -> None:
     x, dy, at = 5 * random(*shape), random(*shape, seed=1), {"axis": axis}
-    assert served(name, [x], at, layout=layout, tolerance=1e-5) == BOTH
+    assert served(name, [x], at, layout=layout, tolerance=1e-5) == {"numba"}
     y = reference(name, [x], at)[0].astype(np.float32)
-    assert served(f"{name}_grad", [dy, y], at, layout=layout) == SOFTMAX_GRAD
+    assert served(f"{name}_grad", [dy, y], at, layout=layout) == {"numba"}
 
 
 @layouts
@@ -136,10 +136,8 @@ def test_gradient_of_softmax_in_place(name: str, axis: int, layout: str) -> None
         for threads in (1, 2):
             dx, given = place(dy, layout), place(y, layout)
             entry = variant.bind(Call(f"{name}_grad", at, (dx, given), (dx,), threads))
-            assert entry is not None or variant.name not in SOFTMAX_GRAD
-            if entry is not None:
-                assert memory.run(entry) == 0
-                np.testing.assert_allclose(dx, want, rtol=1e-5, atol=2e-5, err_msg=variant.name)
+            assert entry is not None and memory.run(entry) == 0
+            np.testing.assert_allclose(dx, want, rtol=1e-5, atol=2e-5, err_msg=variant.name)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -153,8 +151,8 @@ def test_softmax_of_extremes(axis: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_a_row_of_softmax_that_is_not_finite_shows_it(name: str) -> None:
-    """Every variant has a NaN in the rows where the reference has, and no other NaN."""
+def test_a_row_of_softmax_that_is_not_finite_is_nan(name: str) -> None:
+    """Every variant has NaN where the reference has."""
     x = random(5, 20)
     x[0, 7], x[1, :], x[2, 3], x[3, 9] = np.inf, -np.inf, np.nan, -np.inf
     needed = np.isnan(reference(name, [x], {"axis": 1})[0])
@@ -163,4 +161,4 @@ def test_a_row_of_softmax_that_is_not_finite_shows_it(name: str) -> None:
         y = np.zeros_like(x)
         entry = variant.bind(Call(name, {"axis": 1}, (x,), (y,)))
         assert entry is not None and memory.run(entry) == 0
-        np.testing.assert_array_equal(np.isnan(y).any(axis=1), needed.any(axis=1), variant.name)
+        np.testing.assert_array_equal(np.isnan(y), needed, variant.name)

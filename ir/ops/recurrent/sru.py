@@ -53,12 +53,17 @@ def _bind(text: str, inputs: tuple[TensorSpec, ...]) -> Signature:
     return signature
 
 
+def _parts(rows: Any, gates: Any, c0: Any) -> Sequence[Any]:
+    """Return the candidate, both gates and, where there are four parts, the highway."""
+    width = rows.width(c0)
+    return tuple(rows.parts(gates, rows.width(gates) // width if width else 4))
+
+
 def _sru(
     rows: Any, attributes: Attributes, x: Any, w: Any, b: Any, c0: Any, *lengths: Any
 ) -> Sequence[Any]:
     within = Within(rows, lengths)
-    count = rows.width(w) // max(rows.width(c0), 1)
-    candidate, *gates = rows.parts(rows.product(x, w, k="k"), count)
+    candidate, *gates = _parts(rows, rows.product(x, w, k="k"), c0)
     highway = gates[2:]
     totals = (rows("add", gate, bias) for gate, bias in zip(gates, rows.columns(b, 2)))
     forget, reset = (rows("sigmoid", total) for total in totals)
@@ -104,8 +109,7 @@ def _sru_grad(
     *lengths: Any,
 ) -> Sequence[Any]:
     within = Within(rows, lengths)
-    count = rows.width(gates) // max(rows.width(c0), 1)
-    candidate, *kept = rows.parts(gates, count)
+    candidate, *kept = _parts(rows, gates, c0)
     highway = kept[2:]
     read, _, _, cell_read, past = SRU.reads
     dcandidate, dforget, dreset, dbefore, dpast = SRU.gradients
@@ -158,6 +162,7 @@ register(
             Case(("3 2 5", "5 12", "6", "2 3")),
             Case(("1 1 1", "1 4", "2", "1 1")),
             Case(("2 0 3", "3 8", "4", "0 2")),
+            Case(("2 3 2", "2 0", "0", "3 0")),
             Case(("3 19 20", "20 132", "66", "19 33"), {}, ()),
             Case(("3 19 33", "33 99", "66", "19 33"), {"reverse": True}, ()),
             Case(("3 3 2", "2 12", "6", "3 3", "int32 3 >=1 <4")),
@@ -181,6 +186,7 @@ register(
             Case(("3 2 3", "2 3", "3 2 12", "3 2 3", "3 2 5", "2 3"), {"reverse": True}, ()),
             Case(("1 1 1", "1 1", "1 1 4", "1 1 1", "1 1 1", "1 1"), {}, ()),
             Case(("3 19 33", "19 33", "3 19 99", "3 19 33", "3 19 33", "19 33"), {}, ()),
+            Case(("2 3 0", "3 0", "2 3 0", "2 3 0", "2 3 2", "3 0"), {}, ()),
             Case(("3 2 3", "2 3", "3 2 12", "3 2 3", "3 2 5", "2 3", "int32 2 <4"), {}, ()),
         ),
         doc="the gradients of x w, of x along the highway (zeros if x is none), and of c0",

@@ -16,7 +16,6 @@ _FAMILIES = (
     "pooling",
     "reorder",
     "sequences",
-    "softmax",
 )
 
 if available():

@@ -101,8 +101,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
         *(_OUT, _P, _INT, _P, _P),
         *(DIMS, DIMS, DIMS, DIMS, DIMS, _P, _P),
     ),
-    "dnnl_softmax_forward_primitive_desc_create": (_OUT, _P, _INT, _INT, _P, _P, _INT, _P),
-    "dnnl_softmax_backward_primitive_desc_create": (_OUT, _P, _INT, _P, _P, _P, _INT, _P, _P),
     "dnnl_batch_normalization_forward_primitive_desc_create": (
         *(_OUT, _P, _INT, _P, _P, _FLOAT, _UNSIGNED, _P),
     ),
