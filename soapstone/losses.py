@@ -13,9 +13,11 @@ from soapstone.frontend.training.losses import (
     MaskedBCE,
     MaskedCrossEntropy,
 )
+from soapstone.frontend.training.sequence_losses import CTC
 
 __all__ = [
     "BCE",
+    "CTC",
     "MAE",
     "MSE",
     "CrossEntropy",

@@ -137,8 +137,13 @@ class Feeding:
                     shape, dtype = each
                     if _column(shape, known[name]):
                         shape = (*shape, 1)
+                    if len(shape) == 1 and self._places(name):
+                        shape = known[name].shape[1:]
                     label = f"{what}: {name.replace('.', ' of output ', 1)}"
                     self._check(label, name, known[name], shape, dtype)
+
+    def _places(self, labels: str) -> bool:
+        return any(term.loss.places for term in self.aim.terms if term.labels == labels)
 
     def _specs(self, lengths: tuple[int, ...]) -> dict[str, TensorSpec]:
         """Return what inputs and labels are at lengths of inputs that vary."""
@@ -214,10 +219,12 @@ class Feeding:
             DataError: a label or id out of range; names its row.
         """
         inputs = {name: self._integers(name, array) for name, array in self.named(batch[0]).items()}
-        return inputs, self.targets(batch[1])
+        return inputs, self.targets(batch[1], self.lengths_of(inputs))
 
-    def targets(self, given: Labels) -> dict[str, Array] | None:
+    def targets(self, given: Labels, lengths: tuple[int, ...] = ()) -> dict[str, Array] | None:
         """Return labels and weights as the graph takes them, by name.
+
+        lengths: of the inputs that vary.
 
         Raises:
             DataError: a label out of range, what is missing or unknown, or weights of another
@@ -229,9 +236,11 @@ class Feeding:
         made: dict[str, Array] = {}
         for term in self.aim.terms:
             labels = self._integers(term.labels, found[term.labels])
-            spec = self.labels[term.labels]
-            if _column(labels.shape[1:], spec, bool(self._model.varying)):
+            spec = self._specs(lengths)[term.labels]
+            if _column(labels.shape[1:], spec):
                 labels = labels.reshape(*labels.shape, 1)
+            if term.loss.places:
+                labels = term.loss.fitted(labels, spec.shape[1])
             made[term.labels] = labels
             if term.loss.limits is not None:
                 _within(term.labels, labels, *term.loss.limits)
@@ -244,7 +253,7 @@ class Feeding:
     def _weights(self, term: Term, labels: Array, given: Array | None) -> Array:
         """Return the weights of labels: those of samples, or of their own, times classes'."""
         shape = term.loss.weights(TensorSpec(labels.shape)).shape
-        if term.loss.classes:
+        if term.loss.classes and not term.loss.places:
             shape = labels.shape
         if given is not None:
             if given.shape not in (shape, shape[:1]):
@@ -277,13 +286,8 @@ def _within(name: str, labels: Array, low: float, high: float) -> None:
     )
 
 
-def _column(shape: tuple[int, ...], needed: TensorSpec, varying: bool = False) -> bool:
-    """Return whether samples of a shape are those needed but for a last axis of extent 1.
-
-    varying: whether their first axis may have another extent.
-    """
-    if varying and shape:
-        return needed.shape[2:] == (*shape[1:], 1)
+def _column(shape: tuple[int, ...], needed: TensorSpec) -> bool:
+    """Return whether samples of a shape are those needed but for a last axis of extent 1."""
     return needed.shape[1:] == (*shape, 1)
 
 

@@ -104,6 +104,15 @@ class Loss:
         return weights
 
     @property
+    def places(self) -> bool:
+        """Whether labels have places of their own, not one for each step of the output."""
+        return False
+
+    def fitted(self, labels: Array, places: int) -> Array:
+        """Return labels as the graph has them. places: what it has along their second axis."""
+        return labels
+
+    @property
     def weighted(self) -> bool:
         """Whether labels have weights of their own."""
         return False

@@ -13,6 +13,7 @@ from soapstone.frontend.training.formula import FunctionLoss, name_of
 from soapstone.frontend.training.losses import LOSSES, Loss, adder, loss_of
 from soapstone.frontend.training.metric import Metric, Values
 from soapstone.frontend.training.metrics import metric_of
+from soapstone.frontend.training.sequence_losses import CTC  # noqa: F401  (a loss by name)
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array, Role

@@ -263,7 +263,7 @@ class Trainer(Compiled):
             NonFiniteLoss: the loss is NaN or infinite; nothing is changed.
         """
         position, aim = self._position, self.objective
-        given = self._targets(labels)
+        given = self._targets(inputs, labels)
         samples = rows_of(inputs)
         rate = state.rate()
         if rate is None:
@@ -306,11 +306,13 @@ class Trainer(Compiled):
         del state.metrics["loss"]
         return samples
 
-    def _targets(self, labels: Labels) -> dict[str, Array]:
+    def _targets(self, inputs: Mapping[str, Array], labels: Labels) -> dict[str, Array]:
         """Return labels and weights by the names of graphs' inputs."""
         given = named_labels(labels)
         taken = {*self.feeding.labels, *(term.weights for term in self.objective.terms)} - {None}
-        return given if given.keys() == taken else self.feeding.targets(labels) or {}
+        if given.keys() == taken:
+            return given
+        return self.feeding.targets(labels, self.feeding.lengths_of(inputs)) or {}
 
     @together
     def train_on_batch(

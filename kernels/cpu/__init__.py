@@ -48,6 +48,7 @@ _FAMILIES = (
     "reduction.reduce_grad",
     "training.updates",
     "training.cross_entropy",
+    "training.ctc",
     "training.labels",
     "training.losses",
     "normalization.softmax",
