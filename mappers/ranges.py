@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from soapstone.engine.parallelism import legal
+from soapstone.engine.parallelism import in_blocks, legal
 from soapstone.ir.dims import Kind
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
@@ -39,7 +39,7 @@ class RangesMapper(DataParallelMapper):
             StrategyError: the cuts are not those of an operator's samples; names it.
         """
         parts, processors = len(self.cuts) - 1, range(len(machine.workers))
-        devices = tuple(point * len(processors) // parts for point in range(parts))
+        devices = in_blocks(parts, len(processors))
         shared = len({processor.memory for processor in machine.workers}) == 1
         found: dict[str, Configuration] = {}
         for node in graph.nodes:

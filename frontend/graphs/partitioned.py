@@ -81,6 +81,8 @@ class Partitioned(Callback):
 
     def on_train_begin(self, state: TrainingState) -> None:
         """Time the first step, if cuts are learned."""
+        if state.model is not None:
+            self.partitioner.processors = len(state.model.trainer.machine.workers)
         self._begin(state)
 
     def on_step_end(self, state: TrainingState) -> None:

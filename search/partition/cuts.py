@@ -60,11 +60,13 @@ def equal_edges(indptr: Array, parts: int) -> Cuts:
     return least_largest(indptr, parts)
 
 
-def least_largest(sums: Array, parts: int) -> Cuts:
+def least_largest(sums: Array, parts: int, own: Array | None = None) -> Cuts:
     """Return the cuts whose costliest part costs least; each part has a vertex at least.
 
     Args:
         sums: (vertices + 1), the costs of the vertices before each; nowhere do they fall.
+        own: (parts), what each part costs besides; nothing by default. Where it leaves no room for
+            a vertex, other cuts may be better.
 
     Raises:
         PartitionError: more parts than vertices, or none; or sums that fall.
@@ -75,32 +77,34 @@ def least_largest(sums: Array, parts: int) -> Cuts:
     if not np.isfinite(sums).all() or costs.min() < 0:
         vertex = int(np.argmin(np.where(np.isfinite(costs), costs, -np.inf)))
         raise PartitionError(f"partition: cost {costs[vertex]} of vertex {vertex} found, 0 or more")
+    own = np.zeros(parts) if own is None else own
     best = equal_vertices(vertices, parts)
-    high = _largest(sums, best)
-    low = max(float(sums[-1] - sums[0]) / parts, float(costs.max()))
+    high = _largest(sums, best, own)
+    low = max(float(sums[-1] - sums[0] + own.sum()) / parts, float(costs.max() + own.min()))
     for _ in range(_HALVINGS):
         if low >= high:
             break
         bound = (low + high) / 2
-        found = _greedy(sums, parts, bound)
-        largest = _largest(sums, found)
+        found = _greedy(sums, parts, bound, own)
+        largest = _largest(sums, found, own)
         if largest <= bound:
             best, high = found, largest
         else:
             low = bound
-    last = _greedy(sums, parts, low)  # a bound that is met exactly, such as one vertex's cost
-    return last if _largest(sums, last) < high else best
+    last = _greedy(sums, parts, low, own)  # a bound met exactly, such as one vertex's cost
+    return last if _largest(sums, last, own) < high else best
 
 
-def _greedy(sums: Array, parts: int, bound: float) -> Cuts:
+def _greedy(sums: Array, parts: int, bound: float, own: Array) -> Cuts:
     """Return cuts where each part but the last takes what it can within a bound, or one vertex."""
     cuts, vertices = [0], len(sums) - 1
     for part in range(1, parts):
         begin = cuts[-1]
-        within = int(np.searchsorted(sums, sums[begin] + bound, side="right")) - 1
+        room = bound - own[part - 1]
+        within = int(np.searchsorted(sums, sums[begin] + room, side="right")) - 1
         cuts.append(min(max(within, begin + 1), vertices - (parts - part)))
     return (*cuts, vertices)
 
 
-def _largest(sums: Array, cuts: Cuts) -> float:
-    return float(np.diff(sums[list(cuts)]).max())
+def _largest(sums: Array, cuts: Cuts, own: Array) -> float:
+    return float((np.diff(sums[list(cuts)]) + own).max())

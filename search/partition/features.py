@@ -5,7 +5,8 @@ blocks of consecutive ids that these form, and the memory accesses that load the
 rows. A warp of a GPU loads 32 consecutive words at once; here a core loads a cache line, of 16.
 They are there twice, since a training step also runs along the edges backward, where the vertices
 that a vertex leads to are its neighbours. A part is a feature too: its tasks take some time
-whatever they compute.
+whatever they compute. Where a processor has several parts, the first of them also loads into its
+cache what the others find there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LINE = 16  # words of 4 bytes that are loaded together
 _ALONG = ("neighbours", "blocks", "lines of ids", "lines of rows")
-FEATURES = ("vertices", *_ALONG, *(f"{name} backward" for name in _ALONG), "parts")
+FEATURES = ("vertices", *_ALONG, *(f"{name} backward" for name in _ALONG), "first parts", "parts")
 _AT_ONCE = 1 << 22  # edges whose blocks are looked at together
 
 
@@ -55,9 +56,11 @@ class Features:
         there = _along(*forward, kinds)
         back = there if backward[1] is forward[1] else _along(*backward, kinds)
         count = np.arange(len(forward[0]), dtype=np.float64)
-        none = np.zeros_like(count)  # no part has a share of another
+        none = np.zeros((len(count), 2))  # no vertex has a share of being a part
         sums = {
-            width: np.stack([count, *there[:3], there[3 + i], *back[:3], back[3 + i], none], axis=1)
+            width: np.column_stack(
+                [count, *there[:3], there[3 + i], *back[:3], back[3 + i], none],
+            )
             for i, width in enumerate(kinds)
         }
         return cls(tuple(sums[width] for width in widths), tuple(widths), forward[0])
@@ -67,11 +70,16 @@ class Features:
         """How many vertices the graph has."""
         return len(self.edges) - 1
 
-    def parts(self, cuts: Sequence[int]) -> Array:
-        """Return the features of the ranges between cuts: (layers, parts, features)."""
+    def parts(self, cuts: Sequence[int], first: Sequence[bool] | None = None) -> Array:
+        """Return the features of the ranges between cuts: (layers, parts, features).
+
+        first: whether a part is its processor's first; by default each has a processor of its own.
+        """
         bounds = np.asarray(cuts)
         found = np.stack([np.diff(sums[bounds], axis=0) for sums in self.sums])
-        found[:, :, -1] = 1
+        found[:, :, -2:] = 1
+        if first is not None:
+            found[:, :, -2] = first
         return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.engine.parallelism import in_blocks
 from soapstone.search.partition.costs import Costs
 from soapstone.search.partition.cuts import (
     Cuts,
@@ -45,6 +46,7 @@ class Partitioner:
         cuts: from 0 to the number of vertices. costs: what has been learned so far.
         settled: whether the cuts stay as they are.
         measured: nanoseconds of each layer on each part, (layers, parts), by cuts that were run.
+        processors: that have the parts in blocks; by default one each.
 
     Args:
         features: of the graph. parts: how many.
@@ -79,10 +81,12 @@ class Partitioner:
         if costs is not None:
             costs.check(len(features.widths))
         self.features, self.parts, self.method = features, parts, method
+        self.processors = parts
         self.costs = self._known = costs or Costs.of(len(features.widths))
         self.measured: dict[Cuts, Array] = {}
         self.settled = method != "learned" or parts == 1
-        simple = equal_vertices(features.vertices, parts), equal_edges(features.edges, parts)
+        self._even = equal_vertices(features.vertices, parts)
+        simple = self._even, equal_edges(features.edges, parts)
         self._simple = () if self.costs.count else simple
         learned = method == "learned" and self.costs.count > 0
         self.cuts: Cuts = given or (self._best() if learned else simple[method == "edge"])
@@ -109,7 +113,7 @@ class Partitioner:
         self.measured[before] = np.minimum(least, self.measured.get(before, np.inf))
         self.costs = self._known
         for cuts, ns in self.measured.items():
-            self.costs = self.costs.seen(self.features.parts(cuts), ns)
+            self.costs = self.costs.seen(self._parts(cuts), ns)
         self.cuts = self._next()
         return self.cuts != before
 
@@ -118,7 +122,11 @@ class Partitioner:
 
         cuts: of other parts than those that are run.
         """
-        return self.costs.ns(self.features.parts(self.cuts if cuts is None else cuts))
+        return self.costs.ns(self._parts(self.cuts if cuts is None else cuts))
+
+    def _parts(self, cuts: Sequence[int]) -> Array:
+        devices = in_blocks(self.parts, self.processors)
+        return self.features.parts(cuts, (np.diff(devices, prepend=-1) > 0).tolist())
 
     def __str__(self) -> str:
         vertices, edges = np.diff(self.cuts), np.diff(self.features.edges[list(self.cuts)])
@@ -142,13 +150,13 @@ class Partitioner:
         another makes up for nothing. Besides those of all layers' costs, cuts are looked at in
         which one layer counts for more.
         """
-        sums = self.costs.sums(self.features)
-        total, mixed = sums.sum(axis=0), [sums.sum(axis=0)]
+        sums, own = self.costs.sums(self.features), self.costs.own(self._parts(self._even))
+        mixed = [np.ones(len(sums))]
         if len(sums) > 1:
-            mixed += [share * own + (1 - share) * total for own in sums for share in _SHARES]
+            mixed += [(1 - share) + share * one for one in np.eye(len(sums)) for share in _SHARES]
         return min(
-            (least_largest(each, self.parts) for each in mixed),
-            key=lambda cuts: slowest(np.diff(sums[:, list(cuts)], axis=1)),
+            (least_largest(shares @ sums, self.parts, shares @ own) for shares in mixed),
+            key=lambda cuts: slowest(np.diff(sums[:, list(cuts)], axis=1) + own),
         )
 
     def _next(self) -> Cuts:

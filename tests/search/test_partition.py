@@ -64,8 +64,8 @@ def by_hand(graph: Adjacency, first: int, past: int, width: int) -> Array:
         found = [1]
         for indptr, indices in sides:
             found += of_vertex(indices[indptr[vertex] : indptr[vertex + 1]].tolist(), width)
-        total[:-1] += found
-    total[-1] = 1
+        total[:-2] += found
+    total[-2:] = 1
     return total
 
 
@@ -82,6 +82,8 @@ def test_features_of_ranges_are_sums_over_vertices(
     for layer, width in enumerate((5, 16, 5)):
         wanted = [by_hand(graph, a, b, width) for a, b in pairwise(cuts)]
         np.testing.assert_array_equal(found.parts(cuts)[layer], wanted)
+    firsts = found.parts(cuts, [True, False, True, False])[1, :, -2:]
+    assert firsts.T.tolist() == [[1, 0, 1, 0], [1, 1, 1, 1]]
 
 
 def test_features_of_the_example_of_the_thesis() -> None:
@@ -102,9 +104,9 @@ def test_a_graph_without_edges_has_vertices() -> None:
 # -- cuts
 
 
-def brute(sums: Array, parts: int) -> float:
-    inner = combinations(range(1, len(sums) - 1), parts - 1)
-    return min(np.diff(sums[[0, *cuts, len(sums) - 1]]).max() for cuts in inner)
+def brute(sums: Array, own: Array) -> float:
+    inner = combinations(range(1, len(sums) - 1), len(own) - 1)
+    return min((np.diff(sums[[0, *cuts, len(sums) - 1]]) + own).max() for cuts in inner)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -120,7 +122,17 @@ def test_largest_part_is_that_of_all_cuts(seed: int) -> None:
         cuts = least_largest(sums, parts)
         assert cuts[0] == 0 and cuts[-1] == vertices and len(cuts) == parts + 1
         assert min(np.diff(cuts)) >= 1
-        assert np.diff(sums[list(cuts)]).max() == pytest.approx(brute(sums, parts), rel=1e-9)
+        least = brute(sums, np.zeros(parts))
+        assert np.diff(sums[list(cuts)]).max() == pytest.approx(least, rel=1e-9)
+
+
+def test_what_parts_cost_besides_their_vertices_counts() -> None:
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        sums = np.concatenate([[0], np.cumsum(random.random(12) + 0.5)])
+        own = random.random(3)
+        cuts = list(least_largest(sums, 3, own))
+        assert (np.diff(sums[cuts]) + own).max() == pytest.approx(brute(sums, own), rel=1e-9)
 
 
 def test_baselines_have_as_many_vertices_or_edges() -> None:
@@ -187,7 +199,7 @@ def learned(graph: Adjacency, true: Array, width: int) -> tuple[Regression, Arra
 @pytest.mark.parametrize("width", [5, 32])  # whole lines: rows of lines are 2 of neighbours
 @pytest.mark.parametrize("shuffle", [False, True])  # no neighbours are consecutive
 def test_collinear_features_predict_other_graphs(width: int, shuffle: bool) -> None:
-    true = np.array([900.0, 20, 40, 0, 3, 15, 0, 0, 2, 0])
+    true = np.array([900.0, 20, 40, 0, 3, 15, 0, 0, 2, 0, 0])
     graphs = rmat(3000, 60_000), rmat(5000, 40_000, seed=5)
     one, other = (shuffled(graph) if shuffle else graph for graph in graphs)
     regression, sums = learned(one, true, width)
@@ -211,7 +223,7 @@ def test_full_rank_is_least_squares() -> None:
 # -- learning
 
 _TRUE = np.array(
-    [[200.0, 9, 14, 1, 6, 5, 3, 0, 2, 4e4], [150.0, 3, 4, 0, 1, 2, 3, 0, 1, 3e4]]
+    [[200.0, 9, 14, 1, 6, 5, 3, 0, 2, 0, 4e4], [150.0, 3, 4, 0, 1, 2, 3, 0, 1, 0, 3e4]]
 )  # two layers
 
 
@@ -244,6 +256,19 @@ def test_cuts_settle_where_parts_take_as_long(parts: int, shuffle: bool) -> None
     if not shuffle:
         simple = slowest(partitioner.measured[equal_vertices(6000, parts)])
         assert simple > 1.2 * measured[partitioner.cuts]
+
+
+def test_a_processors_first_part_may_take_longer() -> None:
+    partitioner = Partitioner(features_of(rmat(6000, 120_000, seed=3), 16, 7), 8)
+    partitioner.processors, true = 2, _TRUE.copy()
+    true[:, -2] = 2e5  # what equal parts of a layer take is 4e5
+    first = [part % 4 == 0 for part in range(8)]
+    while not partitioner.settled:
+        rows = partitioner.features.parts(partitioner.cuts, first)
+        partitioner.observe(np.einsum("lpf,lf->lp", rows, true))
+    spent = partitioner.measured[partitioner.cuts]
+    np.testing.assert_allclose(partitioner.predicted(), spent, rtol=0.05)
+    assert slowest(spent) < 1.1 * spent.mean(axis=1).sum()
 
 
 def test_noise_leaves_the_best_that_was_measured() -> None:
@@ -300,8 +325,8 @@ def test_what_was_learned_cuts_another_graph_at_once(tmp_path: Path) -> None:
     [
         (lambda d: d.update(layers=[]), "'layers'"),
         (lambda d: d.update(features=["vertices"]), "'features'"),
-        (lambda d: d["layers"][0].update(products=[1.0]), r"layers\[0\].*'products'.*10 finite"),
-        (lambda d: d["layers"][0]["squares"].__setitem__(0, [1.0] * 10), "symmetric"),
+        (lambda d: d["layers"][0].update(products=[1.0]), r"layers\[0\].*'products'.*11 finite"),
+        (lambda d: d["layers"][0]["squares"].__setitem__(0, [1.0] * 11), "symmetric"),
         (lambda d: d["layers"][1].pop("count"), "'count' is missing"),
         (lambda d: d.update(version=9), "'version'"),
     ],
