@@ -119,7 +119,8 @@ def train_app(
         others |= {"no --strategy": strategy is not None, "no --step": step is not None}
         learns = how == "learned" and parts > 1  # from timelines of its own
         others |= {"no --optimize": optimize, "no --profile": learns and profile is not None}
-        others["--partitioner learned"] = how != "learned" and partition_costs is not None
+        learned = "--partitioner learned for --partition-costs"
+        others[learned] = how != "learned" and partition_costs is not None
         if wrong := [what for what, found in others.items() if found]:
             raise AppError(f"app {app.name!r}: {parts} parts found; {', '.join(wrong)} needed")
         if cpus is None and not gpus:

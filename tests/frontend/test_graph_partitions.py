@@ -188,7 +188,7 @@ def test_two_ranks_compute_what_one_worker_does(tmp_path: Path) -> None:
         ({"partitioner": "metis"}, "partitioner 'metis' found; --parts needed"),
         (
             {"parts": 2, "partitioner": "edge", "partition_costs": "costs.json"},
-            "--partitioner learned needed",
+            "--partitioner learned for --partition-costs needed",
         ),
     ],
 )
