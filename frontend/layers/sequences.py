@@ -56,9 +56,11 @@ def lengths_of(builder: GraphBuilder, value: str, node: str, time: int = 1) -> s
 def steps_of(builder: GraphBuilder, lengths: str, steps: int, node: str) -> str:
     """Return which of so many steps samples of lengths (n,) int32 have, (n, steps) bool."""
     (samples,) = builder.spec(lengths).shape
-    (ones,) = builder.apply("full", shape=(steps,), value=1, dtype="int32", name=f"{node}.ones")
+    # In float32, for which pointwise operators have kernels.
+    (ones,) = builder.apply("full", shape=(steps,), value=1.0, name=f"{node}.ones")
     (ordinals,) = builder.apply("cumsum", ones, axis=0, name=f"{node}.ordinals")
-    (rows,) = builder.apply("reshape", lengths, shape=(samples, 1), name=f"{node}.rows")
+    (rows,) = builder.apply("cast", lengths, to="float32", name=f"{node}.counts")
+    (rows,) = builder.apply("reshape", rows, shape=(samples, 1), name=f"{node}.rows")
     return builder.apply("less_equal", ordinals, rows, name=node)[0]
 
 
@@ -137,8 +139,8 @@ class SequenceLayers(LayerBase):
             if not mean:
                 return builder.apply("reduce_max", kept, axes=(1,), name=node)
             (total,) = builder.apply("reduce_sum", kept, axes=(1,), name=f"{node}.sum")
-            (counts,) = builder.apply("clip", counts, low=1, name=f"{node}.least")
             (counts,) = builder.apply("cast", counts, to=spec.dtype, name=f"{node}.counts")
+            (counts,) = builder.apply("clip", counts, low=1.0, name=f"{node}.least")
             rows = (spec.shape[0], *(1,) * (spec.rank - 2))
             (counts,) = builder.apply("reshape", counts, shape=rows, name=f"{node}.rows")
             return builder.apply("div", total, counts, name=node)
