@@ -113,6 +113,8 @@ def test_attention_sees_the_keys_that_there_are() -> None:
     again = model.predict(given)[0]
     np.testing.assert_allclose(again[MASK], whole[MASK], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(steps, MASK)
+    given["n"] = LENGTHS + T  # of samples that are cut, all steps are there
+    assert model.predict(given)[2].all()
     q = torch.from_numpy(numbers(N, T, 8).reshape(N, T, 2, 4)).transpose(1, 2)
     hidden = torch.from_numpy(np.where(MASK[:, None, None], given["mask"], -np.inf))
     wanted = torch.nn.functional.scaled_dot_product_attention(q, q, q, hidden.float())
