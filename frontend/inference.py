@@ -31,6 +31,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
+from soapstone.kernels.choices import Choices, Tune
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import Machine, StoppedError
 from soapstone.runtime.forks import tell
@@ -145,11 +146,15 @@ class InferenceSession:
         fast_memory: bytes of a memory that the threads work in, with the computer's behind it
             (docs/memory.md). Weights are then streamed like any value, so none is folded or packed,
             and all shapes share them and that memory; of too many bound shapes all go.
+        tune: what the choice between kernels of one operator rests on. True: what has been measured
+            on this computer, and where nothing has, what is expected of them; "now": they are
+            measured where they are not yet, before the first answer, and kept for later sessions;
+            False: what is expected alone. A session keeps to its choices.
         plan: how values are streamed: "dp" (fewest bytes, the default), "lru", "stream", "belady",
             or a plan or its file, which is of the graph of one shape.
 
     Raises:
-        GraphError: an unknown plan, or one without a fast memory.
+        GraphError: an unknown plan, or one without a fast memory; another `tune`.
 
     Example:
         >>> session = InferenceSession("resnet50.onnx")
@@ -168,8 +173,12 @@ class InferenceSession:
         bound_shapes: int = 8,
         fast_memory: int | None = None,
         plan: MemoryPlan | str | Path | None = None,
+        tune: Tune = True,
     ) -> None:
+        if tune not in (True, False, "now"):
+            raise GraphError(f"tune: {tune!r} found; True, False or 'now' needed")
         self._source = Source.of(model, weights)
+        self._tune: Tune = tune
         self._layouts = layouts
         self._plain = plain
         if gpus > 1:
@@ -304,14 +313,21 @@ class InferenceSession:
         layouts, held = self._orders(graph), _held(graph, self._source.weights())
         names, graph = graph.outputs, replace(graph, updates={}).pruned()
         if self._plans is None:
-            return _bind(graph, held, self._machine, self._plain, layouts, names)
+            choices = Choices(tune=self._tune)
+            return _bind(graph, held, self._machine, self._plain, layouts, names, choices)
         values = {name: array for name, array in held.items() if graph.roles.get(name) in CARRIED}
         constants = {name: held[name] for name in graph.inputs(Role.CONSTANT)}
         if self._bounds:
             session = next(iter(self._bounds.values()))[0]
         else:
             mapper = BoundedMemoryMapper(self._plans)
-            session = Session(self._machine, mapper, seed=0, values=self._values)
+            session = Session(
+                self._machine,
+                mapper,
+                seed=0,
+                choices=Choices(tune=self._tune),
+                values=self._values,
+            )
         self._values.update(values)
         try:
             strategy = _strategy(session.mapper, graph, self._machine, layouts)
@@ -414,6 +430,7 @@ def _bind(
     plain: bool,
     layouts: Layouts | None,
     names: Sequence[str],
+    choices: Choices,
 ) -> _Bound:
     """Return an inference graph compiled to a trace over constant weights, in its own session."""
     prologue = replace(graph, nodes=(), outputs=())
@@ -422,7 +439,7 @@ def _bind(
     mapper = GraphMapper()
     strategy = _strategy(mapper, graph, machine, layouts)
     constants = Constants(held, prologue)
-    session = Session(machine, mapper, seed=0)
+    session = Session(machine, mapper, seed=0, choices=choices)
     try:
         return session, session.bind(graph, strategy, constants, names=names, fuse=not plain)
     except BaseException:

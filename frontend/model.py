@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.training.objective import Losses, Metrics
     from soapstone.frontend.training.optimizers import Optimizer
     from soapstone.frontend.training.trainer import TrainingResult
+    from soapstone.kernels.choices import Tune
     from soapstone.runtime import Machine
 
 
@@ -284,10 +285,11 @@ class Model(Trainable):
         bound_shapes: int = 8,
         fast_memory: int | None = None,
         plan: MemoryPlan | str | Path | None = None,
+        tune: Tune = True,
     ) -> InferenceSession:
         """Return a session that serves the model with its present weights.
 
-        threads, plain, bound_shapes, fast_memory and plan are those of `InferenceSession`.
+        threads, plain, bound_shapes, fast_memory, plan and tune are those of `InferenceSession`.
         """
         from soapstone.frontend.inference import InferenceSession
 
@@ -298,6 +300,7 @@ class Model(Trainable):
             bound_shapes=bound_shapes,
             fast_memory=fast_memory,
             plan=plan,
+            tune=tune,
         )
 
     @property

@@ -18,6 +18,7 @@ from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
+    from soapstone.kernels.choices import Tune
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Prediction:
     """What was run and how long it took.
 
     `seconds` is the median run, a first one left out where there are several. `bind_seconds` is
-    what came before: reading, compiling kernels that are new, and measuring their rivals once.
+    what came before: reading, compiling kernels that are new, and measuring where it is asked for.
     `moved_bytes` are those of the memory plan of a run, and those that its copies move.
     """
 
@@ -87,6 +88,7 @@ def predict(
     runs: int = 1,
     fast_memory: int | None = None,
     plan: str | None = None,
+    tune: Tune = True,
 ) -> Prediction:
     """Return the outputs of an ONNX file, or of an app with a checkpoint's weights.
 
@@ -94,7 +96,7 @@ def predict(
         model: the path of an `.onnx` file, or an app's name.
         arrays: the inputs by name; a model of one input takes the only array, whatever its name.
         runs: how often to run for the time; outputs are those of the last.
-        fast_memory, plan: see `InferenceSession`.
+        fast_memory, plan, tune: see `InferenceSession`.
 
     Raises:
         DataError, GraphError: a model or arrays that do not fit.
@@ -102,7 +104,7 @@ def predict(
     started = time.perf_counter()
     source = _source(model, checkpoint)
     with InferenceSession(
-        source, threads=threads, plain=plain, fast_memory=fast_memory, plan=plan
+        source, threads=threads, plain=plain, fast_memory=fast_memory, plan=plan, tune=tune
     ) as session:
         if len(session.inputs) == 1 and len(arrays) == 1:
             arrays = {session.inputs[0].name: next(iter(arrays.values()))}

@@ -1,9 +1,10 @@
 """The choices of a run: which variant served each form of call, kept so that a run can be repeated.
 
-Which variant is fastest is measured, and two that are close may win in turns on two computers, or
-before and after an update. Variants differ by rounding. So a run that is to give the same bits
-repeats the choices of the run before it: they are kept by the form of a call (operator, attributes,
-shapes, strides, threads), and say nothing of where it runs.
+Which variant is fastest is measured, or expected where a run asks for no measurement (`Tune`), and
+of two that are close each may win on another computer, or after an update. Variants differ by
+rounding. So a run that is to give the same bits repeats the choices of the run before it: they are
+kept by the form of a call (operator, attributes, shapes, strides, threads), and say nothing of
+where it runs.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Literal
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
 
 FORMAT, VERSION = "soapstone-choices", 1
+# What a free choice rests on: "now", what is measured, now where it is not yet; True, what has been
+# measured, and where nothing has, what is expected of each variant; False, what is expected alone.
+Tune = Literal["now"] | bool
 
 
 class ChoiceError(GraphError):
@@ -34,9 +39,17 @@ class Choices:
     Args:
         given: those to repeat: variant by form of call.
         strict: whether one that cannot be repeated is an error, or is said and made anew.
+        tune: what a free choice rests on.
     """
 
-    def __init__(self, given: Mapping[str, str] | None = None, *, strict: bool = False) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, str] | None = None,
+        *,
+        strict: bool = False,
+        tune: Tune = "now",
+    ) -> None:
+        self.tune = tune
         self._given = dict(given or {})
         self._strict = strict
         self._made: dict[str, str] = {}
@@ -119,4 +132,4 @@ def current() -> Choices:
     return _CURRENT.get() or Choices()
 
 
-__all__ = ["ChoiceError", "ChoiceWarning", "Choices", "current"]
+__all__ = ["ChoiceError", "ChoiceWarning", "Choices", "Tune", "current"]

@@ -23,7 +23,7 @@ import numpy as np
 from soapstone.cache.environment import digest
 from soapstone.cache.environment import environment as base_environment
 from soapstone.cache.sources import closure, modules_of, stamp
-from soapstone.cache.store import Store
+from soapstone.cache.store import Store, default_path
 from soapstone.deadline import Deadline
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, registered
@@ -80,6 +80,8 @@ def form(call: Call) -> str:
 
 def known(call: str, candidates: Sequence[Variant]) -> Times | None:
     """Return the recorded times of the variants that serve a call of a form, or None."""
+    if not store.cache_info().currsize and not default_path().exists():
+        return None  # which takes neither a file nor the stamps of sources
     found = store().get(_question(call, candidates))
     return found if isinstance(found, dict) and _names(candidates) >= found.keys() else None
 
@@ -123,8 +125,13 @@ def _stamp(variant: Variant) -> str:
     """Return the stamp of a variant's sources; of all kernels where it chooses among others."""
     modules = modules_of(variant.kernel)
     if "soapstone.kernels.select" in closure(modules):
-        modules |= modules_of(*(each.kernel for each in registered(variant.processor)))
+        modules |= _modules_of_all(variant.processor)
     return stamp(*modules)
+
+
+@cache
+def _modules_of_all(processor: str) -> frozenset[str]:
+    return modules_of(*(each.kernel for each in registered(processor)))
 
 
 @cache

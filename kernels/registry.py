@@ -31,13 +31,15 @@ class Variant:
     """A kernel that may serve `operator` on processors of one kind.
 
     `kernel` gives its entry, or None when it does not serve a particular call (dtype, strides,
-    sizes).
+    sizes). `expected` is the time that it usually takes, as a share of what the operator's plain
+    kernel does: the least is chosen where nothing is measured.
     """
 
     operator: str
     name: str
     processor: str
     kernel: Bind
+    expected: float = 1.0
 
     def bind(self, call: Call) -> Any:
         """Return the kernel's entry of a call, a CPU's fenced in checked mode, or None."""
@@ -89,7 +91,7 @@ def declining(bind: Bind) -> Bind:
 
 
 def variant(
-    operators: str | Iterable[str], name: str, *, processor: str = "cpu"
+    operators: str | Iterable[str], name: str, *, processor: str = "cpu", expected: float = 1.0
 ) -> Callable[[B], B]:
     """Return a decorator that registers a bind function as a variant of the operators.
 
@@ -98,13 +100,14 @@ def variant(
 
     Args:
         operators: one name or several. name: of the variant. processor: the kind that it is for.
+        expected: see `Variant`; of equal ones, that which is registered first is preferred.
     """
     names = (operators,) if isinstance(operators, str) else tuple(operators)
 
     def register(bind: B) -> B:
         for operator in names:
             _VARIANTS.setdefault((operator, processor), []).append(
-                Variant(operator, name, processor, declining(bind))
+                Variant(operator, name, processor, declining(bind), expected)
             )
         return bind
 

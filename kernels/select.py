@@ -1,4 +1,4 @@
-"""The choice of a variant for a call: by measured cost, among those that serve it.
+"""The choice of a variant for a call: by measured or expected cost, among those that serve it.
 
 The NumPy reference serves what no native variant does; it runs as a Python-bodied entry.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from soapstone.ir.spec import operator, operators
-from soapstone.kernels.choices import current
+from soapstone.kernels.choices import Tune, current
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.measure import Times, form, known, measured
 from soapstone.kernels.registry import Variant, variants
@@ -60,7 +60,7 @@ def select(
         else:
             choices.note(of, given)
             return given, entry
-    name, entry = _fastest(call, of, candidates)
+    name, entry = _fastest(call, of, candidates, choices.tune)
     if entry is not None:
         choices.note(of, name)
     return name, entry
@@ -108,14 +108,25 @@ def _named(call: Call, processor: str, name: str) -> Entry | None:
     )
 
 
-def _fastest(call: Call, of: str, candidates: Sequence[Variant]) -> tuple[str, Entry | None]:
-    """Return the name and entry of the variant that is fastest by what is known or measured."""
-    times = known(of, candidates)
+def _fastest(
+    call: Call, of: str, candidates: Sequence[Variant], tune: Tune
+) -> tuple[str, Entry | None]:
+    """Return the name and entry of the variant that is fastest by what is known or measured.
+
+    Where neither may be asked, by what is expected: the others are not even bound.
+    """
+    times = known(of, candidates) if tune else None
     if times:
         best = _best(candidates, times)
         entry = best.bind(call)
         if entry is not None:
             return best.name, entry
+    if tune != "now":
+        for each in sorted(candidates, key=lambda variant: variant.expected):
+            entry = each.bind(call)
+            if entry is not None:
+                return each.name, entry
+        return REFERENCE, None
     found = [(each, entry) for each in candidates if (entry := each.bind(call)) is not None]
     if not found:
         return REFERENCE, None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import from_dtype, types
-from numba.extending import intrinsic
 
+from soapstone.cache.deferred import intrinsic, numba, types
 from soapstone.native.memory import Block, Entry, pack
 
 _BYTES = ir.IntType(8).as_pointer()
@@ -85,18 +85,18 @@ class Fields:
     @cached_property
     def at(self) -> Any:
         """What compiled code sees the words by: a function of a block or of an address."""
-        return _seen(from_dtype(self.dtype), 0)
+        return _seen(lambda: numba.from_dtype(self.dtype), 0)
 
     @cached_property
     def table(self) -> Any:
         """What compiled code sees what follows the words by, as int64: of a block or an address."""
-        return _seen(types.CPointer(types.int64), 8 * self.words)
+        return _seen(lambda: types.CPointer(types.int64), 8 * self.words)
 
 
-def _seen(kind: Any, offset: int) -> Any:
+def _seen(kind: Callable[[], Any], offset: int) -> Any:
     """Return the intrinsic of what lies so many bytes after a block or an address."""
 
-    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    @intrinsic
     def seen(typing: Any, place: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             first = args[0]
@@ -106,6 +106,6 @@ def _seen(kind: Any, offset: int) -> Any:
             first = builder.gep(first, [ir.Constant(ir.IntType(64), offset)])
             return builder.bitcast(first, context.get_value_type(signature.return_type))
 
-        return kind(place), emit
+        return kind()(place), emit
 
     return seen

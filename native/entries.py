@@ -11,12 +11,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
 from soapstone import system
-from soapstone.cache.compiled import cfunc, linked
+from soapstone.cache.deferred import linked
+from soapstone.cache.objects import address, package
 from soapstone.native.blocks import Fields
 from soapstone.native.intrinsics import (
     INT,
@@ -43,27 +46,32 @@ _SIGNATURES: dict[Kind, str] = {
 _COMPILING = threading.Lock()
 
 
+MADE: WeakSet[Native] = WeakSet()  # all kernels of this process
+
+
 class Native:
-    """A kernel that is compiled, or loaded from Numba's cache, when its address is first asked."""
+    """A kernel that is compiled, or loaded from disk, when its address is first asked."""
 
     def __init__(self, function: Callable[..., Any], kind: Kind) -> None:
         self.function = function
         self.kind: Kind = kind
-        self._compiled: Any = None
+        self._address = 0
+        MADE.add(self)
 
     @property
     def address(self) -> int:
         """The address of the compiled C function."""
-        if self._compiled is None:
+        if not self._address:
             with _COMPILING:
-                if self._compiled is None:
-                    self._compiled = cfunc(_SIGNATURES[self.kind], error_model="numpy")(
-                        self.function
-                    )
-        return int(self._compiled.address)
+                self._address = self._address or address(self.function, _SIGNATURES[self.kind])
+        return self._address
+
+    def package(self, folder: Path) -> None:
+        """Write its object file into a folder of a package; see `cache.objects`."""
+        package(self.function, _SIGNATURES[self.kind], folder)
 
     def __repr__(self) -> str:
-        state = "compiled" if self._compiled is not None else "not compiled"
+        state = "compiled" if self._address else "not compiled"
         return f"Native({self.function.__name__}, {self.kind}, {state})"
 
 

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import from_dtype
 
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, native, routine
@@ -32,14 +31,14 @@ _COUNT_BYTES = 8 * COUNT.words
 
 
 @cache
-def combined(kind: Any, reduction: str) -> Any:
-    """The loop that combines n elements of a Numba type into others, both at any steps in bytes.
+def combined(dtype: str, reduction: str) -> Any:
+    """The loop that combines n elements of a dtype into others, both at any steps in bytes.
 
     A maximum or minimum of equal numbers, and of NaN, is the first.
     """
     wanted = (SUM, PROD, MAX, MIN)[("sum", "prod", "max", "min").index(reduction)]
-    item = kind.bitwidth // 8
-    cells = pointer_cast(kind)
+    item = np.dtype(dtype).itemsize
+    cells = pointer_cast(dtype)
 
     @routine
     def combine(to: int, to_step: int, x: int, x_step: int, n: int) -> None:
@@ -77,9 +76,8 @@ def fold_kernel(dtype: str, reduction: str, start: Any) -> Native:
 
     Its block is the number of stages, and the stages.
     """
-    kind = from_dtype(np.dtype(dtype))
-    item = kind.bitwidth // 8
-    cells, combine = pointer_cast(kind), combined(kind, reduction)
+    item = np.dtype(dtype).itemsize
+    cells, combine = pointer_cast(dtype), combined(dtype, reduction)
 
     @native()
     def fold(block: Any) -> int:

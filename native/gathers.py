@@ -5,9 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
-from numba import from_dtype
-
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, helper, native, routine
 from soapstone.native.folds import combined
@@ -81,7 +78,7 @@ def move_rows(block: Any) -> int:
 @cache
 def combine_rows(dtype: str, reduction: str) -> Native:
     """The kernel that combines rows of one dtype into the target, one after another."""
-    fold = combined(from_dtype(np.dtype(dtype)), reduction)
+    fold = combined(dtype, reduction)
 
     @native()
     def combine(block: Any) -> int:

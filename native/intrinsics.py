@@ -1,6 +1,6 @@
 """Intrinsics of compiled code: calls by address, pointers, ordered loads and stores, the clock.
 
-Importing this module imports Numba: only modules that are imported on first use may do so.
+They are written with LLVM's instructions, and Numba comes to know them when it compiles.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from soapstone import system
+from soapstone.cache.deferred import intrinsic, numba, types
 
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 VOID, INT, WORD = ir.VoidType(), ir.IntType(32), ir.IntType(64)
@@ -51,10 +51,28 @@ def calling(returns: Any, *wants: Any) -> Any:
             answer = builder.call(target, passed)
             return context.get_dummy_value() if returns == VOID else answer
 
-        kind = {VOID: types.void, INT: types.int32, WORD: types.int64}[returns]
-        return kind(*([types.int64] * (1 + len(wants)))), emit
+        return _kind(returns)(*map(_kind, [WORD] * (1 + len(wants)))), emit
 
     return fixed_arity(typer, 1 + len(wants))
+
+
+def external(name: str, returns: Any, *wants: Any) -> Any:
+    """Return the intrinsic that calls a C function of this process; see `calling`."""
+
+    def typer(typing: Any, *given: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            function = _declare(builder.module, ir.FunctionType(returns, wants), name)
+            answer = builder.call(function, args)
+            return context.get_dummy_value() if returns == VOID else answer
+
+        return _kind(returns)(*map(_kind, wants)), emit
+
+    return fixed_arity(typer, len(wants))
+
+
+def _kind(of: Any) -> Any:
+    """Return Numba's type of VOID, INT or WORD."""
+    return {VOID: types.void, INT: types.int32, WORD: types.int64}[of]
 
 
 call_entry: Any = calling(INT, POINTER)  # (function, block) -> status
@@ -63,10 +81,10 @@ call_pointer: Any = calling(WORD)  # `void *(*)(void)`, whose answer is an addre
 
 
 # ------------------------------------------------------------------------------------- pointers
-def pointer_cast(element: Any) -> Any:
-    """Return what makes pointers to a Numba type, of an integer address or another pointer."""
+def pointer_cast(dtype: str) -> Any:
+    """Return what makes pointers to numbers, of an integer address or another pointer."""
 
-    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    @intrinsic
     def pointer(typing: Any, address: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             target = context.get_value_type(signature.return_type)
@@ -74,22 +92,22 @@ def pointer_cast(element: Any) -> Any:
                 return builder.inttoptr(args[0], target)
             return builder.bitcast(args[0], target)
 
-        return types.CPointer(element)(address), emit
+        return types.CPointer(numba.from_dtype(np.dtype(dtype)))(address), emit
 
     return pointer
 
 
 # `f32p(words(block)[0])[i]`, and so on.
-f32p: Any = pointer_cast(types.float32)
-f64p: Any = pointer_cast(types.float64)
-i64p: Any = pointer_cast(types.int64)
-i32p: Any = pointer_cast(types.int32)
-i16p: Any = pointer_cast(types.int16)
-u8p: Any = pointer_cast(types.uint8)
+f32p: Any = pointer_cast("float32")
+f64p: Any = pointer_cast("float64")
+i64p: Any = pointer_cast("int64")
+i32p: Any = pointer_cast("int32")
+i16p: Any = pointer_cast("int16")
+u8p: Any = pointer_cast("uint8")
 words: Any = i64p
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def pointer(typing: Any, address: Any) -> Any:
     """The void pointer at an integer address."""
 
@@ -99,7 +117,7 @@ def pointer(typing: Any, address: Any) -> Any:
     return types.voidptr(types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def address_of(typing: Any, place: Any) -> Any:
     """The integer address that a pointer holds."""
 
@@ -109,7 +127,7 @@ def address_of(typing: Any, place: Any) -> Any:
     return types.int64(place), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def as_float(typing: Any, word: Any) -> Any:
     """The float64 whose bits are the 64-bit word."""
 
@@ -133,7 +151,7 @@ def room(builder: Any, kind: Any, align: int = 0) -> Any:
     return place
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def stack(typing: Any, nbytes: Any) -> Any:
     """The address of `nbytes` (a literal) of the kernel's stack, aligned to 64 bytes."""
     if not isinstance(nbytes, types.IntegerLiteral):
@@ -157,7 +175,7 @@ def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return builder.gep(first, [args[1]])
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def load_acquire(typing: Any, words: Any, index: Any) -> Any:
     """`words[index]` of an int64 array, or of an address, as an atomic acquire load."""
 
@@ -167,7 +185,7 @@ def load_acquire(typing: Any, words: Any, index: Any) -> Any:
     return types.int64(words, types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def store_release(typing: Any, words: Any, index: Any, value: Any) -> Any:
     """`words[index] = value` of an int64 array, or of an address, as an atomic release store."""
 
@@ -178,7 +196,7 @@ def store_release(typing: Any, words: Any, index: Any, value: Any) -> Any:
     return types.void(words, types.int64, types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def compare_exchange(typing: Any, words: Any, index: Any, old: Any, new: Any) -> Any:
     """Replace `words[index]`, as in `load_acquire`, if it is `old`, atomically; whether so."""
 
@@ -190,7 +208,7 @@ def compare_exchange(typing: Any, words: Any, index: Any, old: Any, new: Any) ->
     return types.boolean(words, types.int64, types.int64, types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def pause(typing: Any) -> Any:
     """The processor's hint that a loop is waiting (x86); nothing elsewhere."""
 
@@ -203,7 +221,7 @@ def pause(typing: Any) -> Any:
     return types.void(), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def clock_ns(typing: Any) -> Any:
     """Nanoseconds of the clock of `time.perf_counter_ns`."""
 
@@ -223,7 +241,7 @@ def clock_ns(typing: Any) -> Any:
     return types.int64(), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def yield_processor(typing: Any) -> Any:
     """Let another thread of the operating system run on this core."""
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
+
+from soapstone.cache.deferred import cgutils
 
 LANES = 16
 F32, F64 = ir.FloatType(), ir.DoubleType()

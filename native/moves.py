@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.core import cgutils
-
+from soapstone.cache.deferred import cgutils
 from soapstone.native.entries import helper, routine
 from soapstone.native.intrinsics import i16p, i32p, i64p, u8p
 from soapstone.native.lanes import I8, I32, Lanes, first, load_some, store_some

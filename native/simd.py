@@ -1,4 +1,4 @@
-"""Short vectors in Numba code: sixteen lanes as values of type `Vector`, with their operators.
+"""Short vectors in Numba code: sixteen lanes as values of type `vectors.Vector`.
 
 `@vectorised` makes a function of `Lanes` callable from kernels; what kernels use most has its name
 here. Load and store take an address or a pointer, and an index in elements.
@@ -7,15 +7,12 @@ here. Load and store take an address or a pointer, and an index in elements.
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import lower_builtin, models, register_model
 
+from soapstone.cache.deferred import Late, numba, types
 from soapstone.native.intrinsics import fixed_arity
 from soapstone.native.lanes import (
     F32,
@@ -36,6 +33,8 @@ from soapstone.native.lanes import (
     where,
 )
 
+vectors = Late("soapstone.native.vectors")
+
 # Formulas are written in names of `lanes`, which come along.
 __all__ = [
     "F32",
@@ -46,7 +45,6 @@ __all__ = [
     "I64",
     "LANES",
     "Lanes",
-    "Vector",
     "choose",
     "first",
     "load",
@@ -79,30 +77,6 @@ __all__ = [
 ]
 
 
-class Vector(types.Type):  # type: ignore[misc, unused-ignore]
-    """The Numba type of a vector of lanes."""
-
-    def __init__(self, element: Any, count: int) -> None:
-        self.element, self.count = element, count
-        super().__init__(f"Vector({element} x {count})")
-
-
-@register_model(Vector)  # type: ignore[untyped-decorator, unused-ignore]
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc, unused-ignore]
-    def __init__(self, manager: Any, kind: Vector) -> None:
-        super().__init__(manager, kind, ir.VectorType(kind.element, kind.count))
-
-
-def _numba_type(value: Any) -> Any:
-    if value is None:
-        return types.void
-    kind = value.type
-    if isinstance(kind, ir.VectorType):
-        return Vector(kind.element, kind.count)
-    names = {"float": "float32", "double": "float64", "i64": "int64", "i32": "int32", "i8": "uint8"}
-    return getattr(types, names.get(str(kind), "boolean"))
-
-
 # ------------------------------------------------------------------------------------ from Numba
 def vectorised(function: Callable[..., Any]) -> Any:
     """Return the function of lanes as one that Numba code can call.
@@ -122,14 +96,12 @@ def vectorised(function: Callable[..., Any]) -> Any:
         return None if made is None else made.value
 
     def typer(typing: Any, *given: Any) -> Any:
-        from numba.core.registry import cpu_target
-
-        context = cpu_target.target_context
+        context = numba.core.registry.cpu_target.target_context
         plain = [types.unliteral(kind) for kind in given]
         shapes = [context.get_value_type(kind) for kind in plain]
         trial = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), shapes), "trial")
         builder = ir.IRBuilder(trial.append_basic_block())
-        result = _numba_type(write(context, builder, plain, trial.args))
+        result = vectors.numba_type(write(context, builder, plain, trial.args))
 
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             made = write(context, builder, signature.args, args)
@@ -138,58 +110,6 @@ def vectorised(function: Callable[..., Any]) -> Any:
         return result(*plain), emit
 
     return fixed_arity(typer, arity)
-
-
-def _operator(sign: Any) -> None:
-    @infer_global(sign)  # type: ignore[untyped-decorator, unused-ignore]
-    class _Rule(AbstractTemplate):  # type: ignore[misc, unused-ignore]
-        def generic(self, args: Any, kws: Any) -> Any:
-            vectors = [a for a in args if isinstance(a, Vector)]
-            if not vectors:
-                return None
-            result = vectors[0]
-            if sign in _COMPARISONS:
-                result = Vector(I1, result.count)
-            others = (a for a in args if not isinstance(a, Vector))
-            if any(not isinstance(a, (types.Float, types.Integer)) for a in others):
-                return None
-            return signature(result, *args)
-
-    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = next(Lanes(builder, a) for a in args if isinstance(a.type, ir.VectorType))
-        lanes = []
-        for value in args:
-            one = Lanes(builder, value)
-            if not isinstance(value.type, ir.VectorType):
-                one = one.cast(vector.element)
-            lanes.append(one)
-        return sign(*lanes).value
-
-    if sign is operator.neg:
-        lower_builtin(sign, Vector)(lower)
-        return
-    for other in (types.Float, types.Integer):
-        lower_builtin(sign, Vector, other)(lower)
-        lower_builtin(sign, other, Vector)(lower)
-    lower_builtin(sign, Vector, Vector)(lower)
-
-
-_COMPARISONS = (operator.lt, operator.gt, operator.le, operator.ge)
-for _sign in (
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.truediv,
-    operator.neg,
-    operator.iadd,
-    operator.isub,
-    operator.imul,
-    operator.and_,
-    operator.or_,
-    operator.xor,
-    *_COMPARISONS,
-):
-    _operator(_sign)
 
 
 # What kernels call: v = load(p, i), store(p, i, v), part(p, i, n): the first n lanes of p[i]….

@@ -49,7 +49,7 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
             first.run(np.ones((1, 16), np.float32))
         baseline = resident_bytes()
         start = time.perf_counter()
-        session = InferenceSession(path, threads=threads)
+        session = InferenceSession(path, threads=threads, tune="now")
         run = lambda: list(session.run(given).values())  # noqa: E731
     elif library == "onnxruntime":
         import onnxruntime

@@ -59,7 +59,7 @@ def peer(kind: str, name: str, folder: Path, threads: int) -> None:
     else:
         from soapstone import InferenceSession
 
-        session = InferenceSession(path, threads=threads, plain=kind == "plain")
+        session = InferenceSession(path, threads=threads, plain=kind == "plain", tune="now")
         serve(rounds_of(lambda: session.run(given)))
 
 

@@ -91,7 +91,7 @@ def peer(kind: str, name: str, folder: Path, threads: int) -> None:
     """Be one way to run a model."""
     from soapstone import InferenceSession
 
-    session = InferenceSession(folder / f"{name}.{kind}.onnx", threads=threads)
+    session = InferenceSession(folder / f"{name}.{kind}.onnx", threads=threads, tune="now")
     given = arrays(name)
     serve(rounds_of(lambda: session.run(given)))
 

@@ -48,7 +48,7 @@ def here(side: Side) -> Runner:
         return StepRunner(side.graph, side.ground)
     if side.target == "soapstone":
         session = InferenceSession(
-            side.graph, side.weights, threads=side.threads, layouts=side.layouts
+            side.graph, side.weights, threads=side.threads, layouts=side.layouts, tune="now"
         )
         return _Inference(side.graph, session.run, session.close)
     import onnxruntime

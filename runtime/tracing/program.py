@@ -10,19 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.native.blocks import Fields
+from soapstone.native.entries import native
 from soapstone.native.intrinsics import (
     call_entry,
     clock_ns,
+    i64p,
     load_acquire,
     pause,
     store_release,
+    u8p,
     yield_processor,
 )
+from soapstone.native.memory import Block, call
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,68 +36,52 @@ ABORT = 0  # control[0]: any other value than 0 stops all workers
 SPINS = 256  # polls before a waiting worker lets other threads run
 
 
-@njit(nogil=True)
-def run_alone(fn: Any, block: Any, control: Any, result: Any) -> None:
-    """Run all entries in order; the only worker, so nothing is waited for."""
-    for k in range(fn.size):
-        if control[0] != 0:
-            return
-        status = call_entry(fn[k], block[k])
-        if status != 0:
-            result[0] = k
-            result[1] = status
-            control[0] = 1
-            return
+# count: of entries; number: the worker's word of `progress`; stamps: an address, or 0: when each
+# entry began to wait, started and ended (ns).
+_WORKER = Fields(
+    "count fn block first_wait wait_word wait_value publish progress word control result spins"
+    " stamps"
+)
+_worker_of = _WORKER.at
 
 
-@njit(nogil=True)
-def run_worker(
-    fn: Any,
-    block: Any,
-    first_wait: Any,
-    wait_word: Any,
-    wait_value: Any,
-    publish: Any,
-    progress: Any,
-    word: int,
-    control: Any,
-    result: Any,
-    spins: int,
-    stamps: Any = None,
-) -> None:
+@native()
+def _run(block: Any) -> int:
     """Run one worker's entries in order, each once the workers it waits for have come far enough.
 
     On a non-zero status the position and the status go to `result`, and the abort word is set;
-    every wait and every entry looks at it. stamps: if given, when each entry began to wait,
-    started and ended (ns); what it takes to note that is compiled only then.
+    every wait and every entry looks at it.
     """
-    for k in range(fn.size):
-        if load_acquire(control, 0) != 0:
-            return
-        if stamps is not None:
-            stamps[k, 0] = clock_ns()
-        for e in range(first_wait[k], first_wait[k + 1]):
+    w = _worker_of(block)
+    stamps = i64p(w.stamps)
+    for k in range(w.count):
+        if load_acquire(w.control, 0) != 0:
+            return 0
+        if w.stamps != 0:
+            stamps[3 * k] = clock_ns()
+        for e in range(i64p(w.first_wait)[k], i64p(w.first_wait)[k + 1]):
             polls = 0
-            while load_acquire(progress, wait_word[e]) < wait_value[e]:
-                if load_acquire(control, 0) != 0:
-                    return
+            while load_acquire(w.progress, i64p(w.wait_word)[e]) < i64p(w.wait_value)[e]:
+                if load_acquire(w.control, 0) != 0:
+                    return 0
                 polls += 1
-                if polls < spins:
+                if polls < w.spins:
                     pause()
                 else:
                     yield_processor()
-        if stamps is not None:
-            stamps[k, 1] = clock_ns()
-        status = call_entry(fn[k], block[k])
-        if stamps is not None:
-            stamps[k, 2] = clock_ns()
+        if w.stamps != 0:
+            stamps[3 * k + 1] = clock_ns()
+        status = call_entry(i64p(w.fn)[k], i64p(w.block)[k])
+        if w.stamps != 0:
+            stamps[3 * k + 2] = clock_ns()
         if status != 0:
-            result[0] = k
-            result[1] = status
-            store_release(control, 0, 1)
-            return
-        if publish[k]:
-            store_release(progress, word, k + 1)
+            i64p(w.result)[0] = k
+            i64p(w.result)[1] = status
+            store_release(w.control, 0, 1)
+            return 0
+        if u8p(w.publish)[k] != 0:
+            store_release(w.progress, w.word, k + 1)
+    return 0
 
 
 def control_words() -> Array:
@@ -143,28 +132,31 @@ class NativeProgram:
 
         stamps: int64 (entries, 3) to fill with nanoseconds, or None.
         """
+        block = self._blocks[number] if stamps is None else self._of(number, stamps)
+        call(_run.address, block.address)
+
+    @cached_property
+    def _blocks(self) -> tuple[Block, ...]:
+        return tuple(self._of(number, 0) for number in range(len(self.workers)))
+
+    def _of(self, number: int, stamps: Array | int) -> Block:
+        """Return the block of a worker's run; stamps: see `run`."""
         mine = self.workers[number]
-        result = self.result[number]
-        if stamps is None and len(self.workers) == 1:
-            run_alone(mine.fn, mine.block, self.control, result)
-            return
-        shared = (
-            mine.fn,
-            mine.block,
-            mine.first_wait,
-            mine.wait_word,
-            mine.wait_value,
-            mine.publish,
-            self.progress,
-            number * LINE,
-            self.control,
-            result,
-            self.spins,
+        return _WORKER.pack(
+            count=mine.fn.size,
+            fn=mine.fn,
+            block=mine.block,
+            first_wait=mine.first_wait,
+            wait_word=mine.wait_word,
+            wait_value=mine.wait_value,
+            publish=mine.publish,
+            progress=self.progress,
+            word=number * LINE,
+            control=self.control,
+            result=self.result[number],
+            spins=self.spins,
+            stamps=stamps,
         )
-        if stamps is None:
-            run_worker(*shared)
-        else:
-            run_worker(*shared, stamps)
 
     def failures(self) -> list[tuple[int, int]]:
         """The operations that failed in the last run, with their statuses."""

@@ -14,12 +14,20 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from soapstone import system
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import native
-from soapstone.native.intrinsics import call_pointer, compare_exchange, load_acquire, pause
+from soapstone.native.intrinsics import (
+    INT,
+    VOID,
+    WORD,
+    call_pointer,
+    compare_exchange,
+    external,
+    load_acquire,
+    pause,
+)
 from soapstone.native.memory import address
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -32,11 +40,11 @@ _PATIENCE = 25  # polls that find the lock free before another's turn is taken
 _ENTRY = Fields("holder turn name call done")
 _entry_of = _ENTRY.at
 
-_ensure = types.ExternalFunction("PyGILState_Ensure", types.int32())
-_release = types.ExternalFunction("PyGILState_Release", types.void(types.int32))
-_invoke = types.ExternalFunction("PyObject_CallNoArgs", types.intp(types.intp))
-_clear = types.ExternalFunction("PyErr_Clear", types.void())
-_forget = types.ExternalFunction("Py_DecRef", types.void(types.intp))
+_ensure = external("PyGILState_Ensure", INT)
+_release = external("PyGILState_Release", VOID, INT)
+_invoke = external("PyObject_CallNoArgs", WORD, WORD)
+_clear = external("PyErr_Clear", VOID)
+_forget = external("Py_DecRef", VOID, WORD)
 
 
 @native()

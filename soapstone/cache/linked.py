@@ -9,10 +9,15 @@ A part has no environment, which exceptions with arguments that are not constant
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
+from numba.core import sigutils
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, Flags, compile_extra
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
 
 
 class LinkedLibrary(JITCodeLibrary):  # type: ignore[misc, unused-ignore]
@@ -49,3 +54,61 @@ class LinkedCompiler(Compiler):  # type: ignore[misc, unused-ignore]
             codegen = self.state.targetctx.codegen()
             self.state.library = LinkedLibrary(codegen, func.__qualname__)
         return super().compile_extra(func)
+
+
+def object_code(function: Callable[..., Any], signature: str, name: str) -> bytes:
+    """Return the object file of a function of C, and of all that it calls but the system's.
+
+    It has one symbol that others see, `name`: none of what is linked into one object file is taken
+    for what is in another. A status that Numba's code returns for a raised error is not looked at.
+
+    Raises:
+        NotImplementedError: it calls functions that only Numba's runtime has.
+    """
+    arguments, returned = sigutils.normalize_signature(signature)
+    context, flags = cpu_target.target_context, Flags()
+    cpu_target.options.parse_as_flags(flags, {"nopython": True, "error_model": "numpy"})
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
+    with global_compiler_lock:
+        made = compile_extra(
+            cpu_target.typing_context,
+            context,
+            function,
+            arguments,
+            returned,
+            flags,
+            {},
+            pipeline_class=LinkedCompiler,
+        )
+        module = context.create_module(name)
+        kinds = [context.get_value_type(kind) for kind in arguments]
+        outer = ir.Function(module, ir.FunctionType(context.get_value_type(returned), kinds), name)
+        builder = ir.IRBuilder(outer.append_basic_block())
+        shape = context.call_conv.get_function_type(returned, arguments)
+        inner = ir.Function(module, shape, made.fndesc.llvm_func_name)
+        _, answer = context.call_conv.call_function(builder, inner, returned, arguments, outer.args)
+        if isinstance(outer.ftype.return_type, ir.VoidType):
+            builder.ret_void()
+        else:
+            builder.ret(answer)
+        library = made.library
+        library.add_ir_module(module)
+        library.finalize()
+        whole = library._final_module
+        for each in (*whole.functions, *whole.global_variables):
+            if not each.is_declaration and each.name != name:
+                each.linkage = "internal"
+        JITCodeLibrary._optimize_final_module(library)
+        whole.verify()
+        missing = [
+            each.name
+            for each in (*whole.functions, *whole.global_variables)
+            if each.is_declaration and each.name.startswith(("numba_", "NRT_"))
+        ]
+        if missing:
+            raise NotImplementedError(
+                f"{function.__qualname__}: calls {', '.join(missing)} of Numba's runtime; kernels"
+                " may not allocate, nor raise errors that are made when they run"
+            )
+        code: bytes = context.codegen()._tm.emit_object(whole)
+    return code

@@ -90,7 +90,8 @@ def _current(text: str) -> bool:
 
 def _compiled() -> Cache:
     """Return what is compiled: functions by module."""
-    from soapstone.cache.compiled import ABOUT, root, stamped
+    from soapstone.cache.objects import SUFFIX
+    from soapstone.cache.places import ABOUT, root, stamped
 
     entries: dict[str, int] = {}
     stale = 0
@@ -98,7 +99,7 @@ def _compiled() -> Cache:
         with contextlib.suppress(OSError, ValueError):
             now = stamped(*json.loads(about.read_text()))
             for place in about.parent.iterdir():
-                count = sum(1 for _ in place.rglob("*.nbi"))
+                count = sum(1 for file in place.rglob("*") if file.suffix in (".nbi", SUFFIX))
                 if count:
                     name = about.parent.name.partition("+")[0]
                     entries[name] = entries.get(name, 0) + count

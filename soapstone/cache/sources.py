@@ -29,7 +29,9 @@ _ROOT = "soapstone"
 _BEGAN = time.time()
 _NOT_KNOWN = secrets.token_bytes(16)  # in place of sources that were edited while this process runs
 _VERSIONED = frozenset(("builtins", "numpy", "numba", "llvmlite"))  # see `environment`
-_IMPORT = re.compile(rb"from ([\w.]+) import (\([^)]*\)|[^\n]*)|import ([\w.]+)")
+_IMPORT = re.compile(  # the last: what is imported when code is compiled (`deferred`)
+    rb"from ([\w.]+) import (\([^)]*\)|[^\n]*)|import ([\w.]+)|Late\(\"([\w.]+)\"\)"
+)
 _COMMENT = re.compile(rb"#[^\n]*")
 
 
@@ -46,7 +48,8 @@ def modules_of(*functions: Callable[..., Any]) -> frozenset[str]:
 
     A function made by another module's factory closes over helpers of the module that called it.
     """
-    return frozenset(module for function in functions for module in _modules(function, set()))
+    seen: set[int] = set()
+    return frozenset(module for function in functions for module in _modules(function, seen))
 
 
 def edited(*modules: str, compiled: bool = False) -> bool:
@@ -164,10 +167,11 @@ def _imports(module: str) -> Mapping[str, bool]:
     inside = module if package else module.rpartition(".")[0]
     found: dict[str, bool] = {}
     for each in _IMPORT.finditer(text):
-        base = _absolute((each[1] or each[3]).decode(), inside)
+        base = _absolute((each[1] or each[3] or each[4]).decode(), inside)
         if _top(base) in sys.stdlib_module_names or _top(base) in _VERSIONED:
             continue
-        top = each.start() == 0 or text[each.start() - 1 : each.start()] == b"\n"
+        line = each.start() == 0 or text[each.start() - 1 : each.start()] == b"\n"
+        top = line or each[4] is not None
         names = _COMMENT.sub(b"", each[2] or b"").decode("utf-8", "replace").strip("()")
         for name in names.split(","):
             inner = f"{base}.{name.split(' as ')[0].strip()}"

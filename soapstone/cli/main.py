@@ -217,6 +217,9 @@ def predict(
         bool, typer.Option("--plain", help="One kernel an operator: no folding, no fusing.")
     ] = False,
     runs: Annotated[int, typer.Option(min=1, help="How often to run, for the time.")] = 1,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure rival kernels first, and keep the times.")
+    ] = False,
     fast_memory: FastMemory = None,
     plan: Plan = None,
     as_json: Json = False,
@@ -236,6 +239,7 @@ def predict(
         runs=runs,
         fast_memory=None if fast_memory is None else bytes_of("--fast-memory", fast_memory),
         plan=plan,
+        tune="now" if tune else True,
     )
     if output is not None:
         arrays: dict[str, Any] = dict(result.outputs)
@@ -275,6 +279,27 @@ def doctor(as_json: Json = False) -> None:
     answer(report(found), found.as_dict(), as_json)
     if found.problems:
         raise typer.Exit(1)
+
+
+@command(app, name="compile")
+def compile_(
+    level: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="For a package instead: x86-64, x86-64-v3 or x86-64-v4; may be repeated."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile the kernels ahead of need, so that no first run waits for it (docs/caches.md)."""
+    from soapstone.kernels import ahead
+
+    if not level:
+        count = ahead.fill()
+        answer(f"{count} kernels are compiled for this computer", {"kernels": count}, as_json)
+        return
+    folders = [str(ahead.ship(each)) for each in level]
+    answer(f"compiled into {', '.join(folders)}", {"folders": folders}, as_json)
 
 
 @command(app)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.session_runs import assert_near, ran
 
 from soapstone import InferenceSession, Model
+from soapstone.cache.places import root
 from soapstone.engine.initial import materialise
 from soapstone.engine.lower import fold_weights, lower, split_constants, views
 from soapstone.errors import DataError
 from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Strategy
@@ -250,6 +256,47 @@ def test_predict_without_compiling_equals_predict_after() -> None:
         with model.inference(threads=1) as session:
             found = session.run(images[:4].astype(np.float32))[session.outputs[0]]
         np.testing.assert_allclose(found, 0.2, atol=1e-6)
+
+
+_FIRST = """
+import sys
+import numpy as np
+from soapstone import InferenceSession, Model
+from soapstone.cache.store import default_path
+model = Model("small")
+x = model.input("image", (1, 3, 12, 12))
+x = model.max_pool2d(model.conv2d(x, 16, kernel=1, activation="relu"), 3)
+model.output(model.softmax(model.dense(model.flatten(x), 5)))
+with InferenceSession(model.build(1), model.weights(), tune=TUNE) as session:
+    session.run(np.ones((1, 3, 12, 12), np.float32))
+print("numba" in sys.modules, default_path().exists())
+"""
+
+
+def test_only_a_first_process_compiles_and_only_one_that_is_asked_to_measures(
+    tmp_path: Path,
+) -> None:
+    def told(tune: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", _FIRST.replace("TUNE", tune)],
+            env={**os.environ, "SOAPSTONE_CACHE": str(tmp_path), "NUMBA_CACHE_DIR": str(root())},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    told("True")  # compiles what no process before has
+    assert told("True") == "False False"
+    assert told("False") == "False False"
+    assert told("'now'").endswith("True")
+    assert told("True") == "False True"  # goes by what was measured
+
+
+def test_an_unknown_way_to_tune_is_refused() -> None:
+    with pytest.raises(GraphError, match="tune: 'later' found; True, False or 'now' needed"):
+        InferenceSession(residual_network(), tune="later")  # type: ignore[arg-type]
 
 
 def test_outputs_that_need_no_launch() -> None:

@@ -50,7 +50,7 @@ print(select(Call("relu", {}, (x,), (np.empty_like(x),)))[0])
 
 def _run(folder: Path, cache: Path, *command: str) -> str:
     """Run Python with a store of its own; compiled code, which is valid anywhere, is shared."""
-    from soapstone.cache.compiled import root
+    from soapstone.cache.places import root
 
     done = subprocess.run(
         [sys.executable, *command],

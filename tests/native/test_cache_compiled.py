@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -38,18 +39,32 @@ def shifted(x):
     return scaled(x) + 1
 """,
     "main.py": """
-import warnings
-from numba import carray, types
+import ctypes
 from soapstone import middle
-from soapstone.cache.compiled import cfunc, njit
+from soapstone.cache.compiled import njit
+from soapstone.cache import objects
+made = []
+compiled = objects._linked.object_code
+class Counting:
+    def object_code(*of):
+        made.append(of)
+        return compiled(*of)
+objects._linked = Counting
 middle_shifted = middle.shifted
 @njit()
 def run(x):
     return middle_shifted(x)
-@cfunc("int64(int64)")
 def call(x):
     return middle_shifted(x)
-print(run(4), call.ctypes(4), sum(run.stats.cache_hits.values()), call.cache_hits)
+found = objects.address(call, "int64(int64)")
+called = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(found)
+print(run(4), called(4), sum(run.stats.cache_hits.values()), 1 - len(made))
+""",
+    "packer.py": """
+from soapstone.main import call, objects
+folder = objects.packaged("x86-64")
+folder.mkdir(parents=True)
+objects.package(call, "int64(int64)", folder)
 """,
     "factory.py": """
 from numba import types
@@ -107,7 +122,7 @@ for inner in less, more:
     "full.py": """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a disk that is full
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # as on a disk that is full
 import soapstone.main
 """,
 }
@@ -171,6 +186,19 @@ def test_compiled_code_is_kept_and_follows_what_it_inlines(package: Path) -> Non
     helper.write_text(first)
     assert _run(package)[0] == [41, 41, 1, 1]
     assert not list(package.rglob("*.nbi"))  # nothing is written beside the sources
+
+
+@pytest.mark.skipif(
+    platform.machine().lower() not in ("x86_64", "amd64"), reason="levels are of x86-64"
+)
+def test_machine_code_of_a_package_is_of_its_sources_or_is_not_used(package: Path) -> None:
+    assert _run(package, "packer")[0] == [41, 41, 0, 0]
+    empty = {"SOAPSTONE_CACHE": str(package.parent.parent / "empty")}
+    assert _run(package, **empty)[0] == [41, 41, 0, 1]  # found, with no cache
+    assert _run(package, **empty, NUMBA_LOOP_VECTORIZE="0")[0] == [41, 41, 0, 0]
+    helper = package / "helper.py"
+    helper.write_text(helper.read_text().replace("FACTOR = 10", "FACTOR = 30"))
+    assert _run(package, **empty)[0] == [121, 121, 0, 0]
 
 
 def test_compiled_code_follows_what_a_factory_is_given(package: Path) -> None:
@@ -246,14 +274,14 @@ def test_on_a_full_disk_functions_are_compiled_and_it_is_said(package: Path) -> 
         assert told.count("CacheWarning") == 1 and "not kept" in told
 
 
-@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("suffix", ["nbi", "nbc", "o"])
 def test_code_that_is_cut_short_is_compiled_anew(package: Path, suffix: str) -> None:
     _run(package)
     files = list((package.parent.parent / "caches").rglob(f"*.{suffix}"))
     for file in files:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     numbers, told = _run(package)
-    assert files and numbers == [41, 41, 0, 0]
+    assert files and numbers[:2] == [41, 41] and 0 in numbers[2:]
     assert told.count("CacheWarning") == 1 and "compiled anew" in told
     assert _run(package) == ([41, 41, 1, 1], "")
 
@@ -279,10 +307,10 @@ def test_folders_of_older_sources_are_removed(package: Path) -> None:
 # ------------------------------------------------------------------ the package's own sources
 def test_closures_are_what_modules_import() -> None:
     program = closure(["soapstone.runtime.tracing.program"])
-    assert {"soapstone.native.intrinsics", "soapstone.cache.compiled"} <= program
+    assert {"soapstone.native.intrinsics", "soapstone.cache.deferred"} <= program
     assert "soapstone.kernels.select" not in program
     winograd = closure(["soapstone.kernels.cpu.winograd.variants"], compiled=True)
-    assert "soapstone.native.entries" in winograd
+    assert {"soapstone.native.entries", "soapstone.native.vectors"} <= winograd  # one named there
     assert "soapstone.ir.graph" not in winograd
     assert stamp("soapstone.runtime.tracing.program") != stamp("soapstone.native.intrinsics")
 

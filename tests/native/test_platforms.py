@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import soapstone
-from soapstone.cache.compiled import root
+from soapstone.cache.places import root
 
 ROOT = Path(soapstone.__file__).resolve().parent.parent
 FOLDERS = ("apps", "benchmarks", "frontend", "ir", "kernels", "mappers", "runtime", "search")

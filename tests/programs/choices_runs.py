@@ -19,7 +19,7 @@ import numpy as np
 from helpers.processes import say
 
 import soapstone
-from soapstone.cache.compiled import root
+from soapstone.cache.places import root
 from soapstone.cache.store import default_path
 from soapstone.frontend.app import load_app
 from soapstone.frontend.model import Model

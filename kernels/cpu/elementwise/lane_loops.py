@@ -12,9 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from numba import types
-from numba.extending import intrinsic
-
+from soapstone.cache.deferred import intrinsic, types
 from soapstone.kernels.cpu.elementwise.formulas import WIDE as WIDE
 from soapstone.kernels.cpu.elementwise.formulas import instruction_of, of_code
 from soapstone.native.blocks import Fields
@@ -79,7 +77,7 @@ def put(p: Lanes, i: Lanes, value: Lanes, mask: Lanes | None) -> None:
         store_some(p, i, value, mask)
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def _lanes_loop(
     typing: Any,
     code: Any,

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
+from soapstone.cache.deferred import cgutils
 from soapstone.native.lanes import (
     F32,
     I32,

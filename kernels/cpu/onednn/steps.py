@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, routine
 from soapstone.native.intrinsics import INT, POINTER, calling, f32p, pointer_cast, u8p
 
-_u32p = pointer_cast(types.uint32)
+_u32p = pointer_cast("uint32")
 _execute = calling(INT, POINTER, POINTER, INT, POINTER)  # dnnl_primitive_execute
 
 # What each step reads, by its name.

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 
+from soapstone.cache.deferred import types
 from soapstone.kernels.cpu.openblas.library import attempt
 from soapstone.kernels.cpu.substrate.layout import merged
 from soapstone.kernels.entry import Array, Entry
@@ -28,7 +28,7 @@ _PART_FLOPS = 200_000  # that a thread must have to be worth waking
 _MOST = (1 << 31) - 1
 
 
-def _gemm(real: Any, kind: Any) -> Any:
+def _gemm(real: Any) -> Any:
     """An intrinsic: `cblas_?gemm` at an address, by rows, y = a b, or y += a b with `more`."""
 
     def typer(typing: Any, *given: Any) -> Any:
@@ -64,8 +64,8 @@ def _gemm(real: Any, kind: Any) -> Any:
     return fixed_arity(typer, 13)
 
 
-sgemm: Any = _gemm(ir.FloatType(), types.float32)
-_dgemm: Any = _gemm(ir.DoubleType(), types.float64)
+sgemm: Any = _gemm(ir.FloatType())
+_dgemm: Any = _gemm(ir.DoubleType())
 
 
 # size: bytes an element; turned: whether a and b are; lead: leading dimensions; down, across: items

@@ -276,13 +276,13 @@ def _inner(call: Call, follow: Sequence[Node], extra: Sequence[Array]) -> Entry 
     return _bind(call, x, w, [*operands, *extra], nodes)
 
 
-@variant(("linear", "matmul"), "panels")
+@variant(("linear", "matmul"), "panels", expected=0.6)
 def product(call: Call) -> Entry | None:
     """Return the entry of a product of few rows with constant weights."""
     return _inner(call, (), ())
 
 
-@variant("with_epilogue", "panels")
+@variant("with_epilogue", "panels", expected=0.6)
 def fused(call: Call) -> Entry | None:
     """Return the entry of such a product with the steps on its result."""
     from soapstone.kernels.cpu.elementwise.epilogue import inner  # whose variants come later

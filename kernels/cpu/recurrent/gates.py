@@ -21,9 +21,8 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
+from soapstone.cache.deferred import intrinsic, types
 from soapstone.ir.expression import Expression, text
 from soapstone.kernels.cpu.elementwise.formulas import FUNCTIONS
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, get, loop, put
@@ -304,7 +303,7 @@ _NONE = 0  # the code of nothing to do
 _KERNELS: dict[int, tuple[Kernel, Sequence[tuple[Place, Expression]]]] = {}
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@intrinsic
 def _row(typing: Any, code: Any, ended: Any, over: Any, at: Any, h: Any, n: Any) -> Any:
     """Write the loop of the kernel whose code is a literal; `at`: the operands' addresses.
 

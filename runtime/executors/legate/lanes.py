@@ -21,6 +21,7 @@ from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import EntryLike, status_text
 from soapstone.runtime.model.tiling import Box
+from soapstone.runtime.tracing.program import NativeProgram, assemble
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Record = Callable[[Operation, int, int], None]  # told when an operation started and ended, ns
@@ -64,10 +65,7 @@ class _Native:
 
     operations: list[Operation]
     entries: list[EntryLike]
-    fn: Array
-    block: Array
-    control: Array
-    result: Array
+    program: NativeProgram
 
 
 _Step = tuple[Operation, "EntryLike | Callable[[], object]"] | _Native
@@ -127,15 +125,10 @@ class LaneProgram:
                 self._one(*step, record)
 
     def _loop(self, native: _Native) -> None:
-        from soapstone.runtime.tracing.program import run_alone
-
-        native.control[0] = 0
-        native.result[0] = -1
-        run_alone(native.fn, native.block, native.control, native.result)
-        place = int(native.result[0])
-        if place >= 0:
-            reason = status_text(native.entries[place], int(native.result[1]))
-            self._fail(native.operations[place], reason)
+        native.program.reset()
+        native.program.run(0)
+        for place, status in native.program.failures():
+            self._fail(native.operations[place], status_text(native.entries[place], status))
 
     def _one(
         self,
@@ -230,11 +223,7 @@ def _buffers(lane: Lane) -> dict[Region, Array]:
 
 def _native(run: Sequence[tuple[Operation, EntryLike]]) -> _Native:
     entries = [entry for _, entry in run]
-    return _Native(
-        [operation for operation, _ in run],
-        entries,
-        np.array([entry.address for entry in entries], np.int64),
-        np.array([entry.block for entry in entries], np.int64),
-        np.zeros(8, np.int64),
-        np.full(8, -1, np.int64),
-    )
+    addresses, blocks = zip(*((entry.address, entry.block) for entry in entries))
+    count = len(run)
+    program = assemble(range(count), [0] * count, [()] * count, addresses, blocks)
+    return _Native([operation for operation, _ in run], entries, program)

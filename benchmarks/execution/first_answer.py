@@ -1,0 +1,117 @@
+"""The first answer of a model's file in a new process: soapstone cold and warm, and ONNX Runtime.
+
+    python benchmarks/execution/first_answer.py [--models resnet50,bert_12] [--rounds 3]
+
+A process starts, imports its library, opens the file and runs it once: measured from outside, from
+its start to its end. Cold: no cache of soapstone's is there, so kernels come from the package where
+`soapstone compile --level` has put them, and are compiled where it has not. Warm: a process before
+it has left what it compiled. Peers take turns, a round after another. "cpu s" is what a process and
+its threads computed, which a busy machine changes less than the time on the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from models import MODELS, arrays, export
+
+PEERS = ("cold", "warm", "onnxruntime")
+
+
+def answer(library: str, name: str, path: Path, threads: int) -> None:
+    """Be a process that runs a model once."""
+    given = arrays(name)
+    if library != "onnxruntime":
+        from soapstone import InferenceSession
+
+        InferenceSession(path, threads=threads).run(given)
+        return
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session.run(None, given)
+
+
+def once(command: list[str], settings: Mapping[str, str]) -> dict[str, float]:
+    """Return what a process takes, in seconds."""
+    known = {**os.environ, **settings}
+    known.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have theirs
+    start = time.perf_counter()
+    process = subprocess.Popen(command, env=known)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit status {process.returncode}")
+    return {"s": time.perf_counter() - start, "cpu s": used.ru_utime + used.ru_stime}
+
+
+def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield what each model takes."""
+    from harness import median
+
+    peers = options.peers.split(",")
+    for name in options.models.split(","):
+        export(name, options.folder)
+        command = [sys.executable, __file__, "--models", name, "--folder", str(options.folder)]
+        command += ["--threads", str(options.threads), "--peer"]
+        found: dict[str, list[dict[str, float]]] = {peer: [] for peer in peers}
+        with tempfile.TemporaryDirectory() as cache:
+            for _ in range(options.rounds):
+                for peer in peers:
+                    if peer == "cold":
+                        shutil.rmtree(cache)
+                    elif peer == "warm" and "cold" not in peers and not found[peer]:
+                        once([*command, peer], {"SOAPSTONE_CACHE": cache})
+                    found[peer].append(once([*command, peer], {"SOAPSTONE_CACHE": cache}))
+                    Path(cache).mkdir(exist_ok=True)
+        row: dict[str, Any] = {"model": name}
+        for figure in ("cpu s", "s"):
+            for peer in peers:
+                row[f"{peer} {figure}"] = median(found[peer], figure)
+        for peer in ("cold", "warm"):
+            if peer in peers and "onnxruntime" in peers:
+                row[f"{peer} / onnxruntime"] = row[f"{peer} cpu s"] / row["onnxruntime cpu s"]
+        yield row
+
+
+def main() -> None:
+    """Measure, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="Default: all cores.")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--peer", choices=PEERS, help="be this process on the one model")
+    parser.add_argument("--no-write", action="store_true")
+    options = parser.parse_args()
+    if options.peer:
+        path = export(options.models, options.folder)
+        answer(options.peer, options.models, path, options.threads)
+        return
+    from harness import tabulate
+
+    from soapstone.system import usable_cores
+
+    options.threads = options.threads or usable_cores()
+    ratios = [f"{peer} / onnxruntime" for peer in ("cold", "warm")]
+    command = "python benchmarks/execution/first_answer.py"
+    title = "The first answer in a new process (ratios of processor time)"
+    tabulate("first_answer", title, command, rows(options), ratios, save=not options.no_write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Machine code of kernels: object files on disk, loaded without Numba; it is asked for what is not.
+
+A kernel is one function of C, and its object file holds all that it calls (`linked.object_code`).
+So a process in which every kernel is found needs only LLVM's loader, a millisecond for a dozen.
+
+Object files are kept in the user's cache, for one environment. A package may come with others
+(`kernels.ahead`), for a level of x86-64's instructions: they are of these sources or are not found,
+and are not used where settings of Numba ask for other code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llvmlite import binding
+
+from soapstone.cache.deferred import Late
+from soapstone.cache.environment import digest, environment
+from soapstone.cache.places import closed_over, place_of, say
+from soapstone.cache.sources import modules_of, stamp
+
+SUFFIX = ".o"
+PACKAGED = Path(__file__).resolve().parent.parent / "machine_code"
+_V3 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+_V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+LEVELS = {"x86-64-v4": _V3 + _V4, "x86-64-v3": _V3, "x86-64": ()}  # by what each needs, best first
+_MARK = 32  # bytes before the code: its hash
+_linked = Late("soapstone.cache.linked")
+_LOADING = threading.RLock()  # LLVM's loader has one user at a time; so has Numba
+
+
+def address(function: Callable[..., Any], signature: str) -> int:
+    """Return the address of a function's machine code: found on disk, or made now and kept.
+
+    signature: as Numba writes it, such as "int32(voidptr)".
+    """
+    with _LOADING:
+        name = _name(function, signature)
+        for folder in _packaged():
+            found = _read(folder / (name + SUFFIX), name)
+            if found is not None:
+                return found
+        place = place_of(function)
+        path = place / (name + SUFFIX) if place is not None else None
+        found = _read(path, name) if path is not None else None
+        if found is not None:
+            return found
+        code = _linked.object_code(function, signature, name)
+        if path is not None:
+            _write(path, code)
+        return _load(code, name)
+
+
+def package(function: Callable[..., Any], signature: str, folder: Path) -> None:
+    """Write a function's object file into a folder of a package, for the processor Numba is told.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    name = _name(function, signature)
+    code = _linked.object_code(function, signature, name)
+    (folder / (name + SUFFIX)).write_bytes(_mark(code) + code)
+
+
+def packaged(level: str) -> Path:
+    """Return the folder of a package's object files for a level, on this system."""
+    return PACKAGED / f"{platform.system().lower()}-{level}"
+
+
+@cache
+def _packaged() -> tuple[Path, ...]:
+    """Return the folders of object files that this processor runs, the best ones first."""
+    if any(name.startswith("NUMBA_") for name in environment()) or not PACKAGED.is_dir():
+        return ()
+    has = set(environment()["features"].split())
+    return tuple(
+        packaged(level)
+        for level, needed in LEVELS.items()
+        if has >= set(needed) and packaged(level).is_dir()
+    )
+
+
+def _name(function: Callable[..., Any], signature: str) -> str:
+    """Return a symbol that no other function has, nor this one with other sources."""
+    place = (function.__module__, function.__qualname__, str(function.__code__.co_firstlineno))
+    sources = stamp(*sorted(modules_of(function)), compiled=True)
+    return f"{function.__name__}_{digest(*place, signature, closed_over(function), sources)}"
+
+
+def _read(path: Path, name: str) -> int | None:
+    """Return the address of what a file holds, or None where there is none that is whole."""
+    try:
+        held = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        say(f"{error}; functions are compiled anew")
+        return None
+    mark, code = held[:_MARK], held[_MARK:]
+    if mark != _mark(code):
+        say(f"{path.name}: cut short, or changed; functions are compiled anew")
+        return None
+    return _load(code, name)
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Write an object file whole or not at all; where it cannot be, say so."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        partial.write_bytes(_mark(code) + code)
+        os.replace(partial, path)
+    except OSError as error:
+        say(f"{error}; compiled code is not kept")
+        partial.unlink(missing_ok=True)
+
+
+def _mark(code: bytes) -> bytes:
+    return hashlib.sha256(code).digest()
+
+
+def _load(code: bytes, name: str) -> int:
+    """Return the address of a function of an object file, which stays loaded."""
+    engine = _engine()
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return int(engine.get_function_address(name))
+
+
+@cache
+def _engine() -> Any:
+    """Return LLVM's loader."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    machine = binding.Target.from_default_triple().create_target_machine()
+    return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+
+
+__all__ = ["LEVELS", "SUFFIX", "address", "package", "packaged"]
