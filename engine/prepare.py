@@ -69,6 +69,7 @@ def prepare(
     constants: Set[str] = frozenset(),
     *,
     fuse: bool = True,
+    halves: bool = False,
     watch: Watch | None = None,
 ) -> Prepared:
     """Return a graph as it is launched under a strategy.
@@ -77,6 +78,7 @@ def prepare(
         constants: inputs that never change.
         fuse: let several operators be one launch, and look at reshaped and transposed values in
             place; without it, each operator is a launch.
+        halves: whether the processors' kernels take halves.
         watch: is told each pass, the graph before it and the graph after it.
 
     Raises:
@@ -88,7 +90,7 @@ def prepare(
             check_graph(carried, graph, f"step {CARRY!r}")
         if watch is not None:
             watch(CARRY, graph, carried)
-    lowered = lower(carried, strategy, fuse=fuse, watch=watch)
+    lowered = lower(carried, strategy, fuse=fuse, halves=halves, watch=watch)
     held = frozenset(constants)
     return Prepared(lowered, strategy, held, views(lowered, strategy, held) if fuse else {})
 

@@ -26,6 +26,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
 from soapstone.runtime import Machine, Profile, ProfileError, Region, Trace
+from soapstone.runtime.machines.machine import CUDA
 from soapstone.runtime.machines.start import start
 from soapstone.runtime.tracing.planned import PlannedStep
 
@@ -130,7 +131,8 @@ class Session:
             GraphError: the mapper's memory plan is of something else.
         """
         with self.lock:
-            prepared = prepare(graph, strategy, constants.keys(), fuse=fuse)
+            halves = all(each.kind == CUDA for each in self.machine.processors)
+            prepared = prepare(graph, strategy, constants.keys(), fuse=fuse, halves=halves)
             lowered = prepared.graph
             regions: dict[str, Region] = {}
             for name, role in graph.roles.items():

@@ -60,6 +60,7 @@ class Model(Trainable):
         loss_weights: Mapping[str, float] | None = None,
         weighted: bool = False,
         micro_batches: int = 1,
+        precision: str = "float32",
         machine: Machine | None = None,
         executor: str = "local",
         cpus: int | None = None,
@@ -96,6 +97,9 @@ class Model(Trainable):
             weighted: whether samples have weights, which data then need.
             micro_batches: parts in which a step computes its batch one after another, with one
                 update by the sum of their gradients.
+            precision: "float32", or "mixed_float16": products are computed of halves, and their
+                gradients times a scale that adapts itself; weights and all else stay single
+                (docs/training.md).
             machine: a described machine to run on; by default this one with `cpus` processors of
                 `threads` threads in each process.
             gpus: so many of this computer's NVIDIA GPUs to run on instead (docs/cuda.md).
@@ -133,6 +137,7 @@ class Model(Trainable):
             loss_weights=loss_weights,
             weighted=weighted,
             micro_batches=micro_batches,
+            precision=precision,
             machine=machine,
             executor=executor,
             cpus=cpus,

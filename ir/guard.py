@@ -6,6 +6,8 @@ through a `store` that reads it, so no operator has to know that steps can be re
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine
 from soapstone.ir.graph import Graph, Node
@@ -15,8 +17,10 @@ LEARNING_RATE = "learning_rate"
 STEP = "step"
 
 
-def guarded(graph: Graph, flag: str) -> Graph:
+def guarded(graph: Graph, flag: str, free: Collection[str] = ()) -> Graph:
     """Return the graph with every update held back where the value `flag`, of type bool, is false.
+
+    free: states that are updated all the same.
 
     Raises:
         GraphError: there is no such value, or it is no bool scalar.
@@ -24,6 +28,8 @@ def guarded(graph: Graph, flag: str) -> Graph:
     builder = GraphBuilder(base=graph)
     for name, value in graph.updates.items():
         maker = graph.producers.get(value)
+        if name in free:
+            continue
         if maker is not None and flag in maker.inputs and maker.overwrites.get(value) == name:
             continue
         origin, rename = (None, {}) if maker is None else followed(graph, maker, value)

@@ -234,6 +234,7 @@ class OpSpec:
         strided: whether its kernels take operands of any strides at no cost.
         tiles_free: whether they take tiles of larger arrays, rows that lie apart, at no cost.
         mixes_types: whether its operands may be of several floating-point types.
+        half: whether mixed precision computes it in halves (`ir/precision.py`): a product.
         epilogue: whether element-wise steps on its one result may join its launch.
         forms: how terms speak of the operator (`ir/law.py`).
         constants: tensors that its laws speak of, such as the identity of a matrix product.
@@ -263,6 +264,7 @@ class OpSpec:
     strided: bool = False
     tiles_free: bool = False
     mixes_types: bool = False
+    half: bool = False
     epilogue: bool = False
     forms: tuple[Form, ...] = ()
     constants: tuple[Constant, ...] = ()

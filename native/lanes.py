@@ -7,21 +7,36 @@ outputs that alias inputs. LLVM splits sixteen lanes as the machine needs.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 
 from soapstone.cache.deferred import cgutils
 
 LANES = 16
-F32, F64 = ir.FloatType(), ir.DoubleType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
-_WIDTH = {"float": 4, "double": 8, "i8": 1, "i32": 4, "i64": 8}
+_WIDTH = {"half": 2, "float": 4, "double": 8, "i8": 1, "i32": 4, "i64": 8}
+
+_FLOATS = (ir.HalfType, ir.FloatType, ir.DoubleType)
 
 # contract: a*b+c may become one fused operation. NaN and infinity stay what they are.
 _FLAGS = ("contract",)
+
+
+@cache
+def converts_halves() -> bool:
+    """Return whether this processor converts numbers of half precision itself.
+
+    Where it does not LLVM would call functions for it, which need not be there.
+    """
+    return platform.machine().lower() in ("aarch64", "arm64") or bool(
+        binding.get_host_cpu_features().get("f16c")
+    )
 
 
 class Lanes:
@@ -62,7 +77,7 @@ class Lanes:
         return Lanes(b, b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros))
 
     def _float(self) -> bool:
-        return isinstance(self.element, (ir.FloatType, ir.DoubleType))
+        return isinstance(self.element, _FLOATS)
 
     def _binary(self, other: Any, on_float: str, on_integer: str, swap: bool = False) -> Lanes:
         if isinstance(other, Lanes) and isinstance(other.kind, ir.VectorType):
@@ -148,7 +163,10 @@ class Lanes:
         if element == self.element:
             return self
         if self._float():
-            made = (b.fpext if element == F64 else b.fptrunc) if element in (F32, F64) else b.fptosi
+            widths = [_WIDTH.get(str(each), 0) for each in (self.element, element)]
+            made = b.fptosi
+            if element in (F16, F32, F64):
+                made = b.fpext if widths[0] < widths[1] else b.fptrunc
         elif element in (F32, F64):
             made = b.uitofp if self.element in (I1, I8) else b.sitofp
         elif element.width < self.element.width:
@@ -251,6 +269,7 @@ def _masked(p: Lanes, i: Any, kind: Any, what: str) -> tuple[Any, Any]:
     place = _place(p, i, kind.element, kind.count)
     mask = ir.VectorType(I1, kind.count)
     suffix = str(kind.element).replace("float", "f32").replace("double", "f64")
+    suffix = suffix.replace("half", "f16")
     name = f"llvm.masked.{what}.v{kind.count}{suffix}.p0"
     if what == "load":
         shape = ir.FunctionType(kind, [place.type, I32, mask, kind])
@@ -265,7 +284,7 @@ def load_some(
     """The lanes of p[i]… where the mask holds, `other` elsewhere; the rest is not read."""
     kind = ir.VectorType(element, count)
     place, made = _masked(p, i, kind, "load")
-    rest = ir.Constant(kind, [float(other) if element in (F32, F64) else int(other)] * count)
+    rest = ir.Constant(kind, [float(other) if element in (F16, F32, F64) else int(other)] * count)
     align = I32(_WIDTH[str(element)])
     return Lanes(p.builder, p.builder.call(made, [place, align, mask.value, rest]))
 

@@ -15,6 +15,7 @@ from llvmlite import ir
 from soapstone.cache.deferred import Late, numba, types
 from soapstone.native.intrinsics import fixed_arity
 from soapstone.native.lanes import (
+    F16,
     F32,
     F64,
     I1,
@@ -37,6 +38,7 @@ vectors = Late("soapstone.native.vectors")
 
 # Formulas are written in names of `lanes`, which come along.
 __all__ = [
+    "F16",
     "F32",
     "F64",
     "I1",

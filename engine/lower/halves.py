@@ -1,13 +1,15 @@
-"""Half-precision operators whose configuration leaves partial results: in single precision.
+"""Half-precision operators in single precision: their operands are cast up, and results down.
 
 An operator computes halves in single precision and rounds once (`OpSpec.run`). Where the dim it
 reduces is split, what it rounds would be partial results, and the primitives of a composite would
-round every value between them. So the operands of such a node are cast up, and its results down.
+round every value between them; so such a node is widened. On CPUs, whose kernels are of single
+precision, all are but views: halves are what is kept between launches. Casts join element-wise
+chains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,11 +23,26 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import WIDE
 
 
-def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
+def widen_partials(graph: Graph, strategy: Strategy) -> Graph:
     """Return the graph with single-precision twins of half-precision nodes that leave partials."""
+    return _widened(graph, strategy, lambda node: _leaves_partials(graph, strategy, node))
+
+
+def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
+    """Return the graph with single-precision twins of nodes that take halves, but for views."""
+
+    def computes(node: Node) -> bool:
+        spec = node.spec
+        moves = spec.view is not None or "to" in spec.attributes or spec.updates
+        return not moves and any(graph.tensors[name].is_half for name in node.inputs)
+
+    return _widened(graph, strategy, computes)
+
+
+def _widened(graph: Graph, strategy: Strategy, chosen: Callable[[Node], bool]) -> Graph:
     if not any(spec.is_half for spec in graph.tensors.values()):
         return graph
-    split = {node.name for node in graph.nodes if _leaves_partials(graph, strategy, node)}
+    split = {node.name for node in graph.nodes if chosen(node)}
     if not split:
         return graph
 

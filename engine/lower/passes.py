@@ -14,7 +14,7 @@ from soapstone.engine.lower.composites import lower_composites
 from soapstone.engine.lower.concat import place_parts
 from soapstone.engine.lower.elementwise import fuse_elementwise
 from soapstone.engine.lower.epilogue import fuse_epilogues
-from soapstone.engine.lower.halves import widen_halves
+from soapstone.engine.lower.halves import widen_halves, widen_partials
 from soapstone.engine.lower.parts import copy_parts, merge_parts
 from soapstone.engine.lower.updates import hoist_updates, merge_stores, store_updates
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources
@@ -35,11 +35,13 @@ class Pass(Generic[Under]):
     Attributes:
         apply: from a graph, and what it is lowered under: constants, or a strategy.
         fuses: whether it is left out where every operator shall be a launch.
+        widens: whether it is left out where kernels take halves.
     """
 
     name: str
     apply: Callable[[Graph, Under], Graph]
     fuses: bool = False
+    widens: bool = False
 
 
 # Where weights never change, before a strategy is chosen: what weights alone determine.
@@ -50,7 +52,8 @@ CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
 
 # For every graph: how it is launched under a strategy.
 PASSES: tuple[Pass[Strategy], ...] = (
-    Pass("widen_halves", widen_halves),
+    Pass("widen_partials", widen_partials),
+    Pass("widen_halves", widen_halves, widens=True),
     Pass("lower_composites", lower_composites),
     Pass("store_updates", lambda graph, _: store_updates(graph)),
     Pass("merge_parts", merge_parts, fuses=True),
@@ -72,15 +75,21 @@ def fold_weights(graph: Graph, constants: Mapping[str, Array], watch: Watch | No
 
 
 def lower(
-    graph: Graph, strategy: Strategy, *, fuse: bool = True, watch: Watch | None = None
+    graph: Graph,
+    strategy: Strategy,
+    *,
+    fuse: bool = True,
+    halves: bool = False,
+    watch: Watch | None = None,
 ) -> Graph:
     """Return the graph as it is launched under a strategy; without `fuse`, an operator a launch.
 
     In checked mode (docs/checked.md) it is verified after every pass.
 
+    halves: whether kernels take halves, as those of GPUs do.
     watch: is told each pass, the graph before it and the graph after it.
     """
-    chosen = [each for each in PASSES if fuse or not each.fuses]
+    chosen = [each for each in PASSES if (fuse or not each.fuses) and not (halves and each.widens)]
     graph = _applied(graph, chosen, strategy, watch)
     if CHECKED:
         check_aliases(graph)

@@ -48,6 +48,7 @@ def train_app(
     fast_memory: int | None = None,
     plan: str | Path | None = None,
     overlap: bool = False,
+    precision: str = "float32",
     seed: int = 0,
     learning_rate: float | None = None,
     data: str | Path | None = None,
@@ -73,6 +74,7 @@ def train_app(
         fast_memory, plan: a memory of so many bytes that values are streamed through, and how that
             is planned: dp, lru, stream, belady, or the file of a plan; overlap: whether two more
             threads make the copies.
+        precision: float32, or mixed_float16, whose products take halves (docs/training.md).
         data: a folder to take the data from in place of the app's own (see `read_splits`).
         graph: a graph to learn from in place of the app's own (see `read_graph`).
         parts: into how many ranges its vertices are cut; by default the mapper decides.
@@ -171,6 +173,7 @@ def train_app(
             optimizer,
             loss=options["loss"],
             metrics=options["metrics"],
+            precision=precision,
             executor=executor,
             cpus=cpus,
             threads=threads,

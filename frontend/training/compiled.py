@@ -19,6 +19,7 @@ from soapstone.frontend.data.feeding import Feeding
 from soapstone.frontend.optimization.training import Ground, Steps
 from soapstone.frontend.planned import Plans
 from soapstone.frontend.training import checkpoint, saved
+from soapstone.frontend.training.loss_scale import mixes
 from soapstone.frontend.training.names import matching
 from soapstone.frontend.training.objective import Losses, Metrics, Penalty, objective
 from soapstone.frontend.training.optimizers import Optimizer
@@ -32,6 +33,7 @@ from soapstone.frontend.training.step_graph import (
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
+from soapstone.ir.precision import mixed
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
@@ -97,6 +99,7 @@ class Compiled:
         loss_weights: Mapping[str, float] | None,
         weighted: bool,
         micro_batches: int,
+        precision: str,
         machine: Machine | None,
         executor: str,
         cpus: int | None,
@@ -113,7 +116,8 @@ class Compiled:
     ) -> None:
         self.model = model
         self.optimizer = as_optimizer(optimizer)
-        forward = model.build(training=True)
+        self.scaled = mixes(precision)
+        forward = self._forward(None, training=True)
         outputs, parameters = model.output_names, forward.inputs(Role.PARAMETER)
         self.frozen = model.frozen
         self.objective = objective(
@@ -159,6 +163,10 @@ class Compiled:
             raise GraphError(
                 f"optimize: found with executor {executor!r}, whose processes would find different "
                 "steps; find one with executor 'local', and give its file as step"
+            )
+        if optimize and self.scaled:
+            raise GraphError(
+                f"optimize: found with precision {precision!r}; rules are proved of 'float32'"
             )
         size = self.part_size(model.batch_size)
         place = Ground(self.machine, self.mapper, model.constants)
@@ -240,9 +248,13 @@ class Compiled:
     def _step_graph(
         self, batch_size: int, part: bool | None, lengths: tuple[int, ...] = ()
     ) -> Graph:
-        forward = self.model.build(batch_size, training=True, lengths=lengths)
         return training_graph(
-            forward, self.objective, self.optimizer, frozen=self.frozen, part=part
+            self._forward(batch_size, training=True, lengths=lengths),
+            self.objective,
+            self.optimizer,
+            frozen=self.frozen,
+            part=part,
+            scaled=self.scaled,
         )
 
     def _check_lengths(self, graph: Graph, lengths: tuple[int, ...]) -> None:
@@ -254,6 +266,12 @@ class Compiled:
                     f" {', '.join(map(repr, self.model.varying))} {graph.tensors.get(name)}; layers"
                     " needed whose parameters do not depend on an input that varies"
                 )
+
+    def _forward(
+        self, batch_size: int | None, *, training: bool = False, lengths: tuple[int, ...] = ()
+    ) -> Graph:
+        graph = self.model.build(batch_size, training=training, lengths=lengths)
+        return mixed(graph) if self.scaled else graph
 
     def part_size(self, batch_size: int) -> int:
         """Return how many samples of a batch of a batch_size the largest of its parts has."""
@@ -305,10 +323,14 @@ class Compiled:
                 last = None if self.parts == 1 else False
                 graph = self._step_graph(batch_size, True if kind == "part" else last, lengths)
             elif kind == "gradients":
-                forward = self.model.build(batch_size, training=True, lengths=lengths)
-                graph, self.gradients_of = gradient_graph(forward, self.objective, self.frozen)
+                graph, self.gradients_of = gradient_graph(
+                    self._forward(batch_size, training=True, lengths=lengths),
+                    self.objective,
+                    self.frozen,
+                    self.scaled,
+                )
             else:
-                graph = self.model.build(batch_size, lengths=lengths)
+                graph = self._forward(batch_size, lengths=lengths)
                 if kind == "evaluate":
                     graph = evaluation_graph(graph, self.objective)
             strategy = self._strategy(graph)

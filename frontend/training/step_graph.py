@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from soapstone.frontend.training.loss_scale import STATES, adapted, scale, unscaled
 from soapstone.frontend.training.objective import Metrics, Objective, objective
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.ir.autodiff import pulled_back
@@ -26,6 +27,7 @@ def training_graph(
     *,
     frozen: Collection[str] = (),
     part: bool | None = None,
+    scaled: bool = False,
 ) -> Graph:
     """Return forward, backward and update operators; outputs are loss, finiteness and metrics.
 
@@ -33,6 +35,8 @@ def training_graph(
         forward: the graph of the model. loss: what it is trained for, or a loss of its first output
             by name, with metrics. frozen: parameters that stay as they are.
         part: of a step in parts, whether it is one that keeps gradients for the last one's update.
+        scaled: whether gradients are computed times a scale, which follows their range
+            (`loss_scale.py`).
 
     Raises:
         GraphError: no output, a loss or metric that does not fit, or a parameter without a part in
@@ -45,32 +49,39 @@ def training_graph(
         builder.input(LEARNING_RATE, (), role=Role.SCALAR)
     if not builder.has(STEP):
         builder.input(STEP, (), "int64", Role.SCALAR)
-    finite = builder.apply("is_finite", value, name="finite")[0]
+    finite = steady = builder.apply("is_finite", value, name="finite")[0]
     trained = [name for name in forward.inputs(Role.PARAMETER) if name not in frozen]
     if trained:
-        grads = _gradients(builder, forward, aim, value, trained)
+        grads = _gradients(builder, forward, aim, value, trained, scaled)
         if part is not None:
             builder.input(KEEP, (), role=Role.SCALAR)
-            grads = {name: _kept(builder, name, grad) for name, grad in grads.items()}
+            (zero,) = builder.apply("full", name=f"{KEEP}.zero", shape=(), value=0.0)
+            (later,) = builder.apply("greater", KEEP, zero, name=f"{KEEP}.flag")
+            grads = {name: _kept(builder, name, grad, later, zero) for name, grad in grads.items()}
         if part:
             for name, grad in grads.items():
                 builder.update(name + GRADIENTS, grad)
         else:
+            if scaled:
+                steady = adapted(builder, value, grads)
             grads = chosen.clipped(builder, grads)
             for name in reversed(trained):
-                chosen.emit(builder, name, grads[name], finite)
+                chosen.emit(builder, name, grads[name], steady)
     builder.output(value, finite, *counts)
-    return guarded(builder.build(), finite).pruned()
+    return guarded(builder.build(), steady, STATES).pruned()
 
 
 def gradient_graph(
-    forward: Graph, aim: Objective, frozen: Collection[str]
+    forward: Graph, aim: Objective, frozen: Collection[str], scaled: bool = False
 ) -> tuple[Graph, dict[str, str]]:
-    """Return a graph of loss and gradients, and the value of each parameter's gradient."""
+    """Return a graph of loss and gradients, and the value of each parameter's gradient.
+
+    scaled: as of `training_graph`.
+    """
     builder = GraphBuilder(base=replace(forward, outputs=(), updates={}))
     value, _ = aim.emit(builder, forward.outputs)
     trained = [name for name in forward.inputs(Role.PARAMETER) if name not in frozen]
-    grads = _gradients(builder, forward, aim, value, trained)
+    grads = _gradients(builder, forward, aim, value, trained, scaled)
     builder.output(value, *grads.values())
     return builder.build().pruned(), grads
 
@@ -88,7 +99,12 @@ def _aim(forward: Graph, loss: str | Objective, metrics: Metrics) -> Objective:
 
 
 def _gradients(
-    builder: GraphBuilder, forward: Graph, aim: Objective, loss: str, trained: list[str]
+    builder: GraphBuilder,
+    forward: Graph,
+    aim: Objective,
+    loss: str,
+    trained: list[str],
+    scaled: bool,
 ) -> dict[str, str]:
     """Return the gradient of each trained parameter.
 
@@ -97,10 +113,10 @@ def _gradients(
     """
     dtype = builder.spec(loss).dtype
     one = builder.apply("full", name="one", shape=(), value=1.0, dtype=dtype)[0]
-    grads = pulled_back(builder, {loss: one}, trained)
+    grads = pulled_back(builder, {loss: scale(builder) if scaled else one}, trained)
     missing = next((name for name in trained if name not in grads), None)
     if missing is None:
-        return grads
+        return unscaled(builder, grads) if scaled else grads
     used = {term.place for term in aim.terms}
     without = [name for place, name in enumerate(forward.outputs) if place not in used]
     hint = f"output {without[0]!r} has no loss; loss={{…}} gives each its own" if without else ""
@@ -110,11 +126,15 @@ def _gradients(
     )
 
 
-def _kept(builder: GraphBuilder, name: str, grad: str) -> str:
-    """Return a gradient with those of the earlier parts of the batch."""
+def _kept(builder: GraphBuilder, name: str, grad: str, later: str, zero: str) -> str:
+    """Return a gradient with those of the earlier parts of the batch.
+
+    later: whether there are some; zero: what counts else.
+    """
     spec = builder.spec(grad)
     state = builder.input(name + GRADIENTS, spec.shape, spec.dtype, Role.STATE, Initial())
-    before = builder.apply("mul", state, KEEP, name=f"{name}.before")[0]
+    # Not times 0: gradients of a step that was refused may be infinite.
+    before = builder.apply("where", later, state, zero, name=f"{name}.before")[0]
     return builder.apply("accumulate", before, grad, name=f"{name}.together")[0]
 
 

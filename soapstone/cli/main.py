@@ -100,6 +100,9 @@ def train(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Two more threads copy; give them cores of their own.")
     ] = False,
+    precision: Annotated[
+        str, typer.Option(help="float32, or mixed_float16: products take halves.")
+    ] = "float32",
     seed: Annotated[int, typer.Option(min=0, help="Of weights, dropout and order.")] = 0,
     data: Annotated[
         Path | None, typer.Option(help="A folder with train and test: npz files of x and y.")
@@ -169,6 +172,7 @@ def train(
             fast_memory=None if fast_memory is None else bytes_of("--fast-memory", fast_memory),
             plan=plan,
             overlap=overlap,
+            precision=precision,
             seed=seed,
             data=data,
             graph=graph,

@@ -23,7 +23,12 @@ from soapstone.metrics import F1
 ROWS = 36
 
 
-def network(executor: str = "local", cpus: int = 1, strategy: Strategy | None = None) -> Model:
+def network(
+    executor: str = "local",
+    cpus: int = 1,
+    strategy: Strategy | None = None,
+    precision: str = "float32",
+) -> Model:
     """Return a small network with two outputs, compiled."""
     model = Model("net", seed=1)
     x = model.input("image", (12, 3, 8, 8))
@@ -38,6 +43,7 @@ def network(executor: str = "local", cpus: int = 1, strategy: Strategy | None = 
         metrics={"cls": ["accuracy", F1("macro")], "bit": ["auc"]},
         weighted=True,
         micro_batches=2,
+        precision=precision,
         executor=executor,
         cpus=cpus,
         strategy=strategy,
@@ -58,19 +64,23 @@ def trained(model: Model) -> tuple[dict[str, float], dict[str, Array]]:
 
 
 @cache
-def expected() -> tuple[dict[str, float], dict[str, Array]]:
+def expected(precision: str) -> tuple[dict[str, float], dict[str, Array]]:
     """Return what one processor gives."""
-    return trained(network())
+    return trained(network(precision=precision))
 
 
-def compare(executor: str, cpus: int, strategy: Strategy | None = None) -> None:
+def compare(
+    executor: str, cpus: int, strategy: Strategy | None = None, precision: str = "float32"
+) -> None:
     """Raise an error unless a run gives what one processor does."""
-    record, weights = trained(network(executor, cpus, strategy))
-    assert record.keys() == expected()[0].keys()
-    for name, value in expected()[0].items():
-        np.testing.assert_allclose(record[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
-    for name, array in expected()[1].items():
-        np.testing.assert_allclose(weights[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+    known, held = expected(precision)
+    record, weights = trained(network(executor, cpus, strategy, precision))
+    assert record.keys() == known.keys()
+    near = {"rtol": 1e-3, "atol": 1e-4 if precision == "float32" else 2e-3}
+    for name, value in known.items():
+        np.testing.assert_allclose(record[name], value, err_msg=name, **near)
+    for name, array in held.items():
+        np.testing.assert_allclose(weights[name], array, err_msg=name, **near)
 
 
 def main() -> None:
@@ -78,7 +88,8 @@ def main() -> None:
     cpus = 2 if executor == "legate" else 1
     for strategy in (None, *map(Strategy.load, files)):
         compare(executor, cpus, strategy)
-    say(f"{1 + len(files)} runs equal")
+    compare(executor, cpus, precision="mixed_float16")
+    say(f"{2 + len(files)} runs equal")
 
 
 if __name__ == "__main__":

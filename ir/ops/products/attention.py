@@ -183,6 +183,7 @@ _CAUSAL = {"causal": True}
 register(
     CountedSpec(
         name="attention",
+        half=True,
         strided=True,
         inputs=("q", "k", "v", "mask?"),
         outputs=("y", "lse"),

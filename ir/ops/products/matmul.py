@@ -104,6 +104,7 @@ def _matrix_dims(rank: int, last: str) -> dict[str, str]:
 register(
     OpSpec(
         name="matmul",
+        half=True,
         epilogue=True,
         strided=True,
         inputs=("a", "b"),
@@ -205,6 +206,7 @@ _LINEAR_CASES = (
 register(
     OpSpec(
         name="linear",
+        half=True,
         epilogue=True,
         inputs=("x", "w", "b?"),
         signature=_linear_signature,

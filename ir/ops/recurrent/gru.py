@@ -155,6 +155,7 @@ _BACK = {"reverse": True}
 register(
     CountedSpec(
         name="gru",
+        half=True,
         strided=True,
         inputs=("x", "w", "r", "b", "rb", "h0", "lengths?"),
         outputs=("y", "h", "gates", "hidden"),
@@ -233,6 +234,7 @@ _CELL_GRAD = ("2 3", "2 9", "2 3", "2 3", "3 9")
 register(
     CountedSpec(
         name="gru_cell",
+        half=True,
         inputs=("x", "h", "w", "r", "b", "rb"),
         outputs=("y", "gates", "hidden"),
         signature=gated("n k, n h, k g, h g, g, g -> n h, n g, n h", 3),

@@ -98,6 +98,7 @@ _LARGE = ("2 19 33", "19 33", "19 33", "2 19 132", "2 19 33", "33 132", "19 33")
 register(
     CountedSpec(
         name="lstm",
+        half=True,
         strided=True,
         inputs=("x", "w", "r", "b", "h0", "c0", "lengths?"),
         outputs=("y", "h", "c", "gates", "cells"),
@@ -167,6 +168,7 @@ def _cell_gradient(g: GradientContext) -> Sequence[str | None]:
 register(
     CountedSpec(
         name="lstm_cell",
+        half=True,
         inputs=("x", "h", "c", "w", "r", "b"),
         outputs=("y", "cell", "gates"),
         signature=gated("n k, n h, n h, k g, h g, g -> n h, n h, n g", 4),

@@ -55,6 +55,7 @@ def _cell_grad(
 register(
     CountedSpec(
         name="nas_cell",
+        half=True,
         inputs=("x", "h", "c", "w", "r", "b"),
         outputs=("y", "cell", "gates", "left", "right"),
         signature=gated("n k, n h, n h, k g, h g, g -> n h, n h, n g, n h, n h", 8),

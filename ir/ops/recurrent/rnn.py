@@ -442,6 +442,7 @@ _ACTIVATION = {"activation": Attribute("str", "tanh", choices=("tanh", "relu"))}
 register(
     CountedSpec(
         name="rnn",
+        half=True,
         strided=True,
         inputs=("x", "w", "r", "b", "h0", "lengths?"),
         outputs=("y", "h"),

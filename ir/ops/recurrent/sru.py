@@ -148,6 +148,7 @@ def _sru_grad(
 register(
     CountedSpec(
         name="sru",
+        half=True,
         strided=True,
         inputs=("x", "w", "b", "c0", "lengths?"),
         outputs=("y", "c", "gates", "cells"),

@@ -175,6 +175,7 @@ def _declare(rank: int) -> None:
     register(
         OpSpec(
             name=f"conv_transpose{rank}d",
+            half=True,
             inputs=("x", "w", "b?"),
             signature=partial(_signature, rank),
             reference=_conv_transpose,

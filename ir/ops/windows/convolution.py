@@ -330,6 +330,7 @@ def _declare(rank: int) -> None:
     register(
         OpSpec(
             name=name,
+            half=True,
             epilogue=True,
             inputs=("x", "w", "b?"),
             signature=partial(_signature, rank),

@@ -13,6 +13,7 @@ from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, fill_float
 from soapstone.native.entries import routine
 from soapstone.native.intrinsics import f32p
 from soapstone.native.lanes import (
+    F16,
     F32,
     F64,
     I8,
@@ -20,6 +21,7 @@ from soapstone.native.lanes import (
     I64,
     LANES,
     Lanes,
+    converts_halves,
     load_lanes,
     load_some,
     store_lanes,
@@ -28,9 +30,11 @@ from soapstone.native.lanes import (
 from soapstone.native.simd import vectorised
 
 # Numbers of the types in argument blocks.
-KINDS = {"float32": 0, "bool": 1, "int32": 2, "int64": 3, "float64": 4, "uint8": 5}
 ITEM_BYTES = {"float32": 4, "bool": 1, "int32": 4, "int64": 8, "float64": 8, "uint8": 1}
-_BOOL, _INT32, _INT64, _FLOAT64 = 1, 2, 3, 4
+if converts_halves():
+    ITEM_BYTES["float16"] = 2
+KINDS = {name: kind for kind, name in enumerate(ITEM_BYTES)}
+_BOOL, _INT32, _INT64, _FLOAT64, _FLOAT16 = 1, 2, 3, 4, 6
 
 
 def _narrowed(value: Lanes, element: Any, truth: bool) -> Lanes:
@@ -92,6 +96,9 @@ def _writer(element: Any, truth: bool = False) -> Any:
 
 
 _load_bytes, _load_int32, _load_int64, _load_float64 = map(_loader, (I8, I32, I64, F64))
+_load_float16, _read_float16, _store_float16, _write_float16 = (
+    make(F16 if converts_halves() else F32) for make in (_loader, _reader, _storer, _writer)
+)
 _read_byte, _read_int32, _read_int64, _read_float64 = map(_reader, (I8, I32, I64, F64))
 _store_bool, _write_bool = _storer(I8, True), _writer(I8, True)
 _store_bytes, _store_int32, _store_int64, _store_float64 = map(_storer, (I8, I32, I64, F64))
@@ -109,6 +116,8 @@ def read_number(kind: int, source: int) -> Any:
         return _read_int64(source)
     if kind == _FLOAT64:
         return _read_float64(source)
+    if kind == _FLOAT16:
+        return _read_float16(source)
     return _read_byte(source)
 
 
@@ -124,6 +133,8 @@ def _write_number(kind: int, target: int, value: float) -> None:
         _write_int64(target, value)
     elif kind == _FLOAT64:
         _write_float64(target, value)
+    elif kind == _FLOAT16:
+        _write_float16(target, value)
     else:
         _write_byte(target, value)
 
@@ -138,6 +149,8 @@ def _load_row(kind: int, target: int, source: int, n: int) -> None:
         _load_int64(target, source, n)
     elif kind == _FLOAT64:
         _load_float64(target, source, n)
+    elif kind == _FLOAT16:
+        _load_float16(target, source, n)
     else:
         _load_bytes(target, source, n)
 
@@ -154,6 +167,8 @@ def _store_row(kind: int, target: int, source: int, n: int) -> None:
         _store_int64(target, source, n)
     elif kind == _FLOAT64:
         _store_float64(target, source, n)
+    elif kind == _FLOAT16:
+        _store_float16(target, source, n)
     else:
         _store_bytes(target, source, n)
 

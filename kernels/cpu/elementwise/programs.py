@@ -103,8 +103,8 @@ def _expand(
     if operator == "power":
         return _power(operands[0], float(attributes["exponent"]), first)
     if operator == "cast":
-        truth = attributes["to"] == _BOOL
-        return [("truth" if truth else "copy", operands, 0.0, 0.0)]
+        made_by = {_BOOL: "truth", "float16": "half"}
+        return [(made_by.get(attributes["to"], "copy"), operands, 0.0, 0.0)]
     named, choice, defaults = _arguments(operator)
     numbers = []
     for name, default in defaults:
