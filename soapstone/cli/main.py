@@ -296,7 +296,7 @@ def compile_(
     as_json: Json = False,
 ) -> None:
     """Compile the kernels ahead of need, so that no first run waits for it (docs/caches.md)."""
-    from soapstone.kernels import ahead
+    from soapstone.engine import ahead
 
     if not level:
         count = ahead.fill()

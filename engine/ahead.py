@@ -1,6 +1,6 @@
 """Kernels compiled ahead of need: into this user's cache, or into a package, for any processor.
 
-    python -m soapstone.kernels.ahead [FOLDER]
+    python -m soapstone.engine.ahead FOLDER
 
 Those are all kernels that modules declare, the instruction of each pointwise operator, and the
 folds of floats. What else a program asks for, it compiles as it does where nothing is.
@@ -8,7 +8,9 @@ folds of floats. What else a program asks for, it compiles as it does where noth
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +19,18 @@ from soapstone.cache.objects import LEVELS, packaged
 from soapstone.ir.spec import operators
 from soapstone.native.entries import MADE, Native
 
+# Where kernels are declared, some in modules that only who needs them imports.
+_PACKAGES = ("soapstone.native", "soapstone.kernels.cpu", "soapstone.runtime.tracing")
+_APART = ("soapstone.native.cuda",)
+
 
 def kernels() -> list[Native]:
     """Return the kernels that are compiled ahead, in order of their names."""
-    from soapstone.kernels import cpu  # noqa: F401
+    for package in _PACKAGES:
+        found = importlib.import_module(package)
+        for each in pkgutil.walk_packages(found.__path__, f"{package}."):
+            if each.name.rpartition(".")[0] not in _APART:
+                importlib.import_module(each.name)
     from soapstone.kernels.cpu.elementwise.formulas import STEPS, instruction_of, names
     from soapstone.kernels.cpu.elementwise.lane_loops import instruction
     from soapstone.native.folds import fold_kernel
