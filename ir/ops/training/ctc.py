@@ -45,7 +45,9 @@ def _ctc(attributes: Attributes, logits: Array, labels: Array, *lengths: Array) 
         if (own >= classes).any():
             raise GraphError(f"label {own.max()} found, 0 to {classes - 1} needed")
         last = int(np.clip(lengths[0][n], 0, steps)) if lengths else steps
-        loss[n], slopes[n, :last] = _sample(attributes, logits[n, :last], own)
+        # Sums over thousands of steps cancel in the shares: in double precision, as in the kernel.
+        wide = logits[n, :last].astype(np.float64)
+        loss[n], slopes[n, :last] = _sample(attributes, wide, own)
     return loss, slopes
 
 
@@ -71,7 +73,7 @@ def _sample(attributes: Attributes, logits: Array, labels: Array) -> tuple[float
             return infinite, np.zeros_like(slopes) if infinite == 0 else slopes * np.nan
         shares = np.exp(forward + backward - log)
         shares[np.isneginf(each)] = 0
-        slopes -= shares @ (path[:, None] == np.arange(logits.shape[1])).astype(logits.dtype)
+        slopes -= shares @ (path[:, None] == np.arange(logits.shape[1])).astype(np.float64)
     return -float(log), slopes
 
 
