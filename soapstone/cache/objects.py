@@ -4,7 +4,7 @@ A kernel is one function of C, and its object file holds all that it calls (`lin
 So a process in which every kernel is found needs only LLVM's loader, a millisecond for a dozen.
 
 Object files are kept in the user's cache, for one environment. A package may come with others
-(`kernels.ahead`), for a level of x86-64's instructions: they are of these sources or are not found,
+(`engine.ahead`), for a level of x86-64's instructions: they are of these sources or are not found,
 and are not used where settings of Numba ask for other code.
 """
 
