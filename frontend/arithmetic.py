@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from soapstone.frontend.arguments import integer
 from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.spec import operators
 
 
 class Arithmetic:
@@ -17,10 +19,34 @@ class Arithmetic:
     """
 
     __slots__ = ()
-    __array_ufunc__ = None  # NumPy's functions would compute on contents, which no gradient passes
     model: Any  # whose methods are layers
     shape: Any  # the extents
     from_array = "model.constant(name, array)"  # what makes such a value of an array
+
+    def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Any:
+        """Return what the layer of a NumPy function's name, or Python's operator, makes.
+
+        Raises:
+            GraphError: there is no such layer, or the function is given more than tensors.
+        """
+        name = function.__name__
+        if method == "__call__" and not options:
+            values = [x if isinstance(x, Arithmetic) else self._number(name, x) for x in operands]
+            if name in _OPERATORS:
+                return _OPERATORS[name](*values)
+            known = next((each for each in operators() if each.name == name), None)
+            if known is not None and known.formula is not None:
+                return getattr(self.model, name)(*values)
+        raise self._of_numpy(name)
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise self._of_numpy(function.__name__)
+
+    def _of_numpy(self, name: str) -> GraphError:
+        return GraphError(
+            f"numpy.{name}: a tensor found, arrays needed; tensors have layers instead, such as"
+            " model.exp(t), and methods, such as t.sum(axis=1)"
+        )
 
     def _layer(self, name: str, *operands: Any, **attributes: Any) -> Self:
         made: Self = getattr(self.model, name)(self, *operands, **attributes)
@@ -159,6 +185,21 @@ class Arithmetic:
         axis: counted from the end where negative. keepdims: whether it stays, with extent 1.
         """
         return self._layer("reduce_min", axis, keepdims)
+
+
+# Functions of NumPy that are Python's operators, whose layers are called otherwise.
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "power": operator.pow,
+    "matmul": operator.matmul,
+    "negative": operator.neg,
+    "absolute": operator.abs,
+    "less": operator.lt,
+    "greater": operator.gt,
+}
 
 
 def _listed(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -67,7 +67,10 @@ def read(model: str | Path | bytes | memoryview | onnx.ModelProto) -> Source:
         path = Path(model)
         label = f"file {str(path)!r}"
         folder, title = path.parent, path.stem
-        data = mapped(path)
+        try:
+            data = mapped(path)
+        except OSError as error:
+            raise type(error)(f"{label}: {(error.strerror or str(error)).lower()}") from None
         if not data.size:
             raise OnnxError(f"{label}: empty; an ONNX model needed")
     else:

@@ -231,3 +231,14 @@ def test_a_refused_input_leaves_its_batch_size_open() -> None:
     with pytest.raises(GraphError):
         model.input("x", (3, 4), "float31")
     assert model.input("x", (5, 4)).shape == (5, 4) and model.batch_size == 5
+
+
+def test_functions_of_numpy_are_the_layers_of_their_names() -> None:
+    model = Model("net")
+    t = model.input("t", (2, 3))
+    made = (np.exp(t), np.float32(2) - t, np.maximum(t, 0.5), np.power(t, 2), np.abs(t), 1 / t)
+    model.output(*made)
+    x = np.array([[1, 2, 3], [-1, 0.25, 4]], np.float32)
+    expected = (np.exp(x), 2 - x, np.maximum(x, 0.5), x**2, np.abs(x), 1 / x)
+    for found, value in zip(model.predict(x), expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-5)
