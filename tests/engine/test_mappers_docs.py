@@ -54,11 +54,6 @@ def test_the_listed_mappers_are_the_installed_ones() -> None:
     assert sorted(listed) == sorted(set(names()) - {"spare"})
 
 
-def test_every_python_block_runs() -> None:
-    for block in _blocks("python"):
-        exec(compile(block, str(DOC), "exec"), {"__name__": "block"})
-
-
 @pytest.fixture
 def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the documented package as an installer leaves it: a module and its metadata."""
