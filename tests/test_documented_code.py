@@ -43,7 +43,7 @@ LEFT_OUT = {
     r"^soapstone optimize .*-|step\.json": "half a minute: tests/frontend/test_optimize.py",
     r"--plan plan.json$": "a plan of the app as it is: tests/engine/test_memory_plans_run.py",
     r"measure_tasks|search\(graph": "half a minute: tests/search/test_measured_strategies.py",
-    r"^legate .*--fast-memory": "plans under Legate: tests/engine/test_memory_plans_run.py",
+    r"^legate .*--fast-memory": "plans: tests/runtime/executors/test_legate.py",
     r"^soapstone doctor": "what is not installed here is its answer: tests/cli/test_doctor.py",
     r"train \w+ .*--optimize|optimize=True": "a search: tests/frontend/test_optimize_training.py",
     r"rules (check|verify|generate|laws)": "minutes: tests/rules",
