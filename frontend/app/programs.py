@@ -32,8 +32,8 @@ def train_program(
     for name, default in defaults.items():
         if name not in known and arguments[name] != default:
             raise AppError(
-                f"app {app.name!r}: {name} {arguments[name]} found; its graph changes from sample"
-                f" to sample, and {', '.join(_OF_PROGRAMS[1:])} are what it has"
+                f"app {app.name!r}: {name} {str(arguments[name])!r} found; its graph changes from"
+                f" sample to sample, and {', '.join(_OF_PROGRAMS[1:])} are what it has"
             )
     options = {**app.options, **{k: v for k, v in arguments.items() if v is not None}}
     for name, least in (("batch_size", 1), ("epochs", 0)):

@@ -125,8 +125,10 @@ class _Direction:
         if n.kind == "LSTM":
             states.append(self.state(6))
             if n.has(7) or self.activations != _ACTIVATIONS["LSTM"]:
-                if self.lengths():
-                    raise UnsupportedError("sequence_lens with peepholes or other activations")
+                if n.has(4) and not (n.array(4) == self.x.shape[0]).all():
+                    raise UnsupportedError(
+                        "sequence_lens of less than all steps, with peepholes or other activations"
+                    )
                 return self._peephole(w, r, *biases, *states)
         elif n.kind == "GRU":
             if self.activations != _ACTIVATIONS["GRU"]:
