@@ -80,7 +80,8 @@ def test_parameters_at_the_papers_size(name: str) -> None:
     assert model.graph.tensors[model.graph.outputs[0]].shape == (2, 1000)
 
 
-@pytest.mark.parametrize("name", SMALL)
+# One step of each, all gradients included, is compared with torch's in test_apps_cnn_torch.
+@pytest.mark.parametrize("name", ["vgg", "resnet18", "densenet"])
 def test_loss_falls(name: str) -> None:
     size = SMALL[name][1]
     splits = synthetic_images(40, (3, size, size), 4, seed=1, noise=0.5)
