@@ -43,7 +43,7 @@ def test_values_cannot_be_changed(session: DynamicSession) -> None:
     np.testing.assert_array_equal(z.numpy(), [[2, 2]])
     with pytest.raises(TypeError, match="item assignment"):
         y[0] = 1
-    with pytest.raises(TypeError, match="does not support ufuncs"):
+    with pytest.raises(GraphError, match=r"numpy\.add: a tensor found"):
         np.add(given, y, out=given)
 
 
