@@ -252,6 +252,9 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PEERS))
     parser.add_argument("--peer")
     given = parser.parse_args()
+    for name in given.only.split(","):
+        if name not in PEERS:
+            parser.error(f"--only: {name!r} found, one of {', '.join(PEERS)} needed")
     if given.peer:
         peer(given.peer, given.batch, given.cpus)
         return
