@@ -63,7 +63,7 @@ def object_code(function: Callable[..., Any], signature: str, name: str) -> byte
     for what is in another. A status that Numba's code returns for a raised error is not looked at.
 
     Raises:
-        NotImplementedError: it calls functions that only Numba's runtime has.
+        TypeError: it calls functions that only Numba's runtime has.
     """
     arguments, returned = sigutils.normalize_signature(signature)
     context, flags = cpu_target.target_context, Flags()
@@ -106,7 +106,7 @@ def object_code(function: Callable[..., Any], signature: str, name: str) -> byte
             if each.is_declaration and each.name.startswith(("numba_", "NRT_"))
         ]
         if missing:
-            raise NotImplementedError(
+            raise TypeError(
                 f"{function.__qualname__}: calls {', '.join(missing)} of Numba's runtime; kernels"
                 " may not allocate, nor raise errors that are made when they run"
             )
