@@ -227,9 +227,9 @@ class Session:
             raise GraphError("shared parameters: executor 'legate' without a fast memory needed")
         return {name: view(region) for name, region in self._carried.items()}
 
-    def run(self, bound: Bound, *, here: bool = False) -> None:
-        """Run a bound graph once on what its feeds hold. here: see `Trace.replay`."""
-        bound.trace.replay(profile=self._timeline, here=here)
+    def run(self, bound: Bound) -> None:
+        """Run a bound graph once on what its feeds hold."""
+        bound.trace.replay(profile=self._timeline)
 
     def entries(self, bound: Bound) -> tuple[Array, Array] | None:
         """Return what a run of a bound graph is nothing but, or None; see `Trace.entries`."""

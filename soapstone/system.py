@@ -374,6 +374,19 @@ def openmp() -> ctypes.CDLL | None:
     return None
 
 
+def release_team() -> None:
+    """End the threads of the calling thread's OpenMP team; the next parallel region starts others.
+
+    GNU's library gives each thread that runs parallel regions a team of its own. Once all teams
+    together have more threads than there are cores, none waits for work by spinning any more, and
+    every parallel region pays for waking the others: a thread that has nothing to run keeps none.
+    """
+    library = openmp()
+    if library is not None and "gomp" in str(library._name):  # others share one team
+        with contextlib.suppress(AttributeError):  # before GCC 9
+            library.omp_pause_resource_all(1)  # omp_pause_soft
+
+
 def address(function: Any) -> int:
     """Return the address of a C function."""
     return int(ctypes.cast(function, ctypes.c_void_p).value or 0)

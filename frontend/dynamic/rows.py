@@ -141,7 +141,7 @@ class Work:
         """Run a graph once, after all before."""
         if graph.entries is None:
             self.do()
-            self._session.run(graph.bound, here=True)
+            self._session.run(graph.bound)
             return
         functions, blocks, count = graph.entries
         self._rows.append((functions, blocks, count, len(self._runs), 0, RUN))
@@ -158,7 +158,7 @@ class Work:
             failed = self._session.together(partial(work, rows), len(runs))
             if failed < 0:
                 break
-            self._session.run(runs[rows[failed][3]].bound, here=True)  # it says what fails
+            self._session.run(runs[rows[failed][3]].bound)  # it says what fails
             rows = rows[failed + 1 :]
         kept.clear()
 
@@ -189,8 +189,8 @@ class Graphs:
         return bound
 
     def run(self, bound: Bound) -> None:
-        """Run a bound graph once, in the calling thread where one processor has all of it."""
-        self.session.run(bound, here=True)
+        """Run a bound graph once."""
+        self.session.run(bound)
 
 
 class Bounds:

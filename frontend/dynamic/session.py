@@ -43,7 +43,7 @@ from soapstone.mappers import load as load_mapper
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.executors.threads import set_openmp_threads
 from soapstone.runtime.machines.start import machine_of
-from soapstone.system import deep_recursion, openmp, usable_cores
+from soapstone.system import deep_recursion, openmp, release_team, usable_cores
 
 STAGES = (
     "recording",
@@ -111,6 +111,7 @@ class DynamicSession(Recorder):
         mapper = load_mapper("data_parallel", None)
         attach(mapper, machine)
         self.session = Session(machine, mapper, seed)
+        self.session.runtime.executor.here = True
         super().__init__(name, seed, reuse, Graphs(self.session))
         self.position = Position()  # in the data, of `fit`, which says what `data` are
         self.data: dict[str, int] = {}
@@ -161,6 +162,7 @@ class DynamicSession(Recorder):
         """Forget what is recorded, stop the workers and free the memory."""
         self.forget()
         self.session.close()
+        release_team()
 
     def table(self, name: str, rows: int, width: int, initial: Initial | None = None) -> Table:
         """Return a trained table of vectors, whose rows are values: `table[id]`.

@@ -1,6 +1,7 @@
 """The worker threads of a runtime, one a processor: each runs what it is given, in order.
 
-A thread waits in a queue, sets its OpenMP thread count once, and is a daemon: a crash exits.
+A thread waits in a queue, sets its OpenMP thread count once, keeps no OpenMP team while it is idle,
+and is a daemon: a crash exits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from soapstone import system
 from soapstone.runtime.machines.machine import Machine
 
 Function = Callable[[], None]
+_IDLE_S = 0.005  # after which a thread gives back its OpenMP team, which is started in 0.05 ms
 
 
 class Threads:
@@ -147,7 +149,11 @@ def _serve(inbox: queue.SimpleQueue[Function | None], threads: int, core: int | 
         system.pin(core)
     set_openmp_threads(threads)
     while True:
-        item = inbox.get()
+        try:
+            item = inbox.get(timeout=_IDLE_S)
+        except queue.Empty:
+            system.release_team()
+            item = inbox.get()
         if item is None:
             return
         item()

@@ -226,15 +226,11 @@ class Trace:
         """The regions that the step uses, and their instances."""
         return self._analysis.regions
 
-    def replay(
-        self, profile: bool | Profile | None = False, *, here: bool = False
-    ) -> Profile | None:
+    def replay(self, profile: bool | Profile | None = False) -> Profile | None:
         """Run the step once, after all that was launched and before what other threads launch.
 
         Args:
             profile: True for a timeline of this replay, or a timeline to add it to. Returns it.
-            here: run in the calling thread where one processor has all of it, which saves waking
-                another; an interrupt is then seen when it ends.
 
         Raises: TaskError when an entry fails (the trace can be replayed again); StoppedError when
         the runtime is closed or stopped; KeyboardInterrupt, after all workers have stopped.
@@ -252,7 +248,7 @@ class Trace:
                 if runtime.many_instances:
                     self._restore()
                 try:
-                    self._run(runtime.observed(timeline), here)
+                    self._run(runtime.observed(timeline))
                 except BaseException:
                     runtime.failed(self.name)
                     with contextlib.suppress(RuntimeCoreError):  # of what follows from the first
@@ -328,7 +324,7 @@ class Trace:
                     for state in states.values()
                 ]
 
-    def _run(self, timeline: Observer | None, here: bool) -> None:
+    def _run(self, timeline: Observer | None) -> None:
         program = self._program
         if not program.workers:  # of several processes, this one has nothing to do
             if timeline is not None:
@@ -353,11 +349,8 @@ class Trace:
             return lambda: program.run(number, stamps[number])
 
         try:
-            if here and len(program.workers) == 1:
-                program.run(0, stamps[0])
-            else:
-                jobs = {mine.processor: worker(n) for n, mine in enumerate(program.workers)}
-                self._runtime.executor.run_all(jobs, program.abort)
+            jobs = {mine.processor: worker(n) for n, mine in enumerate(program.workers)}
+            self._runtime.executor.run_all(jobs, program.abort)
         finally:
             if enqueues is not None:
                 enqueues.wait()
