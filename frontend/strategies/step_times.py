@@ -16,6 +16,7 @@ from soapstone.engine.peers import Peers
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 from soapstone.runtime.analysis.message import ENDS, STARTS
+from soapstone.runtime.executors.threads import do_nothing
 from soapstone.runtime.model.launch import fill_name, fold_name
 from soapstone.runtime.observe.profile import MESSAGE, WAIT, Event, received
 from soapstone.search.cost.measure import Yardstick
@@ -221,7 +222,7 @@ class Turns(Generic[Name]):
             for place, (number, yardstick) in enumerate(self._yardsticks[name].items())
         }
         run.peers.meet()
-        run.session.runtime.executor.run_all(jobs, _pass)
+        run.session.runtime.executor.run_all(jobs, do_nothing)
         return run.peers.all(found).ravel()
 
     def _agreed(self, mine: bool) -> bool:
@@ -271,7 +272,3 @@ class Speed:
         """Return whether all products were at this speed."""
         half = math.sqrt(self.slack) * (1 + 1e-9)
         return bool(us.min() * half >= self.us and us.max() <= self.us * half)
-
-
-def _pass() -> None:
-    """A yardstick is soon done."""

@@ -30,7 +30,7 @@ from soapstone.runtime.errors import (
 from soapstone.runtime.executors.bodies import as_task_error, bound, prepared_body
 from soapstone.runtime.executors.process.processes import WorkerProcess
 from soapstone.runtime.executors.stealing import Stealing
-from soapstone.runtime.executors.threads import Threads
+from soapstone.runtime.executors.threads import Threads, do_nothing
 from soapstone.runtime.forks import FORKED, tell
 from soapstone.runtime.machines.machine import PROCESS, Machine
 from soapstone.runtime.machines.memory import MemoryPool
@@ -110,7 +110,7 @@ class LocalExecutor:
 
         Raises: MemoryExhausted.
         """
-        for make_room in (_pass, self.wait, self._memory.relieve):
+        for make_room in (do_nothing, self.wait, self._memory.relieve):
             make_room()
             with contextlib.suppress(MemoryExhausted):
                 self._memory.allocate(storage)
@@ -351,7 +351,7 @@ class LocalExecutor:
                 self.fault = StoppedError("the runtime is being reset")
             self._drop()
         if self._threads and not self._closed:
-            self.run_all(dict.fromkeys(self.processors, _pass), _pass)
+            self.run_all(dict.fromkeys(self.processors, do_nothing), do_nothing)
         with self._lock:
             self._stepping[:] = [False] * len(self._stepping)
             self.fault = None
@@ -369,7 +369,3 @@ class LocalExecutor:
         for process in list(self._processes.values()):
             process.close()  # also ends a body that runs in it
         self._threads.join()
-
-
-def _pass() -> None:
-    """Do nothing: shows that a thread is free."""

@@ -1,7 +1,8 @@
 """The worker threads of a runtime, one a processor: each runs what it is given, in order.
 
-A thread waits in a queue, sets its OpenMP thread count once, keeps no OpenMP team while it is idle,
-and is a daemon: a crash exits.
+A thread waits in a queue, sets its OpenMP thread count once, and is a daemon: a crash exits. Where
+the teams of all sessions have more threads than there are cores, those that are idle are given back
+(`system.release_team`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from soapstone import system
 from soapstone.runtime.machines.machine import Machine
 
 Function = Callable[[], None]
-_IDLE_S = 0.005  # after which a thread gives back its OpenMP team, which is started in 0.05 ms
+Inbox = queue.SimpleQueue[Function | None]
+_IDLE_S = 0.1  # after which a thread gives back its OpenMP team, which takes up to 8 ms to start
+_TEAMS: dict[Inbox, int] = {}  # threads of the teams of this process, by what their leaders wait in
 
 
 class Threads:
@@ -29,7 +32,7 @@ class Threads:
     """
 
     def __init__(self, machine: Machine) -> None:
-        self.queues: dict[int, queue.SimpleQueue[Function | None]] = {}
+        self.queues: dict[int, Inbox] = {}
         self.identifiers: set[int] = set()
         self._machine = machine
         self._threads: list[threading.Thread] = []
@@ -44,7 +47,7 @@ class Threads:
             if number in self.queues:
                 continue  # an interrupt came between this one and the next
             processor = self._machine.processors[number]
-            inbox: queue.SimpleQueue[Function | None] = queue.SimpleQueue()
+            inbox: Inbox = queue.SimpleQueue()
             thread = threading.Thread(
                 target=_serve,
                 args=(inbox, processor.threads, cores[number] if cores else None),
@@ -52,6 +55,10 @@ class Threads:
                 name=f"soapstone-{processor.name}-{number}",
             )
             thread.start()
+            if processor.threads > 1:
+                for waiting in list(_TEAMS):
+                    waiting.put(do_nothing)  # it looks again whether there are too many
+                _TEAMS[inbox] = processor.threads
             self.identifiers.add(thread.ident or 0)
             self.queues[number] = inbox
             self._threads.append(thread)
@@ -88,6 +95,7 @@ class Threads:
     def join(self) -> None:
         """End the threads after what they have been given."""
         for inbox in self.queues.values():
+            _TEAMS.pop(inbox, None)
             inbox.put(None)
         for thread in self._threads:
             thread.join()
@@ -143,14 +151,20 @@ def _cores(machine: Machine) -> list[int] | None:
     return cores if fits and single else None
 
 
-def _serve(inbox: queue.SimpleQueue[Function | None], threads: int, core: int | None) -> None:
+def do_nothing() -> None:
+    """Do nothing."""
+
+
+def _serve(inbox: Inbox, threads: int, core: int | None) -> None:
     """A worker thread: run what arrives until None does."""
     if core is not None:
         system.pin(core)
     set_openmp_threads(threads)
+    cores = system.usable_cores()
     while True:
+        many = threads > 1 and sum(list(_TEAMS.values())) > cores
         try:
-            item = inbox.get(timeout=_IDLE_S)
+            item = inbox.get(timeout=_IDLE_S if many else None)
         except queue.Empty:
             system.release_team()
             item = inbox.get()

@@ -20,6 +20,7 @@ from soapstone.runtime.analysis.instance import Cells, Instance, Instances
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import BodyError, MapperError, RuntimeCoreError, TaskError
 from soapstone.runtime.executors.bodies import as_task_error, bound, checked_message
+from soapstone.runtime.executors.threads import do_nothing
 from soapstone.runtime.model.task import EntryLike, status_text
 from soapstone.runtime.observe.profile import Observer, Profile
 from soapstone.runtime.tracing.capture import (
@@ -147,7 +148,7 @@ class Trace:
             return work
 
         jobs = {processor: bind(mine) for processor, mine in by_processor.items()}
-        self._runtime.executor.run_all(jobs, _pass)
+        self._runtime.executor.run_all(jobs, do_nothing)
         processors = [operation.processor for operation in self.operations]
         if enqueues is not None:
             for number, start in enqueues.starts.items():
@@ -472,7 +473,3 @@ def _after(ready: Callable[[], None], call: Callable[[], object]) -> Callable[[]
         call()
 
     return late
-
-
-def _pass() -> None:
-    """Binding cannot be interrupted half-way."""

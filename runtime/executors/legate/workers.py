@@ -18,6 +18,7 @@ from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import MachineError
 from soapstone.runtime.executors.legate.executor import LegateExecutor
 from soapstone.runtime.executors.legate.stores import store_bytes
+from soapstone.runtime.executors.threads import do_nothing
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.machines.memory import MemoryPool
 
@@ -49,7 +50,7 @@ class LegateWorkers(LegateExecutor):
         by_processor: dict[int, list[Operation]] = {}
         for operation in operations:
             by_processor.setdefault(operation.processor, []).append(operation)
-        self.run_all({p: partial(self._each, mine) for p, mine in by_processor.items()}, _pass)
+        self.run_all({p: partial(self._each, mine) for p, mine in by_processor.items()}, do_nothing)
 
     def _each(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
@@ -59,7 +60,3 @@ class LegateWorkers(LegateExecutor):
                 self._run(operation, operation.processor)
             except BaseException as error:
                 self._failed(operation, error)
-
-
-def _pass() -> None:
-    """An interrupt waits until Legate has run everything."""

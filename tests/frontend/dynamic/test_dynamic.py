@@ -1,9 +1,11 @@
 """Dynamic sessions: equal to PyTorch node by node, however calls are batched."""
 
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from soapstone import SGD, Adam, DataError, DynamicSession, GraphError, NonFinit
 from soapstone.frontend.dynamic.rows import pieces
 from soapstone.frontend.dynamic.session import REUSE
 from soapstone.ir.graph import Initial
+from soapstone.kernels import measure
+from soapstone.kernels.entry import Entry
 from soapstone.native.rows import ADD, work
 from soapstone.runtime.errors import TaskError
 
@@ -432,3 +436,26 @@ def test_a_layer_that_fails_among_others_is_named_and_the_session_goes_on() -> N
             else:
                 with pytest.raises(TaskError, match=r"embedding.*9.*0 to 4"):
                     found.numpy()
+
+
+def test_kernels_are_measured_in_the_thread_that_runs_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Elsewhere they would leave an OpenMP team that keeps this thread's from spinning."""
+    where: set[int] = set()
+    best_us = measure.best_us
+
+    def noted(entries: Mapping[str, Entry]) -> dict[str, float]:
+        where.add(threading.get_ident())
+        return best_us(entries)
+
+    monkeypatch.setattr(measure, "best_us", noted)
+    monkeypatch.setenv("SOAPSTONE_CACHE", str(tmp_path))
+    measure.store.cache_clear()
+    try:
+        with DynamicSession("measured", cpus=2) as session:
+            x = session.value(np.ones(300, np.float32))
+            assert session.dense(x, 450, name="layer").numpy().shape == (1, 450)
+    finally:
+        measure.store.cache_clear()
+    assert where == {threading.get_ident()}
