@@ -21,7 +21,7 @@ from soapstone.engine.constants import Constants
 from soapstone.engine.lower import boundary_orders, stored
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import folded
-from soapstone.engine.session import CARRIED, NOTHING, Bound, Session
+from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import Batches
 from soapstone.frontend.planned import Plans
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx import OnnxModel
 
 Dims = tuple[int | str | None, ...]
-_Bound = tuple[Session, Bound]  # a graph for one shape of inputs, in a session that it has alone
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class InferenceSession:
         bound_shapes: how many shapes of inputs stay bound; the least recently used one goes.
         fast_memory: bytes of a memory that the threads work in, with the computer's behind it
             (docs/memory.md). Weights are then streamed like any value, so none is folded or packed,
-            and all shapes share them and that memory; of too many bound shapes all go.
+            and all shapes share them and that memory.
         tune: what the choice between kernels of one operator rests on. True: what has been measured
             on this computer, and where nothing has, what is expected of them; "now": they are
             measured where they are not yet, before the first answer, and kept for later sessions;
@@ -194,17 +193,25 @@ class InferenceSession:
             self._plans.step = True  # a plan that is given is of what is bound here
             self._machine = self._machine.bounded(self._plans.capacity_bytes)
         self._lock = threading.Lock()
-        self._bounds: OrderedDict[tuple[object, ...], _Bound] = OrderedDict()
+        self._bounds: OrderedDict[tuple[object, ...], Bound] = OrderedDict()  # by shapes of inputs
         self._values: dict[str, Array] = {}  # what streamed weights begin with
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
-        self._close = weakref.finalize(self, _close_all, self._bounds)
         self._most = max(1, bound_shapes)
+        self._start()
         tell(self)
+
+    def _start(self) -> None:
+        mapper = GraphMapper() if self._plans is None else BoundedMemoryMapper(self._plans)
+        choices = Choices(tune=self._tune)
+        self._session = Session(self._machine, mapper, 0, choices=choices, values=self._values)
+        self._close = weakref.finalize(self, _close, self._session, self._bounds)
 
     def forked(self) -> None:
         """In a child process nobody holds the lock, and shapes are bound anew, to new workers."""
         self._lock = threading.Lock()
         self._bounds.clear()
+        if self._close.detach():
+            self._start()
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -227,24 +234,23 @@ class InferenceSession:
         """
         given = self._checked(inputs)
         with self._lock:
-            session, bound = self._bound(given)
+            bound = self._bound(given)
             for name, feed in bound.feeds.items():
                 np.copyto(feed, given[name])
-            session.run(bound)
+            self._session.run(bound)
             return {name: array.copy() for name, array in bound.results.items()}
 
     def variants(self, inputs: Mapping[str, Array] | Array) -> Mapping[str, str]:
         """Return which kernel variant serves each launch for inputs of these shapes."""
         given = self._checked(inputs)
         with self._lock:
-            return dict(self._bound(given)[1].variants)
+            return dict(self._bound(given).variants)
 
     @property
     def peak_bytes(self) -> int:
         """Bytes of inputs, outputs and arenas of all bound shapes; packed weights come on top."""
         with self._lock:
-            sessions = {session for session, _ in self._bounds.values()}
-            return sum(session.peak_bytes for session in sessions)
+            return self._session.peak_bytes
 
     def moved_bytes(self, inputs: Mapping[str, Array] | Array) -> tuple[int, int] | None:
         """Return what a run on inputs of these shapes copies between the fast memory and the other.
@@ -253,7 +259,7 @@ class InferenceSession:
         """
         given = self._checked(inputs)
         with self._lock:
-            return self._bound(given)[1].moved_bytes
+            return self._bound(given).moved_bytes
 
     def close(self) -> None:
         """Stop the workers and free the memory; a closed session runs no more."""
@@ -292,16 +298,13 @@ class InferenceSession:
             given[field.name] = array
         return given
 
-    def _bound(self, given: Mapping[str, Array]) -> _Bound:
+    def _bound(self, given: Mapping[str, Array]) -> Bound:
         if not self._close.alive:
             raise StoppedError(f"session of model {self._source.name!r}: it was closed")
         bound = self._bounds.get(self._key(given))
         if bound is None:
             if len(self._bounds) >= self._most:
-                leaving = self._bounds.popitem(last=False)[1][0]
-                if self._plans is not None:
-                    self._bounds.clear()
-                leaving.close()
+                self._session.forget(self._bounds.popitem(last=False)[1])
             graph, contents = self._source.graph(given)
             self._telling.update(contents)
             bound = self._bind(graph)
@@ -309,34 +312,23 @@ class InferenceSession:
         self._bounds.move_to_end(self._key(given))
         return bound
 
-    def _bind(self, graph: Graph) -> _Bound:
+    def _bind(self, graph: Graph) -> Bound:
+        """Return an inference graph compiled to a trace, over constant or streamed weights."""
         layouts, held = self._orders(graph), _held(graph, self._source.weights())
         names, graph = graph.outputs, replace(graph, updates={}).pruned()
-        if self._plans is None:
-            choices = Choices(tune=self._tune)
-            return _bind(graph, held, self._machine, self._plain, layouts, names, choices)
-        values = {name: array for name, array in held.items() if graph.roles.get(name) in CARRIED}
-        constants = {name: held[name] for name in graph.inputs(Role.CONSTANT)}
-        if self._bounds:
-            session = next(iter(self._bounds.values()))[0]
+        constants: Mapping[str, Array]
+        if self._plans is not None:
+            constants = {name: held.pop(name) for name in graph.inputs(Role.CONSTANT)}
+            self._values.update(held)
         else:
-            mapper = BoundedMemoryMapper(self._plans)
-            session = Session(
-                self._machine,
-                mapper,
-                seed=0,
-                choices=Choices(tune=self._tune),
-                values=self._values,
-            )
-        self._values.update(values)
+            prologue = replace(graph, nodes=(), outputs=())
+            if not self._plain:
+                prologue, graph = folded(graph, held)
+            constants = Constants(held, prologue)
         try:
-            strategy = _strategy(session.mapper, graph, self._machine, layouts)
+            strategy = _strategy(self._session.mapper, graph, self._machine, layouts)
             fuse = not self._plain
-            return session, session.bind(graph, strategy, constants, names=names, fuse=fuse)
-        except BaseException:
-            if not self._bounds:
-                session.close()
-            raise
+            return self._session.bind(graph, strategy, constants, names=names, fuse=fuse)
         finally:
             self._values.clear()
 
@@ -355,10 +347,9 @@ class InferenceSession:
         return shapes, tuple(given[name].tobytes() for name in sorted(self._telling))
 
 
-def _close_all(bounds: OrderedDict[tuple[object, ...], _Bound]) -> None:
-    for session, _ in bounds.values():
-        session.close()
+def _close(session: Session, bounds: OrderedDict[tuple[object, ...], Bound]) -> None:
     bounds.clear()
+    session.close()
 
 
 def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple[Array, ...]:
@@ -421,27 +412,3 @@ def _strategy(
     outlive = stored(graph)
     free = {name: order for name, order in layouts.items() if name not in outlive}
     return replace(strategy, layouts=boundary_orders(graph, free))
-
-
-def _bind(
-    graph: Graph,
-    held: Mapping[str, Array],
-    machine: Machine,
-    plain: bool,
-    layouts: Layouts | None,
-    names: Sequence[str],
-    choices: Choices,
-) -> _Bound:
-    """Return an inference graph compiled to a trace over constant weights, in its own session."""
-    prologue = replace(graph, nodes=(), outputs=())
-    if not plain:
-        prologue, graph = folded(graph, held)
-    mapper = GraphMapper()
-    strategy = _strategy(mapper, graph, machine, layouts)
-    constants = Constants(held, prologue)
-    session = Session(machine, mapper, seed=0, choices=choices)
-    try:
-        return session, session.bind(graph, strategy, constants, names=names, fuse=not plain)
-    except BaseException:
-        session.close()
-        raise

@@ -8,7 +8,6 @@ whenever any of these changes, and all candidates are timed together then.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,8 +54,9 @@ def environment() -> Mapping[str, str]:
             found["openblas"] = f"{blas.config} {digest(blas.path)}"
     team = system.openmp()
     if team is not None:
-        policy = os.environ.get("OMP_WAIT_POLICY", "")  # threads that sleep take long to wake
-        found["openmp"] = f"{team._name} {policy}".rstrip()
+        found["openmp"] = (
+            f"{team._name} {system.openmp_waiting()}"
+        )
     return {**base_environment(), **found}
 
 

@@ -355,23 +355,42 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
 
 # --------------------------------------------------------------------------------------- libraries
 
+# How often a thread of GNU's OpenMP looks for work before it sleeps: 0.2 ms, no longer than the
+# serial parts of a step. By itself it looks for 5 to 10 ms, in which it holds the core that another
+# of its team may be waiting for: with other processes beside it, one takes a hundred times as long.
+_SPINS = "10000"
+_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # by which users say otherwise
+
 
 @cache
 def openmp() -> ctypes.CDLL | None:
     """Return GNU's OpenMP library, or None where it is absent.
 
     It must be the one oneDNN uses: two pools would fight over the cores. Elsewhere another one that
-    has its functions, as LLVM's has, serves too.
+    has its functions, as LLVM's has, serves too. Its threads soon sleep unless users say otherwise.
     """
     names = ["libgomp.so.1"]
     if sys.platform != "linux":
         names += [found for name in ("gomp", "omp") if (found := find_library(name))]
-    for name in names:
-        with contextlib.suppress(OSError, AttributeError):
-            library = ctypes.CDLL(name)
-            _ = library.GOMP_parallel, library.omp_get_thread_num, library.omp_set_num_threads
-            return library
+    waiting = openmp_waiting()
+    ours = waiting.keys() - os.environ.keys()
+    os.environ.update(waiting)  # read when it is loaded
+    try:
+        for name in names:
+            with contextlib.suppress(OSError, AttributeError):
+                library = ctypes.CDLL(name)
+                _ = library.GOMP_parallel, library.omp_get_thread_num, library.omp_set_num_threads
+                return library
+    finally:
+        for variable in ours:
+            del os.environ[variable]
     return None
+
+
+def openmp_waiting() -> dict[str, str]:
+    """Return the variables that say how threads of OpenMP wait: the user's, or else our own."""
+    said = {name: os.environ[name] for name in _WAITING if name in os.environ}
+    return said or {_WAITING[0]: _SPINS}
 
 
 def release_team() -> None:

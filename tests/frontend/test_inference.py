@@ -207,8 +207,10 @@ def test_a_split_strategy_gives_the_same_numbers() -> None:
 
 
 def test_shapes_are_bound_as_they_come_and_forgotten_in_turn() -> None:
+    """All shapes are served by one worker: of several OpenMP teams none would spin."""
     model = residual_network()
     weights = weights_of(model.graph)
+    before = threading.active_count()
     with InferenceSession(model, weights, bound_shapes=2) as session:
         whole = inputs_of(model.build(6))
         expected = interpret(model.build(6), {**weights, **whole})
@@ -216,6 +218,7 @@ def test_shapes_are_bound_as_they_come_and_forgotten_in_turn() -> None:
         for size in (1, 6, 2, 6, 1):
             found = session.run({"image": whole["image"][:size]})[output]
             np.testing.assert_allclose(found, expected[output][:size], atol=2e-5)
+        assert threading.active_count() == before + 1
 
 
 def test_threads_may_share_a_session() -> None:

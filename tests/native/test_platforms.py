@@ -14,8 +14,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import soapstone
 from soapstone.cache.places import root
+from soapstone.system import openmp as openmp_library
 
 ROOT = Path(soapstone.__file__).resolve().parent.parent
 FOLDERS = ("apps", "benchmarks", "frontend", "ir", "kernels", "mappers", "runtime", "search")
@@ -138,3 +141,35 @@ def test_training_inference_and_optimize_run_without_them(tmp_path: Path) -> Non
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(openmp_library() is None, reason="there is no OpenMP library")
+@pytest.mark.parametrize(
+    ("given", "needed"),
+    [({}, "GOMP_SPINCOUNT = '10000'"), ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT = '7'")],
+)
+def test_threads_of_openmp_soon_sleep_unless_users_say_otherwise(
+    given: dict[str, str], needed: str
+) -> None:
+    """Whatever loads the library first. It says itself what it was told."""
+    code = """if True:
+        import os, sys
+        if sys.argv[1] == "kernels":
+            from soapstone.kernels.cpu.onednn.library import available
+            available()
+        from soapstone.system import openmp
+        openmp()
+        print("GOMP_SPINCOUNT" in os.environ)
+    """
+    kept = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    for first in ("kernels", "system"):
+        ran = subprocess.run(
+            [sys.executable, "-c", code, first],
+            env={**kept, **given, "OMP_DISPLAY_ENV": "verbose"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert needed in ran.stderr
+        assert ran.stdout.strip() == str(bool(given))

@@ -18,6 +18,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
+from soapstone import system
 from soapstone.kernels.entry import Declined
 
 T = TypeVar("T")
@@ -173,8 +174,8 @@ def candidates() -> tuple[str, ...]:
     roots = dict.fromkeys((sys.prefix, site.getuserbase(), sys.base_prefix))
     files = [Path(root) / folder / _FILE for root in roots for folder in ("lib", "lib64")]
     found = [str(file) for file in files if file.exists()]
-    system = find_library("dnnl")
-    return (*found, *((system,) if system else ()), _FILE)
+    installed = find_library("dnnl")
+    return (*found, *((installed,) if installed else ()), _FILE)
 
 
 def _load(name: str) -> C.CDLL:
@@ -183,6 +184,7 @@ def _load(name: str) -> C.CDLL:
     Raises:
         OneDnnError: it does not load, lacks a function, or is of a version or runtime not usable.
     """
+    system.openmp()  # first: how its threads wait is settled when it is loaded
     try:
         handle = C.CDLL(name)
     except OSError as error:
