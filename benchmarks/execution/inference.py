@@ -1,18 +1,22 @@
-"""Inference at batch 1: soapstone, ONNX Runtime and torch eager on the same files.
+"""Inference at batch 1: soapstone, ONNX Runtime, OpenVINO, torch eager on the same files.
 
     python benchmarks/execution/inference.py [--models resnet50,bert_12] [--rounds 7] [--threads 2]
+    python benchmarks/execution/inference.py --beside 1 --models resnet50
 
 Needs `pip install -e ".[bench]"`. Each library works in its own process, in turns. "peak MB" is the
-peak resident memory above that of the library once it has run a model of one operator.
+peak resident memory above that of the library once it has run a model of one operator. With
+--beside, each is measured again beside some processes that compute without end.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,7 @@ from models import MODELS, OPSET, arrays, export, network
 
 from soapstone.system import peak_bytes, resident_bytes, usable_cores
 
-PEERS = ("soapstone", "onnxruntime", "torch")
+PEERS = ("soapstone", "onnxruntime", "openvino", "torch")
 
 
 def smallest() -> bytes:
@@ -65,6 +69,16 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         served = onnxruntime.InferenceSession(str(path), options, providers=providers)
         run = lambda: served.run(None, given)  # noqa: E731
+    elif library == "openvino":
+        import openvino
+
+        core = openvino.Core()
+        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+        core.compile_model(core.read_model(smallest()), "CPU", settings)
+        baseline = resident_bytes()
+        start = time.perf_counter()
+        compiled = core.compile_model(core.read_model(path), "CPU", settings)
+        run = lambda: list(compiled(given).values())  # noqa: E731
     else:
         import torch
 
@@ -95,6 +109,19 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
     serve(round_)
 
 
+@contextlib.contextmanager
+def beside(count: int) -> Iterator[None]:
+    """Let some processes compute without end meanwhile."""
+    command = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
@@ -102,6 +129,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--beside", type=int, default=0, help="busy processes of a second run")
     parser.add_argument("--peer", help="be this library on the one model")
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
@@ -120,21 +148,34 @@ def main() -> None:
         row: dict[str, Any] = {"model": name}
         for p in ms:
             row[f"{p} ms"] = ms[p]
-        for other in ("onnxruntime", "torch"):
+        for other in PEERS[1:]:
             if other in ms and "soapstone" in ms:
                 row[f"/ {other}"] = ms["soapstone"] / ms[other]
+        if options.beside:
+            with beside(options.beside):
+                slowed = in_turns(commands, options.rounds)
+            for p, found in slowed.items():
+                row[f"{p} slow-down"] = median(found, "ms") / ms[p]
+            rows.append(row)
+            show(row)
+            continue
         for p in ms:
             row[f"{p} peak MB"] = median(measured[p], "peak_mb")
             row[f"{p} load s"] = median(measured[p], "load_s")
         rows.append(row)
         show(row)
-    means = geometric_means(rows, ("/ onnxruntime", "/ torch"))
-    rows.append({"model": "geometric mean", **means})
+    compared = [key for key in rows[0] if key.startswith("/ ") or key.endswith("slow-down")]
+    rows.append({"model": "geometric mean", **geometric_means(rows, compared)})
     show(rows[-1])
     if not options.no_write:
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        command_text = "python benchmarks/execution/inference.py"
-        write("inference", "Inference, batch 1", command_text, columns, rows)
+        script = "python benchmarks/execution/inference.py"
+        if options.beside:
+            command_text = f"{script} --beside {options.beside} --models {options.models}"
+            title = "Inference, batch 1, beside other processes that compute"
+            write("inference_beside", title, command_text, columns, rows)
+        else:
+            write("inference", "Inference, batch 1", script, columns, rows)
 
 
 if __name__ == "__main__":
