@@ -8,13 +8,13 @@ let go, and those that are computed from others are computed then.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.ir.graph import Graph
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
@@ -28,7 +28,8 @@ class Constants(Mapping[str, Array]):
     def __init__(self, weights: Mapping[str, Array], prologue: Graph) -> None:
         self._weights = weights
         self._prologue = prologue
-        self._made = {output for node in prologue.nodes for output in node.outputs}
+        self._made = prologue.producers
+        self._places = {node.name: place for place, node in enumerate(prologue.nodes)}
         total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
         check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
 
@@ -45,15 +46,22 @@ class Constants(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name not in self._made:
             return resident(self._weights[name])
-        return determined(self._prologue, name, lambda weight: resident(self._weights[weight]))
+        graph = self._determining(name)
+        return interpret(graph, {n: resident(self._weights[n]) for n in graph.roles})[name]
 
-
-def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Array:
-    """Return a value of a graph that weights alone determine; only those are asked for."""
-    graph = replace(graph, outputs=(name,), updates={}).pruned()
-    read = {i for node in graph.nodes for i in node.inputs} & graph.roles.keys()
-    graph = replace(graph, roles={n: role for n, role in graph.roles.items() if n in read})
-    return interpret(graph, {n: weights(n) for n in graph.roles})[name]
+    def _determining(self, name: str) -> Graph:
+        """Return the part of the graph that makes a value, with the weights that it reads."""
+        nodes: dict[str, Node] = {}
+        values = [name]
+        while values:
+            node = self._made.get(values.pop())
+            if node is not None and node.name not in nodes:
+                nodes[node.name] = node
+                values += node.inputs
+        whole = self._prologue
+        order = tuple(sorted(nodes.values(), key=lambda node: self._places[node.name]))
+        read = {i: whole.roles[i] for node in order for i in node.inputs if i in whole.roles}
+        return replace(whole, nodes=order, roles=read, outputs=(name,), updates={})
 
 
 def mapping(array: Array) -> mmap.mmap | None:
@@ -93,4 +101,4 @@ def resident(array: Array) -> Array:
     return copy
 
 
-__all__ = ["Constants", "determined", "mapping", "resident", "whole_file"]
+__all__ = ["Constants", "mapping", "resident", "whole_file"]

@@ -54,9 +54,7 @@ def environment() -> Mapping[str, str]:
             found["openblas"] = f"{blas.config} {digest(blas.path)}"
     team = system.openmp()
     if team is not None:
-        found["openmp"] = (
-            f"{team._name} {system.openmp_waiting()}"
-        )
+        found["openmp"] = f"{team._name} {system.openmp_waiting()}"
     return {**base_environment(), **found}
 
 
