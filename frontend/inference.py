@@ -24,6 +24,8 @@ from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import Batches
+from soapstone.frontend.data.buckets import Buckets
+from soapstone.frontend.data.samples import Samples
 from soapstone.frontend.planned import Plans
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
@@ -372,8 +374,25 @@ def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple
         found = session.run(cast)
         return [found[name] for name in session.outputs]
 
+    in_order(x)
     batches = Batches(x, None, batch_size, shuffle=False, seed=0)
     return concatenated(run(inputs) for inputs, _ in batches.epoch(0))
+
+
+def in_order(x: object) -> None:
+    """Refuse data whose batches have an order of their own: outputs would be of other samples.
+
+    Raises:
+        DataError: x is such data.
+    """
+    if isinstance(x, Buckets):
+        raise DataError(
+            "predict: buckets found, whose batches have an order of their own; x.arrays()[0] needed"
+        )
+    if isinstance(x, Samples) and x.balanced:
+        raise DataError(
+            "predict: samples with a balance found, whose order is drawn; samples without needed"
+        )
 
 
 def concatenated(parts: Iterable[Sequence[Array]]) -> Array | tuple[Array, ...]:

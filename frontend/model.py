@@ -222,11 +222,11 @@ class Model(Trainable):
     ) -> dict[str, float]:
         """Train one step on all samples of x, and return their loss and metrics before it.
 
-        x, y and sample_weights are arrays as of `fit`. learning_rate: of this step, in place of
-        the optimizer's.
+        x, y and sample_weights are as of `fit`: arrays, or what has samples, all of which are one
+        batch; an iterable has one. learning_rate: of this step, in place of the optimizer's.
 
         Raises:
-            DataError: arrays that do not fit the model.
+            DataError: data that do not fit the model, or several batches.
             NonFiniteLoss: the loss is NaN or infinite; nothing is changed.
             GraphError: the model is not compiled.
         """
@@ -238,10 +238,10 @@ class Model(Trainable):
         """Return the gradient of the loss by each trained parameter, over all samples of x.
 
         They are those of a training step (dropout drops, batch norm normalises over the batch)
-        before any clipping; nothing is trained. x, y and sample_weights are arrays as of `fit`.
+        before any clipping; nothing is trained. x, y and sample_weights are as of `train_on_batch`.
 
         Raises:
-            DataError: arrays that do not fit the model.
+            DataError: data that do not fit the model, or several batches.
             GraphError: the model is not compiled.
         """
         return self.trainer.gradients(x, y, sample_weights=sample_weights)

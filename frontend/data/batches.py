@@ -49,6 +49,11 @@ def numeric(name: str, value: Any) -> Array:
     try:
         array = value if hasattr(value, "__legate_data_interface__") else np.asarray(value)
     except ValueError:
+        if isinstance(value, tuple):
+            raise DataError(
+                f"{name}: a tuple found, an array needed; x and y are two arguments, and several"
+                " inputs a dict by name"
+            ) from None
         raise DataError(
             f"{name}: rows of different lengths found, equal ones needed; pad them, or give a list"
             " of batches"

@@ -92,6 +92,11 @@ class Samples:
     def __len__(self) -> int:
         return self.rows
 
+    @property
+    def balanced(self) -> bool:
+        """Whether classes are drawn equally often."""
+        return self._classes is not None
+
     def order(self, seed: int, epoch: int, shuffle: bool) -> Array:
         """Return the numbers of an epoch's samples, in order.
 

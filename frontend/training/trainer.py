@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from soapstone.frontend.data.batches import (
 from soapstone.frontend.data.buckets import Buckets
 from soapstone.frontend.data.feeding import PREDICT
 from soapstone.frontend.data.samples import Samples
-from soapstone.frontend.inference import concatenated
+from soapstone.frontend.inference import concatenated, in_order
 from soapstone.frontend.progress import compiling
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
 from soapstone.frontend.training.compiled import Compiled, together
@@ -340,10 +342,19 @@ class Trainer(Compiled):
         return dict(zip(self.gradients_of, grads))
 
     def _one(self, what: str, x: Any, y: Any, weights: Any) -> tuple[Any, dict[str, Array]]:
-        """Return a batch that was checked, and the labels and weights of its samples."""
-        rows = len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
-        batches = self._batches(x, y, max(rows, 1), what, weights=weights)
-        inputs, given = next(iter(batches.epoch(0)))
+        """Return all samples of x as a batch that was checked, with their labels and weights.
+
+        Raises:
+            DataError: besides those of `_batches`, x makes no batch, or several.
+        """
+        batches = self._batches(x, y, sys.maxsize, what, weights=weights)
+        drawn = list(islice(batches.epoch(0), 2))
+        if len(drawn) != 1:
+            found = "several batches" if drawn else "no batch"
+            raise DataError(f"{what}: {found} found, one needed")
+        inputs, given = drawn[0]
+        if given is None:
+            raise DataError(f"{what}: labels are missing; y needed")
         return inputs, given
 
     def _feed(self, bound: Bound, inputs: Mapping[str, Array], labels: Mapping[str, Array]) -> None:
@@ -432,11 +443,7 @@ class Trainer(Compiled):
     @together
     def predict(self, x: Any, *, batch_size: int | None) -> Array | tuple[Array, ...]:
         """Return the outputs for all samples; see `Model.predict`."""
-        if isinstance(x, Buckets):
-            raise DataError(
-                f"{PREDICT}: buckets found, whose batches have an order of their own; x.arrays()[0]"
-                " needed"
-            )
+        in_order(x)
         batches = self._batches(x, None, self._size(batch_size), PREDICT)
         return concatenated(
             self._run("predict", inputs, {}, rows_of(inputs)) for inputs, _ in batches.epoch(0)

@@ -59,6 +59,9 @@ def test_less_padding_changes_no_number() -> None:
     whole, short = model.evaluate(x, y), model.evaluate(data, None)
     np.testing.assert_allclose(short["loss"], whole["loss"], rtol=1e-5)
     assert short["accuracy"] == whole["accuracy"]
+    together = model.gradients(data)  # all samples are one batch
+    for name, value in model.gradients(x, y).items():
+        np.testing.assert_allclose(together[name], value, rtol=1e-4, atol=1e-6)
     rows = np.flatnonzero(LENGTHS <= 6)[:4]
     given, labels = data.batch(rows, 6)
     padding = data.batch(rows, 12)

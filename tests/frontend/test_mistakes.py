@@ -15,6 +15,7 @@ import pytest
 import soapstone as sp
 from soapstone import SGD, Adam, Model
 from soapstone.callbacks import Checkpoint, EarlyStopping
+from soapstone.data import Buckets, Samples
 from soapstone.losses import CrossEntropy, Huber
 from soapstone.metrics import TopK
 from soapstone.schedules import cosine
@@ -75,6 +76,10 @@ FITTING: list[tuple[Any, ...]] = [
     (
         lambda: net().fit([[1.0, 2.0], [1.0]], Y[:2]),
         "fit: x: rows of different lengths found, equal ones needed; pad them,",
+    ),
+    (
+        lambda: net().fit((X, Y)),
+        "fit: x: a tuple found, an array needed; x and y are two arguments,",
     ),
     (lambda: net().fit(None, Y), "fit: x: None found, an array with one row a sample needed"),
     (
@@ -240,6 +245,21 @@ RUNNING: list[tuple[Any, ...]] = [
     (
         lambda: net().train_on_batch(X[:0], Y[:0]),
         "train_on_batch: 0 samples found, 1 or more needed",
+    ),
+    (
+        lambda: net().train_on_batch([(X[:8], Y[:8]), (X[8:], Y[8:])]),
+        "train_on_batch: several batches found, one needed",
+    ),
+    (lambda: net().gradients(lambda: iter(())), "gradients: no batch found, one needed"),
+    (lambda: net().train_on_batch(None, Y), "train_on_batch: x: None found, an array with one row"),
+    (lambda: net().gradients(iter([X])), "gradients: labels are missing; y needed"),
+    (
+        lambda: net(compiled=False).predict(Buckets([[1], [2, 3]])),
+        "predict: buckets found, whose batches have an order of their own;",
+    ),
+    (
+        lambda: net().predict(Samples((X, Y), balance=Y)),
+        "predict: samples with a balance found, whose order is drawn;",
     ),
     (
         lambda: net().train_on_batch(X, Y, learning_rate="a"),

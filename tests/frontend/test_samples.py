@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,24 @@ def test_a_model_is_trained_on_samples() -> None:
         model.fit(Samples((X[:, 0], Y)))
     with pytest.raises(DataError, match="y: labels come with the samples of x"):
         model.fit(Samples((X, Y)), Y)
+
+
+def test_a_step_takes_all_samples_of_a_source(tmp_path: Path) -> None:
+    model = Model("net", seed=0)
+    model.output(model.dense(model.flatten(model.input("x", (4, 1, 6, 6))), 3))
+    model.compile(SGD(0.1))
+    for part in range(3):
+        rows = slice(7 * part, 7 * part + 7)
+        np.savez(tmp_path / f"{part}.npz", x=X[rows], y=Y[rows])
+    wanted, weights = model.gradients(X, Y), model.weights()
+    loss = model.train_on_batch(X, Y)
+    for given in (Samples(Numbered()), tmp_path, [(X, Y)], iter([(X, Y)])):
+        model.set_weights(weights)
+        if not isinstance(given, Iterator):
+            for name, found in model.gradients(given).items():
+                np.testing.assert_array_equal(found, wanted[name])
+        assert model.train_on_batch(given) == loss
+    model.close()
 
 
 def test_images_of_folders(tmp_path: Path) -> None:
