@@ -111,7 +111,7 @@ def _taken(labels: Labels, rows: Any) -> Labels:
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """Where batches come from; sources derive from it."""
 
     @property
     def steps(self) -> int | None:
@@ -123,15 +123,24 @@ class Source(Protocol):
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the batches of an epoch from number `start` on."""
 
+    def close(self) -> None:
+        """End threads that read ahead, of a source that has some."""
+        return
+
 
 @dataclass(frozen=True)
 class Cut:
-    """How rows become batches."""
+    """How rows become batches.
+
+    epochs: how many will be drawn, where that is known; each of them begins to be read before the
+    one before it has ended.
+    """
 
     batch_size: int
     shuffle: bool
     seed: int
     drop_last: bool
+    epochs: int = 0
 
     def steps(self, rows: int) -> int:
         """Return the number of batches of so many rows."""
@@ -139,7 +148,7 @@ class Cut:
 
 
 @dataclass(frozen=True, eq=False)
-class ArraySource:
+class ArraySource(Source):
     """Rows of arrays in memory: views when in order, one gather a batch when shuffled."""
 
     inputs: Inputs
@@ -167,7 +176,7 @@ class ArraySource:
             yield inputs, _taken(self.labels, rows)
 
 
-class FolderSource:
+class FolderSource(Source):
     """Rows of npz files, one file in memory at a time.
 
     Shuffling permutes the files, then the rows of each file; batches run on across files.
@@ -274,7 +283,7 @@ def _joined(pieces: list[dict[str, Array]]) -> Batch:
     return inputs, labels[LABELS] if plain else labels or None
 
 
-class StreamSource:
+class StreamSource(Source):
     """Batches that the user makes: (x, y) or (x, y, weights), or x alone, of any size and order.
 
     A function is called once an epoch. A one-shot iterator, such as a generator, has one epoch.
@@ -362,6 +371,8 @@ class Batches:
         shuffle: draw a new order each epoch; batches that the user makes keep theirs.
         seed: with the epoch's number, what the order follows from.
         drop_last: leave out a last batch that is not full.
+        epochs: how many will be drawn, where that is known; what reads ahead then reads on from one
+            into the next, until `close`.
 
     Raises:
         DataError: arrays or files that cannot be batches; names the field and what was needed.
@@ -377,9 +388,10 @@ class Batches:
         seed: int = 0,
         drop_last: bool = False,
         weights: Any = None,
+        epochs: int = 0,
     ) -> None:
         batch_size = arguments.count("batch_size", batch_size, error=DataError)
-        self._source = source(x, y, Cut(batch_size, shuffle, seed, drop_last), weights)
+        self._source = source(x, y, Cut(batch_size, shuffle, seed, drop_last, epochs), weights)
         self._convert: Convert | None = None
 
     @property
@@ -411,6 +423,10 @@ class Batches:
             self._source = ArraySource(*function((held.inputs, held.labels)), held.cut)
         else:
             self._convert = function
+
+    def close(self) -> None:
+        """End threads that read ahead."""
+        self._source.close()
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[tuple[Inputs, Any]]:
         """Yield (inputs by name, labels) of an epoch, from batch `start_batch` on.

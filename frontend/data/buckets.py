@@ -18,6 +18,7 @@ from soapstone.frontend.data.batches import (
     SINGLE,
     Batch,
     Cut,
+    Source,
     Specs,
     named_arrays,
     permutation,
@@ -220,7 +221,7 @@ def _given(what: str, value: Any) -> Any:
     return rows if any(row.ndim for row in rows) else np.asarray(value)
 
 
-class BucketSource:
+class BucketSource(Source):
     """Batches of `Buckets`, as training draws them."""
 
     def __init__(self, buckets: Buckets, cut: Cut) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice, starmap
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from soapstone.frontend import arguments
 from soapstone.frontend.data.batches import (
     Batch,
     Cut,
+    Source,
     Specs,
     named_arrays,
     permutation,
@@ -177,11 +179,20 @@ def _stacked(values: list[Any], rows: Array) -> Any:
     return np.stack(arrays)
 
 
-class SampleSource:
-    """Batches of `Samples`, as training draws them."""
+_Place = tuple[int, int]  # of a batch: its epoch, and its number there
+
+
+class SampleSource(Source):
+    """Batches of `Samples`, as training draws them.
+
+    Threads read on into the next epoch while the last steps of one, and its validation, run.
+    """
 
     def __init__(self, samples: Samples, cut: Cut) -> None:
         self._samples, self._cut = samples, cut
+        self._pool: ThreadPoolExecutor | None = None
+        self._following: Iterator[tuple[_Place, Array]] = iter(())
+        self._reading: deque[tuple[_Place, Future[Batch]]] = deque()  # and read, in order
 
     @property
     def steps(self) -> int | None:
@@ -191,28 +202,50 @@ class SampleSource:
         return specs_of(self._samples.batch(np.arange(1), self._cut.seed, 0, 0))
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        samples, cut = self._samples, self._cut
-        order, size = samples.order(cut.seed, epoch, cut.shuffle), cut.batch_size
-
-        def made(number: int) -> Batch:
-            first = number * size
-            return samples.batch(order[first : first + size], cut.seed, epoch, first)
-
-        numbers = range(start, cut.steps(samples.rows))
-        if not samples.workers:
-            yield from map(made, numbers)
+        if not self._samples.workers:
+            yield from starmap(self._batch, self._places((epoch, start), epoch + 1))
             return
-        pool = ThreadPoolExecutor(samples.workers, "soapstone-samples")
         try:
-            pending: deque[Future[Batch]] = deque()
-            for number in numbers:
-                pending.append(pool.submit(made, number))
-                if len(pending) > samples.ahead:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+            for number in range(start, self._cut.steps(self._samples.rows)):
+                yield self._next((epoch, number)).result()
+        except BaseException:  # of a sample, or nobody takes what is left
+            self.close()
+            raise
+        if epoch + 1 >= self._cut.epochs:
+            self.close()
+
+    def _next(self, wanted: _Place) -> Future[Batch]:
+        """Return a batch that is being read, those ahead of it too."""
+        if not self._reading or self._reading[0][0] != wanted:
+            self._reading.clear()
+            self._following = self._places(wanted, max(self._cut.epochs, wanted[0] + 1))
+        self._pool = self._pool or ThreadPoolExecutor(self._samples.workers, "soapstone-samples")
+        missing = self._samples.ahead + 1 - len(self._reading)
+        for place, rows in islice(self._following, missing):
+            self._reading.append((place, self._pool.submit(self._batch, place, rows)))
+        return self._reading.popleft()[1]
+
+    def close(self) -> None:
+        """End the threads; what they have read ahead is dropped."""
+        self._reading.clear()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def _places(self, first: _Place, epochs: int) -> Iterator[tuple[_Place, Array]]:
+        """Yield the batches from one on: where each is, and the numbers of its samples."""
+        cut, (begun, start) = self._cut, first
+        for epoch in range(begun, epochs):
+            order = self._samples.order(cut.seed, epoch, cut.shuffle)
+            for number in range(start, cut.steps(self._samples.rows)):
+                low = number * cut.batch_size
+                yield (epoch, number), order[low : low + cut.batch_size]
+            start = 0
+
+    def _batch(self, place: _Place, rows: Array) -> Batch:
+        epoch, number = place
+        first = number * self._cut.batch_size
+        return self._samples.batch(rows, self._cut.seed, epoch, first)
 
 
 def random_flip(sample: Any, random: np.random.Generator) -> Any:

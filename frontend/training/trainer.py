@@ -186,7 +186,7 @@ class Trainer(Compiled):
             (x, y, sample_weights), held_out = split(
                 x, y, sample_weights, validation_split, self._shuffle_seed
             )
-        batches = self._batches(x, y, size, "fit", shuffle, sample_weights)
+        batches = self._batches(x, y, size, "fit", shuffle, sample_weights, epochs)
         if validation_data is not None:
             held_out = _held_out(validation_data)
             self._batches(*held_out[:2], size, "validation_data", weights=held_out[2])
@@ -243,6 +243,7 @@ class Trainer(Compiled):
                 for hook in hooks:
                     hook.on_epoch_end(state)
         finally:
+            batches.close()
             result.ended(time.perf_counter() - began, busy, size)
             for hook in hooks:
                 hook.on_train_end(state)
@@ -399,12 +400,21 @@ class Trainer(Compiled):
         return count("batch_size", batch_size, error=DataError)
 
     def _batches(
-        self, x: Any, y: Any, size: int, what: str, shuffle: bool = False, weights: Any = None
+        self,
+        x: Any,
+        y: Any,
+        size: int,
+        what: str,
+        shuffle: bool = False,
+        weights: Any = None,
+        epochs: int = 0,
     ) -> Batches:
         """Return the batches of a data set that was checked against the model."""
         seed = self._shuffle_seed if shuffle else 0
         try:
-            batches = Batches(x, y, size, shuffle=shuffle, seed=seed, weights=weights)
+            batches = Batches(
+                *(x, y, size), shuffle=shuffle, seed=seed, weights=weights, epochs=epochs
+            )
         except DataError as error:
             raise DataError(f"{what}: {error}") from None
         self.feeding.check(batches, what)

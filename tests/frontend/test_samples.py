@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from soapstone import SGD, DataError, Model
+from soapstone.callbacks import Callback, TrainingState
 from soapstone.data import (
     ImageFolder,
     Samples,
@@ -68,6 +70,61 @@ def test_what_is_drawn_follows_from_seed_and_epoch_alone() -> None:
     assert [len(x) for x, _ in given[0]] == [4, 4, 4, 4, 4, 1]
     assert not np.array_equal(given[0][0][0], drawn(Samples((X, Y), augment=augment), 2)[0][0])
     same(drawn(Samples((X, Y))), drawn(Samples(Numbered())))
+
+
+class Watched(Numbered):
+    """A data set that knows how many samples were read."""
+
+    def __init__(self) -> None:
+        self.read, self.news = 0, threading.Condition()
+
+    def __getitem__(self, index: int) -> tuple[Array, int]:
+        with self.news:
+            self.read += 1
+            self.news.notify_all()
+        return super().__getitem__(index)
+
+
+def readers() -> list[str]:
+    return [each.name for each in threading.enumerate() if "soapstone-samples" in each.name]
+
+
+def test_the_next_epoch_is_read_while_one_ends() -> None:
+    watched = Watched()
+    batches = Batches(Samples(watched, workers=1, ahead=2), batch_size=4, seed=5, epochs=2)
+    first = [(inputs["x"], labels) for inputs, labels in batches.epoch(0)]
+    with watched.news:
+        assert watched.news.wait_for(lambda: watched.read == 21 + 2 * 4, timeout=60)
+    second = [(inputs["x"], labels) for inputs, labels in batches.epoch(1)]
+    assert watched.read == 2 * 21 and not readers()
+    same(first, drawn(Samples(Numbered()), 0))
+    same(second, drawn(Samples(Numbered()), 1))
+    one, other = batches.epoch(0), batches.epoch(1, 2)
+    np.testing.assert_array_equal(next(one)[0]["x"], first[0][0])
+    np.testing.assert_array_equal(next(other)[0]["x"], second[2][0])
+    np.testing.assert_array_equal(next(one)[0]["x"], first[1][0])
+    del one, other
+    assert not readers()
+
+
+def test_a_fit_that_ends_early_leaves_no_thread() -> None:
+    class Ends(Callback):
+        def on_step_end(self, state: TrainingState) -> None:
+            state.stop = state.step == 2
+
+    class Fails(Callback):
+        def on_epoch_end(self, state: TrainingState) -> None:
+            raise KeyError("mine")
+
+    model = Model("net", seed=0)
+    model.output(model.dense(model.flatten(model.input("x", (4, 1, 6, 6))), 3))
+    model.compile(SGD(0.1))
+    model.fit(Samples(Numbered()), epochs=3, callbacks=[Ends()], progress=False)
+    assert not readers()
+    with pytest.raises(KeyError, match="mine"):
+        model.fit(Samples(Numbered()), epochs=3, callbacks=[Fails()], progress=False)
+    assert not readers()
+    model.close()
 
 
 def test_mapped_files_are_read_by_batch(tmp_path: Path) -> None:
