@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from soapstone.frontend.dynamic.cell import Cell
 from soapstone.frontend.training import checkpoint, saved
 from soapstone.frontend.training.checkpoint import CheckpointError
-from soapstone.frontend.training.compiled import Position
+from soapstone.frontend.training.state import Position
 from soapstone.kernels.choices import Choices
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The state of training that callbacks see, and the callback that does nothing."""
+"""Where training is, as callbacks see it and as it is saved; the callback that does nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
+
+
+@dataclass
+class Position:
+    """Where training is: all that a resumed run needs besides the weights."""
+
+    epoch: int = 0
+    batch: int = 0  # the next batch of the epoch
+    step: int = 0  # steps done since the start of training
+    loss_sum: float = 0.0
+    correct: float = 0.0
+    samples: int = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        """Begin an epoch: no batch of it is done."""
+        self.epoch, self.batch = epoch, 0
+        self.loss_sum, self.correct, self.samples = 0.0, 0.0, 0
 
 
 @dataclass

@@ -30,7 +30,8 @@ from soapstone.frontend.data.samples import Samples
 from soapstone.frontend.inference import concatenated, in_order
 from soapstone.frontend.progress import compiling
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
-from soapstone.frontend.training.compiled import Compiled, together
+from soapstone.frontend.training.compiled import together
+from soapstone.frontend.training.resumable import Resumable
 from soapstone.frontend.training.step_graph import KEEP
 from soapstone.ir.errors import GraphError
 from soapstone.ir.guard import LEARNING_RATE, STEP
@@ -153,7 +154,7 @@ def accumulate(sums: dict[str, list[Any]], name: str, counted: list[Any]) -> Non
     sums[name] = counted if before is None else [a + b for a, b in zip(before, counted)]
 
 
-class Trainer(Compiled):
+class Trainer(Resumable):
     """A compiled model with the loops that train, evaluate and run it; see `Model.compile`."""
 
     _result = TrainingResult()  # of the last fit
