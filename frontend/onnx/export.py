@@ -13,7 +13,9 @@ from onnx import helper
 
 import soapstone.frontend.onnx.export_movement  # noqa: F401  (registers its rules)
 from soapstone.files import naming
+from soapstone.frontend.arguments import count
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.export_batch import for_any
 from soapstone.frontend.onnx.export_rules import Given
 from soapstone.frontend.onnx.read import LAYOUTS
 from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
@@ -141,30 +143,36 @@ def _value(name: str, spec: TensorSpec) -> onnx.ValueInfoProto:
 
 def to_onnx(
     model: Graph | Model | OnnxModel,
-    weights: Mapping[str, Array] | None,
-    path: str | Path,
+    weights: Mapping[str, Array] | str | Path | None = None,
+    path: str | Path | None = None,
     *,
     opset: int = OPSET,
     external_data: bool | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | str] | None = None,
     layouts: Layouts | None = None,
 ) -> None:
     """Write a graph of inference as an ONNX file; names of values are kept.
 
-    `model`: a graph with its weights, or a Model or OnnxModel, whose own are taken unless given.
-    `dims`: the extents of an OnnxModel's symbolic dims, or {"batch": n} of a Model. Weights go into
-    a second file, the name with `.data` added, if `external_data` says so or they exceed 2 GB.
-    `opset`: the version of the standard operators that are written. `path`: of the file. What
-    is written passed ONNX's checker with strict shape inference. `layouts`: axis orders of values,
-    which go into the file's metadata, for soapstone alone.
+    `model`: a graph with its weights, or a Model or OnnxModel, whose own are taken unless given:
+    `to_onnx(model, "net.onnx")`. `dims`: the extents of an OnnxModel's symbolic dims, or {"batch":
+    n} of a Model; {"batch": "n"} of a Model writes it for any batch size, called n in the file.
+    Weights go into a second file, the name with `.data` added, if `external_data` says so or they
+    exceed 2 GB. `opset`: the version of the standard operators that are written. `path`: of the
+    file. What is written passed ONNX's checker with strict shape inference. `layouts`: axis orders
+    of values, which go into the file's metadata, for soapstone alone.
 
     Raises:
-        UnsupportedError: an operator has no counterpart; names it.
-        OnnxError: a weight is missing, or the checker refuses the model.
+        UnsupportedError: an operator has no counterpart, or not for any batch size; names it.
+        OnnxError: an argument of another kind, a weight is missing, or the checker refuses it.
         OSError: a file cannot be written.
     """
-    graph, found = _graph(model, weights, dims)
-    proto, held = onnx_graph(graph, found, opset=opset)
+    if isinstance(weights, str | Path) and path is None:
+        weights, path = None, weights
+    if not isinstance(path, str | Path):
+        raise OnnxError(f"to_onnx: path: {path!r} found, the path of a file needed")
+    if weights is not None and not isinstance(weights, Mapping):
+        raise OnnxError(f"to_onnx: weights: {type(weights).__name__} found, arrays by name needed")
+    proto, held = _written(model, weights, dims, opset)
     if layouts is not None:
         made = {name for node in proto.graph.node for name in node.output}
         kept = {name: order for name, order in layouts.items() if name in made}
@@ -212,20 +220,41 @@ def _point_to(model: onnx.ModelProto, location: str) -> None:
                 entry.value = location
 
 
-def _graph(
+def _written(
     model: Graph | Model | OnnxModel,
     weights: Mapping[str, Array] | None,
-    dims: Mapping[str, int] | None,
-) -> tuple[Graph, Mapping[str, Array]]:
+    dims: Mapping[str, int | str] | None,
+    opset: int,
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Return a model without its weights, and those weights by name."""
+    from soapstone.frontend.model import Model
     from soapstone.frontend.onnx.model import OnnxModel
 
     if isinstance(model, Graph):
-        return model, weights or {}
+        return onnx_graph(model, weights or {}, opset=opset)
     if isinstance(model, OnnxModel):
-        graph = model.graph(dims)
-        return graph, model.weights if weights is None else weights
-    graph = model.build((dims or {}).get("batch"))
-    return graph, model.weights() if weights is None else weights
+        graph = model.graph(dims)  # type: ignore[arg-type]  # which refuses names for extents
+        return onnx_graph(graph, model.weights if weights is None else weights, opset=opset)
+    if not isinstance(model, Model):
+        needed = "a Model, a Graph or an OnnxModel"
+        raise OnnxError(f"to_onnx: {type(model).__name__} found, {needed} needed")
+    unknown = next((name for name in dims or {} if name != "batch"), None)
+    if unknown is not None:
+        raise OnnxError(f"to_onnx: dims: {unknown!r} found, 'batch' alone needed of a Model")
+    batch = (dims or {}).get("batch")
+    held = model.weights() if weights is None else weights
+    if isinstance(batch, str):
+        kept: list[dict[str, Array]] = []
+
+        def written(size: int) -> onnx.ModelProto:
+            proto, own = onnx_graph(model.build(size), held, opset=opset)
+            kept.append(own)
+            return proto
+
+        return for_any(written, batch), kept[0]
+    if batch is not None:
+        batch = count("to_onnx: dims: batch", batch, error=OnnxError)
+    return onnx_graph(model.build(batch), held, opset=opset)
 
 
 def _add_weights(model: onnx.ModelProto, weights: Mapping[str, Array], beside: Path | None) -> None:

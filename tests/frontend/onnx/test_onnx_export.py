@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,11 +12,12 @@ import onnxruntime
 import pytest
 from helpers.operator_checks import named, subject
 
-from soapstone import Graph, GraphBuilder, Model, from_onnx, load_graph, to_onnx
+from soapstone import Graph, GraphBuilder, InferenceSession, Model, from_onnx, load_graph, to_onnx
 from soapstone.cli.onnx import app
 from soapstone.frontend.onnx import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.declared import writable
 from soapstone.frontend.onnx.export import OPSET, onnx_graph
+from soapstone.frontend.onnx.export_batch import for_any
 from soapstone.frontend.onnx.export_rules import EXPORTS
 from soapstone.ir.interpret import interpret
 from soapstone.ir.spec import Case, OpSpec, operators
@@ -124,7 +126,7 @@ def test_a_model_goes_out_and_comes_back(tmp_path: Path, external: bool) -> None
     path = tmp_path / "model.onnx"
     x = IMAGES
     with small(Model("small", seed=1)) as model:
-        model.compile(loss="cross_entropy")
+        model.compile(loss="mse")
         model.predict(IMAGES)
         to_onnx(model, None, path, external_data=external)
         graph, weights = model.graph, model.weights()
@@ -138,6 +140,58 @@ def test_a_model_goes_out_and_comes_back(tmp_path: Path, external: bool) -> None
     made = interpret(imported, {n: x if n == "image" else known[n] for n in imported.roles})
     np.testing.assert_allclose(made[name], wanted[name], 1e-4, 1e-5)
     assert set(imported.inputs(Role.PARAMETER)) >= set(graph.inputs(Role.PARAMETER))
+
+
+def read(m: Model) -> None:
+    ids, n = m.input("ids", (4, 6), "int32"), m.input("n", (4,), "int32")
+    y, (last, *_) = m.lstm(m.embedding(ids, 20, 8), 8, bidirectional=True, lengths=n)
+    m.output(m.dense(m.concat([last, m.mean_over_time(y, n), y[:, -1]]), 2))
+
+
+def attend(m: Model) -> None:
+    h = m.learned_positions(m.embedding(m.input("ids", (4, 6), "int32"), 20, 8))
+    h = h + m.multi_head_attention(h, h, h, 2, causal=True)
+    m.output(m.dense(m.layer_norm(h), 20), h.mean(axis=(1, 2)).reshape((4, 1)))
+
+
+def see(m: Model) -> None:
+    x = m.max_pool2d(small(m).tensors[1], 2)
+    m.output(m.dense(m.global_avg_pool(m.group_norm(x, 2)).reshape((2, 4)), 3))
+
+
+ANY = {
+    "image": IMAGES.repeat(4, 0),
+    "ids": np.arange(48, dtype=np.int32).reshape(8, 6) % 20,
+    "n": np.array([1, 6, 3, 4, 2, 5, 6, 1], np.int32),
+}
+
+
+@pytest.mark.parametrize("layers", [small, read, attend, see])
+def test_a_model_is_written_for_any_batch_size(tmp_path: Path, layers: Any) -> None:
+    path = tmp_path / "any.onnx"
+    model = Model("any", seed=1)
+    layers(model)
+    to_onnx(model, path, dims={"batch": "samples"})
+    session, again = onnxruntime.InferenceSession(path), InferenceSession(path)
+    assert all(each.shape[0] == "samples" for each in session.get_inputs())
+    for size in (1, 3, 8):
+        x = {each.name: ANY[each.name][:size] for each in session.get_inputs()}
+        wanted = model.inference().run(x)
+        found = zip(session.run(None, x), again.run(x).values(), wanted.values(), strict=True)
+        for theirs, ours, each in found:
+            np.testing.assert_allclose(theirs, each, 1e-3, 1e-4)
+            np.testing.assert_allclose(ours, each, 1e-3, 1e-4)
+
+
+def test_what_hangs_on_the_batch_size_otherwise_is_refused() -> None:
+    def written(size: int) -> onnx.ModelProto:
+        builder = GraphBuilder("mean")
+        x = builder.input("x", (size, 3))
+        builder.output(builder.apply("affine", x, name="share", scale=1 / size)[0])
+        return onnx_graph(builder.build(), {})[0]
+
+    with pytest.raises(UnsupportedError, match=r"Mul 'share.*' depends on dim 'n'; give it a numb"):
+        for_any(written, "n")
 
 
 def test_large_weights_go_to_a_second_file(tmp_path: Path) -> None:
@@ -159,7 +213,7 @@ def test_large_weights_go_to_a_second_file(tmp_path: Path) -> None:
 
 def test_training_graphs_are_refused(tmp_path: Path) -> None:
     with small(Model("small", seed=1)) as model:
-        model.compile(loss="cross_entropy")
+        model.compile(loss="mse")
         model.predict(IMAGES)
         weights = model.weights()
         with pytest.raises(UnsupportedError, match="a graph of inference needed"):
@@ -184,7 +238,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
     path, graph_path, again = (tmp_path / n for n in ("a.onnx", "a.json", "b.onnx"))
     with small(Model("small", seed=1)) as model:
-        model.compile(loss="cross_entropy")
+        model.compile(loss="mse")
         model.predict(IMAGES)
         to_onnx(model, None, path)
     runner = CliRunner()
