@@ -50,8 +50,22 @@ def count(where: str, value: Any, least: int = 1, error: type[ValueError] = Grap
     return whole
 
 
-def number(where: str, value: Any, error: type[ValueError] = GraphError) -> float:
-    """Return a finite number.
+def integers(where: str, value: Any) -> tuple[int, ...]:
+    """Return several integers.
+
+    Raises:
+        GraphError: another value; `where` is what it calls it.
+    """
+    try:
+        return tuple(integer(each) for each in value)
+    except TypeError:
+        raise GraphError(f"{where} {value!r} found, integers needed") from None
+
+
+def number(
+    where: str, value: Any, error: type[ValueError] = GraphError, *, finite: bool = True
+) -> float:
+    """Return a number, which is finite unless that is not asked for.
 
     Raises:
         error: another value; `where` is what it calls it.
@@ -59,7 +73,7 @@ def number(where: str, value: Any, error: type[ValueError] = GraphError) -> floa
     if isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
         raise error(f"{where}: {value!r} found, a number needed")
     real = float(value)
-    if not math.isfinite(real):
+    if finite and not math.isfinite(real):
         raise error(f"{where}: {value!r} found, a finite number needed")
     return real
 
@@ -125,22 +139,37 @@ def shown_value(value: object) -> str:
     """Return a value as errors show it: a class as one whose instance is needed."""
     if isinstance(value, type):
         return f"class {value.__name__} in place of an instance, {value.__name__}(…),"
-    return repr(value)
+    return f"function {value.__name__!r}" if inspect.isroutine(value) else repr(value)
+
+
+def takes(function: Callable[..., Any], *arguments: object) -> bool:
+    """Return whether a function can be called with such arguments; true where nobody can say."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except ValueError:  # no signature is known, as of some functions in C
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def named_arguments(kind: T) -> T:
     """Return a class whose errors of unknown arguments name those that there are."""
     made = kind.__init__  # type: ignore[misc]
-    names = list(inspect.signature(kind).parameters)
+    signature = inspect.signature(kind)
+    names = list(signature.parameters)
 
     @wraps(made)
     def begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        unknown = next((name for name in kwargs if name not in names), None)
-        if unknown is not None:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            unknown = next((name for name in kwargs if name not in names), None)
+            what = str(error) if unknown is None else f"unknown argument {unknown!r}"
             raise TypeError(
-                f"{kind.__name__}: unknown argument {unknown!r}; {kind.__name__}"
-                f"({', '.join(names)}) needed{meant(unknown, names)}"
-            )
+                f"{kind.__name__}: {what}; {kind.__name__}({', '.join(names)}) needed"
+                f"{meant(unknown, names)}"
+            ) from None
         made(self, *args, **kwargs)
 
     kind.__init__ = begin  # type: ignore[misc]
@@ -216,6 +245,22 @@ _ELSEWHERE = {
     "statedict": "weights",
     "loadstatedict": "load_weights",
     "train": "fit",
+    "eval": "evaluate",
+    "forward": "predict",
+    "backward": "gradients",
+    "getweights": "weights",
+    "saveweights": "save",
+    "loadstate": "load_weights",
+    "loadmodel": "load",
+    "size": "shape",
+    "numpy": "predict",
+    "to": "compile",
+    "cuda": "compile",
+    "gpu": "compile",
+    "unsqueeze": "reshape",
+    "squeeze": "reshape",
+    "expanddims": "reshape",
+    "repeat": "tile",
     "crossentropyloss": "cross_entropy",
     "sparsecategoricalcrossentropy": "cross_entropy",
     "categoricalcrossentropy": "cross_entropy_dense",

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from soapstone.frontend.arguments import DType, count
+from soapstone.frontend.arguments import DType, count, meant
 from soapstone.frontend.arithmetic import Arithmetic
 from soapstone.frontend.layers import Layers
 from soapstone.frontend.layers.base import Naming
@@ -61,6 +61,17 @@ class Tensor(Arithmetic):
         )
 
     __bool__ = __float__ = __array__ = _contents
+
+    if not TYPE_CHECKING:  # which would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name, name=name, obj=self)
+            known = [each for each in (*dir(type(self)), *dir(type(self.model))) if each[0] != "_"]
+            raise AttributeError(
+                f"Tensor has no {name!r}; layers are methods of its model, such as model.relu(t)"
+                f"{meant(name, known)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -152,6 +163,8 @@ class Recording(Layers):
         rest = shape[1:]
         if varying and not rest:
             raise GraphError(f"input {name!r}: varying found; a second axis needed in {shape}")
+        if self._builder.has(name):
+            raise GraphError(f"input {name!r}: the name is taken")
 
         def emit(builder: GraphBuilder, training: bool, inputs: tuple[str, ...]) -> tuple[str, ...]:
             size, extents = self._building, rest

@@ -56,23 +56,25 @@ _NAMES = {
     "soapstone.ir.strategy": ("Configuration", "Strategy"),
     "soapstone.runtime.machines.machine": ("Machine",),
 }
+_MODULES = ("callbacks", "data", "losses", "metrics", "schedules", "torch")
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "torch":  # the adapter, which alone imports PyTorch
-        return importlib.import_module("soapstone.torch")
+    if name in _MODULES:  # of which the adapter alone imports PyTorch
+        return importlib.import_module(f"soapstone.{name}")
     home = _HOMES.get(name)
     if home is None:
         from soapstone.errors import hint
 
-        near = "" if name.startswith("_") else hint(name, _HOMES)
+        elsewhere = "; soapstone.Model has the layers as methods (docs/equivalents.md)"
+        near = "" if name.startswith("_") else hint(name, (*_HOMES, *_MODULES)) or elsewhere
         raise AttributeError(f"module 'soapstone' has no attribute {name!r}{near}")
     return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
+    return sorted([*_HOMES, *_MODULES, "__version__"])
 
 
 __all__ = [

@@ -55,14 +55,22 @@ def numeric(name: str, value: Any) -> Array:
                 " inputs a dict by name"
             ) from None
         raise DataError(
-            f"{name}: rows of different lengths found, equal ones needed; pad them, or give a list"
-            " of batches"
+            f"{name}: rows of different lengths found, equal ones needed"
+            f"{_by_name(value) or '; pad them, or give a list of batches'}"
         ) from None
     if array.dtype.kind not in KINDS:
         raise DataError(f"{name}: element type {array.dtype} found, numbers needed")
     if array.ndim == 0:
         raise DataError(f"{name}: a single number found, an array with one row a sample needed")
     return array
+
+
+def _by_name(value: Any) -> str:
+    """Return what to do with a list that may hold the arrays of several inputs or outputs."""
+    listed = isinstance(value, list | tuple) and len(value) > 1
+    if not listed or not all(getattr(each, "shape", ()) for each in value):
+        return ""
+    return "; arrays of several inputs or outputs are given as a dict by name"
 
 
 def named_arrays(x: Any, y: Any, weights: Any = None) -> Batch:
@@ -85,7 +93,10 @@ def named_arrays(x: Any, y: Any, weights: Any = None) -> Batch:
     plain = given.keys() == {LABELS}
     for name, array in [*inputs.items(), *([("y", given[LABELS])] if plain else given.items())]:
         if len(array) != rows:
-            raise DataError(f"{name}: {len(array)} rows found, {rows} needed as in input {first!r}")
+            raise DataError(
+                f"{name}: {len(array)} rows found, {rows} needed as in input {first!r}"
+                f"{_by_name(y) or _by_name(x)}"
+            )
     return inputs, given[LABELS] if plain else given or None
 
 
@@ -283,6 +294,15 @@ def _joined(pieces: list[dict[str, Array]]) -> Batch:
     return inputs, labels[LABELS] if plain else labels or None
 
 
+def _several(item: Any) -> bool:
+    """Return whether a batch is (x, y) or (x, y, weights): a tuple, or a list of arrays."""
+    if not isinstance(item, tuple | list) or len(item) not in (2, 3):
+        return False
+    return isinstance(item, tuple) or all(
+        isinstance(each, Mapping) or getattr(each, "shape", ()) for each in item
+    )
+
+
 class StreamSource(Source):
     """Batches that the user makes: (x, y) or (x, y, weights), or x alone, of any size and order.
 
@@ -312,9 +332,8 @@ class StreamSource(Source):
         for number, item in enumerate(stream):
             if number < start:
                 continue
-            several = isinstance(item, tuple) and len(item) in (2, 3)
             try:
-                yield named_arrays(*item) if several else named_arrays(item, None)
+                yield named_arrays(*item) if _several(item) else named_arrays(item, None)
             except DataError as error:
                 raise DataError(f"batch {number}: {error}") from None
 
@@ -338,7 +357,7 @@ def source(x: Any, y: Any, cut: Cut, weights: Any = None) -> Source:
         if more:
             raise DataError(f"{more} come with the buckets of x; None needed")
         return BucketSource(x, cut)
-    pairs = isinstance(x, list | tuple) and len(x) > 0 and isinstance(x[0], tuple)
+    pairs = isinstance(x, list | tuple) and len(x) > 0 and _several(x[0])
     if pairs or callable(x) or (isinstance(x, Iterable) and not _is_array(x)):
         if more:
             raise DataError(f"{more} come with the batches of x; None needed")

@@ -107,6 +107,9 @@ class Feeding:
             renamed = {missing[0] if name == SINGLE else name: v for name, v in given.items()}
             return self.named(renamed)
         unknown = [name for name in given if name not in self.specs]
+        if unknown == [SINGLE] and len(self.inputs) > 1 and len(given) == 1:
+            needed = ", ".join(map(repr, self.inputs))
+            raise DataError(f"x: one array found, a dict by input needed: {needed}")
         what = [f"{name!r} is unknown" for name in unknown]
         what += [f"{name!r} is missing" for name in missing]
         raise DataError(
@@ -172,7 +175,10 @@ class Feeding:
             raise DataError(f"{label}: {dtype} found, {spec.dtype} needed")
 
     def _advice(self, name: str, spec: TensorSpec, shape: tuple[int, ...]) -> str:
-        """Return what to do with labels of classes that have an axis too many."""
+        """Return what to do with channels that come last, and labels that have an axis too many."""
+        wanted = spec.shape[1:]
+        if len(wanted) == 3 and shape == (*wanted[1:], wanted[0]):
+            return "; channels come before rows and columns, x.transpose(0, 3, 1, 2)"
         term = next((term for term in self.aim.terms if term.labels == name), None)
         if term is None or not term.loss.classes or shape[:-1] != spec.shape[1:]:
             return ""

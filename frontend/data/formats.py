@@ -244,9 +244,11 @@ def token_ids(
         padding: the id after the last token of shorter ones.
 
     Raises:
-        DataError: a file that is no tokenizer, or Tokenizers is not installed.
+        DataError: one text, a file that is no tokenizer, or Tokenizers is not installed.
     """
     most = count("token_ids: length", length, 1, DataError)
+    if isinstance(texts, str):
+        raise DataError("token_ids: texts: one text found, a list of texts needed")
     if isinstance(tokenizer, str | Path):
         library = needed("tokenizers", "tokenizers of files", "text")
         path = str(tokenizer)

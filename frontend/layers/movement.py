@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from soapstone.frontend.arguments import DType
+from soapstone.frontend.arguments import DType, integers
 from soapstone.frontend.layers.base import LayerBase
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
@@ -42,7 +42,7 @@ class MovementLayers(LayerBase):
             ShapeError: several -1, or another number of elements.
         """
         node = self._name("reshape", name)
-        target = tuple(int(extent) for extent in shape)
+        target = integers(f"reshape {node!r}: shape", shape)
         if target.count(-1) > 1:
             raise ShapeError(f"reshape {node!r}: shape {target} has several -1; at most one needed")
         if -1 not in target and math.prod(target) != math.prod(x.shape):
@@ -72,7 +72,7 @@ class MovementLayers(LayerBase):
         tensors: of equal shape but for that axis, whose extents add up.
 
         Raises:
-            GraphError: no tensors.
+            GraphError: no tensors, or the axis of samples.
             ShapeError: there is no such axis, or another extent differs.
         """
         if not isinstance(tensors, Sequence):
@@ -80,6 +80,10 @@ class MovementLayers(LayerBase):
         if not tensors:
             raise GraphError("concat: no tensors found, 1 or more needed")
         where = self._axis("concat", tensors[0], axis)
+        if where == 0:
+            raise GraphError(
+                "concat: axis 0 runs over samples, which are not joined; 1 or more needed"
+            )
         return self.apply("concat", *tensors, name=name, axis=where)
 
     def split(

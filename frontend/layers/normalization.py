@@ -44,12 +44,15 @@ class NormalizationLayers(LayerBase):
 
         Raises:
             ShapeError: x has no axis of channels.
+            GraphError: a momentum beyond 0 to 1.
 
         Source: Ioffe and Szegedy, Batch Normalization, ICML 2015.
         """
         node = self._name("batch_norm", name)
         if len(x.shape) < 2:
             raise ShapeError(f"batch_norm {node!r}: x has shape {x.shape}; n c … needed")
+        if not 0 <= momentum <= 1:
+            raise GraphError(f"batch_norm {node!r}: momentum {momentum!r} found, 0 to 1 needed")
         zeros, ones = (((x.shape[1],), Initial("constant", value)) for value in (0.0, 1.0))
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from soapstone.frontend.arguments import integers
 from soapstone.frontend.layers.base import LayerBase
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
@@ -28,7 +29,7 @@ class ParameterLayers(LayerBase):
         Raises:
             GraphError: the name is taken, or an extent is below 1.
         """
-        extents = tuple(int(extent) for extent in shape)
+        extents = integers(f"parameter {name!r}: shape", shape)
         if any(extent < 1 for extent in extents):
             raise GraphError(
                 f"parameter {name!r}: shape {extents} found, extents of 1 or more needed"
@@ -47,10 +48,12 @@ class ParameterLayers(LayerBase):
         and must not be written to.
 
         Raises:
-            GraphError: the name is taken.
+            GraphError: the name is taken, or contents are no numbers.
             ShapeError: an element type that there is not.
         """
         array = np.asarray(contents, order="C")
+        if array.dtype.kind not in "biuf":
+            raise GraphError(f"constant {name!r}: element type {array.dtype} found, numbers needed")
         spec = spec_of(array)
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:

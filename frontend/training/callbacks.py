@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from soapstone.files import check_targets
-from soapstone.frontend.arguments import count, meant
+from soapstone.frontend.arguments import count, meant, named_arguments, number
 from soapstone.frontend.progress import ProgressBar
 from soapstone.frontend.training.checkpoint import check_path
 from soapstone.frontend.training.events import Events
@@ -34,17 +34,18 @@ class Monitored(Callback):
     Args:
         monitor: `loss`, or a metric of the epoch such as `validation_loss` or `accuracy`; metrics
             that say so (accuracies, F1, AUC) are better when higher, anything else when lower.
-        minimum_delta: a smaller change is no improvement.
+        minimum_delta: a smaller change is no improvement. owner: what errors call it.
 
     Raises:
         ValueError: arguments out of range, or a value that is not measured.
     """
 
-    def __init__(self, monitor: str, minimum_delta: float = 0.0) -> None:
-        if not 0 <= minimum_delta < math.inf:
-            raise ValueError(
-                f"{type(self).__name__}: minimum_delta {minimum_delta!r} found, 0 or more needed"
-            )
+    def __init__(self, monitor: str, minimum_delta: float = 0.0, owner: str | None = None) -> None:
+        owner = owner or type(self).__name__
+        number(f"{owner}: minimum_delta", minimum_delta, ValueError)
+        if minimum_delta < 0:
+            raise ValueError(f"{owner}: minimum_delta {minimum_delta!r} found, 0 or more needed")
+        self._owner = owner
         self.monitor = monitor
         self.minimum_delta = minimum_delta
         self.best: float | None = None
@@ -58,7 +59,7 @@ class Monitored(Callback):
     def _check(self, names: Collection[str]) -> None:
         if self.monitor not in names:
             raise ValueError(
-                f"{type(self).__name__}: monitor {self.monitor!r} found, one of {', '.join(names)}"
+                f"{self._owner}: monitor {self.monitor!r} found, one of {', '.join(names)}"
                 f" needed{self._unmeasured(names) or meant(self.monitor, names)}"
             )
 
@@ -79,6 +80,7 @@ class Monitored(Callback):
         return True
 
 
+@named_arguments
 class EarlyStopping(Monitored):
     """Stops when the monitored value has not become better for `patience` epochs in a row.
 
@@ -126,6 +128,7 @@ class EarlyStopping(Monitored):
             _model(self, state).set_weights(weights)
 
 
+@named_arguments
 class ReduceOnPlateau(Monitored):
     """Multiplies the learning rate by `factor` when the value was no better for `patience` epochs.
 
@@ -173,6 +176,7 @@ class ReduceOnPlateau(Monitored):
             state.learning_rate = min(lower, state.learning_rate)
 
 
+@named_arguments
 class Checkpoint(Callback):
     """Saves a checkpoint every so many epochs (by default each) or steps, or of the best epoch.
 
@@ -208,7 +212,7 @@ class Checkpoint(Callback):
         self.every_steps = every_steps
         self.every_epochs = every_epochs or (None if every_steps else 1)
         self.saved: Path | None = None
-        self.best = None if best is None else Monitored(best)
+        self.best = None if best is None else Monitored(best, owner="Checkpoint")
 
     def on_train_begin(self, state: TrainingState) -> None:
         """Forget what an earlier fit saved."""
@@ -265,6 +269,7 @@ class History(Callback):
             self.values.setdefault(name, []).append(value)
 
 
+@named_arguments
 class CSVLogger(Callback):
     """Writes a line of comma-separated values an epoch: epoch, loss, learning rate, metrics.
 
@@ -284,6 +289,7 @@ class CSVLogger(Callback):
 
     def on_train_begin(self, state: TrainingState) -> None:
         """Empty the file, or read the columns of the one to append to."""
+        check_targets(self.path)
         self._columns = None
         if self.append and self.path.is_file() and self.path.stat().st_size:
             with self.path.open(newline="") as stream:
@@ -307,6 +313,7 @@ class CSVLogger(Callback):
             csv.writer(stream).writerow(row.values())
 
 
+@named_arguments
 class TensorBoard(Callback):
     """Writes what each epoch ends with to an event file, which TensorBoard shows as curves.
 
@@ -315,12 +322,14 @@ class TensorBoard(Callback):
         every_steps: also write loss, metrics and rate after every so many steps, as `step/…`.
 
     Raises:
-        ValueError: an interval below 1.
+        ValueError: an interval below 1, or no path.
     """
 
     def __init__(self, folder: str | Path, *, every_steps: int | None = None) -> None:
         if every_steps is not None:
             count("TensorBoard: every_steps", every_steps, error=ValueError)
+        if not isinstance(folder, str | Path):
+            raise ValueError(f"TensorBoard: folder {folder!r} found, a path needed")
         self.folder = Path(folder)
         self.every_steps = every_steps
         self._events: Events | None = None
@@ -342,6 +351,7 @@ class TensorBoard(Callback):
             self._events.write(state.epoch + 1, _record(state))
 
 
+@named_arguments
 class ProfileSteps(Callback):
     """Writes a timeline of `steps` steps, after `skip` steps that warm up, to a file.
 

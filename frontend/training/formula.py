@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from soapstone.frontend.arguments import takes
 from soapstone.frontend.recording import Recording, Tensor
 from soapstone.frontend.training.losses import Loss
 from soapstone.ir.builder import GraphBuilder
@@ -56,8 +56,12 @@ def applied(function: Function, label: str, builder: GraphBuilder, values: Seque
     """Add what a function computes of values, and return the scalar that it is.
 
     Raises:
-        GraphError: it returns no scalar tensor, or has parameters or constants of its own.
+        GraphError: it takes other arguments, returns no scalar tensor, or has parameters or
+            constants of its own.
     """
+    if not takes(function, builder, *values):
+        needed = ", ".join(("model", "output", "labels", "weights")[: len(values) + 1])
+        raise GraphError(f"{label}: a function of ({needed}) needed")
     formula, before = Formula(builder, label), set(builder.build().roles)
     made = function(formula, *map(formula.tensor, values))
     if not isinstance(made, Tensor) or made.model is not formula:
@@ -114,11 +118,6 @@ class FunctionLoss(Loss):
     ) -> str:
         label = f"loss {name_of(self.function)!r}"
         values = [output, labels] if weights is None else [output, labels, weights]
-        try:
-            inspect.signature(self.function).bind(None, *values)
-        except TypeError:
-            takes = ", ".join(("model", "output", "labels", "weights")[: len(values) + 1])
-            raise GraphError(f"{label}: a function of ({takes}) needed") from None
         return applied(self.function, label, builder, values)
 
 

@@ -8,7 +8,7 @@ times loss over the sum of weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -85,6 +85,11 @@ class Loss:
     def masked(self) -> bool:
         """Whether a label may be -1, which does not count."""
         return False
+
+    @property
+    def takes(self) -> str:
+        """What outputs are to it: "logits", "probabilities", or nothing of the kind."""
+        return "logits" if self.classes else ""
 
     @property
     def limits(self) -> tuple[float, float] | None:
@@ -181,6 +186,8 @@ class CrossEntropy(Loss):
         if self.class_weights is None:
             return
         given, where = self.class_weights, "CrossEntropy: class_weights"
+        if not isinstance(given, Mapping | Iterable):
+            raise GraphError(f"{where} {given!r} found, a weight of each class needed")
         if not isinstance(given, Mapping):
             given = dict(enumerate(given))
         if not given or not all(isinstance(k, int | np.integer) and k >= 0 for k in given):
@@ -284,6 +291,10 @@ class DenseCrossEntropy(Loss):
     """Cross-entropy of logits (samples, …, classes) and probabilities of that shape."""
 
     @property
+    def takes(self) -> str:
+        return "logits"
+
+    @property
     def limits(self) -> tuple[float, float]:
         return (0.0, 1.0)
 
@@ -369,6 +380,10 @@ class BCE(Loss):
     from_logits: bool = False
 
     @property
+    def takes(self) -> str:
+        return "logits" if self.from_logits else "probabilities"
+
+    @property
     def limits(self) -> tuple[float, float]:
         return (0.0, 1.0)
 
@@ -393,6 +408,10 @@ class BCE(Loss):
 @dataclass(frozen=True)
 class MaskedBCE(Loss):
     """Binary cross-entropy of logits over the labels that are not -1."""
+
+    @property
+    def takes(self) -> str:
+        return "logits"
 
     @property
     def limits(self) -> tuple[float, float]:

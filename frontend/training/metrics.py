@@ -54,7 +54,9 @@ class Accuracy(Metric):
         rows = as_rows(builder, of.output, 2)
         labels = as_rows(builder, of.labels, 2 if dense else 1)
         if dense:
-            labels = builder.apply("argmax", labels, name="correct.labels", keepdims=False)[0]
+            labels = builder.apply("argmax", labels, name="correct.labels", axis=1, keepdims=False)[
+                0
+            ]
         return (builder.apply("correct", rows, labels, name="correct")[0],)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.frontend.arguments import number
 from soapstone.frontend.training import formula
 from soapstone.frontend.training.metric import Metric, Values
+from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
 
 
@@ -24,12 +26,20 @@ class OfArrays(Metric):
         function: `function(outputs, labels)`, a number, or `function(*sums)` with counts.
         called: the metric's name; the function's by default.
         better: "higher" or "lower", for early stopping.
+
+    Raises:
+        GraphError: something else than a function, or one that returns no number.
     """
 
     function: Callable[..., float]
     called: str | None = None
     counts: Callable[[Array, Array], Sequence[Any]] | None = None
     better: str = "higher"
+
+    def __post_init__(self) -> None:
+        for given in (self.function, self.counts or self.function):
+            if not callable(given):
+                raise GraphError(f"OfArrays: {given!r} found, a function of arrays needed")
 
     @property
     def name(self) -> str:
@@ -54,7 +64,7 @@ class OfArrays(Metric):
     def result(self, sums: Sequence[Any]) -> float:
         if self.counts is None:
             sums = [np.concatenate(each) for each in sums]
-        return float(self.function(*sums))
+        return number(f"metric {self.name!r}", self.function(*sums), finite=False)
 
 
 def area(scores: Array, labels: Array) -> float:

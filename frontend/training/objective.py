@@ -103,6 +103,7 @@ class Objective:
         for term in self.terms:
             output = outputs[term.place]
             spec = builder.spec(output)
+            _fits(term, builder, output)
             needed = term.loss.labels(spec)
             builder.input(term.labels, needed.shape, needed.dtype)
             if term.weights is not None:
@@ -206,6 +207,28 @@ class Objective:
         return next(iter(texts.values()))
 
 
+_CURVES = ("sigmoid", "softmax")  # what makes probabilities of logits
+
+
+def _fits(term: Term, builder: GraphBuilder, output: str) -> None:
+    """Refuse probabilities where a loss takes logits, logits where it takes probabilities."""
+    node = next((node for node in builder.nodes if output in node.outputs), None)
+    if node is None:
+        return
+    made = node.attributes.get("activation") or node.operator
+    said = f"loss {_text(term)!r} takes {term.loss.takes}; output {term.output!r} is made by {made}"
+    if term.loss.takes == "logits" and made in _CURVES:
+        raise GraphError(f"{said}, which the loss contains: leave it out of the model")
+    if term.loss.takes == "probabilities" and made in ("linear", "matmul"):
+        raise GraphError(f"{said}: sigmoid is missing, or the loss 'bce_with_logits' meant")
+    classes = builder.spec(output).shape[-1] if builder.spec(output).shape else 1
+    if term.loss.classes and not term.loss.places and classes == 1 and term.loss.takes:
+        raise GraphError(
+            f"loss {_text(term)!r}: output {term.output!r} has 1 class, 2 or more needed; of one"
+            " number that says yes or no, 'bce_with_logits' is the loss"
+        )
+
+
 def _text(term: Term) -> str:
     loss = term.loss
     named = next((name for name, each in LOSSES.items() if each == loss), None)
@@ -232,6 +255,9 @@ def objective(
     Raises:
         GraphError: a loss, metric or output that there is not; names it.
     """
+    if isinstance(loss, list | tuple):
+        text = ", ".join(f"{name!r}: …" for name in outputs)
+        raise GraphError(f"loss: {type(loss).__name__} found, a dict by output needed: {{{text}}}")
     losses = loss if isinstance(loss, Mapping) else {outputs[0]: loss}
     several = len(losses) > 1
     _known("loss", losses, outputs)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from soapstone.frontend.arguments import meant, named_arguments, number, shown_value
+from soapstone.frontend.arguments import meant, named_arguments, number, shown_value, takes
 from soapstone.frontend.training.names import matches
 from soapstone.frontend.training.schedules import Schedule
 from soapstone.ir.builder import GraphBuilder
@@ -14,6 +15,7 @@ from soapstone.ir.graph import Initial
 from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Role
 
+_SHARES = ("momentum", "beta1", "beta2")  # settings from 0 to 1
 _TINY = 1e-6  # added to a norm that is divided by
 
 
@@ -51,6 +53,10 @@ class Optimizer:
                     )
                 continue
             if item.name == "rates":
+                if value is not None and not isinstance(value, Mapping):
+                    raise GraphError(
+                        f"{type(self).__name__}: rates {value!r} found, factors by layer needed"
+                    )
                 for name, factor in dict(value or {}).items():
                     if number(f"{type(self).__name__}: rates[{name!r}]", factor) < 0:
                         raise GraphError(
@@ -58,7 +64,14 @@ class Optimizer:
                             " needed"
                         )
                 continue
-            if isinstance(item.default, bool) or callable(value):
+            if item.name == "learning_rate" and callable(value):
+                if isinstance(value, type) or not takes(value, 0):
+                    raise GraphError(
+                        f"{type(self).__name__}: learning_rate {shown_value(value)} found, a number"
+                        " or a function of the step needed"
+                    )
+                continue
+            if isinstance(item.default, bool):
                 continue
             if item.name in ("clip_norm", "clip_value"):
                 if value is not None and number(f"{type(self).__name__}: {item.name}", value) <= 0:
@@ -67,16 +80,27 @@ class Optimizer:
                         " None needed"
                     )
                 continue
-            if number(f"{type(self).__name__}: {item.name}", value) < 0:
+            most = 1.0 if item.name in _SHARES else math.inf
+            if not 0 <= number(f"{type(self).__name__}: {item.name}", value) <= most:
+                needed = "0 to 1" if most == 1 else "a number of 0 or more"
                 raise GraphError(
-                    f"{type(self).__name__}: {item.name} {value!r} found, a number of 0 or more"
-                    " needed"
+                    f"{type(self).__name__}: {item.name} {value!r} found, {needed} needed"
                 )
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0.
+
+        Raises:
+            GraphError: a schedule that returns something else than a number of 0 or more.
+        """
         rate = self.learning_rate
-        return float(rate(step) if callable(rate) else rate)
+        if not callable(rate):
+            return float(rate)
+        where = f"{type(self).__name__}: learning_rate of step {step}"
+        found = number(where, rate(step))
+        if found < 0:
+            raise GraphError(f"{where}: {found!r} found, a number of 0 or more needed")
+        return found
 
     def emit(self, builder: GraphBuilder, parameter: str, grad: str, finite: str) -> None:
         """Add the operator that updates `parameter` when `finite` holds, and its states.

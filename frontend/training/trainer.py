@@ -15,7 +15,7 @@ import numpy as np
 
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
-from soapstone.frontend.arguments import count, shown_value
+from soapstone.frontend.arguments import count, meant, shown_value, takes
 from soapstone.frontend.data.batches import (
     Batches,
     Labels,
@@ -89,6 +89,9 @@ class TrainingResult:
         return self.epochs[-1].get(key) if self.epochs else None
 
 
+_HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
 def _hooks(given: Any) -> tuple[Callback, ...]:
     """Return callbacks from what `fit` was given: several, or one."""
     listed = (given,) if isinstance(given, Callback | type) or callable(given) else given
@@ -100,6 +103,17 @@ def _hooks(given: Any) -> tuple[Callback, ...]:
                 f"fit: callbacks: {shown_value(each)} found, one of soapstone.callbacks, or of a"
                 " class made from Callback, needed"
             )
+        for name in dir(each):
+            if name not in _HOOKS and name.startswith("on_"):
+                raise GraphError(
+                    f"callback {type(each).__name__}: {name!r} found, hooks are"
+                    f" {', '.join(_HOOKS)}{meant(name, _HOOKS)}"
+                )
+            if name in _HOOKS and not takes(getattr(each, name), None):
+                raise GraphError(
+                    f"callback {type(each).__name__}: {name} takes other arguments than (self,"
+                    " state)"
+                )
     return tuple(listed)
 
 
@@ -177,6 +191,7 @@ class Trainer(Resumable):
     ) -> TrainingResult:
         """Train; see `Model.fit`."""
         count("epochs", epochs, 0, DataError)
+        hooks = [*_hooks(callbacks), *([ProgressBar()] if progress and self.first else [])]
         size = self._size(batch_size)
         if self.frozen != self.model.frozen:
             raise GraphError("fit: layers were frozen or thawed after compile; compile again")
@@ -206,7 +221,6 @@ class Trainer(Resumable):
         state.measured = self._measured(held_out is not None)
         state.higher = tuple(n for n, m in self.objective.by_name.items() if m and m.higher)
         state.ran(self.optimizer.rate(self._position.step))
-        hooks = [*_hooks(callbacks), *([ProgressBar()] if progress and self.first else [])]
         began = time.perf_counter()
         busy: list[float] = []
         for hook in hooks:

@@ -172,6 +172,16 @@ def test_bad_batch_sizes(size: Any) -> None:
         Batches(*arrays(), size)
 
 
+def test_batches_of_a_data_loader_are_lists() -> None:
+    x, y = arrays(6)
+    given = [[x[:3], y[:3]], [x[3:], y[3:], np.ones(3)], (x[:3], y[:3])]
+    batches = [*Batches(given, None, batch_size=3).epoch(0)]
+    assert [labels is not None for _, labels in batches] == [True] * 3
+    ((inputs, labels),) = Batches(iter([x[:3].tolist()]), None, batch_size=3).epoch(0)
+    np.testing.assert_array_equal(inputs["x"], x[:3])
+    assert labels is None
+
+
 def test_a_bad_batch_of_a_stream_names_its_number() -> None:
     x, y = arrays()
     with pytest.raises(DataError, match="batch 1: y: 3 rows found, 2 needed"):

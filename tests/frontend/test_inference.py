@@ -250,7 +250,7 @@ def test_predict_without_compiling_equals_predict_after() -> None:
     images = np.random.default_rng(0).standard_normal((10, 3, 12, 12))  # float64: cast
     before = model.predict(images)
     assert isinstance(before, np.ndarray) and before.shape == (10, 5)
-    model.compile("sgd", loss="cross_entropy", cpus=1)
+    model.compile("sgd", loss="mse", cpus=1)
     with model:
         after = model.predict(images.astype(np.float32))
         np.testing.assert_allclose(before, after, atol=1e-5)

@@ -335,6 +335,13 @@ def test_metrics_of_two_classes() -> None:
                 assert given[name] == pytest.approx(float(value), rel=1e-5), (loss, name)
 
 
+def test_accuracy_of_probabilities_of_classes() -> None:
+    with net() as model:
+        model.compile("sgd", loss="cross_entropy_dense", metrics=["accuracy"], cpus=2)
+        right = outputs(model).argmax(1) == SHARES.argmax(1)
+        assert model.evaluate(X, SHARES)["accuracy"] == pytest.approx(right.mean())
+
+
 def test_metrics_of_numbers() -> None:
     with net() as model:
         model.compile("sgd", loss="huber", metrics=["mae", "mse", "rmse"], cpus=2)

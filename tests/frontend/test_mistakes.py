@@ -14,10 +14,10 @@ import pytest
 
 import soapstone as sp
 from soapstone import SGD, Adam, Model
-from soapstone.callbacks import Checkpoint, EarlyStopping
-from soapstone.data import Buckets, Samples
-from soapstone.losses import CrossEntropy, Huber
-from soapstone.metrics import TopK
+from soapstone.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, TensorBoard
+from soapstone.data import Buckets, Samples, token_ids
+from soapstone.losses import CTC, CrossEntropy, Huber
+from soapstone.metrics import OfArrays, TopK
 from soapstone.schedules import cosine
 
 X = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
@@ -40,6 +40,48 @@ def ids() -> Model:
     model.output(model.dense(model.flatten(model.embedding(i, 10, 4, name="e")), 4, name="o"))
     model.compile()
     return model
+
+
+def two(**settings: Any) -> Model:
+    model = Model("two")
+    x = model.input("x", (8, 6))
+    model.output(model.dense(x, 4, name="a"), model.dense(x, 1, name="b"))
+    model.compile(**{"loss": {"a": "cross_entropy", "b": "mse"}, **settings})
+    return model
+
+
+def pair() -> Model:
+    model = Model("pair")
+    model.output(model.dense(model.concat([model.input("a", (8, 2)), model.input("b", (8, 2))]), 4))
+    model.compile()
+    return model
+
+
+def image(m: Model) -> Any:
+    return m.input("x", (8, 3, 8, 8))
+
+
+def ends(last: Any, **settings: Any) -> Model:
+    """Return a model that ends with what `last` makes of three logits."""
+    model = Model("n")
+    model.output(last(model, model.dense(model.input("x", (8, 6)), 3, name="o")))
+    model.compile(**settings)
+    return model
+
+
+class Short(Callback):
+    def on_epoch_end(self) -> None:  # type: ignore[override]
+        pass
+
+
+class Misspelt(Callback):
+    def on_epoch_ended(self, state: Any) -> None:
+        pass
+
+
+class Loud(Callback):
+    def on_step_end(self, state: Any) -> None:
+        state.learning_rate = "high"
 
 
 def of(make: Any) -> Any:
@@ -536,9 +578,196 @@ OTHERS: list[tuple[Any, ...]] = [
 ]
 
 
+MORE: list[tuple[Any, ...]] = [
+    (
+        lambda: two().fit(X, [Y, X[:, 0]]),
+        "fit: y: 2 rows found, 20 needed as in input 'x'; arrays of several inputs or outputs are",
+    ),
+    (
+        lambda: two().fit(X, (Y, X[:, :1])),
+        "y: rows of different lengths",
+        "given as a dict by name",
+    ),
+    (lambda: two().fit(X, Y), "y: one array found, a dict by output needed: 'a', 'b'"),
+    (lambda: two().fit(X, {"a": Y}), "y: labels of output 'b' are missing"),
+    (
+        lambda: two().fit(X, {"a": X[:, 0], "b": Y}),
+        "fit: labels of output a: float32 found, int32 needed",
+    ),
+    (
+        lambda: two(loss="mse"),
+        "loss does not depend on 'b.weight'; output 'b' has no loss; loss={…} gives each its own",
+    ),
+    (
+        lambda: two(loss=["cross_entropy", "mse"]),
+        "loss: list found, a dict by output needed: {'a': …, 'b': …}",
+    ),
+    (lambda: two(metrics=["accuracy"]), "metrics: accuracy found for 2 outputs; a dict by output"),
+    (lambda: pair().fit(X, Y), "x: one array found, a dict by input needed: 'a', 'b'"),
+    (
+        lambda: pair().fit([X[:, :2], X[:, 2:4]], Y),
+        "fit: y: 20 rows found, 2 needed as in input 'x'; arrays of several inputs or outputs are",
+    ),
+    (
+        lambda: pair().fit({"a": X[:, :2], "b": X[:5, :2]}, Y),
+        "fit: b: 5 rows found, 20 needed as in input 'a'",
+    ),
+    (
+        lambda: ends(lambda m, t: m.softmax(t)),
+        "loss 'cross_entropy' takes logits; output 'softmax' is made by softmax, which the loss",
+    ),
+    (
+        lambda: ends(lambda m, t: m.sigmoid(t), loss="bce_with_logits"),
+        "loss 'bce_with_logits' takes logits; output 'sigmoid' is made by sigmoid, which the loss",
+    ),
+    (
+        lambda: ends(lambda m, t: m.dense(t, 1, "sigmoid"), loss="bce_with_logits"),
+        "loss 'bce_with_logits' takes logits; output 'dense' is made by sigmoid, which the loss",
+    ),
+    (
+        lambda: ends(lambda m, t: t, loss="bce"),
+        "loss 'bce' takes probabilities; output 'o' is made by linear: sigmoid is missing,",
+    ),
+    (
+        lambda: net(1, metrics=()),
+        "loss 'cross_entropy': output 'o' has 1 class, 2 or more needed;",
+        "'bce_with_logits'",
+    ),
+    (
+        lambda: net(loss="cross_entropy_dense").fit(X, np.eye(4)[Y] * 3),
+        "fit: labels: 3.0 at row 0; numbers from 0 to 1 needed",
+    ),
+    (
+        lambda: of(lambda m: (m.output(m.dense(m.flatten(image(m)), 4)), m.compile(), m)[2]).fit(
+            np.zeros((20, 8, 8, 3)), Y
+        ),
+        "samples of shape (8, 8, 3) found, (3, 8, 8) needed; channels come before rows and columns",
+    ),
+    (lambda: net(metrics="auc"), "metric 'auc': output float32[8, 4]", "two classes needed"),
+    (
+        lambda: net(metrics=[lambda o, y: 1.0]),
+        "metric '<lambda>': a function of (model, output, la",
+    ),
+    (lambda: OfArrays(3), "OfArrays: 3 found, a function of arrays needed"),  # type: ignore[arg-type]
+    (
+        lambda: net(metrics=[OfArrays(lambda o, y: None, "q")]).fit(X, Y, progress=False),
+        "metric 'q': None found, a number needed",
+    ),
+    (
+        lambda: CrossEntropy(class_weights=3),
+        "CrossEntropy: class_weights 3 found, a weight of each",
+    ),
+    (lambda: net(loss=CrossEntropy(class_weights=[1] * 9)), "9 class weights found, at most 4"),
+    (lambda: net(loss=CTC(), metrics=()), "ctc 'loss.each': input 0 has rank 2"),
+    (lambda: SGD(cosine), "SGD: learning_rate function 'cosine' found, a number or a function of"),
+    (lambda: SGD(lambda: 0.1), "SGD: learning_rate function '<lambda>' found, a number or a"),
+    (
+        lambda: net(optimizer=SGD(lambda step: "a")).fit(X, Y, progress=False),
+        "SGD: learning_rate of step 0: 'a' found, a number needed",
+    ),
+    (
+        lambda: net(optimizer=SGD(lambda step: -1.0)).fit(X, Y, progress=False),
+        "SGD: learning_rate of step 0: -1.0 found, a number of 0 or more needed",
+    ),
+    (lambda: SGD(0.1, momentum=90), "SGD: momentum 90 found, 0 to 1 needed"),
+    (lambda: Adam(beta1=2), "Adam: beta1 2 found, 0 to 1 needed"),
+    (lambda: SGD(0.1, rates=["h"]), "SGD: rates ['h'] found, factors by layer needed"),
+    (lambda: SGD(0.1, clipnorm=1), "SGD: unknown argument 'clipnorm'", "did you mean 'clip_norm'?"),
+    (
+        lambda: net(optimizer=SGD(0.1, rates={"q": 2})),
+        "SGD: rates: no parameter 'q'; there are h, o",
+    ),
+    (
+        lambda: net().fit(X, Y, callbacks=[lambda state: 1]),
+        "fit: callbacks: function '<lambda>' found, one of soapstone.callbacks",
+    ),
+    (
+        lambda: net().fit(X, Y, callbacks=[Short()]),
+        "callback Short: on_epoch_end takes other arguments than (self, state)",
+    ),
+    (
+        lambda: net().fit(X, Y, callbacks=[Misspelt()]),
+        "callback Misspelt: 'on_epoch_ended' found, hooks are on_train_begin",
+        "did you mean 'on_epoch_end'?",
+    ),
+    (
+        lambda: net().fit(X, Y, callbacks=[Loud()], progress=False),
+        "learning_rate: 'high' set by a callback, 0 or more needed",
+    ),
+    (
+        lambda: EarlyStopping(mode="min"),
+        "EarlyStopping: unknown argument 'mode'; EarlyStopping(mon",
+    ),
+    (lambda: EarlyStopping("loss", 3, "a"), "EarlyStopping: minimum_delta: 'a' found, a number"),
+    (lambda: CSVLogger(), "CSVLogger: missing a required argument: 'path'"),
+    (
+        lambda: net().fit(X, Y, callbacks=[CSVLogger("no/c.csv")], progress=False),
+        "file 'no/c.csv': folder 'no' does not exist",
+    ),
+    (
+        lambda: net().fit(X, Y, callbacks=[Checkpoint("c.npz", best="val_accuracy")]),
+        "Checkpoint: monitor 'val_accuracy' found, one of loss, accuracy needed",
+    ),
+    (lambda: TensorBoard(3), "TensorBoard: folder 3 found, a path needed"),
+    (lambda: Samples(None), "samples: NoneType found, something with a length and items needed"),
+    (
+        lambda: token_ids("text", list, 3),
+        "token_ids: texts: one text found, a list of texts needed",
+    ),
+    (
+        lambda: of(lambda m: (m.input("x", (8, 3)), m.input("x", (8, 3)))),
+        "input 'x': the name is taken",
+    ),
+    (
+        lambda: of(lambda m: m.batch_norm(m.input("x", (8, 3)), momentum=3)),
+        "batch_norm 'batch_norm': momentum 3 found, 0 to 1 needed",
+    ),
+    (
+        lambda: of(lambda m: m.concat([m.input("a", (8, 3)), m.input("b", (8, 3))], 0)),
+        "concat: axis 0 runs over samples, which are not joined; 1 or more needed",
+    ),
+    (
+        lambda: of(lambda m: m.reshape(m.input("x", (8, 3)), "ab")),
+        "reshape 'reshape': shape 'ab' found, integers needed",
+    ),
+    (lambda: of(lambda m: m.parameter("p", -3)), "parameter 'p': shape -3 found, integers needed"),
+    (lambda: of(lambda m: m.constant("c", "a")), "constant 'c': element type <U1 found, numbers"),
+    (
+        lambda: of(lambda m: m.input("x", (8, 3)).view(4, 6)),
+        "Tensor has no 'view'; layers are methods of its model",
+        "did you mean 'reshape'?",
+    ),
+    (lambda: of(lambda m: m.input("x", (8, 3)).numpy()), "Tensor has no 'numpy'"),
+    (lambda: net().eval(), "Model has no 'eval'", "did you mean 'evaluate'?"),
+    (lambda: net().get_weights(), "Model has no 'get_weights'", "did you mean 'weights'?"),
+    (lambda: net().cuda(), "Model has no 'cuda'", "did you mean 'compile'?"),
+    (
+        lambda: sp.Sequential,
+        "module 'soapstone' has no attribute 'Sequential'; soapstone.Model has",
+    ),
+    (lambda: sp.nn, "module 'soapstone' has no attribute 'nn'; soapstone.Model has the layers as"),
+    (lambda: sp.loses, "did you mean 'losses'?"),
+    (lambda: sp.to_onnx(net(), "no/x.onnx"), "file 'no/x.onnx': folder 'no' does not exist"),
+    (lambda: sp.to_onnx(net()), "to_onnx: path: None found, the path of a file needed"),
+    (
+        lambda: sp.to_onnx(3, "x.onnx"),
+        "to_onnx: int found, a Model, a Graph or an OnnxModel needed",
+    ),
+    (
+        lambda: sp.to_onnx(net(), "x.onnx", dims={"n": 3}),
+        "to_onnx: dims: 'n' found, 'batch' alone needed of a Model",
+    ),
+    (
+        lambda: sp.to_onnx(net(), "x.onnx", dims={"batch": 0}),
+        "to_onnx: dims: batch: 0 found, an integer of 1 or more needed",
+    ),
+    (lambda: sp.to_onnx(net(), "x.onnx", opset=3), "opset 3 found; 20 to 23 are written"),
+]
+
+
 @pytest.mark.parametrize(
     ("mistake", "said"),
-    [(each[0], each[1:]) for each in (*FITTING, *RUNNING, *COMPILING, *LAYERS, *OTHERS)],
+    [(each[0], each[1:]) for each in (*FITTING, *RUNNING, *COMPILING, *LAYERS, *OTHERS, *MORE)],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_mistake_is_one_clear_sentence(
@@ -555,4 +784,6 @@ def test_a_mistake_is_one_clear_sentence(
 
 
 def test_the_table_is_long() -> None:
-    assert len(FITTING) + len(RUNNING) + len(COMPILING) + len(LAYERS) + len(OTHERS) >= 150
+    assert (
+        len(FITTING) + len(RUNNING) + len(COMPILING) + len(LAYERS) + len(OTHERS) + len(MORE) >= 215
+    )
