@@ -56,7 +56,7 @@ _NAMES = {
     "soapstone.ir.strategy": ("Configuration", "Strategy"),
     "soapstone.runtime.machines.machine": ("Machine",),
 }
-_MODULES = ("callbacks", "data", "losses", "metrics", "schedules", "torch")
+_MODULES = ("callbacks", "data", "decoding", "losses", "metrics", "schedules", "torch")
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 

@@ -1,5 +1,6 @@
 """Metrics, for `Model.compile` (docs/training.md)."""
 
+from soapstone.frontend.training.decoding import ErrorRate
 from soapstone.frontend.training.metric import Metric
 from soapstone.frontend.training.metrics import (
     F1,
@@ -25,6 +26,7 @@ __all__ = [
     "RMSE",
     "Accuracy",
     "BinaryAccuracy",
+    "ErrorRate",
     "Metric",
     "MicroF1",
     "OfArrays",

@@ -38,6 +38,7 @@ MODULES = (
     "soapstone.ir.tensor",
     "soapstone.kernels.registry",
     "soapstone.data",
+    "soapstone.decoding",
     "soapstone.losses",
     "soapstone.mappers",
     "soapstone.mappers.plugins",

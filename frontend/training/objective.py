@@ -9,6 +9,7 @@ from typing import Any
 from soapstone.errors import hint
 from soapstone.frontend.arguments import number
 from soapstone.frontend.data.npz import LABELS, WEIGHTS
+from soapstone.frontend.training.decoding import ErrorRate  # noqa: F401  (a metric by name)
 from soapstone.frontend.training.formula import FunctionLoss, name_of
 from soapstone.frontend.training.losses import LOSSES, Loss, adder, loss_of
 from soapstone.frontend.training.metric import Metric, Values
