@@ -56,12 +56,21 @@ _NAMES = {
     "soapstone.ir.strategy": ("Configuration", "Strategy"),
     "soapstone.runtime.machines.machine": ("Machine",),
 }
-_MODULES = ("callbacks", "data", "decoding", "losses", "metrics", "schedules", "torch")
+_MODULES = (
+    "callbacks",
+    "data",
+    "decoding",
+    "losses",
+    "metrics",
+    "optimizers",
+    "schedules",
+    "torch",
+)
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:  # of which the adapter alone imports PyTorch
+    if name in _MODULES:  # of which `torch` alone imports PyTorch
         return importlib.import_module(f"soapstone.{name}")
     home = _HOMES.get(name)
     if home is None:

@@ -13,6 +13,7 @@ from soapstone.errors import DataError
 from soapstone.frontend.dynamic.rows import Bounds, Rows, fill, gathered, pieces
 from soapstone.frontend.dynamic.values import Lazy
 from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Initial
 from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Array, Role, TensorSpec
@@ -107,6 +108,13 @@ class Table:
         graph = builder.build()
         carried = (Role.PARAMETER, Role.STATE)
         names = [name for name, role in graph.roles.items() if role in carried]
+        for name in names:
+            first = graph.initials.get(name)
+            if graph.tensors[name].shape != shape or (first is not None and first.scale):
+                raise GraphError(
+                    f"table {self.name!r}: {type(self.model.optimizer).__name__} has states that"
+                    " are not by row, or do not begin at 0; SGD, Adam or RMSprop needed"
+                )
         roles = {n: Role.INPUT if r in carried else r for n, r in graph.roles.items()}
         outputs = tuple(graph.updates[name] for name in names)
         return replace(graph, roles=roles, updates={}, initials={}, outputs=outputs)

@@ -15,7 +15,7 @@ from soapstone.ir.graph import Initial
 from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Role
 
-_SHARES = ("momentum", "beta1", "beta2")  # settings from 0 to 1
+_SHARES = ("momentum", "beta1", "beta2", "rho")  # settings from 0 to 1
 _TINY = 1e-6  # added to a norm that is divided by
 
 
@@ -109,7 +109,7 @@ class Optimizer:
             builder: of the training graph. grad: the value of the parameter's gradient.
             finite: the value of the flag: whether the loss is finite.
         """
-        raise TypeError(f"{type(self).__name__} is no optimizer; use SGD, Adam or AdamW")
+        raise TypeError(f"{type(self).__name__} is no optimizer; see soapstone.optimizers")
 
     def clipped(self, builder: GraphBuilder, grads: Mapping[str, str]) -> dict[str, str]:
         """Return the gradients of parameters, by name, as this optimizer clips them.
@@ -251,20 +251,24 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
 
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+
+
 def optimizer(value: Optimizer | str) -> Optimizer:
-    """Return an optimizer from itself, or with its defaults from its name: sgd, adam, adamw.
+    """Return an optimizer from itself, or with its defaults from its name, such as sgd or adam.
 
     value: an optimizer or a name.
 
     Raises:
         GraphError: an unknown name.
     """
+    from soapstone.frontend.training import composed  # noqa: F401  (optimizers by name)
+
     if isinstance(value, Optimizer):
         return value
-    known: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-    if not isinstance(value, str) or value not in known:
+    if not isinstance(value, str) or value not in OPTIMIZERS:
         raise GraphError(
-            f"optimizer {shown_value(value)} found, one of {', '.join(known)} needed"
-            f"{meant(value, known)}"
+            f"optimizer {shown_value(value)} found, one of {', '.join(OPTIMIZERS)} needed"
+            f"{meant(value, OPTIMIZERS)}"
         )
-    return known[value]()
+    return OPTIMIZERS[value]()

@@ -318,8 +318,8 @@ COMPILING: list[tuple[Any, ...]] = [
         lambda: net(optimizer=Adam),
         "optimizer class Adam in place of an instance, Adam(…), found, one of",
     ),
-    (lambda: net(optimizer=0.1), "optimizer 0.1 found, one of sgd, adam, adamw needed"),
-    (lambda: net(optimizer="rmsprop"), "optimizer 'rmsprop' found, one of sgd, adam, adamw needed"),
+    (lambda: net(optimizer=0.1), "optimizer 0.1 found, one of sgd, adam, adamw, rmsprop,"),
+    (lambda: net(optimizer="RMSProp"), "optimizer 'RMSProp'", "did you mean 'rmsprop'?"),
     (lambda: net(loss="crossentropy"), "loss 'crossentropy'", "did you mean 'cross_entropy'?"),
     (
         lambda: net(loss="sparse_categorical_crossentropy"),

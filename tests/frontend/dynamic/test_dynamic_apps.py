@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from soapstone import Adam, DataError, DynamicSession
+from soapstone import Adam, DataError, DynamicSession, GraphError
 from soapstone.frontend.app import app_module, train_app
 from soapstone.frontend.data.structured import ANSWERS, KINDS, lattices, questions
 from soapstone.frontend.dynamic.program import Program, fit
@@ -171,6 +171,20 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
             else:
                 session.step([session.reduce_sum(table[1], axes=(1,))])
                 session.save_checkpoint(path)
+
+
+def test_a_table_is_updated_by_optimizers_whose_states_are_by_row() -> None:
+    for optimizer, refused in (("rmsprop", False), ("nadam", True)):
+        with DynamicSession("one", optimizer, cpus=1) as session:
+            table = session.table("words", 3, 2)
+            before = table.data.copy()
+            loss = session.reduce_sum(session.dense(table[1], 2, name="o"), axes=(1,))
+            if refused:
+                with pytest.raises(GraphError, match="table 'words': NAdam has states that are n"):
+                    session.step([loss])
+                continue
+            session.step([loss])
+            assert (table.data[1] != before[1]).all() and (table.data[::2] == before[::2]).all()
 
 
 def test_nothing_is_loaded_of_tables_of_another_shape(tmp_path: Path) -> None:
