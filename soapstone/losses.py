@@ -1,6 +1,18 @@
 """Losses with their settings, for `Model.compile` (docs/training.md)."""
 
 from soapstone.frontend.training.formula import FunctionLoss
+from soapstone.frontend.training.formula_losses import (
+    MAPE,
+    MSLE,
+    CosineSimilarity,
+    Formulated,
+    Hinge,
+    KLDivergence,
+    LogCosh,
+    Poisson,
+    Quantile,
+    SmoothL1,
+)
 from soapstone.frontend.training.losses import (
     BCE,
     MAE,
@@ -19,13 +31,23 @@ __all__ = [
     "BCE",
     "CTC",
     "MAE",
+    "MAPE",
     "MSE",
+    "MSLE",
+    "CosineSimilarity",
     "CrossEntropy",
     "DenseCrossEntropy",
     "Focal",
+    "Formulated",
     "FunctionLoss",
+    "Hinge",
     "Huber",
+    "KLDivergence",
+    "LogCosh",
     "Loss",
     "MaskedBCE",
     "MaskedCrossEntropy",
+    "Poisson",
+    "Quantile",
+    "SmoothL1",
 ]

@@ -128,7 +128,7 @@ class Metric:
 
 
 def _snake(name: str) -> str:
-    return {"AUC": "auc", "F1": "f1", "MAE": "mae", "MSE": "mse", "RMSE": "rmse"}.get(
+    return {"AUC": "auc", "IoU": "iou", "F1": "f1", "MAE": "mae", "MSE": "mse", "RMSE": "rmse"}.get(
         name, "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
     )
 

@@ -12,6 +12,7 @@ from soapstone.frontend.arguments import count, meant, number, shown_value
 from soapstone.frontend.training import formula
 from soapstone.frontend.training.losses import (
     BCE,
+    LOSSES,
     CrossEntropy,
     DenseCrossEntropy,
     Loss,
@@ -23,7 +24,7 @@ from soapstone.frontend.training.losses import (
     total,
 )
 from soapstone.frontend.training.metric import Metric, Values
-from soapstone.frontend.training.metrics_of_arrays import AUC
+from soapstone.frontend.training.metrics_of_arrays import AUC, R2
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
 
@@ -192,6 +193,17 @@ class F1(Precision):
         return np.asarray(2 * hits / np.maximum(guesses + labels, 1))
 
 
+class IoU(Precision):
+    """What is rightly taken for a class over all that is of it or taken for it: Jaccard's index.
+
+    Attributes:
+        average, threshold: those of `Precision`; "macro" is the mean IoU of segmentation.
+    """
+
+    def of(self, hits: Array, guesses: Array, labels: Array) -> Array:
+        return np.asarray(hits / np.maximum(guesses + labels - hits, 1))
+
+
 @dataclass(frozen=True)
 class MicroF1(Metric):
     """F1 of all labels together, of loss masked_bce: a mean over batches."""
@@ -277,6 +289,36 @@ class Perplexity(Metric):
 
 
 @dataclass(frozen=True)
+class OfLoss(Metric):
+    """The mean of a loss that the model is not trained for.
+
+    Attributes:
+        loss: of the same outputs and labels.
+    """
+
+    loss: Loss
+
+    @property
+    def name(self) -> str:
+        named = (name for name, each in LOSSES.items() if each == self.loss)
+        return next(named, type(self.loss).__name__.lower())
+
+    @property
+    def higher(self) -> bool:
+        return False
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        needed = self.loss.labels(of.builder.spec(of.output))
+        if of.builder.spec(of.labels) != needed or of.loss.masked != self.loss.masked:
+            raise of.refuse(self.name, f"labels {needed}, as the loss has them, needed")
+        return (self.loss.emit(of.builder, self.name, of.output, of.labels, None),)
+
+    def counted(self, values: Sequence[Array], labels: Array, known: int) -> list[Any]:
+        count = self.loss.known(labels)[1]
+        return [float(values[0]) * count, count]
+
+
+@dataclass(frozen=True)
 class OfFunction(Metric):
     """The mean over batches of what a function of tensors computes.
 
@@ -313,7 +355,9 @@ METRICS: dict[str, Metric] = {
     "precision": Precision(),
     "recall": Recall(),
     "f1": F1(),
+    "iou": IoU(),
     "auc": AUC(),
+    "r2": R2(),
     "mae": MAE(),
     "mse": MSE(),
     "rmse": RMSE(),
@@ -322,15 +366,19 @@ METRICS: dict[str, Metric] = {
 
 
 def metric_of(value: object) -> Metric:
-    """Return a metric from itself, its name, or a function of tensors.
+    """Return a metric from itself, its name, a loss or its name, or a function of tensors.
 
     Raises:
         GraphError: an unknown name, or something else.
     """
     if isinstance(value, Metric):
         return value
+    if isinstance(value, Loss):
+        return OfLoss(value)
     if callable(value) and not isinstance(value, type):
         return OfFunction(value)
+    if isinstance(value, str) and value in LOSSES and value not in METRICS:
+        return OfLoss(LOSSES[value])
     if not isinstance(value, str) or value not in METRICS:
         raise GraphError(
             f"metric {shown_value(value)} found, one of {', '.join(METRICS)} needed"
@@ -347,8 +395,10 @@ __all__ = [
     "RMSE",
     "Accuracy",
     "BinaryAccuracy",
+    "IoU",
     "MicroF1",
     "OfFunction",
+    "OfLoss",
     "Perplexity",
     "Precision",
     "Recall",

@@ -111,4 +111,31 @@ class AUC(Metric):
         return area(*(np.concatenate(each) for each in sums))
 
 
-__all__ = ["AUC", "OfArrays", "area"]
+@dataclass(frozen=True)
+class R2(Metric):
+    """The share of the labels' variance that outputs explain, the mean over columns.
+
+    Outputs and labels are numbers of one shape; all are kept until the epoch ends. It is 1 at best,
+    0 for the labels' mean, and NaN where labels do not vary.
+    """
+
+    @property
+    def keeps(self) -> bool:
+        return True
+
+    def emit(self, of: Values) -> tuple[str, ...]:
+        if of.loss.classes or of.loss.masked:
+            raise of.refuse(self.name, "labels of the output's shape needed")
+        return (of.output,)
+
+    def counted(self, values: Sequence[Array], labels: Array, known: int) -> list[Any]:
+        return [[values[0]], [np.array(labels)]]
+
+    def result(self, sums: Sequence[Any]) -> float:
+        found, labels = (np.concatenate(each).astype(np.float64) for each in sums[:2])
+        off = ((found - labels) ** 2).sum(0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.mean(1 - off / ((labels - labels.mean(0)) ** 2).sum(0)))
+
+
+__all__ = ["AUC", "R2", "OfArrays", "area"]

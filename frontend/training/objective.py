@@ -11,6 +11,7 @@ from soapstone.frontend.arguments import number
 from soapstone.frontend.data.npz import LABELS, WEIGHTS
 from soapstone.frontend.training.decoding import ErrorRate  # noqa: F401  (a metric by name)
 from soapstone.frontend.training.formula import FunctionLoss, name_of
+from soapstone.frontend.training.formula_losses import LogCosh  # noqa: F401  (losses by name)
 from soapstone.frontend.training.losses import LOSSES, Loss, adder, loss_of
 from soapstone.frontend.training.metric import Metric, Values
 from soapstone.frontend.training.metrics import metric_of
@@ -21,7 +22,7 @@ from soapstone.ir.tensor import Array, Role
 
 SHARE = "share"  # of a part of a batch in its loss, and of the loss of an output, `share.NAME`
 LossLike = Loss | str | Callable[..., Any]
-MetricLike = Metric | str | Callable[..., Any]
+MetricLike = Metric | Loss | str | Callable[..., Any]
 Losses = LossLike | Mapping[str, LossLike]
 Metrics = MetricLike | Iterable[MetricLike] | Mapping[str, MetricLike | Iterable[MetricLike]]
 
@@ -320,7 +321,7 @@ def _metrics(metrics: Metrics, outputs: Sequence[str]) -> dict[str, tuple[Metric
 
 
 def _listed(value: Any) -> tuple[Metric, ...]:
-    if isinstance(value, str | Metric) or callable(value):
+    if isinstance(value, str | Metric | Loss) or callable(value):
         value = (value,)
     if not isinstance(value, Iterable):
         raise GraphError(f"metrics: {value!r} found, names of metrics needed")

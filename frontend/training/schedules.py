@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from soapstone.frontend.arguments import count
@@ -96,6 +97,123 @@ class Cosine(_Checked):
     def __call__(self, step: int) -> float:
         done = min(step / self.steps, 1.0)
         return self.final + (self.rate - self.final) * (1 + math.cos(math.pi * done)) / 2
+
+
+@dataclass(frozen=True)
+class CosineRestarts(_Checked):
+    """Half a cosine from `rate` to `final` in `steps` steps, again and again.
+
+    Each is `growth` times as long as the one before.
+
+    Source: Loshchilov and Hutter, SGDR, ICLR 2017.
+    """
+
+    rate: float
+    steps: int
+    growth: float = 1.0
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.growth < 1:
+            raise ValueError(f"CosineRestarts: growth: {self.growth!r} found, 1 or more needed")
+
+    def __call__(self, step: int) -> float:
+        length, at = float(self.steps), float(step)
+        while at >= length:
+            at -= length
+            length *= self.growth
+        return self.final + (self.rate - self.final) * (1 + math.cos(math.pi * at / length)) / 2
+
+
+@dataclass(frozen=True)
+class Polynomial(_Checked):
+    """The schedule that falls from `rate` to `final` in `steps` steps: in a line for `power` 1.
+
+    What is left of the way is (1 - step / steps) to the power.
+    """
+
+    rate: float
+    steps: int
+    final: float = 0.0
+    power: float = 1.0
+
+    def __call__(self, step: int) -> float:
+        left = 1 - min(step / self.steps, 1.0)
+        return self.final + (self.rate - self.final) * left**self.power
+
+
+@dataclass(frozen=True)
+class InverseRoot(_Checked):
+    """The schedule that rises to `rate` in `steps` steps, then falls as 1 / sqrt(step).
+
+    Source: Vaswani et al., Attention is all you need, NeurIPS 2017, equation 3.
+    """
+
+    rate: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        done = (step + 1) / self.steps
+        return self.rate * min(done, done**-0.5)
+
+
+@dataclass(frozen=True)
+class OneCycle(_Checked):
+    """Half a cosine up from `rate` / `start` to `rate`, and one down to `rate` / `end`.
+
+    It rises for a share `rise` of the `steps` steps.
+
+    Source: Smith and Topin, Super-convergence, 2017.
+    """
+
+    rate: float
+    steps: int
+    rise: float = 0.3
+    start: float = 25.0
+    end: float = 250000.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("start", "end"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"OneCycle: {name}: {value!r} found, 1 or more needed")
+        if not 0 < self.rise < 1:
+            raise ValueError(f"OneCycle: rise: {self.rise!r} found, between 0 and 1 needed")
+
+    def __call__(self, step: int) -> float:
+        top, at = self.rise * self.steps - 1, min(step, self.steps - 1)
+        if at <= top:
+            low, share = self.rate / self.start, at / top if top > 0 else 1.0
+            return low + (self.rate - low) * (1 - math.cos(math.pi * share)) / 2
+        low, share = self.rate / self.end, (at - top) / (self.steps - 1 - top)
+        return low + (self.rate - low) * (1 + math.cos(math.pi * share)) / 2
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """The schedule of one rate after another: `rates[0]` before step `bounds[0]`, and so on.
+
+    Raises:
+        ValueError: bounds that do not rise, not one rate more than bounds, or a negative rate.
+    """
+
+    bounds: Sequence[int]
+    rates: Sequence[float]
+
+    def __post_init__(self) -> None:
+        bounds, rates = list(self.bounds), list(self.rates)
+        if bounds != sorted(set(bounds)) or len(rates) != len(bounds) + 1:
+            raise ValueError(
+                f"Piecewise: bounds {bounds} and rates {rates} found; bounds that rise, and one"
+                " rate more, needed"
+            )
+        for rate in rates:
+            Constant(rate)
+
+    def __call__(self, step: int) -> float:
+        return float(self.rates[bisect_right(list(self.bounds), step)])
 
 
 constant = Constant

@@ -13,14 +13,15 @@ from torch.nn import functional
 from soapstone import SGD, Adam, DataError, GraphError, Model
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.ir.tensor import Array
-from soapstone.losses import CrossEntropy, Focal, FunctionLoss, Huber
-from soapstone.metrics import F1, OfArrays, Precision, Recall, TopK
+from soapstone.losses import CrossEntropy, Focal, FunctionLoss, Huber, Poisson, Quantile, SmoothL1
+from soapstone.metrics import F1, IoU, OfArrays, Precision, Recall, TopK
 
 ROWS, WIDTH, CLASSES = 22, 6, 4
 RANDOM = np.random.default_rng(1)
 X = RANDOM.standard_normal((ROWS, WIDTH)).astype(np.float32)
 LABELS = RANDOM.integers(0, CLASSES, ROWS)
 REAL = (2 * RANDOM.standard_normal((ROWS, CLASSES))).astype(np.float32)
+COUNTS = RANDOM.poisson(2, (ROWS, CLASSES)).astype(np.float32)
 BITS = (REAL > 0).astype(np.float32)
 SHARES = functional.softmax(torch.tensor(REAL), -1).numpy()
 WEIGHTS = RANDOM.uniform(0, 2, ROWS).astype(np.float32)
@@ -71,6 +72,46 @@ CASES: dict[str, tuple[Any, Array, str | None, Callable[[torch.Tensor], torch.Te
     "cross_entropy": (
         *("cross_entropy", LABELS, None),
         lambda y: functional.cross_entropy(y, OF_LABELS, reduction="none"),
+    ),
+    "log_cosh": (
+        *("log_cosh", REAL, None),
+        lambda y: torch.log(torch.cosh((y - T(REAL)).double())).float(),
+    ),
+    "quantile": (
+        *(Quantile(0.9), REAL, None),
+        lambda y: torch.maximum(0.9 * (T(REAL) - y), -0.1 * (T(REAL) - y)),
+    ),
+    "smooth_l1": (
+        *(SmoothL1(0.5), REAL, None),
+        lambda y: functional.smooth_l1_loss(y, T(REAL), beta=0.5, reduction="none"),
+    ),
+    "msle": (
+        *("msle", abs(REAL), "sigmoid"),
+        lambda y: (torch.log1p(torch.sigmoid(y)) - torch.log1p(T(abs(REAL)))) ** 2,
+    ),
+    "mape": (*("mape", REAL, None), lambda y: 100 * abs(y - T(REAL)) / abs(T(REAL))),
+    "poisson": (
+        *("poisson", COUNTS, None),
+        lambda y: functional.poisson_nll_loss(y, T(COUNTS), reduction="none"),
+    ),
+    "poisson of rates": (
+        *(Poisson(log_rates=False), COUNTS, "sigmoid"),
+        lambda y: functional.poisson_nll_loss(
+            torch.sigmoid(y), T(COUNTS), log_input=False, reduction="none"
+        ),
+    ),
+    "hinge": (*("hinge", 2 * BITS - 1, None), lambda y: torch.relu(1 - y * T(2 * BITS - 1))),
+    "squared_hinge": (
+        *("squared_hinge", 2 * BITS - 1, None),
+        lambda y: torch.relu(1 - y * T(2 * BITS - 1)) ** 2,
+    ),
+    "kl_divergence": (
+        *("kl_divergence", SHARES, None),
+        lambda y: functional.kl_div(y.log_softmax(-1), T(SHARES), reduction="none").sum(-1),
+    ),
+    "cosine_similarity": (
+        *("cosine_similarity", REAL, None),
+        lambda y: 1 - functional.cosine_similarity(y, T(REAL), dim=-1),
     ),
     "smoothing": (
         *(CrossEntropy(label_smoothing=0.1), LABELS, None),
@@ -283,6 +324,7 @@ def test_metrics_of_classes() -> None:
 
     chosen = [
         *("accuracy", TopK(2), "perplexity", F1("macro"), Precision("macro"), Recall("micro")),
+        IoU("macro"),
         *(confidence, OfArrays(lambda y, labels: float(y.max()), "largest")),
         OfArrays(lambda a, b: float(a / b), "share", lambda y, labels: (labels.sum(), labels.size)),
     ]
@@ -302,6 +344,7 @@ def test_metrics_of_classes() -> None:
                 "f1": np.mean(2 * found / (guesses.sum(0) + of)),
                 "precision": np.mean(found / np.maximum(guesses.sum(0), 1)),
                 "recall": found.sum() / of.sum(),
+                "iou": np.mean(found / (guesses.sum(0) + of - found)),
                 "confidence": softmax.max(1).mean(),
                 "largest": y.max(),
                 "share": LABELS.mean(),
@@ -342,13 +385,19 @@ def test_accuracy_of_probabilities_of_classes() -> None:
         assert model.evaluate(X, SHARES)["accuracy"] == pytest.approx(right.mean())
 
 
+METRICS_OF_NUMBERS = ["mae", "mse", "rmse", "r2", SmoothL1(), "cosine_similarity"]
+
+
 def test_metrics_of_numbers() -> None:
     with net() as model:
-        model.compile("sgd", loss="huber", metrics=["mae", "mse", "rmse"], cpus=2)
+        model.compile("sgd", loss="huber", metrics=METRICS_OF_NUMBERS, cpus=2)
         off = outputs(model) - REAL
         given = model.evaluate(X, REAL, batch_size=9)
         for name, value in (
             ("mae", np.abs(off).mean()),
+            ("r2", np.mean(1 - (off**2).sum(0) / ((REAL - REAL.mean(0)) ** 2).sum(0))),
+            ("smooth_l1", functional.smooth_l1_loss(T(off), T(0 * off)).item()),
+            ("cosine_similarity", 1 - functional.cosine_similarity(T(off + REAL), T(REAL)).mean()),
             ("mse", (off**2).mean()),
             ("rmse", np.sqrt((off**2).mean())),
         ):
