@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from soapstone.frontend.layers.activations import ActivationLayers
 from soapstone.frontend.layers.attention import AttentionLayers
 from soapstone.frontend.layers.convolution import ConvolutionLayers
 from soapstone.frontend.layers.declared import DeclaredLayers
@@ -28,6 +29,7 @@ class Layers(
     DenseLayers,
     ParameterLayers,
     SharedLayers,
+    ActivationLayers,
     DeclaredLayers,
 ):
     """The layers of a model; `record` and the builder are the model's.

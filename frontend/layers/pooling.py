@@ -107,7 +107,37 @@ class PoolingLayers(DeclaredLayers):
         del attributes["dilation"]
         return self.apply("lp_pool", x, name=name, p=p, **attributes)
 
-    max_pool2d, avg_pool2d = max_pool, avg_pool  # of images x: (n, c, h, w)
+    max_pool1d = max_pool2d = max_pool3d = max_pool  # of x (n, c, l), images and volumes
+    avg_pool1d = avg_pool2d = avg_pool3d = avg_pool
+
+    def adaptive_avg_pool(self, x: Tensor, size: Extent, *, name: str | None = None) -> Tensor:
+        """Return means of equal windows that do not overlap. x: (n, c, …); result: (n, c, *size).
+
+        size: one extent, or one for each axis.
+
+        Raises:
+            ShapeError: x has another rank, or an extent that is no multiple of the size's.
+            GraphError: another argument does not fit.
+        """
+        return self.avg_pool(x, self._cut("adaptive_avg_pool", x, size), name=name)
+
+    def adaptive_max_pool(self, x: Tensor, size: Extent, *, name: str | None = None) -> Tensor:
+        """Return maxima of windows that do not overlap. x: (n, c, …); result: (n, c, *size).
+
+        size: one extent, or one for each axis.
+
+        Raises:
+            ShapeError, GraphError: as of `adaptive_avg_pool`.
+        """
+        return self.max_pool(x, self._cut("adaptive_max_pool", x, size), name=name)
+
+    def _cut(self, layer: str, x: Tensor, size: Extent) -> tuple[int, ...]:
+        """Return the extents of equal windows of which there are `size` along each axis."""
+        extents = x.shape[2:]
+        sizes = spread(f"{layer}: size", size, len(extents))
+        if any(one < 1 or extent % one for extent, one in zip(extents, sizes)):
+            raise ShapeError(f"{layer}: size {sizes} found, divisors of {extents} needed")
+        return tuple(extent // one for extent, one in zip(extents, sizes))
 
     def global_avg_pool(self, x: Tensor, *, name: str | None = None) -> Tensor:
         """Return the mean over positions. x: (n, c, …); result: (n, c)."""

@@ -28,7 +28,10 @@ class Formulated(Loss):
         return len(labels), int(np.prod(labels.shape[:-1])) if self.rows else labels.size
 
     def each(self, m: Formula, y: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses of elements, or of rows; m: whose methods are layers."""
+        """Return the losses of elements, or of rows.
+
+        m: whose methods are layers. y, labels: tensors of one shape.
+        """
         raise TypeError(f"{type(self).__name__} is no loss; see soapstone.losses")
 
     def emit(
