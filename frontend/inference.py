@@ -10,7 +10,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ from soapstone.errors import DataError
 from soapstone.frontend.data.batches import Batches
 from soapstone.frontend.data.buckets import Buckets
 from soapstone.frontend.data.samples import Samples
+from soapstone.frontend.exchange import as_array
 from soapstone.frontend.planned import Plans
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
@@ -35,7 +38,7 @@ from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
 from soapstone.kernels.choices import Choices, Tune
 from soapstone.mappers.bounded import BoundedMemoryMapper
-from soapstone.runtime import Machine, StoppedError
+from soapstone.runtime import Machine, Profile, StoppedError
 from soapstone.runtime.forks import tell
 from soapstone.system import usable_cores
 
@@ -132,7 +135,9 @@ class InferenceSession:
 
     `run` may be called from several threads: the runs of one session follow each other, those of
     several sessions go on at once. For runs at once on a machine of many cores, make a session a
-    thread, of fewer `threads` each.
+    thread, of fewer `threads` each; for many small requests at once, a `Batcher` of one session.
+
+    Inputs are arrays, or anything with `__dlpack__`, such as tensors of torch (docs/inference.md).
 
     Args:
         model: a Model, an OnnxModel or its file, or a Graph.
@@ -198,6 +203,7 @@ class InferenceSession:
         self._bounds: OrderedDict[tuple[object, ...], Bound] = OrderedDict()  # by shapes of inputs
         self._values: dict[str, Array] = {}  # what streamed weights begin with
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
+        self._pool: ThreadPoolExecutor | None = None  # of one thread, for `run_async`
         self._most = max(1, bound_shapes)
         self._start()
         tell(self)
@@ -211,9 +217,15 @@ class InferenceSession:
     def forked(self) -> None:
         """In a child process nobody holds the lock, and shapes are bound anew, to new workers."""
         self._lock = threading.Lock()
+        self._pool = None
         self._bounds.clear()
         if self._close.detach():
             self._start()
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return self._source.name
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -225,26 +237,66 @@ class InferenceSession:
         """The names of the outputs."""
         return self._source.outputs
 
-    def run(self, inputs: Mapping[str, Array] | Array) -> dict[str, Array]:
+    def run(
+        self, inputs: Mapping[str, Any] | Any, *, out: Mapping[str, Array] = NOTHING
+    ) -> dict[str, Array]:
         """Return the outputs by name.
 
-        inputs: an array of the declared type for each input; one array serves a single input.
+        inputs: an array of the declared type for each input, or a tensor of another library that
+        has `__dlpack__`; one serves a single input. out: arrays to write outputs to, by name, in
+        place of new ones.
 
         Raises:
-            DataError: a missing or unknown input, or one of another type, rank or extent.
+            DataError: a missing or unknown input, or one of another type, rank or extent; or such
+                an array to write to.
             GraphError: the model has no graph for these shapes; names the operator.
         """
-        given = self._checked(inputs)
+        given = self.checked(inputs)
         with self._lock:
             bound = self._bound(given)
+            self._check_out(out, bound.results)
             for name, feed in bound.feeds.items():
                 np.copyto(feed, given[name])
             self._session.run(bound)
-            return {name: array.copy() for name, array in bound.results.items()}
+            found = {}
+            for name, array in bound.results.items():
+                if name in out:
+                    np.copyto(out[name], array)
+                found[name] = out[name] if name in out else array.copy()
+            return found
+
+    def run_async(self, inputs: Mapping[str, Any] | Any) -> Future[dict[str, Array]]:
+        """Return the future of `run`: a thread of the session runs, in the order of calls.
+
+        inputs: as of `run`; they must stay as they are until the future is done.
+
+        Raises:
+            DataError: as `run`, at once; other errors are the future's.
+            StoppedError: the session was closed.
+        """
+        given = self.checked(inputs)
+        with self._lock:
+            self._check_open()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, f"run_async of {self.name}")
+            return self._pool.submit(self.run, given)
+
+    @contextmanager
+    def profile(self, path: str | Path) -> Iterator[Profile]:
+        """Time every task run inside, and write a timeline to a file (docs/profiles.md).
+
+        Yields the timeline. path: of the file, in the trace-event format.
+
+        Raises:
+            ProfileError: another timeline is being taken.
+        """
+        with self._session.timed() as timeline:
+            yield timeline
+        timeline.save(path)
 
     def variants(self, inputs: Mapping[str, Array] | Array) -> Mapping[str, str]:
         """Return which kernel variant serves each launch for inputs of these shapes."""
-        given = self._checked(inputs)
+        given = self.checked(inputs)
         with self._lock:
             return dict(self._bound(given).variants)
 
@@ -259,12 +311,19 @@ class InferenceSession:
 
         Two counts, by its memory plan and as it is compiled; None without a plan.
         """
-        given = self._checked(inputs)
+        given = self.checked(inputs)
         with self._lock:
             return self._bound(given).moved_bytes
 
     def close(self) -> None:
-        """Stop the workers and free the memory; a closed session runs no more."""
+        """Stop the workers and free the memory; a closed session runs no more.
+
+        What was asked of `run_async` before is done first.
+        """
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
         with self._lock:
             self._close()
 
@@ -274,7 +333,14 @@ class InferenceSession:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _checked(self, inputs: Mapping[str, Array] | Array) -> dict[str, Array]:
+    def checked(self, inputs: Mapping[str, Any] | Any) -> dict[str, Array]:
+        """Return inputs as `run` takes them: an array for each input, in the memory that it had.
+
+        inputs: as of `run`.
+
+        Raises:
+            DataError: as `run`.
+        """
         fields = self._source.inputs
         label = f"model {self._source.name!r}"
         if not isinstance(inputs, Mapping):
@@ -290,7 +356,7 @@ class InferenceSession:
         for field in fields:
             if field.name not in inputs:
                 raise DataError(f"{label}: input {field.name!r} is missing; {field} needed")
-            array = np.asarray(inputs[field.name])
+            array = as_array(inputs[field.name], f"{label}: input {field.name!r}")
             fits = len(array.shape) == len(field.shape) and all(
                 not isinstance(d, int) or d == extent for d, extent in zip(field.shape, array.shape)
             )
@@ -300,9 +366,23 @@ class InferenceSession:
             given[field.name] = array
         return given
 
-    def _bound(self, given: Mapping[str, Array]) -> Bound:
+    def _check_out(self, out: Mapping[str, Array], results: Mapping[str, Array]) -> None:
+        for name, array in out.items():
+            where = f"model {self.name!r}: out {name!r}"
+            if name not in results:
+                raise DataError(f"{where}: no such output; outputs are {', '.join(results)}")
+            found, needed = spec_of(array), spec_of(results[name])
+            if found != needed:
+                raise DataError(f"{where}: {found} found, {needed} needed")
+            if not array.flags.writeable:
+                raise DataError(f"{where}: a read-only array found, one to write to needed")
+
+    def _check_open(self) -> None:
         if not self._close.alive:
-            raise StoppedError(f"session of model {self._source.name!r}: it was closed")
+            raise StoppedError(f"session of model {self.name!r}: it was closed")
+
+    def _bound(self, given: Mapping[str, Array]) -> Bound:
+        self._check_open()
         bound = self._bounds.get(self._key(given))
         if bound is None:
             if len(self._bounds) >= self._most:

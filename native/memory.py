@@ -50,6 +50,16 @@ def address(array: Array, offset: int = 0) -> Address:
     return Address.of(array.ctypes.data + offset, array)
 
 
+def array_at(number: int, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return the array at an address, in C order, whose memory somebody else keeps."""
+    kind = np.dtype(dtype)
+    nbytes = math.prod(shape) * kind.itemsize
+    if nbytes == 0:
+        return np.empty(shape, kind)
+    raw = (ctypes.c_uint8 * nbytes).from_address(number)
+    return np.frombuffer(raw, kind).reshape(shape)
+
+
 def extent(array: Array) -> tuple[int, int]:
     """Return the addresses of an array's lowest byte and of the one after its highest."""
     first = int(address(array))

@@ -62,6 +62,7 @@ _MODULES = (
     "decoding",
     "losses",
     "metrics",
+    "onnxruntime",
     "optimizers",
     "schedules",
     "torch",

@@ -43,6 +43,7 @@ MODULES = (
     "soapstone.mappers",
     "soapstone.mappers.plugins",
     "soapstone.metrics",
+    "soapstone.onnxruntime",
     "soapstone.runtime",
     "soapstone.schedules",
     "soapstone.search.parallel",

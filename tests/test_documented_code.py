@@ -148,6 +148,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
         *(f"soapstone graph generate blocks {name}.npz --vertices 200" for name in ("cora", "a")),
         file("edges.txt", "0 1\n1 2\n"),
     ),
+    "inference.md": ("soapstone onnx export lenet model.onnx",),
     "lowering.md": (STRATEGY, "soapstone onnx export lenet model.onnx"),
     "mappers.md": (file("mymodule.py", MAPPER),),
     "memory.md": (SCRIPT, IMAGE, "soapstone onnx export lenet resnet50.onnx"),

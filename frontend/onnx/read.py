@@ -39,6 +39,19 @@ class Declared:
 
 
 @dataclass(frozen=True)
+class Metadata:
+    """What a file says of itself, and of its producer; "" or 0 where it says nothing."""
+
+    producer: str = ""
+    domain: str = ""
+    description: str = ""
+    graph: str = ""
+    graph_description: str = ""
+    version: int = 0
+    entries: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Source:
     """A checked model: its graph without weights, and the weights as views of the file."""
 
@@ -51,6 +64,7 @@ class Source:
     outputs: tuple[Declared, ...]
     functions: Mapping[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
     layouts: Layouts | None = None
+    metadata: Metadata = Metadata()
 
 
 def read(model: str | Path | bytes | memoryview | onnx.ModelProto) -> Source:
@@ -131,7 +145,19 @@ def _source(
         functions[key] = function
     name = re.sub(r"\s+", " ", graph.name).strip() or title
     layouts = _layouts(model)
-    return Source(name, graph, opsets, weights, unsupported, inputs, outputs, functions, layouts)
+    metadata = Metadata(
+        model.producer_name,
+        model.domain,
+        model.doc_string,
+        graph.name,
+        graph.doc_string,
+        model.model_version,
+        {entry.key: entry.value for entry in model.metadata_props},
+    )
+    return Source(
+        *(name, graph, opsets, weights, unsupported, inputs, outputs, functions),
+        *(layouts, metadata),
+    )
 
 
 def _layouts(model: onnx.ModelProto) -> Layouts | None:

@@ -1,0 +1,36 @@
+"""Arrays from elsewhere: whatever has elements in the CPU's memory is read where it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from soapstone.errors import DataError
+from soapstone.ir.tensor import Array
+
+
+def as_array(value: Any, where: str) -> Array:
+    """Return a value as an array: of DLPack (torch, JAX, CuPy, …) the same memory, without a copy.
+
+    Args:
+        value: an array, what has `__dlpack__`, or what `numpy.asarray` takes.
+        where: what the value is, for errors.
+
+    Raises:
+        DataError: its memory cannot be read from here: that of a GPU, or of a tensor that records
+            gradients; names both.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    kind = f"{type(value).__module__}.{type(value).__name__}"
+    try:
+        return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise DataError(
+            f"{where}: {kind} found, elements in the CPU's memory needed: {said}"
+        ) from error
+
+
+__all__ = ["as_array"]

@@ -1,0 +1,1 @@
+"""The interface of ONNX Runtime over soapstone's sessions: `soapstone.onnxruntime`."""

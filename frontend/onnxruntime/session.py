@@ -1,0 +1,407 @@
+"""`InferenceSession` and `IOBinding` with ONNX Runtime's signatures, over soapstone's session."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from soapstone.frontend import inference
+from soapstone.frontend.onnx import from_onnx
+from soapstone.frontend.onnxruntime.errors import InvalidArgument, as_invalid
+from soapstone.frontend.onnxruntime.options import (
+    GraphOptimizationLevel,
+    RunOptions,
+    SessionOptions,
+)
+from soapstone.frontend.onnxruntime.values import (
+    ModelMetadata,
+    NodeArg,
+    OrtValue,
+    check_device,
+    element,
+)
+from soapstone.ir.tensor import Array
+from soapstone.native.memory import array_at
+
+CPU, GPU = "CPUExecutionProvider", "CUDAExecutionProvider"
+Provider = str | tuple[str, Mapping[str, Any]]
+
+
+def get_available_providers() -> list[str]:
+    """Return the providers of sessions here: a GPU's where there is one, and the CPU's."""
+    from soapstone.runtime import Machine
+
+    try:
+        Machine.local(gpus=1)
+    except Exception:  # no driver, no package for it, or no such GPU
+        return [CPU]
+    return [GPU, CPU]
+
+
+def get_device() -> str:
+    """Return "GPU" where sessions may use one, else "CPU"."""
+    return "GPU" if GPU in get_available_providers() else "CPU"
+
+
+class InferenceSession:
+    """A model that is run as with `onnxruntime.InferenceSession`.
+
+    Runs may be asked for from several threads; they follow each other.
+
+    Args:
+        path_or_bytes: a file, or its bytes. sess_options: see `SessionOptions`.
+        providers: in order of preference, names or pairs of name and options; the CPU's is the
+            default, "CUDAExecutionProvider" takes a GPU where there is one. Others are left out,
+            with a warning. provider_options: those of each; they change nothing, which is said.
+
+    Raises:
+        InvalidArgument: options that do not fit. OnnxError: the file is malformed, or needs what is
+            not supported. OSError: it cannot be read.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | os.PathLike[str] | bytes,
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[Provider] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        if not isinstance(path_or_bytes, str | bytes | os.PathLike):
+            kind = type(path_or_bytes).__name__
+            raise TypeError(f"InferenceSession: {kind} found, a path or bytes needed")
+        options = SessionOptions() if sess_options is None else sess_options
+        if not isinstance(options, SessionOptions):
+            kind = f"{type(options).__module__}.{type(options).__name__}"
+            raise TypeError(f"sess_options: {kind} found, soapstone's SessionOptions needed")
+        named = isinstance(path_or_bytes, str | os.PathLike)
+        model = from_onnx(
+            Path(path_or_bytes) if named else path_or_bytes,  # type: ignore[arg-type]
+            dims=options._dims,
+        )
+        self._options = options
+        self._providers = _chosen(providers, provider_options)
+        self._metadata = model.source.metadata
+        graph, known = model.source.graph, {each.name for each in model.inputs}
+        self._inputs = [NodeArg.of(value) for value in graph.input if value.name in known]
+        self._outputs = [NodeArg.of(value) for value in graph.output]
+        level = options.graph_optimization_level
+        self._session = inference.InferenceSession(
+            model,
+            threads=options.intra_op_num_threads or None,
+            gpus=int(self._providers[0] == GPU),
+            plain=level == GraphOptimizationLevel.ORT_DISABLE_ALL,
+            tune=not options.use_deterministic_compute,
+        )
+        self._profiling = ExitStack()
+        self._profile = ""
+        self._began_ns = time.time_ns()
+        if options.enable_profiling:
+            stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(self._began_ns / 1e9))
+            self._profile = f"{options.profile_file_prefix}_{stamp}.json"
+            self._profiling.enter_context(self._session.profile(self._profile))
+
+    @property
+    def session(self) -> inference.InferenceSession:
+        """The session that runs: all of soapstone's own options and methods."""
+        return self._session
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Return the inputs as the file declares them."""
+        return list(self._inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Return the outputs as the file declares them."""
+        return list(self._outputs)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return nothing: inputs that the file gives a value are weights."""
+        return []
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """Return what the file says of itself."""
+        said = self._metadata
+        return ModelMetadata(
+            producer_name=said.producer,
+            domain=said.domain,
+            description=said.description,
+            graph_name=said.graph,
+            graph_description=said.graph_description,
+            version=said.version,
+            custom_metadata_map=dict(said.entries),
+        )
+
+    def get_session_options(self) -> SessionOptions:
+        """Return the options that the session was made with."""
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """Return where the session runs."""
+        return list(self._providers)
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """Return no options for each provider."""
+        return {name: {} for name in self._providers}
+
+    def get_profiling_start_time_ns(self) -> int:
+        """Return when the session was made, in ns since 1970."""
+        return self._began_ns
+
+    def end_profiling(self) -> str:
+        """Write the timeline of all runs so far, and return its file; "" where none is taken."""
+        self._profiling.close()
+        found, self._profile = self._profile, ""
+        return found
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None = None,
+    ) -> list[Array]:
+        """Return the outputs of a run.
+
+        Args:
+            output_names: which, in order; None or none for all.
+            input_feed: an array, an `OrtValue`, or what has `__dlpack__`, for each input.
+            run_options: see `RunOptions`.
+
+        Raises:
+            InvalidArgument: an unknown name, or an input that is missing, or does not fit.
+        """
+        wanted = self._wanted(output_names, run_options)
+        with as_invalid():
+            found = self._session.run(input_feed)
+        return [found[name] for name in wanted]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Array], Any, str], None],
+        user_data: Any,
+        run_options: RunOptions | None = None,
+    ) -> None:
+        """Run, and call back from another thread.
+
+        Args:
+            output_names, input_feed, run_options: as of `run`.
+            callback: is given the outputs, user_data, and "" or what went wrong.
+            user_data: for the callback.
+
+        Raises:
+            InvalidArgument: as `run`, at once.
+        """
+        wanted = self._wanted(output_names, run_options)
+        with as_invalid():
+            future = self._session.run_async(input_feed)
+
+        def done(future: Future[dict[str, Array]]) -> None:
+            error = future.exception()
+            found = {} if error else future.result()
+            callback([found[n] for n in wanted if n in found], user_data, str(error or ""))
+
+        future.add_done_callback(done)
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:
+        """Return the outputs of a run as `OrtValue`s.
+
+        output_names, input_dict_ort_values, run_options: as of `run`.
+        """
+        found = self.run(output_names, input_dict_ort_values, run_options)
+        return [OrtValue(array) for array in found]
+
+    def io_binding(self) -> IOBinding:
+        """Return bindings of inputs and outputs for `run_with_iobinding`."""
+        return IOBinding(self)
+
+    def run_with_iobinding(
+        self, iobinding: IOBinding, run_options: RunOptions | None = None
+    ) -> None:
+        """Run on bound inputs, into bound outputs.
+
+        iobinding: made by this session. run_options: as of `run`.
+
+        Raises:
+            InvalidArgument: as `run`, or a binding of another session.
+        """
+        self._wanted(None, run_options)
+        iobinding.run(self)
+
+    def _wanted(self, names: Sequence[str] | None, run_options: RunOptions | None) -> Sequence[str]:
+        if run_options is not None and not isinstance(run_options, RunOptions):
+            kind = f"{type(run_options).__module__}.{type(run_options).__name__}"
+            raise TypeError(f"run_options: {kind} found, soapstone's RunOptions needed")
+        known = self._session.outputs
+        if not names:
+            return known
+        for name in names:
+            if name not in known:
+                raise InvalidArgument(
+                    f"model {self._session.name!r}: unknown output {name!r}; outputs are"
+                    f" {', '.join(known)}"
+                )
+        return names
+
+
+class IOBinding:
+    """Inputs and outputs of runs, bound by name to memory that is read or written in each run.
+
+    Args:
+        session: whose they are.
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        self._session = session
+        self._inputs: dict[str, Any] = {}
+        self._outputs: dict[str, Array | None] = {}
+        self._made: dict[str, Array] = {}
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
+        """Bind an input to an array, which is read in each run. name: of it. arr_on_cpu: that."""
+        self._bind_input(name, arr_on_cpu)
+
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """Bind an input to a value. name: of it. ortvalue: that."""
+        self._bind_input(name, ortvalue.array)
+
+    def bind_input(
+        self,
+        name: str,
+        device_type: str,
+        device_id: int,
+        element_type: Any,
+        shape: Sequence[int],
+        buffer_ptr: int,
+    ) -> None:
+        """Bind an input to memory, such as that of a tensor of torch.
+
+        Args:
+            name: of the input. device_type: "cpu". device_id: 0.
+            element_type, shape: of what is there, in C order. buffer_ptr: its address.
+
+        Raises:
+            InvalidArgument: another device, or an unknown input or type.
+        """
+        where = f"bind_input {name!r}"
+        check_device(where, device_type, device_id)
+        self._bind_input(name, array_at(buffer_ptr, tuple(shape), element(where, element_type)))
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """Bind an output to memory, or without an address to an array that each run makes.
+
+        Args:
+            name: of the output. device_type: "cpu". device_id: 0.
+            element_type, shape: of what is there, in C order. buffer_ptr: its address.
+
+        Raises:
+            InvalidArgument: another device, an unknown output or type, or an address alone.
+        """
+        where = f"bind_output {name!r}"
+        check_device(where, device_type, device_id)
+        if buffer_ptr is None:
+            self._bind_output(name, None)
+            return
+        if element_type is None or shape is None:
+            raise InvalidArgument(f"{where}: an address found, element_type and shape needed too")
+        self._bind_output(name, array_at(buffer_ptr, tuple(shape), element(where, element_type)))
+
+    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+        """Bind an output to a value, which is written in each run. name: of it. ortvalue: that."""
+        self._bind_output(name, ortvalue.array)
+
+    def clear_binding_inputs(self) -> None:
+        """Forget the inputs."""
+        self._inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Forget the outputs."""
+        self._outputs.clear()
+        self._made.clear()
+
+    def synchronize_inputs(self) -> None:
+        """Do nothing: memory of the CPU is as it was written."""
+
+    def synchronize_outputs(self) -> None:
+        """Do nothing: a run has ended when it returns."""
+
+    def get_outputs(self) -> list[OrtValue]:
+        """Return the outputs of the last run, in the order in which they were bound."""
+        return [OrtValue(self._made[name]) for name in self._outputs if name in self._made]
+
+    def copy_outputs_to_cpu(self) -> list[Array]:
+        """Return copies of the outputs of the last run, in the order in which they were bound."""
+        return [value.numpy() for value in self.get_outputs()]
+
+    def run(self, session: InferenceSession) -> None:
+        """Run a session on what is bound; see `InferenceSession.run_with_iobinding`.
+
+        session: that which made the binding.
+        """
+        if session is not self._session:
+            raise InvalidArgument("run_with_iobinding: a binding of another session found")
+        fixed = {name: array for name, array in self._outputs.items() if array is not None}
+        with as_invalid():
+            found = session.session.run(self._inputs, out=fixed)
+        self._made = {name: found[name] for name in self._outputs}
+
+    def _bind_input(self, name: str, value: Any) -> None:
+        known = [each.name for each in self._session.get_inputs()]
+        if name not in known:
+            raise InvalidArgument(f"binding: unknown input {name!r}; inputs are {', '.join(known)}")
+        self._inputs[name] = value
+
+    def _bind_output(self, name: str, array: Array | None) -> None:
+        self._session._wanted([name], None)
+        self._outputs[name] = array
+
+
+def _chosen(
+    providers: Sequence[Provider] | None, provider_options: Sequence[Mapping[str, Any]] | None
+) -> list[str]:
+    """Return the providers of a session, of which the first runs it."""
+    if isinstance(providers, str) or not isinstance(providers, Sequence | None):
+        raise InvalidArgument(f"providers: {providers!r} found, a list of names needed")
+    options = list(provider_options or [{}] * len(providers or ()))
+    if len(options) != len(providers or ()):
+        raise InvalidArgument(
+            f"provider_options: {len(options)} found, {len(providers or ())} needed, as providers"
+        )
+    available = [CPU] if providers is None else get_available_providers()
+    chosen: list[str] = []
+    for provider, of in zip(providers or (), options):
+        name, given = provider if isinstance(provider, tuple) else (provider, of)
+        if not isinstance(name, str):
+            raise InvalidArgument(f"providers: {name!r} found, a name needed")
+        if name not in available:
+            have = ", ".join(available)
+            warnings.warn(f"provider {name!r} is not available; {have} are", stacklevel=3)
+        elif name not in chosen:
+            chosen.append(name)
+            if given:
+                said = ", ".join(map(str, given))
+                warnings.warn(f"options of {name} change nothing: {said}", stacklevel=3)
+    if CPU not in chosen:
+        chosen.append(CPU)
+    return chosen
+
+
+__all__ = ["IOBinding", "InferenceSession", "get_available_providers", "get_device"]
