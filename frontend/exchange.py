@@ -18,8 +18,8 @@ def as_array(value: Any, where: str) -> Array:
         where: what the value is, for errors.
 
     Raises:
-        DataError: its memory cannot be read from here: that of a GPU, or of a tensor that records
-            gradients; names both.
+        DataError: its memory cannot be read from here, such as that of a GPU or of a tensor that
+            records gradients, or NumPy has no such elements; names both.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -29,7 +29,7 @@ def as_array(value: Any, where: str) -> Array:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         said = " ".join(str(error).split())
         raise DataError(
-            f"{where}: {kind} found, elements in the CPU's memory needed: {said}"
+            f"{where}: {kind} found, elements of a type of NumPy in the CPU's memory needed: {said}"
         ) from error
 
 

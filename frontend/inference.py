@@ -238,13 +238,13 @@ class InferenceSession:
         return self._source.outputs
 
     def run(
-        self, inputs: Mapping[str, Any] | Any, *, out: Mapping[str, Array] = NOTHING
+        self, inputs: Mapping[str, Any] | Any, *, out: Mapping[str, Any] = NOTHING
     ) -> dict[str, Array]:
         """Return the outputs by name.
 
         inputs: an array of the declared type for each input, or a tensor of another library that
-        has `__dlpack__`; one serves a single input. out: arrays to write outputs to, by name, in
-        place of new ones.
+        has `__dlpack__`; one serves a single input. out: arrays or tensors to write outputs to, by
+        name, in place of new arrays.
 
         Raises:
             DataError: a missing or unknown input, or one of another type, rank or extent; or such
@@ -254,15 +254,15 @@ class InferenceSession:
         given = self.checked(inputs)
         with self._lock:
             bound = self._bound(given)
-            self._check_out(out, bound.results)
+            into = self._into(out, bound.results)
             for name, feed in bound.feeds.items():
                 np.copyto(feed, given[name])
             self._session.run(bound)
             found = {}
             for name, array in bound.results.items():
-                if name in out:
-                    np.copyto(out[name], array)
-                found[name] = out[name] if name in out else array.copy()
+                if name in into:
+                    np.copyto(into[name], array)
+                found[name] = into[name] if name in into else array.copy()
             return found
 
     def run_async(self, inputs: Mapping[str, Any] | Any) -> Future[dict[str, Array]]:
@@ -366,16 +366,20 @@ class InferenceSession:
             given[field.name] = array
         return given
 
-    def _check_out(self, out: Mapping[str, Array], results: Mapping[str, Array]) -> None:
-        for name, array in out.items():
+    def _into(self, out: Mapping[str, Any], results: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the arrays to write outputs to, checked."""
+        into = {}
+        for name, given in out.items():
             where = f"model {self.name!r}: out {name!r}"
             if name not in results:
                 raise DataError(f"{where}: no such output; outputs are {', '.join(results)}")
+            array = into[name] = as_array(given, where)
             found, needed = spec_of(array), spec_of(results[name])
             if found != needed:
                 raise DataError(f"{where}: {found} found, {needed} needed")
             if not array.flags.writeable:
                 raise DataError(f"{where}: a read-only array found, one to write to needed")
+        return into
 
     def _check_open(self) -> None:
         if not self._close.alive:
