@@ -228,6 +228,11 @@ class InferenceSession:
         return self._source.name
 
     @property
+    def threads(self) -> int:
+        """How many threads compute."""
+        return self._machine.processors[0].threads
+
+    @property
     def inputs(self) -> tuple[Field, ...]:
         """The declared inputs; an axis is a number, the name of a symbolic dim, or None."""
         return self._source.inputs

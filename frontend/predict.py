@@ -102,7 +102,7 @@ def predict(
         DataError, GraphError: a model or arrays that do not fit.
     """
     started = time.perf_counter()
-    source = _source(model, checkpoint)
+    source = source_of(model, checkpoint)
     with InferenceSession(
         source, threads=threads, plain=plain, fast_memory=fast_memory, plan=plan, tune=tune
     ) as session:
@@ -122,14 +122,20 @@ def predict(
         )
 
 
-def _source(model: str, checkpoint: Path | None) -> Model | Path:
+def source_of(model: str, checkpoint: Path | None, *, initial: bool = False) -> Model | Path:
+    """Return an ONNX file, or an app with a checkpoint's weights; or, if `initial`, its first ones.
+
+    Raises:
+        DataError: a checkpoint with a file, or none with an app.
+    """
     if model.lower().endswith(".onnx"):
         if checkpoint is not None:
             raise DataError(f"model {model!r}: an ONNX file has its own weights; no checkpoint")
         return Path(model)
     app = load_app(model)
-    if checkpoint is None:
+    if checkpoint is None and not initial:
         raise DataError(f"app {model!r}: no weights; give --checkpoint")
     built = app.build(1)
-    built.load_checkpoint(checkpoint)
+    if checkpoint is not None:
+        built.load_checkpoint(checkpoint)
     return built

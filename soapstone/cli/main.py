@@ -14,9 +14,10 @@ import typer
 
 import soapstone
 from soapstone.cli import bench, graph, memory, onnx, profile, rules, strategy
-from soapstone.cli.common import Json, answer, bytes_of, command, tell
+from soapstone.cli.common import Dims, Json, answer, bytes_of, command, dims_of, tell
 from soapstone.cli.optimize import optimize
 from soapstone.cli.show import show
+from soapstone.errors import DataError
 
 app = typer.Typer(
     help="Deep learning where everything about how a model runs is searched, proved or measured.",
@@ -211,7 +212,9 @@ def new(
 @command(app)
 def predict(
     model: Annotated[str, typer.Argument(help="An .onnx file, or an app's name.")],
-    inputs: Annotated[Path, typer.Option("--input", "-i", help="An npz file of the inputs.")],
+    inputs: Annotated[
+        Path | None, typer.Option("--input", "-i", help="An npz file of the inputs.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the outputs here, as npz.")
     ] = None,
@@ -220,7 +223,16 @@ def predict(
     plain: Annotated[
         bool, typer.Option("--plain", help="One kernel an operator: no folding, no fusing.")
     ] = False,
-    runs: Annotated[int, typer.Option(min=1, help="How often to run, for the time.")] = 1,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help="How often to run, for the time; default once.")
+    ] = None,
+    benchmark: Annotated[
+        bool,
+        typer.Option(
+            "--benchmark", help="Show percentiles of the times of 3 s of runs, or --runs."
+        ),
+    ] = False,
+    dim: Dims = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure rival kernels first, and keep the times.")
     ] = False,
@@ -228,19 +240,39 @@ def predict(
     plan: Plan = None,
     as_json: Json = False,
 ) -> None:
-    """Run a model on the arrays of an npz file."""
+    """Run a model on the arrays of an npz file; or measure runs, on inputs that are drawn."""
     import numpy as np
 
     from soapstone.files import check_targets, write
     from soapstone.frontend import predict as task
 
     check_targets(output)
+    if benchmark:
+        from soapstone.frontend.latency import measure
+
+        for option, found in (("-o", output), ("--fast-memory", fast_memory), ("--plan", plan)):
+            if found is not None:
+                raise DataError(f"{option} found with --benchmark, which measures runs alone")
+        latency = measure(
+            *(model, None if inputs is None else task.read_arrays(inputs)),
+            dims=dims_of(dim),
+            checkpoint=checkpoint,
+            threads=threads,
+            plain=plain,
+            runs=runs,
+            tune="now" if tune else True,
+        )
+        tell(latency, latency.as_dict(), as_json)
+        return
+    if inputs is None or dim:
+        found = "--dim" if dim else "no --input"
+        raise DataError(f"{found} found; an npz file of the inputs needed, or --benchmark")
     result = task.predict(
         *(model, task.read_arrays(inputs)),
         checkpoint=checkpoint,
         threads=threads,
         plain=plain,
-        runs=runs,
+        runs=runs or 1,
         fast_memory=None if fast_memory is None else bytes_of("--fast-memory", fast_memory),
         plan=plan,
         tune="now" if tune else True,

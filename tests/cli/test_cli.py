@@ -346,6 +346,26 @@ def test_a_search_says_what_it_found_and_kept(tiny: Path, tmp_path: Path) -> Non
     assert result.exit_code == 0 and f"wrote {faster}" in result.stdout
 
 
+def test_runs_are_measured(tiny: Path, tmp_path: Path) -> None:
+    onnx = tmp_path / "tiny.onnx"
+    assert invoke("onnx", "export", tiny, onnx).exit_code == 0
+    for model, more in ((tiny, ["--dim", "batch=3"]), (onnx, ["--threads", "1"])):
+        result = invoke("predict", model, "--benchmark", "--runs", "7", "--json", *more)
+        assert result.exit_code == 0, result.stderr
+        told = json.loads(result.stdout)
+        assert told["runs"] == 7 and told["threads"] >= 1
+        assert 0 < told["p50_ms"] <= told["p90_ms"] <= told["p99_ms"]
+        assert told["samples_per_s"] == pytest.approx(
+            told["runs_per_s"] * (3 if model is tiny else 1)
+        )
+        assert any("float32[3, " in shape for shape in told["inputs"].values()) is (model is tiny)
+        assert "p99" in result.stderr and "samples/s" in result.stderr
+    wrong = error_of("predict", tiny, "--benchmark", "--dim", "bacth=3")
+    assert "dim 'bacth' found; did you mean 'batch'?" in wrong
+    assert "-o found with --benchmark" in error_of("predict", onnx, "--benchmark", "-o", "x.npz")
+    assert "no --input found" in error_of("predict", onnx)
+
+
 def test_errors_are_one_line(tiny: Path, tmp_path: Path) -> None:
     assert "app 'nothing' found; one of alexnet, bert" in error_of("train", "nothing")
     assert "no such file" in error_of("train", tmp_path / "absent.py")
