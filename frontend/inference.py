@@ -34,6 +34,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
+from soapstone.ir.samples import meeting_samples
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
 from soapstone.kernels.choices import Choices, Tune
@@ -304,6 +305,17 @@ class InferenceSession:
         given = self.checked(inputs)
         with self._lock:
             return dict(self._bound(given).variants)
+
+    def meeting_samples(self, inputs: Mapping[str, Any] | Any) -> str:
+        """Return where outputs depend on other rows of the inputs than theirs; "" for nowhere.
+
+        Rows are along the first axis of all inputs and outputs. inputs: as of `run`, of two rows or
+        more.
+        """
+        graph, contents = self._source.graph(self.checked(inputs))
+        if contents:
+            return f"input {next(iter(contents))!r}, on whose contents shapes depend"
+        return meeting_samples(graph, self._source.weights())
 
     @property
     def peak_bytes(self) -> int:

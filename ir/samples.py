@@ -7,9 +7,11 @@ are gathered for others of them, such as neighbours for vertices, those are the 
 
 from __future__ import annotations
 
-from soapstone.ir.dims import Affine, Product, Whole
+from collections.abc import Mapping
+
+from soapstone.ir.dims import Affine, Axis, Kind, Product, Signature, Whole
 from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
 
 
 def sample_dims(graph: Graph) -> dict[str, str]:
@@ -24,9 +26,8 @@ def sample_dims(graph: Graph) -> dict[str, str]:
             if position is None:
                 continue
             axis = operand.axes[position]
-            plain = isinstance(axis, Affine) and axis.stride == 1 and not axis.overlaps
-            if plain or isinstance(axis, Product):
-                dim = axis.dims[0]
+            dim = _outermost(axis)
+            if dim is not None:
                 break
             if isinstance(axis, Whole) and axis.of:
                 dim = axis.of
@@ -40,3 +41,71 @@ def sample_dims(graph: Graph) -> dict[str, str]:
                     axis_of[name] = position
                     break
     return result
+
+
+def meeting_samples(graph: Graph, weights: Mapping[str, Array]) -> str:
+    """Return where rows of outputs depend on other rows of the inputs than theirs; "" for nowhere.
+
+    Rows are along the first axis of all inputs and outputs, of which a graph has several. What
+    signatures do not tell apart counts as a place where samples meet.
+
+    weights: the contents of parameters, states and constants, by name.
+    """
+    axis_of = dict.fromkeys(graph.inputs(Role.INPUT), 0)
+    alike: dict[str, set[int]] = {}  # axes along which all rows of what is made of weights are one
+    for node in graph.nodes:
+        signature = graph.signature(node)
+        where = f"{node.operator} {node.name!r}"
+        seen = [name for name in node.inputs if name in axis_of]
+        if not seen:
+            known = {dim for operand in signature.inputs for dim in operand.dims}
+            for name, operand in zip(node.outputs, signature.outputs):
+                axes = enumerate(operand.axes)
+                alike[name] = {p for p, axis in axes if axis.dims and known.isdisjoint(axis.dims)}
+            continue
+        dims = {
+            _aligned(operand.axes[axis_of[name]], signature)
+            for name, operand in zip(node.inputs, signature.inputs)
+            if name in axis_of
+        }
+        dim = dims.pop()
+        if dims or dim is None or signature.by_name[dim].kind is not Kind.FREE:
+            return where
+        for name, operand in zip(node.inputs, signature.inputs):
+            for position, axis in enumerate(operand.axes):
+                other = dim in axis.dims and axis_of.get(name) != position
+                if other and (name in axis_of or not _same(name, position, alike, weights)):
+                    return where
+        for name, operand in zip(node.outputs, signature.outputs):
+            found = [p for p, axis in enumerate(operand.axes) if _aligned(axis, signature) == dim]
+            if len(found) != 1:
+                return where
+            axis_of[name] = found[0]
+    for name in graph.outputs:
+        if axis_of.get(name) != 0:
+            return f"output {name!r}"
+    return ""
+
+
+def _outermost(axis: Axis) -> str | None:
+    """Return the dim of which each index has elements of an axis of its own, in order."""
+    plain = isinstance(axis, Affine) and axis.stride == 1 and not axis.overlaps
+    return axis.dims[0] if plain or isinstance(axis, Product) else None
+
+
+def _aligned(axis: Axis, signature: Signature) -> str | None:
+    """Return the dim of which index i has the i-th of equal parts of an axis."""
+    dim = _outermost(axis)
+    if dim is None or (isinstance(axis, Affine) and axis.extent != signature.by_name[dim].extent):
+        return None
+    return dim
+
+
+def _same(
+    name: str, axis: int, alike: Mapping[str, set[int]], weights: Mapping[str, Array]
+) -> bool:
+    """Return whether a value that no sample determines has the same contents in all rows."""
+    if name not in weights:
+        return axis in alike.get(name, ())
+    array = weights[name]
+    return bool((array == array.take([0], axis)).all())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from soapstone.cli.main import run_app
     from soapstone.errors import DataError
+    from soapstone.frontend.batcher import Batcher, BatcherStatistics
     from soapstone.frontend.data.sets import digits
     from soapstone.frontend.dynamic.session import DynamicSession
     from soapstone.frontend.inference import InferenceSession
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "soapstone.cli.main": ("run_app",),
     "soapstone.errors": ("DataError",),
+    "soapstone.frontend.batcher": ("Batcher", "BatcherStatistics"),
     "soapstone.frontend.data.sets": ("digits",),
     "soapstone.frontend.dynamic.session": ("DynamicSession",),
     "soapstone.frontend.inference": ("InferenceSession",),
@@ -91,6 +93,8 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Batcher",
+    "BatcherStatistics",
     "CheckpointError",
     "Configuration",
     "DataError",

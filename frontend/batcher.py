@@ -1,0 +1,326 @@
+"""Requests of many callers, joined into runs of one session.
+
+A kernel takes hardly longer for a few samples than for one, so requests that wait at the same time
+are run as one. A thread of the batcher takes the request that has waited longest, waits until as
+many samples as may be joined are there or its delay is over, runs them, and gives each its rows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from soapstone.errors import DataError
+from soapstone.frontend.inference import Field, InferenceSession
+from soapstone.ir.tensor import Array
+from soapstone.runtime import StoppedError
+from soapstone.runtime.forks import FORKED, tell
+
+Answer = dict[str, Array]
+_KEYS = 1024  # of which it is kept whether samples meet
+
+
+@dataclass(frozen=True)
+class BatcherStatistics:
+    """What a batcher has done.
+
+    Attributes:
+        requests: that were answered, with outputs or an error. runs: of the session for them.
+        samples: that requests had. padding: samples that were run and are nobody's.
+    """
+
+    requests: int = 0
+    runs: int = 0
+    samples: int = 0
+    padding: int = 0
+
+
+@dataclass(eq=False)
+class _Request:
+    """What a caller waits for. key: requests of one key may be joined."""
+
+    given: Mapping[str, Array]
+    samples: int
+    key: tuple[Any, ...]
+    caller: int
+    until_s: float
+    answer: Future[Answer]
+
+
+class Batcher:
+    """A session whose requests are joined: for many small requests of several threads at once.
+
+    Samples are rows: all inputs have a first dim of one symbolic extent. Requests are joined if
+    their inputs have equal shapes but for that, and the graph shows that each row of the outputs
+    depends on its row of the inputs alone; else each runs by itself, and `apart` says why. Requests
+    of one thread are answered in the order in which it asked.
+
+    Args:
+        session: that runs; it may be used directly meanwhile, and stays open when this is closed.
+        most: samples of a run. A request of more is run by itself.
+        delay_ms: how long a request waits for others at most, before its run.
+        pad: whether runs are filled up to 1, 2, 4, 8, … samples, by the last sample over again, so
+            that a session compiles few shapes; else each number of samples is one.
+
+    Raises:
+        DataError: arguments or inputs of the session that do not fit.
+
+    Example:
+        >>> with Batcher(InferenceSession("model.onnx"), most=16, delay_ms=2) as batcher:
+        ...     future = batcher.run_async({"image": image})  # from any thread
+        ...     logits = future.result()["logits"]
+    """
+
+    def __init__(
+        self,
+        session: InferenceSession,
+        *,
+        most: int = 16,
+        delay_ms: float = 2.0,
+        pad: bool = True,
+    ) -> None:
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise DataError(f"most: {most!r} found; a number of samples, 1 or more, needed")
+        if not 0 <= delay_ms < float("inf"):
+            raise DataError(f"delay_ms: {delay_ms!r} found; 0 or more needed")
+        _check(session)
+        self._session = session
+        self._most, self._delay_s, self._pad = most, delay_ms / 1e3, pad
+        self._waiting: deque[_Request] = deque()
+        self._changed = threading.Condition()
+        self._closing = self._gone = False
+        self._statistics = BatcherStatistics()
+        self._meeting: OrderedDict[tuple[Any, ...], str] = OrderedDict()  # of each key, where
+        self._thread = threading.Thread(target=self._serve, name="batcher", daemon=True)
+        self._thread.start()
+        tell(self)
+
+    def forked(self) -> None:
+        """In a child process there is no thread that runs: requests are refused."""
+        self._changed = threading.Condition()
+        self._gone = True
+
+    @property
+    def inputs(self) -> tuple[Field, ...]:
+        """The inputs of the session."""
+        return self._session.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs of the session."""
+        return self._session.outputs
+
+    @property
+    def statistics(self) -> BatcherStatistics:
+        """What was done so far."""
+        return self._statistics
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Where samples meet in the graphs of the shapes seen last, which are run one by one."""
+        return tuple(dict.fromkeys(filter(None, self._meeting.values())))
+
+    def run(self, inputs: Mapping[str, Any] | Any) -> Answer:
+        """Return the outputs by name, as `InferenceSession.run`; waits for them.
+
+        inputs: as of `InferenceSession.run`.
+
+        Raises:
+            As `InferenceSession.run`; StoppedError: the batcher was closed.
+        """
+        return self.run_async(inputs).result()
+
+    def run_async(self, inputs: Mapping[str, Any] | Any) -> Future[Answer]:
+        """Return the future of `run`. It may be cancelled until it runs.
+
+        inputs: as of `InferenceSession.run`; they must stay as they are until the future is done.
+
+        Raises:
+            DataError: inputs that do not fit, at once.
+            StoppedError: the batcher was closed.
+        """
+        given = self._session.checked(inputs)
+        sizes = {name: array.shape[0] for name, array in given.items()}
+        if len(set(sizes.values())) > 1:
+            raise DataError(
+                f"model {self._session.name!r}: {sizes} samples found; one number needed"
+            )
+        samples = next(iter(sizes.values()))
+        key = tuple(array.shape[1:] for array in given.values())
+        until_s = time.monotonic() + self._delay_s
+        request = _Request(given, samples, key, threading.get_ident(), until_s, Future())
+        with self._changed:
+            if self._gone:
+                raise StoppedError(FORKED)
+            if self._closing:
+                raise StoppedError(f"batcher of model {self._session.name!r}: it was closed")
+            self._waiting.append(request)
+            self._changed.notify_all()
+        return request.answer
+
+    def close(self) -> None:
+        """Refuse further requests, answer those that wait at once, and stop."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if not self._gone and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Batcher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        while group := self._next():
+            group = [each for each in group if each.answer.set_running_or_notify_cancel()]
+            if group:
+                self._answer(group)
+
+    def _next(self) -> list[_Request]:
+        """Return the requests of the next run, waiting for them; none when all is done."""
+        with self._changed:
+            while True:
+                if not self._waiting:
+                    if self._closing:
+                        return []
+                    self._changed.wait()
+                    continue
+                group = self._joined()
+                left_s = self._waiting[0].until_s - time.monotonic()
+                full = sum(each.samples for each in group) >= self._most
+                if full or left_s <= 0 or self._closing:
+                    taken = set(group)
+                    self._waiting = deque(each for each in self._waiting if each not in taken)
+                    return group
+                self._changed.wait(left_s)
+
+    def _joined(self) -> list[_Request]:
+        """Return the first request and those that may be run with it, in the order they came.
+
+        A caller of whom one request is left does not get a later one answered before it.
+        """
+        first = self._waiting[0]
+        group, samples = [first], first.samples
+        behind: set[int] = set()
+        for each in list(self._waiting)[1:]:
+            if samples >= self._most:
+                break
+            fits = each.key == first.key and samples + each.samples <= self._most
+            if fits and each.caller not in behind:
+                group.append(each)
+                samples += each.samples
+            else:
+                behind.add(each.caller)
+        return group
+
+    def _answer(self, group: list[_Request]) -> None:
+        """Run requests as one and give each its rows; if that fails, each by itself."""
+        samples = sum(each.samples for each in group)
+        size = _rounded(samples, self._most) if self._pad else samples
+        answers: list[Answer | BaseException] = []
+        runs = 1
+        try:
+            if len(group) == 1 == samples or not self._meet(group, size):
+                answers += self._run(group, samples, size)
+        except Exception:  # of one of them, or of what is joined: each gets its own
+            runs += len(group)
+        if not answers:
+            size, runs = samples, max(runs, len(group))
+            answers += [self._alone(each) for each in group]
+        before = self._statistics
+        self._statistics = BatcherStatistics(
+            before.requests + len(group),
+            before.runs + runs,
+            before.samples + samples,
+            before.padding + size - samples,
+        )
+        for each, answer in zip(group, answers):
+            if isinstance(answer, BaseException):
+                each.answer.set_exception(answer)
+            else:
+                each.answer.set_result(answer)
+
+    def _alone(self, request: _Request) -> Answer | BaseException:
+        try:
+            return self._session.run(request.given)
+        except Exception as error:
+            return error
+
+    def _meet(self, group: list[_Request], size: int) -> str:
+        """Return where samples of requests meet; looked for once for requests of a key."""
+        key = group[0].key
+        if size < 2:
+            return ""
+        if key not in self._meeting:
+            some = next(each for each in group if each.samples)
+            given = {n: np.repeat(a[:1], 2, axis=0) for n, a in some.given.items()}
+            self._meeting[key] = self._session.meeting_samples(given)
+            if len(self._meeting) > _KEYS:
+                self._meeting.popitem(last=False)
+        return self._meeting[key]
+
+    def _run(self, group: list[_Request], samples: int, size: int) -> list[Answer]:
+        if len(group) == 1 and size == samples:
+            return [self._session.run(group[0].given)]
+        given = {}
+        for name, array in group[0].given.items():
+            parts = [each.given[name] for each in group]
+            if size > samples:
+                last = next(part for part in reversed(parts) if part.shape[0])[-1:]
+                parts += [last] * (size - samples)
+            given[name] = np.concatenate(parts, dtype=array.dtype)
+        found = self._session.run(given)
+        answers, begin = [], 0
+        for each in group:
+            end = begin + each.samples
+            # Rows of their own: one caller may write to them, another keep them.
+            answers.append({name: array[begin:end].copy() for name, array in found.items()})
+            begin = end
+        return answers
+
+
+def _rounded(samples: int, most: int) -> int:
+    """Return the least of 1, 2, 4, …, most that is as many samples or more."""
+    if samples >= most or samples == 0:
+        return samples
+    return min(1 << (samples - 1).bit_length(), most)
+
+
+def _check(session: InferenceSession) -> None:
+    """Check that all inputs of a session have samples as rows.
+
+    Raises:
+        DataError: one has not; names it.
+    """
+    label = f"model {session.name!r}"
+    if not session.inputs:
+        raise DataError(f"{label}: no inputs found; one needed, to join requests")
+    firsts = {}
+    for field in session.inputs:
+        if not field.shape or isinstance(field.shape[0], int):
+            raise DataError(
+                f"{label}: input {field}: a symbolic first dim needed, to join requests along it"
+            )
+        firsts[field.name] = field.shape[0]
+    if len(set(firsts.values())) > 1:
+        raise DataError(
+            f"{label}: first dims {firsts} found; one symbolic dim needed of all inputs"
+        )
+
+
+__all__ = ["Batcher", "BatcherStatistics"]
