@@ -1,1 +1,1 @@
-"""Recursive PyTorch models: their operators recorded, batched and reused."""
+"""Models of PyTorch: recursive ones recorded and batched, and graphs compiled for inference."""

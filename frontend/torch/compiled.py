@@ -1,0 +1,496 @@
+"""`torch.compile(model, backend="soapstone")`: graphs of PyTorch, run by sessions of soapstone.
+
+PyTorch hands over a graph of a model's operators. When it first runs with inputs of some shapes it
+is written in ATen's core operators, without mutations. Those that have a rule (`aten.py`) and
+follow each other become one graph of soapstone, bound in an inference session with the model's
+parameters as weights. What has no rule stays PyTorch's, and `report` says what and why.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+try:
+    import torch
+    from torch._decomp import core_aten_decompositions
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+    from torch.fx.passes.operator_support import OperatorSupportBase
+except ImportError as error:
+    raise ImportError(
+        "soapstone.torch: no torch found, needed: pip install 'soapstone[torch]'"
+    ) from error
+
+from soapstone.errors import DataError
+from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.torch.aten import DTYPES, MOVES, RULES, Emit, Value
+from soapstone.frontend.torch.decompositions import DECOMPOSITIONS
+from soapstone.frontend.torch.operators import NoRule
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.errors import GraphError
+from soapstone.ir.tensor import Array, Role, TensorSpec
+
+_KNOWN = {"full", "scalar_tensor", "arange", "eye", "zeros", "ones"}  # that read no tensor
+_MOST_KNOWN = 1 << 16  # elements of their results
+_BOUND = 8  # shapes of inputs of a graph that stay bound; the least recently used one goes
+_CHANGES = 3  # of a weight, after which it is an input: each binds all shapes anew
+_REFUSED = (NoRule, GraphError, DataError, TypeError, ValueError, AttributeError, LookupError)
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """What became of one graph for inputs of some shapes.
+
+    Attributes:
+        inputs: their types and shapes, without parameters. parts: how many sessions run of it.
+        converted: how often an operator is part of them, by name.
+        left: how often an operator is PyTorch's, by name and why; or the whole graph.
+    """
+
+    inputs: tuple[str, ...]
+    parts: int
+    converted: Mapping[str, int]
+    left: Mapping[str, int]
+
+    def __str__(self) -> str:
+        count, left = sum(self.converted.values()), sum(self.left.values())
+        found = f"graph of {', '.join(self.inputs) or 'no inputs'}: {count} operators in"
+        lines = [f"{found} {self.parts} sessions, {left} left to PyTorch"]
+        return "\n".join([*lines, *(f"  {n} x {why}" for why, n in self.left.items())])
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What became of a compiled model's graphs so far.
+
+    Attributes:
+        graphs: one for each graph and shapes of inputs that ran. plain: how often graphs ran as
+            they are, by reason.
+    """
+
+    graphs: tuple[GraphReport, ...] = ()
+    plain: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"plainly: {n} runs, {why}" for why, n in self.plain.items()]
+        return "\n".join([*map(str, self.graphs), *lines]) or "nothing ran yet"
+
+
+class Part(torch.nn.Module):  # type: ignore[misc]
+    """Operators that follow each other, run by one session.
+
+    session: that runs. names: of its inputs, by place among arguments; None for what is a weight.
+    outputs: the names of what is returned, of which some may be one. single: whether one tensor is
+    returned, not a tuple.
+    """
+
+    def __init__(
+        self,
+        session: InferenceSession,
+        names: Sequence[str | None],
+        outputs: Sequence[str],
+        single: bool,
+    ) -> None:
+        super().__init__()
+        self.session = session
+        self.names = names
+        self.outputs = outputs
+        self.single = single
+
+    def forward(self, *tensors: Any) -> Any:
+        """Return what the operators make of tensors."""
+        given = {name: t.detach().numpy() for name, t in zip(self.names, tensors) if name}
+        found = self.session.run(given)
+        made = tuple(
+            torch.from_numpy(found[name].copy() if name in self.outputs[:place] else found[name])
+            for place, name in enumerate(self.outputs)
+        )
+        return made[0] if self.single else made
+
+
+def _specs(node: Any) -> tuple[TensorSpec, ...]:
+    """Return the types of what a node of a graph of PyTorch makes.
+
+    Raises:
+        NoRule: something that is no tensor here.
+    """
+    found = node.meta.get("val")
+    specs = []
+    for each in found if isinstance(found, (tuple, list)) else (found,):
+        if not isinstance(each, torch.Tensor):
+            raise NoRule(f"{type(each).__name__} found, tensors needed")
+        if each.dtype not in DTYPES:
+            raise NoRule(f"type {str(each.dtype).removeprefix('torch.')}")
+        if each.device.type != "cpu" or each.layout != torch.strided:
+            raise NoRule(f"a tensor on {each.device}, {each.layout}")
+        specs.append(TensorSpec(tuple(each.shape), DTYPES[each.dtype]))
+    return tuple(specs)
+
+
+def _name(node: Any) -> str:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return str(getattr(node.target, "__name__", node.target))
+    return str(schema.name).removeprefix("aten::")
+
+
+def _emitted(e: Emit, node: Any, made: Mapping[Any, Any]) -> Any:
+    """Return the values of a node, whose inputs are emitted already.
+
+    Raises:
+        NoRule, GraphError, …: it is none of soapstone's.
+    """
+    given = torch.fx.map_arg((node.args, node.kwargs), lambda each: made[each])
+    args, kwargs = given
+    if node.target is operator.getitem:
+        found = args[0][args[1]]
+        if found is None:
+            raise NoRule("a result that its rule does not make")
+        return found
+    name = _name(node)
+    e.wanted = _specs(node)
+    if name in _KNOWN:
+        if np.prod(e.out.shape) > _MOST_KNOWN:
+            raise NoRule("few elements needed")
+        return e.known(node.target(*args, **kwargs).numpy(), e.out.dtype)
+    if name not in RULES:
+        raise NoRule("no rule")
+    if isinstance(node.meta["val"], (tuple, list)):
+        looked = [u for u in node.users if u.target is operator.getitem and u.users]
+        e.used = frozenset(u.args[1] for u in looked)
+    else:
+        e.used = frozenset((0,))
+    result = RULES[name](e, *args, **kwargs)
+    several = result if isinstance(result, tuple) else (result,)
+    for found, needed in zip(several, e.wanted, strict=True):
+        if found is not None and (found.shape, found.dtype) != (needed.shape, needed.dtype):
+            raise NoRule(f"its rule would give {found.dtype}{list(found.shape)}")
+    return several if isinstance(node.meta["val"], (tuple, list)) else several[0]
+
+
+class _Support(OperatorSupportBase):  # type: ignore[misc]
+    """Which nodes are soapstone's; each is tried by itself."""
+
+    def __init__(self, module: Any) -> None:
+        self.left: dict[Any, str] = {}
+        for node in module.graph.nodes:
+            if node.op != "call_function":
+                continue
+            if node.target is operator.getitem:
+                if node.args[0] in self.left:
+                    self.left[node] = ""  # goes with what it is a result of
+                continue
+            try:
+                _tried(node)
+            except _REFUSED as error:
+                said = " ".join(str(error).split())
+                self.left[node] = f"{_name(node)}: {said or type(error).__name__}"
+
+    def is_node_supported(self, submodules: Any, node: Any) -> bool:
+        """Return whether soapstone runs a node."""
+        return node.op == "call_function" and node not in self.left
+
+
+def _tried(node: Any) -> None:
+    """Emit a node by itself, over inputs of the types that it reads."""
+    builder = GraphBuilder("tried")
+    e = Emit(builder, {})
+    made = {}
+    for number, source in enumerate(node.all_input_nodes):
+        values = [
+            e.value(builder.input(f"x{number}.{n}", spec.shape, spec.dtype))
+            for n, spec in enumerate(_specs(source))
+        ]
+        made[source] = values if isinstance(source.meta["val"], (tuple, list)) else values[0]
+    _emitted(e, node, made)
+
+
+class _Bound:
+    """A graph for inputs of some shapes, and for weights with some contents.
+
+    stamp: says whether weights are as they were. run: what is called. report: what became of it.
+    """
+
+    def __init__(self, program: Program, args: Sequence[Any]) -> None:
+        self.stamp = program.stamp(args)
+        self.sessions: list[InferenceSession] = []
+        with torch.no_grad():
+            traced = _traced(program.module, args)
+        support = _Support(traced)
+        holders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+        weights = {holders[place]: args[place].detach() for place in program.weights}
+        for node in traced.graph.nodes:
+            if node.op == "get_attr":
+                weights[node] = getattr(traced, node.target).detach()
+        left = Counter(why for why in support.left.values() if why)
+        converted: Counter[str] = Counter()
+        partitioner = CapabilityBasedPartitioner(traced, support, allows_single_node_partition=True)
+        parts = [p for p in partitioner.propose_partitions() if any(map(_computes, p.nodes))]
+        for part in parts:
+            converted.update(_name(n) for n in part.nodes if n.target is not operator.getitem)
+        fused = partitioner.fuse_partitions(parts)
+        for node in list(fused.graph.nodes):
+            if node.op == "call_module" and node.target.startswith("fused_"):
+                segment = getattr(fused, node.target)
+                part = _part(segment, node.args, weights, program.threads)
+                self.sessions.append(part.session)
+                setattr(fused, node.target, part)
+        fused.recompile()
+        self.run: Callable[..., Any] = fused
+        self.report = GraphReport(
+            _shown(args, program.weights), len(parts), dict(converted), dict(left)
+        )
+
+    def close(self) -> None:
+        """Stop the sessions."""
+        for session in self.sessions:
+            session.close()
+
+
+def _computes(node: Any) -> bool:
+    return node.target is not operator.getitem and _name(node) not in MOVES | _KNOWN
+
+
+def _shown(args: Sequence[Any], weights: frozenset[int]) -> tuple[str, ...]:
+    return tuple(
+        f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" if _tensor(a) else repr(a)
+        for place, a in enumerate(args)
+        if place not in weights
+    )
+
+
+def _tensor(given: Any) -> bool:
+    return isinstance(given, torch.Tensor)
+
+
+def _traced(module: Any, args: Sequence[Any]) -> Any:
+    """Return a graph in core operators for inputs of these shapes, without mutations."""
+    table = {
+        op: of
+        for op, of in core_aten_decompositions().items()
+        if op._schema.name.removeprefix("aten::") not in RULES
+    }
+    traced = make_fx(
+        torch.func.functionalize(module, remove="mutations_and_views"),
+        decomposition_table={**table, **DECOMPOSITIONS},
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+    )(*args)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return traced
+
+
+def _part(
+    segment: Any, given: Sequence[Any], weights: Mapping[Any, Any], threads: int | None
+) -> Part:
+    """Return the session of a segment of a graph. given: what outside of it its inputs are."""
+    builder = GraphBuilder("torch")
+    held: dict[str, Array] = {}
+    e = Emit(builder, held)
+    names: list[str | None] = []
+    made: dict[Any, Any] = {}
+    outer = iter(given)
+    for node in segment.graph.nodes:
+        if node.op == "placeholder":
+            source = next(outer)
+            (spec,) = _specs(source)
+            weight = weights.get(source)
+            role = Role.INPUT
+            if weight is not None:
+                role = Role.PARAMETER if spec.is_float else Role.STATE
+                held[node.name] = weight.numpy()
+            builder.input(node.name, spec.shape, spec.dtype, role)
+            made[node] = e.value(node.name)
+            names.append(None if weight is not None else node.name)
+        elif node.op == "call_function":
+            made[node] = _emitted(e, node, made)
+        elif node.op == "output":
+            result = node.args[0]
+    several = result if isinstance(result, (tuple, list)) else (result,)
+    outputs: list[Value] = [made[each] for each in several]
+    builder.output(*dict.fromkeys(value.name for value in outputs))
+    session = InferenceSession(builder.build(), held, threads=threads)
+    single = not isinstance(result, (tuple, list))
+    return Part(session, names, [value.name for value in outputs], single)
+
+
+class Program:
+    """A graph that PyTorch handed over.
+
+    module: it. backend: what keeps the report.
+    """
+
+    def __init__(self, module: Any, threads: int | None) -> None:
+        self.module = module
+        self.threads = threads
+        holders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.weights = frozenset(place for place, node in enumerate(holders) if _static(node))
+        self.held: Sequence[Any] = ()  # weak references to the weights, by which it is found
+        self.plain: Counter[str] = Counter()
+        self.reports: dict[Any, GraphReport] = {}
+        self._bounds: OrderedDict[Any, _Bound] = OrderedDict()
+        self._changes: Counter[int] = Counter()  # how often a weight was another, by its place
+        self._failed: dict[Any, str] = {}
+        self._lock = threading.Lock()
+
+    def stamp(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what tells whether the weights among arguments are as they were."""
+        return tuple((args[p].data_ptr(), args[p]._version) for p in sorted(self.weights))
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph: in sessions, or plainly where PyTorch needs to see its operators."""
+        why = ""
+        if torch.is_grad_enabled() and any(_tensor(a) and a.requires_grad for a in args):
+            why = "gradients are recorded; torch.no_grad() needed"
+        elif torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            why = "autocast"
+        elif any(_tensor(args[place]) and args[place].is_inference() for place in self.weights):
+            why = "weights made in inference mode, whose changes are not counted"
+        key = tuple((tuple(a.shape), a.dtype, a.device.type) if _tensor(a) else a for a in args)
+        if not why:
+            with self._lock:
+                why = self._failed.get(key, "")
+                bound = None if why else self._found(key, args)
+            if bound is not None:
+                with torch.no_grad():
+                    return bound.run(*args)
+            why = self._failed.get(key, "")
+        self.plain[why] += 1
+        return self.module(*args)
+
+    def _found(self, key: Any, args: Sequence[Any]) -> _Bound | None:
+        """Return the graph for inputs of some shapes; None where nothing can be made of it."""
+        bound = self._bounds.pop(key, None)
+        if bound is not None and bound.stamp != self.stamp(args):
+            self._changed(bound, args)
+            bound = None
+        if bound is None:
+            self.held = self.held or [weakref.ref(args[place]) for place in self.weights]
+            try:
+                bound = _Bound(self, args)
+            except Exception as error:  # what PyTorch cannot trace, it still runs
+                said = " ".join(str(error).split())[:200]
+                self._failed[key] = f"no graph: {type(error).__name__}: {said}"
+                return None
+            self.reports[key] = bound.report
+        self._bounds[key] = bound
+        if len(self._bounds) > _BOUND:
+            self._bounds.popitem(last=False)[1].close()
+        return bound
+
+    def _changed(self, bound: _Bound, args: Sequence[Any]) -> None:
+        """Let go of a graph whose weights changed; what changes again and again is an input."""
+        places = sorted(self.weights)
+        for place, before, now in zip(places, bound.stamp, self.stamp(args)):
+            self._changes[place] += before != now
+        self.weights = frozenset(p for p in places if self._changes[p] < _CHANGES)
+        bound.close()
+        if len(self.weights) < len(places):
+            for each in self._bounds.values():  # they have other inputs
+                each.close()
+            self._bounds.clear()
+
+
+def _static(node: Any) -> bool:
+    """Return whether an input is a parameter or buffer of a module, by what Dynamo says of it."""
+    return "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {}) or isinstance(
+        node.meta.get("example_value"), torch.nn.Parameter
+    )
+
+
+class Backend:
+    """What `torch.compile` is given as its backend.
+
+    Args:
+        threads: how many threads compute; all cores by default.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads
+        self.programs: list[Program] = []
+
+    def __call__(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Return what runs a graph. module: the graph. example_inputs: fake ones; not looked at."""
+        program = Program(module, self.threads)
+        self.programs.append(program)
+        return program.__call__
+
+
+class _Weak(Backend):
+    """The backend by its name, which must not keep graphs that PyTorch has forgotten."""
+
+    def __call__(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        run = super().__call__(module, example_inputs)
+        program = self.programs.pop()
+        _named.add(program)
+        return run
+
+
+_named: weakref.WeakSet[Program] = weakref.WeakSet()
+_by_name = _Weak()
+
+
+def backend(module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Return what runs a graph of PyTorch: the backend "soapstone" of `torch.compile`.
+
+    module: the graph. example_inputs: fake ones; not looked at.
+    """
+    return _by_name(module, example_inputs)
+
+
+def compile(model: Any, *, threads: int | None = None, **options: Any) -> Any:
+    """Return `torch.compile(model, backend="soapstone")`, for inference.
+
+    Graphs run in soapstone where gradients are not recorded (`torch.no_grad`), on the CPU; what has
+    no rule there stays PyTorch's, which `report` tells. A parameter that is changed in place is
+    seen by PyTorch's count of its changes; changes through `.data` are not.
+
+    Args:
+        model: a module or function. threads: how many threads compute; all cores by default.
+        options: others of `torch.compile`: fullgraph, dynamic.
+    """
+    made = Backend(threads)
+    compiled = torch.compile(model, backend=made, **options)
+    with suppress(AttributeError):
+        compiled._soapstone = made
+    return compiled
+
+
+def report(compiled: Any) -> CompileReport:
+    """Return what became of the graphs of a compiled model so far.
+
+    compiled: what `compile` returned, or a module that was compiled by the backend's name: its
+    graphs are those that read its parameters.
+
+    Raises:
+        GraphError: neither.
+    """
+    own = getattr(compiled, "_soapstone", None)
+    if own is not None:
+        programs = list(own.programs)
+    elif isinstance(compiled, torch.nn.Module):
+        weights = {id(each) for each in (*compiled.parameters(), *compiled.buffers())}
+        programs = [p for p in _named if any(id(of()) in weights for of in p.held)]
+    else:
+        raise GraphError(
+            f"report: {type(compiled).__name__} found; what soapstone.torch.compile returned, or a"
+            " compiled module, needed"
+        )
+    plain: Counter[str] = Counter()
+    for program in programs:
+        plain.update(program.plain)
+    reports = [each for program in programs for each in program.reports.values()]
+    return CompileReport(tuple(reports), dict(plain))
+
+
+__all__ = ["Backend", "CompileReport", "GraphReport", "backend", "compile", "report"]

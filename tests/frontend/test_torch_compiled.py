@@ -1,0 +1,187 @@
+"""`torch.compile` by soapstone gives what eager PyTorch gives, and tells what stayed PyTorch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import soapstone.torch  # noqa: E402
+from soapstone.ir.errors import GraphError  # noqa: E402
+
+nn = torch.nn
+F = nn.functional
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def compiled_as_eager(model: Any, *inputs: Any, compiled: Any = None) -> Any:
+    """Compare a model compiled with itself, and return its report."""
+    compiled = compiled or soapstone.torch.compile(model, threads=1)
+    with torch.no_grad():
+        for _ in range(2):
+            needed, found = model(*inputs), compiled(*inputs)
+            several = needed if isinstance(needed, tuple) else (needed,)
+            made = found if isinstance(found, tuple) else (found,)
+            for one, other in zip(made, several, strict=True):
+                assert one.dtype == other.dtype
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    return soapstone.torch.report(compiled)
+
+
+def perceptron() -> Any:
+    return nn.Sequential(
+        nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4)
+    )
+
+
+def network() -> Any:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 3, stride=2, groups=2, bias=False), nn.GroupNorm(4, 16), nn.SiLU()),
+        *(nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5), nn.Softmax(-1)),
+    ).eval()
+
+
+def encoder(**options: Any) -> Any:
+    return nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, **options).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (perceptron, (3, 8)),
+        (network, (2, 3, 16, 16)),
+        (encoder, (2, 5, 16)),
+        (lambda: encoder(norm_first=True, activation="gelu"), (2, 5, 16)),
+        (lambda: nn.TransformerEncoder(encoder(), 2, enable_nested_tensor=False), (2, 5, 16)),
+    ],
+)
+def test_models_are_one_session(make: Any, shape: tuple[int, ...]) -> None:
+    report = compiled_as_eager(make(), torch.randn(shape))
+    assert [each.parts for each in report.graphs] == [1]
+    assert report.plain == {} and all(each.left == {} for each in report.graphs)
+    assert report.graphs[0].inputs == (f"float32{list(shape)}",), "parameters are no inputs"
+    assert "0 left to PyTorch" in str(report)
+
+
+def test_the_backend_has_a_name() -> None:
+    if "soapstone" not in torch._dynamo.list_backends():
+        pytest.skip("the package was installed before it had this entry point")
+    model = perceptron()
+    other = perceptron()
+    compiled = torch.compile(model, backend="soapstone")
+    report = compiled_as_eager(model, torch.randn(2, 8), compiled=compiled)
+    assert report.graphs[0].converted["addmm"] == 3
+    assert soapstone.torch.report(torch.compile(other, backend="soapstone")).graphs == ()
+    assert str(soapstone.torch.report(soapstone.torch.compile(other))) == "nothing ran yet"
+
+
+FUNCTIONS = {
+    "arithmetic": lambda x: (x * 2 - 1) / 3 + x**2 - torch.maximum(x, -x) + (1 - x),
+    "elements": lambda x: torch.exp(-x.abs()).log() + x.sin() + x.erf() + (x * x + 1).rsqrt(),
+    "activations": lambda x: F.gelu(x) + F.elu(x) + F.hardswish(x) + F.softplus(x) + F.mish(x),
+    "compared": lambda x: ((x > 0) & ~(x < 0.5), x == x, (x != 0) | (x <= 1)),
+    "truth": lambda x: ((x > 1).any(), (x > -1).all(-1), x.bool().any(1, keepdim=True)),
+    "chosen": lambda x: torch.where(x > 0, x, 0.0).masked_fill(x > 1, float("-inf")).clamp(min=-9),
+    "folds": lambda x: (x.sum(), x.mean(-1), x.amax(1, keepdim=True), x.argmax(-1), x.var(-1)),
+    "moves": lambda x: (x.permute(1, 0, 2)[1:, 0], x.flatten(1)[:, ::2], x[:, None] + x[:1, None]),
+    "repeats": lambda x: x.repeat(2, 1, 1) + x[:1].expand(6, -1, -1),
+    "joins": lambda x: torch.cat([x, x.flip(1), F.pad(x, (1, 1))[..., 1:-1]], 1),
+    "parts": lambda x: tuple(part * 2 for part in x.split(2, -1)) + x.unbind(1)[:1],
+    "products": lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x,
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "types": lambda x: (x.double() * 2, (x * 3).to(torch.int64) + 1, x.half() + 1, (x > 0) + 1),
+    "triangles": lambda x: x.tril() + x.triu(1) + torch.arange(6.0),
+    "places": lambda x: x.gather(2, (x > 0).long()) + x.index_select(1, torch.tensor([2, 0, 1, 1])),
+    "twice": lambda x: (x + 1, x + 1, x),
+    "empty": lambda x: x[:0] * 2,
+    "scalar": lambda x: x[0, 0, 0] * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_operators(name: str) -> None:
+    function = FUNCTIONS[name]
+    report = compiled_as_eager(function, torch.randn(3, 4, 6))
+    assert report.graphs and report.plain == {}
+    assert all(each.left == {} for each in report.graphs), report
+
+
+def test_what_has_no_rule_stays_and_is_told() -> None:
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU())
+
+    def function(x: Any) -> Any:
+        y = model(x)
+        return model(F.pad(torch.sort(y, -1).values, (1, 1)))
+
+    report = compiled_as_eager(function, torch.randn(3, 8))
+    (graph,) = report.graphs
+    assert graph.left == {"sort: no rule": 1} and graph.parts == 2
+    assert graph.converted["addmm"] == 2
+    assert "1 x sort: no rule" in str(report)
+    bfloat = compiled_as_eager(lambda x: x * 2, torch.randn(3).bfloat16())
+    assert bfloat.graphs[0].left == {"mul: type bfloat16": 1} and bfloat.graphs[0].parts == 0
+
+
+def test_shapes_come_as_they_come() -> None:
+    model = perceptron()
+    compiled = soapstone.torch.compile(model, threads=1)
+    for size in (2, 3, 5, 2, 1):
+        report = compiled_as_eager(model, torch.randn(size, 8), compiled=compiled)
+    shapes = {shape for graph in report.graphs for shape in graph.inputs}
+    assert {f"float32[{n}, 8]" for n in (1, 2, 3, 5)} <= shapes
+
+
+def test_weights_that_change_are_seen() -> None:
+    model = perceptron()
+    compiled = soapstone.torch.compile(model, threads=1)
+    x = torch.randn(2, 8)
+    for _ in range(6):
+        compiled_as_eager(model, x, compiled=compiled)
+        with torch.no_grad():
+            model[0].weight.add_(0.1)
+    model.load_state_dict(perceptron().state_dict())
+    compiled_as_eager(model, x, compiled=compiled)
+    model[0].weight = nn.Parameter(torch.randn(32, 8))
+    compiled_as_eager(model, x, compiled=compiled)
+
+
+def test_what_is_changed_in_place_is_changed() -> None:
+    def function(x: Any) -> Any:
+        x.add_(1)
+        return x * 2
+
+    compiled = soapstone.torch.compile(function, threads=1)
+    x = torch.zeros(3)
+    with torch.no_grad():
+        np.testing.assert_array_equal(compiled(x), [2, 2, 2])
+        np.testing.assert_array_equal(x, [1, 1, 1])
+    norm = nn.BatchNorm1d(4).train()
+    twin = nn.BatchNorm1d(4).train()
+    compiled = soapstone.torch.compile(norm, threads=1)
+    with torch.no_grad():
+        for _ in range(5):
+            y = torch.randn(6, 4)
+            torch.testing.assert_close(compiled(y), twin(y))
+    torch.testing.assert_close(norm.running_mean, twin.running_mean)
+
+
+def test_gradients_are_left_to_pytorch() -> None:
+    model = perceptron()
+    compiled = soapstone.torch.compile(model, threads=1)
+    x = torch.randn(2, 8)
+    compiled(x).sum().backward()
+    assert model[0].weight.grad.abs().sum() > 0
+    report = soapstone.torch.report(compiled)
+    assert report.graphs == ()
+    assert report.plain == {"gradients are recorded; torch.no_grad() needed": 1}
+    with pytest.raises(GraphError, match="report: int found"):
+        soapstone.torch.report(3)
