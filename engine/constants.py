@@ -19,6 +19,7 @@ from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 from soapstone.native.memory import address
+from soapstone.native.shared import shared
 from soapstone.system import let_go
 
 
@@ -45,9 +46,10 @@ class Constants(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._made:
-            return resident(self._weights[name])
+            return shared(resident(self._weights[name]))
         graph = self._determining(name)
-        return interpret(graph, {n: resident(self._weights[n]) for n in graph.roles})[name]
+        made = interpret(graph, {n: resident(self._weights[n]) for n in graph.roles})[name]
+        return made if made.flags.writeable else shared(made)
 
     def _determining(self, name: str) -> Graph:
         """Return the part of the graph that makes a value, with the weights that it reads."""

@@ -41,12 +41,13 @@ from soapstone.kernels.choices import Choices, Tune
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import Machine, Profile, StoppedError
 from soapstone.runtime.forks import tell
-from soapstone.system import usable_cores
+from soapstone.system import give_back_freed, usable_cores
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
 
+_MANY = 1 << 24  # bytes of weights
 Dims = tuple[int | str | None, ...]
 
 
@@ -431,9 +432,12 @@ class InferenceSession:
         try:
             strategy = _strategy(self._session.mapper, graph, self._machine, layouts)
             fuse = not self._plain
-            return self._session.bind(graph, strategy, constants, names=names, fuse=fuse)
+            bound = self._session.bind(graph, strategy, constants, names=names, fuse=fuse)
         finally:
             self._values.clear()
+        if self._plans is None and sum(array.nbytes for array in held.values()) > _MANY:
+            give_back_freed()  # what weights were before they were packed
+        return bound
 
     def _orders(self, graph: Graph) -> Layouts | None:
         """Return the axis orders of a graph's values; a file's are for all extents of its dims."""

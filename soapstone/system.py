@@ -277,6 +277,12 @@ def let_go(memory: mmap.mmap, first: int, nbytes: int) -> None:
         memory.madvise(mmap.MADV_DONTNEED, first, nbytes)
 
 
+def give_back_freed() -> None:
+    """Give memory that was freed back to the system, where C's library keeps it (glibc)."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # Windows has no CDLL(None)
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 # ------------------------------------------------------------------------------ files and processes
 
 

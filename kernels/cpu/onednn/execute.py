@@ -31,6 +31,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 from soapstone.kernels.cpu.onednn.library import STATUSES, Handle, OneDnnError, library, stream
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.native.memory import Block, aligned_array, pack, run
+from soapstone.native.shared import shared
 
 _MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
 
@@ -64,19 +65,22 @@ class Program:
     ) -> Handle:
         """Return memory with the array's contents in the `wanted` descriptor (0: as it is).
 
-        A `constant` array is copied here and now; the entry does not keep it.
+        A `constant` array is copied here and now; the entry does not keep it, and shares the copy
+        with those that have the same.
         """
         own = layout.descriptor
         here = memory(own.address, array)
         if not wanted or equal(own.address, wanted):
             return here
-        staged = self.private(wanted)
+        store = buffer(nbytes(wanted))
+        staged = memory(wanted, store)
         step = _Step(
             reorder_primitive(own.address, wanted, self.threads), {ARG_SRC: here, ARG_DST: staged}
         )
         if constant:
             self._run([step])
-            return staged
+            packed = shared(store)
+            return staged if packed is store else memory(wanted, packed)
         self._steps.append(step)
         return staged
 

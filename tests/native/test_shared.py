@@ -1,0 +1,60 @@
+"""Memory that is kept once for all that ask for the same contents."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from soapstone import InferenceSession
+from soapstone.native import shared as module
+from soapstone.native.shared import shared
+
+
+def test_equal_bytes_are_one_array_while_somebody_has_it() -> None:
+    first = np.arange(5000, dtype=np.float32)
+    assert shared(first) is first
+    assert shared(first.copy()) is first
+    turned = shared(first.copy().reshape(50, 100))
+    assert turned.shape == (50, 100) and np.shares_memory(turned, first)
+    other = first.copy()
+    other[1] = -1  # no byte that is looked at first
+    assert shared(other) is other
+    assert shared(other.copy()) is other
+    small = np.arange(10)
+    assert shared(small) is small and shared(small.copy()) is not small
+    nothing = np.full(5000, np.nan, np.float32)
+    assert shared(nothing.copy()) is not nothing and shared(nothing) is shared(nothing.copy())
+    size = len(module._known)
+    del first, turned, other, nothing
+    gc.collect()
+    assert len(module._known) < size
+
+
+def test_sessions_and_shapes_share_what_they_packed() -> None:
+    random = np.random.default_rng(0)
+    w = random.standard_normal((256, 512)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 256])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 512])],
+        [numpy_helper.from_array(w, "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    data = proto.SerializeToString()
+    x = random.standard_normal((64, 256)).astype(np.float32)
+
+    def kept() -> int:
+        gc.collect()
+        return sum(len(refs) for refs in module._known.values())
+
+    with InferenceSession(data, threads=1, tune=False) as first:
+        expected = first.run(x)["y"]
+        once = kept()
+        with InferenceSession(data, threads=1, tune=False) as second:
+            np.testing.assert_array_equal(second.run(x)["y"], expected)
+            second.run(np.concatenate([x, x]))
+            assert kept() <= once + 1, "at most another layout"
+    np.testing.assert_allclose(expected, x @ w, rtol=1e-4, atol=1e-4)
