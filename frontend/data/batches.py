@@ -51,8 +51,8 @@ def numeric(name: str, value: Any) -> Array:
     except ValueError:
         if isinstance(value, tuple):
             raise DataError(
-                f"{name}: a tuple found, an array needed; x and y are two arguments, and several"
-                " inputs a dict by name"
+                f"{name}: a tuple found, an array needed; x and y are two arguments, and arrays of"
+                " several inputs or outputs are given as a dict by name"
             ) from None
         raise DataError(
             f"{name}: rows of different lengths found, equal ones needed"

@@ -585,7 +585,7 @@ MORE: list[tuple[Any, ...]] = [
     ),
     (
         lambda: two().fit(X, (Y, X[:, :1])),
-        "y: rows of different lengths",
+        "y: a tuple found, an array needed",
         "given as a dict by name",
     ),
     (lambda: two().fit(X, Y), "y: one array found, a dict by output needed: 'a', 'b'"),
