@@ -20,6 +20,7 @@ from soapstone.engine.mapper import GraphMapper, strategy_of
 from soapstone.engine.measuring import hold, running
 from soapstone.engine.session import Bound, Session
 from soapstone.frontend.optimization.check import Arrays, difference, median_us
+from soapstone.frontend.training.loss_scale import SCALE
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.guard import guarded
@@ -229,7 +230,8 @@ class Steps:
             needed = original(self._size)
             check_interface(needed, self.given, self._label)
             self.given = replace(self.given, initials=needed.initials)
-            self.given = guarded(self.given, needed.outputs[1])  # those of older files are not
+            if SCALE not in self.given.roles:  # else it is no older file's, which are not guarded
+                self.given = guarded(self.given, needed.outputs[1])
 
     def expect(self, batch_size: int, progress: bool) -> None:
         """Prepare for batches of a size; the last one of a data set may be smaller.

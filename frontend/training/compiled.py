@@ -149,10 +149,6 @@ class Compiled:
                 f"optimize: found with executor {executor!r}, whose processes would find different "
                 "steps; find one with executor 'local', and give its file as step"
             )
-        if optimize and self.scaled:
-            raise GraphError(
-                f"optimize: found with precision {precision!r}; rules are proved of 'float32'"
-            )
         size = self.part_size(model.batch_size)
         place = Ground(self.machine, self.mapper, model.constants)
         self.steps = Steps(self.original_graph, place, optimize, step, size)

@@ -86,4 +86,4 @@ def adapted(builder: GraphBuilder, loss: str, grads: Mapping[str, str]) -> str:
     return flag
 
 
-__all__ = ["STATES", "adapted", "mixes", "scale", "unscaled"]
+__all__ = ["SCALE", "STATES", "adapted", "mixes", "scale", "unscaled"]

@@ -32,6 +32,7 @@ from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
+from soapstone.ir.precision import mixed
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.optimize.gradient_forms import in_forms, in_order_of, restored
 from soapstone.search.optimize.search import Options
@@ -110,9 +111,10 @@ MODELS = (branched, projected, recurrent, normalised)
 OPTIMIZERS = (SGD(0.05, momentum=0.9), Adam(1e-3))
 
 
-def graph_of(model: Model, chosen: Optimizer = OPTIMIZERS[0]) -> Graph:
+def graph_of(model: Model, chosen: Optimizer = OPTIMIZERS[0], halves: bool = False) -> Graph:
     forward = model.build(BATCH, training=True)
-    return training_graph(forward, "cross_entropy", chosen, ("accuracy",))
+    forward = mixed(forward) if halves else forward
+    return training_graph(forward, "cross_entropy", chosen, ("accuracy",), scaled=halves)
 
 
 def optimised(graph: Graph, book: Rulebook, candidates: int = 8) -> Graph:
@@ -251,6 +253,45 @@ class TestSearch:
         for name in state.keys() - (rounding if make is normalised else set()):
             np.testing.assert_allclose(other[name], state[name], rtol=2e-3, atol=2e-4, err_msg=name)
 
+    def test_a_rewritten_step_of_mixed_precision_is_skipped_where_it_overflows(
+        self, book: Rulebook
+    ) -> None:
+        step = optimised(graph_of(recurrent(), halves=True), book, 40)
+        with recurrent() as model:
+            model.compile(OPTIMIZERS[0], metrics="accuracy", precision="mixed_float16", step=step)
+            given = model.trainer.steps.given
+            assert given is not None and operators(given) == operators(step)  # guarded as it is
+            x, y = samples(model)
+            model.train_on_batch(x, y)
+            model.set_weights({"loss_scale": np.float32(2**30)})
+            before = model.trainer.state()
+            assert np.isfinite(model.train_on_batch(x, y)["loss"])
+            after = model.trainer.state()
+        assert after.pop("loss_scale") == 2**29 and after.pop("loss_scale.good_steps") == 0
+        for name, value in after.items():
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+    @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+    def test_several_steps_of_mixed_precision_train_alike(
+        self, make: Callable[[], Model], book: Rulebook
+    ) -> None:
+        """Rules rewrite products of halves between their casts, which stay."""
+        graph = graph_of(make(), halves=True)
+        new = optimised(graph, book, 40)
+        before, after = operators(graph), operators(new)
+        assert before["cast"] == after["cast"]
+        assert (before != after) is (make is recurrent)
+        losses, state = trained(make(), 5, optimizer=OPTIMIZERS[0], precision="mixed_float16")
+        for how in ({"step": new}, {"step": graph}):
+            model = make()
+            found, other = trained(
+                model, 5, optimizer=OPTIMIZERS[0], precision="mixed_float16", **how
+            )
+            np.testing.assert_allclose(found, losses, rtol=2e-3)
+            assert other["loss_scale"] == state["loss_scale"] == 2**15
+            for name, value in state.items():
+                np.testing.assert_allclose(other[name], value, rtol=2e-2, atol=2e-3, err_msg=name)
+
 
 @pytest.mark.usefixtures("cheap")
 class TestOptimize:
@@ -302,6 +343,14 @@ class TestOptimize:
         other = graph_of(projected(), SGD(0.1, momentum=0.8))
         with pytest.raises(GraphError, match=r"next value of .*differs by"):
             verified_step(graph, other)
+
+    def test_a_search_in_mixed_precision_trains_as_without(self) -> None:
+        how: dict[str, Any] = {"optimizer": OPTIMIZERS[0], "precision": "mixed_float16"}
+        losses, _ = trained(recurrent(), 3, **how)
+        found, _ = trained(recurrent(), 3, optimize=True, **how)
+        np.testing.assert_allclose(found, losses, rtol=2e-3)
+        result = soapstone.optimize(graph_of(recurrent(), halves=True), candidates=40)
+        assert result.substitutions and result.max_abs_error < 1e-2
 
     @pytest.mark.usefixtures("cheap")
     def test_a_step_is_searched_once_in_a_process_and_leaves_the_model_as_it_was(
