@@ -454,4 +454,14 @@ class Batches:
         there are several, or weights. An input given without a name is called `x`.
         """
         batches = self._source.batches(number, start_batch)
-        return batches if self._convert is None else map(self._convert, batches)
+        return batches if self._convert is None else _each(self._convert, batches, start_batch)
+
+
+def _each(convert: Convert, batches: Iterator[Batch], start: int) -> Iterator[Batch]:
+    """Yield batches that a function was applied to; its errors name the batch."""
+    for number, batch in enumerate(batches, start):
+        try:
+            made = convert(batch)
+        except DataError as error:
+            raise DataError(f"batch {number}: {error}") from None
+        yield made

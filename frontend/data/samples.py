@@ -7,15 +7,17 @@ number alone: a resumed run meets what the first one would have, however many th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice, starmap
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from soapstone.errors import DataError
 from soapstone.frontend import arguments
+from soapstone.frontend.arguments import shown_value
 from soapstone.frontend.data.batches import (
     Batch,
     Cut,
@@ -31,6 +33,7 @@ from soapstone.ir.tensor import Array
 Augment = Callable[[Any, np.random.Generator], Any]
 _DRAWS = 1 << 33  # the stream of random numbers that augmenting draws from
 _BALANCE = 1 << 34
+_PARTS = {1: "x alone", 2: "x and y", 3: "x, y and a weight"}
 
 
 class Dataset(Protocol):
@@ -57,7 +60,7 @@ class Samples:
             samples of a small one several times in an epoch.
 
     Raises:
-        DataError: no samples, or a balance that has not one class for each.
+        DataError: no samples, what is no data set, or a balance that has not one class for each.
 
     Example:
         >>> train = Samples(ImageFolder("photos/train", (64, 64)), augment=random_flip)
@@ -81,10 +84,12 @@ class Samples:
             self._arrays: tuple[Any, ...] | None = dataset
             self.rows = rows_of(named_arrays(*dataset, *(None,) * (2 - len(dataset)))[0])
         else:
-            self._arrays, self.rows = None, len(dataset)
+            self._arrays, self.rows = None, _length(dataset)
         if not self.rows:
             raise DataError("samples: 0 found, 1 or more needed")
         self._dataset = dataset
+        if augment is not None and not callable(augment):
+            raise DataError(f"samples: augment: {shown_value(augment)} found, a function needed")
         self._augment = augment
         self.workers = arguments.count("samples: workers", workers, 0, DataError)
         self.ahead = arguments.count("samples: ahead", ahead, 1, DataError)
@@ -135,10 +140,14 @@ class Samples:
         if self._arrays is not None and self._augment is None:
             return named_arrays(*(_rows(each, rows) for each in self._arrays), *self._missing)
         items = [self._item(int(row), seed, epoch, first + at) for at, row in enumerate(rows)]
-        single = not isinstance(items[0], tuple)
-        parts = [[item] for item in items] if single else [list(item) for item in items]
-        if len({len(part) for part in parts}) > 1:
-            raise DataError("samples: some have labels, others none; all or none needed")
+        parts = [item if isinstance(item, tuple) else (item,) for item in items]
+        for row, part in zip(rows, parts):
+            if len(part) != len(parts[0]) or not 1 <= len(part) <= 3:
+                raise DataError(
+                    f"sample {row}: {_PARTS.get(len(part), f'{len(part)} parts')} found,"
+                    f" {_PARTS.get(len(parts[0]), 'x, y and a weight at most')} needed as of sample"
+                    f" {rows[0]}"
+                )
         joined = [_stacked(list(column), rows) for column in zip(*parts)]
         return named_arrays(*joined, *((None,) if len(joined) == 1 else ()))
 
@@ -160,6 +169,9 @@ class Samples:
                 )
         except DataError as error:
             raise DataError(f"sample {row}: {error}") from None
+        except Exception as error:  # of the user's own
+            error.add_note(f"while sample {row} was read")
+            raise
         return item
 
 
@@ -169,8 +181,28 @@ def _rows(value: Any, rows: Any) -> Any:
     return np.asarray(value)[rows]
 
 
+def _length(dataset: Any) -> int:
+    """Return how many samples a data set has."""
+    whole = isinstance(dataset, str | Path | Mapping | type)
+    if whole or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        shown = shown_value(dataset) if isinstance(dataset, str | type) else type(dataset).__name__
+        raise DataError(
+            f"samples: {shown} found; an object with a length and items by number, or a tuple of"
+            " arrays (x, y), needed"
+        )
+    return len(dataset)
+
+
 def _stacked(values: list[Any], rows: Array) -> Any:
     """Return one array of what samples have, or a dict of them."""
+    kinds = [each.keys() if isinstance(each, dict) else None for each in values]
+    for row, kind in zip(rows, kinds):
+        if kind != kinds[0]:
+            found, needed = (
+                "an array" if names is None else f"a dict of {', '.join(map(repr, names))}"
+                for names in (kind, kinds[0])
+            )
+            raise DataError(f"sample {row}: {found} found, {needed} needed as of sample {rows[0]}")
     if isinstance(values[0], dict):
         return {name: _stacked([each[name] for each in values], rows) for name in values[0]}
     arrays = [np.asarray(each) for each in values]

@@ -182,6 +182,17 @@ def test_a_step_takes_all_samples_of_a_source(tmp_path: Path) -> None:
     model.close()
 
 
+def test_an_error_of_a_data_set_says_which_sample() -> None:
+    class Broken(Numbered):
+        def __getitem__(self, index: int) -> tuple[Array, int]:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as raised:
+        drawn(Samples(Broken()), shuffle=False)
+    assert raised.value.__notes__ == ["while sample 0 was read"]
+    assert not readers()
+
+
 def test_images_of_folders(tmp_path: Path) -> None:
     for number, (kind, shade) in enumerate((("cat", 0), ("dog", 255), ("dog", 51))):
         (tmp_path / kind).mkdir(exist_ok=True)
@@ -234,6 +245,14 @@ def test_texts_become_ids(tmp_path: Path) -> None:
         assert ids.tolist() == [[1, 2], [2, 0]] and lengths.tolist() == [2, 1]
 
 
+def read(item: Any) -> None:
+    """Train on two samples, the second of which is what is given."""
+    model = Model("net")
+    model.output(model.dense(model.flatten(model.input("x", (2, 1, 6, 6))), 3, name="o"))
+    model.compile(SGD(0.1))
+    model.fit(Samples([(X[0], 0), item]), shuffle=False, progress=False)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -250,6 +269,15 @@ def test_texts_become_ids(tmp_path: Path) -> None:
         (lambda path: Samples((X[:0], Y[:0])), "0 found, 1 or more needed"),
         (lambda path: Samples((X, Y), balance=Y[:3]), r"balance of shape (3,) found, (21,) needed"),
         (lambda path: Samples((X, Y), workers=-1), "workers: -1 found"),
+        (lambda path: Samples(iter([1])), "samples: list_iterator found; an object with a length"),
+        (lambda path: Samples({"x": X}), "samples: dict found; an object with a length"),
+        (lambda path: Samples("photos"), "samples: 'photos' found; an object with a length"),
+        (lambda path: Samples(ImageFolder), "samples: class ImageFolder in place of an instance"),
+        (lambda path: Samples((X, Y), augment=3), "samples: augment: 3 found, a function needed"),
+        (lambda path: read(None), "sample 1: x alone found, x and y needed as of sample 0"),
+        (lambda path: read((1, 2, 3, 4)), "sample 1: 4 parts found, x and y needed as of sample 0"),
+        (lambda path: read(({"x": 1}, 2)), "sample 1: a dict of 'x' found, an array needed"),
+        (lambda path: read((X[0], 7)), "batch 0: labels: 7 at row 1; layer 'o' has 3 classes"),
         (lambda path: random_crop(0), "padding: 0 found"),
     ],
 )
