@@ -16,8 +16,6 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
-    from soapstone.frontend.data.buckets import Buckets
-    from soapstone.frontend.data.samples import Samples
     from soapstone.frontend.inference import InferenceSession
     from soapstone.frontend.training.callbacks import Callback
     from soapstone.frontend.training.objective import Losses, Metrics
@@ -166,7 +164,7 @@ class Model(Trainable):
         *,
         batch_size: int | None = None,
         epochs: int = 1,
-        validation_data: tuple[Any, ...] | Samples | Buckets | str | Path | None = None,
+        validation_data: Any = None,
         validation_split: float | None = None,
         sample_weights: Any = None,
         callbacks: Sequence[Callback] = (),
@@ -182,8 +180,8 @@ class Model(Trainable):
                 labels, (samples,) integers for `cross_entropy`, or a dict by output.
             batch_size: of a step, by default the model's; a last batch may be smaller.
             epochs: how many in all, those of a resumed run among them.
-            validation_data: a pair (x, y), with weights a third, `Samples`, `Buckets`, or the path
-                of npz files, to evaluate after each epoch.
+            validation_data: a pair (x, y), with weights a third, `Samples`, `Buckets`, the path of
+                npz files, or batches that can be drawn again, to evaluate after each epoch.
             validation_split: which part of arrays x and y is held out for that instead, drawn by
                 the seed.
             sample_weights: (samples,) or of the labels' shape, what each counts in the loss; by

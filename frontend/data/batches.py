@@ -56,7 +56,7 @@ def numeric(name: str, value: Any) -> Array:
             ) from None
         raise DataError(
             f"{name}: rows of different lengths found, equal ones needed"
-            f"{_by_name(value) or '; pad them, or give a list of batches'}"
+            f"{_by_name(value) or '; pad them, or give a list of batches (x, y)'}"
         ) from None
     if array.dtype.kind not in KINDS:
         raise DataError(f"{name}: element type {array.dtype} found, numbers needed")
@@ -333,9 +333,10 @@ class StreamSource(Source):
             if number < start:
                 continue
             try:
-                yield named_arrays(*item) if _several(item) else named_arrays(item, None)
+                batch = named_arrays(*item) if _several(item) else named_arrays(item, None)
             except DataError as error:
                 raise DataError(f"batch {number}: {error}") from None
+            yield batch
 
 
 def source(x: Any, y: Any, cut: Cut, weights: Any = None) -> Source:
@@ -357,12 +358,18 @@ def source(x: Any, y: Any, cut: Cut, weights: Any = None) -> Source:
         if more:
             raise DataError(f"{more} come with the buckets of x; None needed")
         return BucketSource(x, cut)
-    pairs = isinstance(x, list | tuple) and len(x) > 0 and _several(x[0])
-    if pairs or callable(x) or (isinstance(x, Iterable) and not _is_array(x)):
+    if is_stream(x):
         if more:
             raise DataError(f"{more} come with the batches of x; None needed")
         return StreamSource(x)
     return ArraySource(*named_arrays(x, y, weights), cut)
+
+
+def is_stream(x: object) -> bool:
+    """Return whether x is batches that the user makes: a list of pairs, an iterable, a function."""
+    if isinstance(x, list | tuple):
+        return len(x) > 0 and _several(x[0])
+    return callable(x) or (isinstance(x, Iterable) and not _is_array(x))
 
 
 def _nbytes(held: ArraySource) -> int:
@@ -372,7 +379,7 @@ def _nbytes(held: ArraySource) -> int:
 
 
 def _is_array(x: object) -> bool:
-    return isinstance(x, Mapping | list | tuple) or hasattr(x, "__array__")
+    return isinstance(x, Mapping) or hasattr(x, "__array__")
 
 
 class Batches:

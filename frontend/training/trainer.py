@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,6 +19,7 @@ from soapstone.frontend.arguments import count, meant, shown_value, takes
 from soapstone.frontend.data.batches import (
     Batches,
     Labels,
+    is_stream,
     named_arrays,
     named_labels,
     permutation,
@@ -119,13 +120,20 @@ def _hooks(given: Any) -> tuple[Callback, ...]:
 
 def _held_out(data: object) -> tuple[Any, Any, Any]:
     """Return x, y and the weights of a data set."""
+    if isinstance(data, Iterator):
+        raise DataError(
+            f"validation_data: {type(data).__name__} found, which one epoch uses up; a list of"
+            " batches, or a function that returns an iterator, needed"
+        )
     if isinstance(data, str | Path | Samples | Buckets):
         return data, None, None
-    if isinstance(data, tuple | list) and len(data) in (2, 3):
+    if isinstance(data, tuple | list) and len(data) in (2, 3) and not isinstance(data[0], tuple):
         return data[0], data[1], data[2] if len(data) == 3 else None
+    if is_stream(data):
+        return data, None, None
     raise DataError(
         f"validation_data: {type(data).__name__} found, a pair (x, y) or the path of npz files"
-        " needed"
+        " needed, or batches"
     )
 
 

@@ -170,6 +170,10 @@ FITTING: list[tuple[Any, ...]] = [
         "validation_data: ndarray found, a pair (x, y) or the path of npz files",
     ),
     (
+        lambda: net().fit(X, Y, validation_data=iter([(X, Y)])),
+        "validation_data: list_iterator found, which one epoch uses up; a list of batches,",
+    ),
+    (
         lambda: net().fit(X, Y, validation_data=(X[:, :3], Y)),
         "validation_data: input 'x': samples of shape (3,) found, (6,) needed",
     ),

@@ -193,6 +193,27 @@ def test_an_error_of_a_data_set_says_which_sample() -> None:
     assert not readers()
 
 
+def test_loaders_and_data_sets_of_torch() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    data = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    model = Model("net", seed=0)
+    model.output(model.dense(model.flatten(model.input("x", (4, 1, 6, 6))), 3))
+    model.compile(SGD(0.1))
+    weights = model.weights()
+    histories = []
+    for given in ((X, Y), (loader,), (Samples(data),)):
+        model.set_weights(weights)
+        held_out = given if len(given) == 2 else given[0]
+        result = model.fit(
+            *given, epochs=2, shuffle=False, validation_data=held_out, progress=False
+        )
+        histories.append(result.history)
+    assert histories[0] == histories[1] == histories[2]
+    np.testing.assert_array_equal(model.predict(loader), model.predict(X))
+    model.close()
+
+
 def test_images_of_folders(tmp_path: Path) -> None:
     for number, (kind, shade) in enumerate((("cat", 0), ("dog", 255), ("dog", 51))):
         (tmp_path / kind).mkdir(exist_ok=True)

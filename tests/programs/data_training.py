@@ -68,6 +68,13 @@ def _batches() -> Iterator[tuple[Array, Array]]:
         yield x[low : low + SIZE], y[low : low + SIZE]
 
 
+class Loader:
+    """Batches as PyTorch's loaders have them."""
+
+    def __iter__(self) -> Iterator[list[Array]]:
+        return map(list, _batches())
+
+
 def _table(folder: Path) -> tuple[Array, Array | None]:
     table = read_table(folder / "table.csv", label="kind")
     return table.x.reshape(-1, *SHAPE), table.y
@@ -86,6 +93,7 @@ SOURCES: dict[str, Callable[[Path], tuple[Any, ...]]] = {
     "dict": lambda folder: ({"image": samples()[0]}, {"kind": samples()[1]}),
     "list": lambda folder: ([*_batches()],),
     "function": lambda folder: (_batches,),
+    "loader": lambda folder: (Loader(),),
     "iterator": lambda folder: (_batches(),),
     "mapped array": lambda folder: (np.load(folder / "x.npy", mmap_mode="r"), samples()[1]),
     "files of arrays": lambda folder: (folder / "arrays",),
@@ -145,7 +153,7 @@ def histories(
             for name, make in sources.items():
                 model.set_weights(weights)
                 options: dict[str, Any] = {"epochs": 1 if name == "iterator" else 2}
-                if name not in ("list", "function", "iterator"):
+                if name != "iterator":
                     given = make(folder)
                     options["validation_data"] = given if len(given) == 2 else given[0]
                 result = model.fit(*make(folder), shuffle=shuffle, progress=False, **options)
