@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=128)
     parser.add_argument("--side", type=int, default=256, help="pixels of a photo")
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
-    parser.add_argument("--only", help="soapstone or torch alone")
+    parser.add_argument("--only", choices=[*PEERS], help="one library alone")
     parser.add_argument("--peer", nargs=3, metavar=("LIBRARY", "FOLDER", "WORKERS"))
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
@@ -193,6 +194,9 @@ def main() -> None:
         PEERS[library](ImageFolder(folder, (SIZE, SIZE)), int(workers))
         return
     pythons = {"soapstone": sys.executable, "torch": options.torch_python}
+    if options.torch_python == sys.executable and find_spec("torch") is None:
+        print("torch is not installed: soapstone alone", flush=True)
+        del pythons["torch"]
     counts = [ARRAY, *map(int, options.workers.split(","))]
     with tempfile.TemporaryDirectory() as folder:
         photos(Path(folder), options.photos, options.side)
