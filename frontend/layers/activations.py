@@ -64,5 +64,5 @@ class ActivationLayers(DeclaredLayers):
         half, odd = divmod(x.shape[where], 2)
         if odd or not where:
             raise ShapeError(f"glu: axis {axis} of {x.spec} found, an even extent needed")
-        kept, gate = self.split(x, (half, half), where)
+        kept, gate = self.apply_all("split", x, axis=where, sizes=(half, half))
         return self.mul(kept, self.sigmoid(gate), name=name)

@@ -140,7 +140,7 @@ class Polynomial(_Checked):
 
     def __call__(self, step: int) -> float:
         left = 1 - min(step / self.steps, 1.0)
-        return self.final + (self.rate - self.final) * left**self.power
+        return float(self.final + (self.rate - self.final) * left**self.power)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class InverseRoot(_Checked):
 
     def __call__(self, step: int) -> float:
         done = (step + 1) / self.steps
-        return self.rate * min(done, done**-0.5)
+        return float(self.rate * min(done, done**-0.5))
 
 
 @dataclass(frozen=True)
