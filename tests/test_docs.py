@@ -48,19 +48,31 @@ def test_files_and_modules_that_are_named_exist(page: Path) -> None:
     assert wrong == []
 
 
+# What the table of equivalents says by the name of a loss, or has no need to say
+KNOWN = {"BCE", "Constant", "DenseCrossEntropy", "InverseRoot", "LinearWarmup", "MAE", "MAPE"}
+KNOWN |= {"MSE", "MSLE", "Quantile"}
+
+
 def test_what_stands_for_other_libraries_exists() -> None:
     import soapstone
-    from soapstone import SGD, Model, callbacks, data, losses
+    from soapstone import SGD, Model, callbacks, data, losses, metrics, optimizers, schedules
 
     text = (ROOT / "docs" / "equivalents.md").read_text("utf-8")
     here = " ".join(re.findall(r"^\|.*\|(.*)\|$", text, re.M))
     known = {"model": Model, "soapstone": soapstone, "SGD": SGD}
     for of, name in re.findall(r"`(model|soapstone)\.(\w+)", here):
         assert hasattr(known[of], name), name
-    homes = (SGD, callbacks, data, losses, soapstone)
+    homes = (SGD, callbacks, data, losses, metrics, optimizers, schedules, soapstone)
     classes = list(re.findall(r"`([A-Z]\w+)", here))
-    assert len(classes) > 8
+    assert len(classes) > 40
     assert [name for name in classes if not any(hasattr(home, name) for home in homes)] == []
+    activations = text.partition("**Activations**")[2].partition("##")[0]
+    layers = re.findall(r"`([a-z]\w+)`", activations)
+    assert len(layers) > 20
+    assert [name for name in layers if not hasattr(Model, name) and name != "activation"] == []
+    of_tables = {*losses.__all__, *optimizers.__all__, *schedules.__all__}
+    settled = {"Composed", "Formulated", "FunctionLoss", "Loss", "Optimizer", "Schedule", "Update"}
+    assert {name for name in of_tables - settled if not re.search(rf"\b{name}\b", text)} == KNOWN
 
 
 def _there(name: str) -> bool:
