@@ -48,7 +48,8 @@ class Constants(Mapping[str, Array]):
         if name not in self._made:
             return shared(resident(self._weights[name]))
         graph = self._determining(name)
-        made = interpret(graph, {n: resident(self._weights[n]) for n in graph.roles})[name]
+        weights = {n: resident(self._weights[n]) for n in graph.roles}
+        made: Array = np.asarray(interpret(graph, weights)[name])  # of no axes, it may be a number
         return made if made.flags.writeable else shared(made)
 
     def _determining(self, name: str) -> Graph:

@@ -52,12 +52,14 @@ class GraphReport:
 
     Attributes:
         inputs: their types and shapes, without parameters. parts: how many sessions run of it.
+        weights: how many parameters and buffers are weights of sessions.
         converted: how often an operator is part of them, by name.
         left: how often an operator is PyTorch's, by name and why; or the whole graph.
     """
 
     inputs: tuple[str, ...]
     parts: int
+    weights: int
     converted: Mapping[str, int]
     left: Mapping[str, int]
 
@@ -222,15 +224,14 @@ class _Bound:
 
     def __init__(self, program: Program, args: Sequence[Any]) -> None:
         self.stamp = program.stamp(args)
-        self.sessions: list[InferenceSession] = []
         with torch.no_grad():
             traced = _traced(program.module, args)
         support = _Support(traced)
         holders = [node for node in traced.graph.nodes if node.op == "placeholder"]
-        weights = {holders[place]: args[place].detach() for place in program.weights}
+        weights = {holders[place].name: args[place].detach() for place in program.weights}
         for node in traced.graph.nodes:
             if node.op == "get_attr":
-                weights[node] = getattr(traced, node.target).detach()
+                weights[node.name] = getattr(traced, node.target).detach()
         left = Counter(why for why in support.left.values() if why)
         converted: Counter[str] = Counter()
         partitioner = CapabilityBasedPartitioner(traced, support, allows_single_node_partition=True)
@@ -238,22 +239,17 @@ class _Bound:
         for part in parts:
             converted.update(_name(n) for n in part.nodes if n.target is not operator.getitem)
         fused = partitioner.fuse_partitions(parts)
+        made: list[Part] = []
         for node in list(fused.graph.nodes):
             if node.op == "call_module" and node.target.startswith("fused_"):
                 segment = getattr(fused, node.target)
                 part = _part(segment, node.args, weights, program.threads)
-                self.sessions.append(part.session)
+                made.append(part)
                 setattr(fused, node.target, part)
         fused.recompile()
         self.run: Callable[..., Any] = fused
-        self.report = GraphReport(
-            _shown(args, program.weights), len(parts), dict(converted), dict(left)
-        )
-
-    def close(self) -> None:
-        """Stop the sessions."""
-        for session in self.sessions:
-            session.close()
+        shown, held = _shown(args, program.weights), sum(p.names.count(None) for p in made)
+        self.report = GraphReport(shown, len(made), held, dict(converted), dict(left))
 
 
 def _computes(node: Any) -> bool:
@@ -291,9 +287,12 @@ def _traced(module: Any, args: Sequence[Any]) -> Any:
 
 
 def _part(
-    segment: Any, given: Sequence[Any], weights: Mapping[Any, Any], threads: int | None
+    segment: Any, given: Sequence[Any], weights: Mapping[str, Any], threads: int | None
 ) -> Part:
-    """Return the session of a segment of a graph. given: what outside of it its inputs are."""
+    """Return the session of a segment of a graph.
+
+    given: what outside of it its inputs are. weights: those that never change, by the node's name.
+    """
     builder = GraphBuilder("torch")
     held: dict[str, Array] = {}
     e = Emit(builder, held)
@@ -304,7 +303,7 @@ def _part(
         if node.op == "placeholder":
             source = next(outer)
             (spec,) = _specs(source)
-            weight = weights.get(source)
+            weight = weights.get(source.name)
             role = Role.INPUT
             if weight is not None:
                 role = Role.PARAMETER if spec.is_float else Role.STATE
@@ -385,7 +384,7 @@ class Program:
             self.reports[key] = bound.report
         self._bounds[key] = bound
         if len(self._bounds) > _BOUND:
-            self._bounds.popitem(last=False)[1].close()
+            self._bounds.popitem(last=False)  # its sessions end when no thread runs them
         return bound
 
     def _changed(self, bound: _Bound, args: Sequence[Any]) -> None:
@@ -394,11 +393,8 @@ class Program:
         for place, before, now in zip(places, bound.stamp, self.stamp(args)):
             self._changes[place] += before != now
         self.weights = frozenset(p for p in places if self._changes[p] < _CHANGES)
-        bound.close()
         if len(self.weights) < len(places):
-            for each in self._bounds.values():  # they have other inputs
-                each.close()
-            self._bounds.clear()
+            self._bounds.clear()  # they have other inputs
 
 
 def _static(node: Any) -> bool:

@@ -315,6 +315,16 @@ def test_outputs_that_need_no_launch() -> None:
     np.testing.assert_array_equal(found["double"], [0, 2, 4])
 
 
+def test_an_output_of_weights_alone_without_dims_is_an_array() -> None:
+    builder = GraphBuilder("count")
+    x = builder.input("x", (2,))
+    n = builder.input("n", (), "int64", role=Role.STATE)
+    builder.output(x, builder.apply("add", n, n, name="twice")[0])
+    with InferenceSession(builder.build(), {"n": np.array(3)}) as session:
+        twice = session.run(np.ones(2, np.float32))["twice"]
+    assert isinstance(twice, np.ndarray) and twice.shape == () and twice == 6
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

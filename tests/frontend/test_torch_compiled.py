@@ -65,8 +65,11 @@ def encoder(**options: Any) -> Any:
     ],
 )
 def test_models_are_one_session(make: Any, shape: tuple[int, ...]) -> None:
-    report = compiled_as_eager(make(), torch.randn(shape))
+    model = make()
+    report = compiled_as_eager(model, torch.randn(shape))
     assert [each.parts for each in report.graphs] == [1]
+    read = {name for name in model.state_dict() if "num_batches" not in name}
+    assert report.graphs[0].weights == len(read)
     assert report.plain == {} and all(each.left == {} for each in report.graphs)
     assert report.graphs[0].inputs == (f"float32{list(shape)}",), "parameters are no inputs"
     assert "0 left to PyTorch" in str(report)
