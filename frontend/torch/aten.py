@@ -204,6 +204,14 @@ def _cast(e: Emit, x: Value, *_: Any, **__: Any) -> Value:
     return e.cast(x, e.out.dtype)
 
 
+def _copied(e: Emit, x: Value, y: Value, *_: Any) -> Value:
+    return _expand(e, e.cast(y, e.out.dtype))
+
+
+def _remainder(e: Emit, x: Any, y: Any) -> Value:
+    return e("mod", e.cast(x, e.out.dtype), e.cast(y, e.out.dtype))
+
+
 def _full_like(e: Emit, x: Value, value: Any, **_: Any) -> Value:
     return e("broadcast", e.known(value, e.out.dtype), shape=e.out.shape)
 
@@ -483,6 +491,37 @@ def _select(e: Emit, x: Value, axis: int, index: int) -> Value:
     return e.reshape(_part(e, x, axis, index, index + 1), e.out.shape)
 
 
+def _between(e: Emit, x: Value, y: Value, axis: int, start: int, stop: int) -> Value:
+    """Return x with y from `start` to `stop` of an axis."""
+    _needs(y.dtype == x.dtype, "one type")
+    extent = x.shape[axis]
+    parts = [_part(e, x, axis, 0, start)] if start else []
+    parts += [y, _part(e, x, axis, stop, extent)] if stop < extent else [y]
+    return y if len(parts) == 1 else e("concat", *parts, axis=axis)
+
+
+def _select_scatter(e: Emit, x: Value, y: Value, axis: int, index: int) -> Value:
+    axis = _axis(axis, x.rank)
+    index = _axis(index, x.shape[axis])
+    y = e.reshape(y, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+    return _between(e, x, y, axis, index, index + 1)
+
+
+def _slice_scatter(
+    e: Emit,
+    x: Value,
+    y: Value,
+    axis: int = 0,
+    start: Any = None,
+    stop: Any = None,
+    step: int = 1,
+) -> Value:
+    axis = _axis(axis, x.rank)
+    begin, end, step = slice(start, stop, step).indices(x.shape[axis])
+    _needs(step == 1 and begin < end, "a slice of elements that follow each other")
+    return _between(e, x, y, axis, begin, end)
+
+
 def _cat(e: Emit, values: Sequence[Value], axis: int = 0) -> Value:
     kept = [each for each in values if each.shape != (0,)]
     axis = _axis(axis, kept[0].rank if kept else 1)
@@ -595,7 +634,9 @@ RULES: Mapping[str, Rule] = {
     "where": _where,
     "clamp": _clamp,
     "_to_copy": _cast,
+    "copy": _copied,
     "full_like": _full_like,
+    "remainder": _remainder,
     "linear": _linear,
     "mm": _mm,
     "bmm": _mm,
@@ -617,12 +658,15 @@ RULES: Mapping[str, Rule] = {
     "mean": fold("reduce_mean"),
     "amax": fold("reduce_max"),
     "amin": fold("reduce_min"),
+    "prod": fold("reduce_prod"),
     "any": truth("reduce_max"),
     "all": truth("reduce_min"),
     "argmax": extreme("argmax"),
     "argmin": extreme("argmin"),
     "var": _variance,
     "cat": _cat,
+    "select_scatter": _select_scatter,
+    "slice_scatter": _slice_scatter,
     "constant_pad_nd": _pad,
     "triu": triangle(True),
     "tril": triangle(False),

@@ -21,8 +21,6 @@ import numpy as np
 
 try:
     import torch
-    from torch._decomp import core_aten_decompositions
-    from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
     from torch.fx.passes.operator_support import OperatorSupportBase
 except ImportError as error:
@@ -33,8 +31,8 @@ except ImportError as error:
 from soapstone.errors import DataError
 from soapstone.frontend.inference import InferenceSession
 from soapstone.frontend.torch.aten import DTYPES, MOVES, RULES, Emit, Value
-from soapstone.frontend.torch.decompositions import DECOMPOSITIONS
 from soapstone.frontend.torch.operators import NoRule
+from soapstone.frontend.torch.trace import name_of, traced
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array, Role, TensorSpec
@@ -138,13 +136,6 @@ def _specs(node: Any) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
-def _name(node: Any) -> str:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return str(getattr(node.target, "__name__", node.target))
-    return str(schema.name).removeprefix("aten::")
-
-
 def _emitted(e: Emit, node: Any, made: Mapping[Any, Any]) -> Any:
     """Return the values of a node, whose inputs are emitted already.
 
@@ -158,7 +149,7 @@ def _emitted(e: Emit, node: Any, made: Mapping[Any, Any]) -> Any:
         if found is None:
             raise NoRule("a result that its rule does not make")
         return found
-    name = _name(node)
+    name = name_of(node)
     e.wanted = _specs(node)
     if name in _KNOWN:
         if np.prod(e.out.shape) > _MOST_KNOWN:
@@ -195,7 +186,7 @@ class _Support(OperatorSupportBase):  # type: ignore[misc]
                 _tried(node)
             except _REFUSED as error:
                 said = " ".join(str(error).split())
-                self.left[node] = f"{_name(node)}: {said or type(error).__name__}"
+                self.left[node] = f"{name_of(node)}: {said or type(error).__name__}"
 
     def is_node_supported(self, submodules: Any, node: Any) -> bool:
         """Return whether soapstone runs a node."""
@@ -224,20 +215,19 @@ class _Bound:
 
     def __init__(self, program: Program, args: Sequence[Any]) -> None:
         self.stamp = program.stamp(args)
-        with torch.no_grad():
-            traced = _traced(program.module, args)
-        support = _Support(traced)
-        holders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+        graph = traced(program.module, args)
+        support = _Support(graph)
+        holders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         weights = {holders[place].name: args[place].detach() for place in program.weights}
-        for node in traced.graph.nodes:
+        for node in graph.graph.nodes:
             if node.op == "get_attr":
-                weights[node.name] = getattr(traced, node.target).detach()
+                weights[node.name] = getattr(graph, node.target).detach()
         left = Counter(why for why in support.left.values() if why)
         converted: Counter[str] = Counter()
-        partitioner = CapabilityBasedPartitioner(traced, support, allows_single_node_partition=True)
+        partitioner = CapabilityBasedPartitioner(graph, support, allows_single_node_partition=True)
         parts = [p for p in partitioner.propose_partitions() if any(map(_computes, p.nodes))]
         for part in parts:
-            converted.update(_name(n) for n in part.nodes if n.target is not operator.getitem)
+            converted.update(name_of(n) for n in part.nodes if n.target is not operator.getitem)
         fused = partitioner.fuse_partitions(parts)
         made: list[Part] = []
         for node in list(fused.graph.nodes):
@@ -246,6 +236,10 @@ class _Bound:
                 part = _part(segment, node.args, weights, program.threads)
                 made.append(part)
                 setattr(fused, node.target, part)
+        *_, last = fused.graph.nodes
+        for node in list(fused.graph.nodes):
+            if node.op == "call_function" and name_of(node) == "copy_":
+                last.prepend(node)  # inputs change when all that reads them has run
         fused.recompile()
         self.run: Callable[..., Any] = fused
         shown, held = _shown(args, program.weights), sum(p.names.count(None) for p in made)
@@ -253,7 +247,7 @@ class _Bound:
 
 
 def _computes(node: Any) -> bool:
-    return node.target is not operator.getitem and _name(node) not in MOVES | _KNOWN
+    return node.target is not operator.getitem and name_of(node) not in MOVES | _KNOWN
 
 
 def _shown(args: Sequence[Any], weights: frozenset[int]) -> tuple[str, ...]:
@@ -266,24 +260,6 @@ def _shown(args: Sequence[Any], weights: frozenset[int]) -> tuple[str, ...]:
 
 def _tensor(given: Any) -> bool:
     return isinstance(given, torch.Tensor)
-
-
-def _traced(module: Any, args: Sequence[Any]) -> Any:
-    """Return a graph in core operators for inputs of these shapes, without mutations."""
-    table = {
-        op: of
-        for op, of in core_aten_decompositions().items()
-        if op._schema.name.removeprefix("aten::") not in RULES
-    }
-    traced = make_fx(
-        torch.func.functionalize(module, remove="mutations_and_views"),
-        decomposition_table={**table, **DECOMPOSITIONS},
-        tracing_mode="fake",
-        _allow_non_fake_inputs=True,
-    )(*args)
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
-    return traced
 
 
 def _part(

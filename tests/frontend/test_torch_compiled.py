@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,9 @@ FUNCTIONS = {
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
     "types": lambda x: (x.double() * 2, (x * 3).to(torch.int64) + 1, x.half() + 1, (x > 0) + 1),
     "triangles": lambda x: x.tril() + x.triu(1) + torch.arange(6.0),
+    "filled": lambda x: (lambda y: (y.__setitem__((slice(None), 0), 0.0), y)[1])(x.clone()) * 2,
+    "written": lambda x: (lambda y: (y[:, 1:3].mul_(2), y[..., 0].add_(1), y)[2])(x.clone()) - 1,
+    "rms": lambda x: F.rms_norm(x, (6,)) + x % 0.7 + x.prod(-1, keepdim=True),
     "places": lambda x: x.gather(2, (x > 0).long()) + x.index_select(1, torch.tensor([2, 0, 1, 1])),
     "twice": lambda x: (x + 1, x + 1, x),
     "empty": lambda x: x[:0] * 2,
@@ -167,6 +171,17 @@ def test_what_is_changed_in_place_is_changed() -> None:
     with torch.no_grad():
         np.testing.assert_array_equal(compiled(x), [2, 2, 2])
         np.testing.assert_array_equal(x, [1, 1, 1])
+
+    def later(x: Any) -> Any:
+        before = torch.sort(x).values * 3
+        x.mul_(2)
+        return torch.sort(before + x).values
+
+    one, other = torch.randn(5), torch.randn(5)
+    other.copy_(one)
+    with torch.no_grad():
+        torch.testing.assert_close(soapstone.torch.compile(later)(one), later(other))
+    torch.testing.assert_close(one, other)
     norm = nn.BatchNorm1d(4).train()
     twin = nn.BatchNorm1d(4).train()
     compiled = soapstone.torch.compile(norm, threads=1)
@@ -175,6 +190,30 @@ def test_what_is_changed_in_place_is_changed() -> None:
             y = torch.randn(6, 4)
             torch.testing.assert_close(compiled(y), twin(y))
     torch.testing.assert_close(norm.running_mean, twin.running_mean)
+
+
+def test_threads_may_share_a_compiled_model() -> None:
+    model = perceptron()
+    compiled = soapstone.torch.compile(model, threads=1, dynamic=True)
+    inputs = [torch.randn(n % 5 + 2, 8) for n in range(20)]
+    with torch.no_grad():
+        needed = [model(x) for x in inputs]
+    wrong: list[Any] = []
+
+    def serve() -> None:
+        try:
+            with torch.no_grad():
+                for x, y in zip(inputs, needed):
+                    torch.testing.assert_close(compiled(x), y, rtol=1e-5, atol=1e-5)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=serve) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_gradients_are_left_to_pytorch() -> None:
