@@ -30,7 +30,8 @@ except ImportError as error:
 
 from soapstone.errors import DataError
 from soapstone.frontend.inference import InferenceSession
-from soapstone.frontend.torch.aten import DTYPES, MOVES, RULES, Emit, Value
+from soapstone.frontend.torch.aten import MOVES, RULES
+from soapstone.frontend.torch.emit import DTYPES, Emit, Value
 from soapstone.frontend.torch.operators import NoRule
 from soapstone.frontend.torch.trace import name_of, traced
 from soapstone.ir.builder import GraphBuilder
