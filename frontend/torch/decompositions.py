@@ -16,6 +16,20 @@ def _heads(x: Any, heads: int) -> Any:
     return x.view(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
 
+def _hidden(mask: Any, kind: int | None) -> Any:
+    """Return which scores, (batch, heads, queries, keys), a mask hides; None of another kind.
+
+    kind: 0 of (queries, keys), 1 of (batch, keys), 2 of all. A mask of numbers hides where it is
+    not 0, as in PyTorch's operator.
+    """
+    hides = mask if mask.dtype == torch.bool else mask != 0
+    if kind == 0:
+        return hides[None, None]
+    if kind == 1:
+        return hides[:, None, None]
+    return hides if kind == 2 else None
+
+
 def _encoder_layer(
     x: Any,
     embed_dim: int,
@@ -39,13 +53,16 @@ def _encoder_layer(
     mask_type: int | None = None,
 ) -> Any:
     """`nn.TransformerEncoderLayer` in inference, as PyTorch's fast path has it in one operator."""
-    if mask is not None or x.is_nested:
+    hidden = None if mask is None else _hidden(mask, mask_type)
+    if x.is_nested or (mask is not None and hidden is None):
         return NotImplemented
 
     def attended(x: Any) -> Any:
         joined = functional.linear(x, qkv_weight, qkv_bias)
         q, k, v = (_heads(each, num_heads) for each in joined.split(embed_dim, -1))
         scores = (q * (embed_dim // num_heads) ** -0.5) @ k.transpose(2, 3)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, float("-inf"))
         mixed = (torch.softmax(scores, -1) @ v).transpose(1, 2).reshape(x.shape)
         return functional.linear(mixed, out_weight, out_bias)
 

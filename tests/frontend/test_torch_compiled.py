@@ -76,6 +76,16 @@ def test_models_are_one_session(make: Any, shape: tuple[int, ...]) -> None:
     assert "0 left to PyTorch" in str(report)
 
 
+def test_masks_of_an_encoder_layer() -> None:
+    layer, x = encoder(), torch.randn(2, 5, 16)
+    later = nn.Transformer.generate_square_subsequent_mask(5)
+    padded = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for masks in ((later, None), (None, padded), (later.isinf(), padded)):
+        torch._dynamo.reset()
+        report = compiled_as_eager(layer, x, *masks)
+        assert [(each.parts, dict(each.left)) for each in report.graphs] == [(1, {})], report
+
+
 def test_the_backend_has_a_name() -> None:
     if "soapstone" not in torch._dynamo.list_backends():
         pytest.skip("the package was installed before it had this entry point")
