@@ -76,10 +76,6 @@ class Samples:
         ahead: int = 4,
         balance: Any = None,
     ) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise DataError(
-                f"samples: {type(dataset).__name__} found, something with a length and items needed"
-            )
         if isinstance(dataset, tuple):
             self._arrays: tuple[Any, ...] | None = dataset
             self.rows = rows_of(named_arrays(*dataset, *(None,) * (2 - len(dataset)))[0])

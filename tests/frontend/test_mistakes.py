@@ -713,7 +713,7 @@ MORE: list[tuple[Any, ...]] = [
         "Checkpoint: monitor 'val_accuracy' found, one of loss, accuracy needed",
     ),
     (lambda: TensorBoard(3), "TensorBoard: folder 3 found, a path needed"),
-    (lambda: Samples(None), "samples: NoneType found, something with a length and items needed"),
+    (lambda: Samples(None), "samples: NoneType found; an object with a length and items by number"),
     (
         lambda: token_ids("text", list, 3),
         "token_ids: texts: one text found, a list of texts needed",
