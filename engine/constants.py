@@ -8,7 +8,7 @@ let go, and those that are computed from others are computed then.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +30,6 @@ class Constants(Mapping[str, Array]):
         self._weights = weights
         self._prologue = prologue
         self._made = prologue.producers
-        self._places = {node.name: place for place, node in enumerate(prologue.nodes)}
         total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
         check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
 
@@ -47,24 +46,24 @@ class Constants(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name not in self._made:
             return shared(resident(self._weights[name]))
-        graph = self._determining(name)
-        weights = {n: resident(self._weights[n]) for n in graph.roles}
-        made: Array = np.asarray(interpret(graph, weights)[name])  # of no axes, it may be a number
+        made = determined(self._prologue, name, lambda weight: resident(self._weights[weight]))
         return made if made.flags.writeable else shared(made)
 
-    def _determining(self, name: str) -> Graph:
-        """Return the part of the graph that makes a value, with the weights that it reads."""
-        nodes: dict[str, Node] = {}
-        values = [name]
-        while values:
-            node = self._made.get(values.pop())
-            if node is not None and node.name not in nodes:
-                nodes[node.name] = node
-                values += node.inputs
-        whole = self._prologue
-        order = tuple(sorted(nodes.values(), key=lambda node: self._places[node.name]))
-        read = {i: whole.roles[i] for node in order for i in node.inputs if i in whole.roles}
-        return replace(whole, nodes=order, roles=read, outputs=(name,), updates={})
+
+def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Array:
+    """Return a value of a graph that weights alone determine; only those are asked for."""
+    nodes: dict[str, Node] = {}
+    values = [name]
+    while values:
+        node = graph.producers.get(values.pop())
+        if node is not None and node.name not in nodes:
+            nodes[node.name] = node
+            values += node.inputs
+    order = tuple(node for node in graph.nodes if node.name in nodes)
+    read = {i: graph.roles[i] for node in order for i in node.inputs if i in graph.roles}
+    part = replace(graph, nodes=order, roles=read, outputs=(name,), updates={})
+    made: Array = np.asarray(interpret(part, {n: weights(n) for n in read})[name])
+    return made  # of no axes, it was a number
 
 
 def mapping(array: Array) -> mmap.mmap | None:
@@ -104,4 +103,4 @@ def resident(array: Array) -> Array:
     return copy
 
 
-__all__ = ["Constants", "mapping", "resident", "whole_file"]
+__all__ = ["Constants", "determined", "mapping", "resident", "whole_file"]
