@@ -26,8 +26,6 @@ from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import Batches
-from soapstone.frontend.data.buckets import Buckets
-from soapstone.frontend.data.samples import Samples
 from soapstone.frontend.exchange import as_array
 from soapstone.frontend.planned import Plans
 from soapstone.ir.errors import GraphError
@@ -490,6 +488,9 @@ def in_order(x: object) -> None:
     Raises:
         DataError: x is such data.
     """
+    from soapstone.frontend.data.buckets import Buckets
+    from soapstone.frontend.data.samples import Samples
+
     if isinstance(x, Buckets):
         raise DataError(
             "predict: buckets found, whose batches have an order of their own; x.arrays()[0] needed"
