@@ -257,6 +257,29 @@ def _gather(e: Emit, x: Value, axis: int, ids: Value, **_: Any) -> Value:
     return e("gather_elements", x, ids, axis=axis_of(axis, x.rank))
 
 
+def _index(e: Emit, x: Value, ids: Sequence[Value | None]) -> Value:
+    given = {axis: each for axis, each in enumerate(ids) if each is not None}
+    axes = list(given)
+    needs(all(each.dtype in ("int32", "int64") for each in given.values()), "places by number")
+    if len(given) == 1:
+        return e("gather", x, given[axes[0]], axis=axes[0])
+    shape = torch.broadcast_shapes(*(each.shape for each in given.values()))
+    columns = [_spread(e, e.cast(each, "int64"), shape) for each in given.values()]
+    columns = [e.reshape(each, (*shape, 1)) for each in columns]
+    rest = [axis for axis in range(x.rank) if axis not in given]
+    moved = e("transpose", x, permutation=(*axes, *rest))
+    made = e("gather_nd", moved, e("concat", *columns, axis=len(shape)))
+    if axes != list(range(axes[0], axes[0] + len(axes))):
+        return made  # what places give comes first
+    before, count = axes[0], len(shape)
+    behind = range(count + before, made.rank)
+    return e("transpose", made, permutation=(*range(count, count + before), *range(count), *behind))
+
+
+def _spread(e: Emit, x: Value, shape: Sequence[int]) -> Value:
+    return x if x.shape == tuple(shape) else e("broadcast", x, shape=tuple(shape))
+
+
 _ALIKE = "relu sigmoid tanh exp log neg sqrt abs erf sin cos tan asin acos atan sinh cosh asinh"
 _ALIKE += " acosh atanh floor ceil round sign reciprocal silu mish"
 _ARITHMETIC = "add sub mul div maximum minimum"
@@ -347,6 +370,7 @@ RULES: Mapping[str, Rule] = {
     "repeat": _repeat,
     "cumsum": _cumsum,
     "embedding": _embedding,
+    "index": _index,
     "index_select": _index_select,
     "gather": _gather,
 }

@@ -83,6 +83,11 @@ def convolution(
     return e(name, x, w, *([b] if b else []), **given)
 
 
+def samples(e: Emit, x: Value, count: int) -> Value:
+    """Return images of `count` dims as samples; one alone is one of them."""
+    return x if x.rank == count + 2 else e.reshape(x, (1, *x.shape))
+
+
 def max_pool(count: int) -> Rule:
     def rule(
         e: Emit,
@@ -93,17 +98,17 @@ def max_pool(count: int) -> Rule:
         dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> Any:
-        needs(x.rank == count + 2 and e.used <= {0}, "samples, and no indices")
+        needs(e.used <= {0}, "nothing but the result looked at")
         made = e(
             f"max_pool{count}d",
-            x,
+            samples(e, x, count),
             kernel=pairs(kernel, count),
             stride=pairs(stride or kernel, count),
             padding=pairs(padding, count) * 2,
             dilation=pairs(dilation, count),
             ceil_mode=ceil_mode,
         )
-        return made, None
+        return e.reshape(made, e.out.shape), None
 
     return rule
 
@@ -119,16 +124,17 @@ def avg_pool(count: int) -> Rule:
         include_pad: bool = True,
         divisor: Any = None,
     ) -> Value:
-        needs(x.rank == count + 2 and divisor is None, "samples, and no divisor")
-        return e(
+        needs(divisor is None, "no divisor")
+        made = e(
             f"avg_pool{count}d",
-            x,
+            samples(e, x, count),
             kernel=pairs(kernel, count),
             stride=pairs(stride or kernel, count),
             padding=pairs(padding, count) * 2,
             ceil_mode=ceil_mode,
             include_pad=include_pad,
         )
+        return e.reshape(made, e.out.shape)
 
     return rule
 
@@ -158,9 +164,17 @@ def batch_norm(
     *rest: Any,
 ) -> Any:
     training, epsilon = (rest[0] if len(rest) == 3 else False), rest[-1]
-    needs(not training, "inference")
-    needs(mean is not None and var is not None, "running statistics")
     needs(e.used <= {0}, "nothing but the result looked at")
+    if training and mean is None and x.rank > 2:  # of each batch alone, as instance norm is made
+        over = (0, *range(2, x.rank))
+        mean = e.reshape(e("reduce_mean", x, axes=over, keepdims=True), x.shape[1:2])
+        apart = e("sub", x, e.reshape(mean, (x.shape[1], *(1,) * (x.rank - 2))))
+        count = x.shape[0] * math.prod(x.shape[2:])
+        needs(count > 0, "elements")
+        var = e("affine", e("reduce_sum_square", apart, axes=over), scale=1 / count)
+    else:
+        needs(not training, "inference")
+    needs(mean is not None and var is not None, "running statistics")
     shape = x.shape[1:2]
     gamma, beta = scale(e, gamma, 1, shape, x.dtype), scale(e, beta, 0, shape, x.dtype)
     assert mean is not None and var is not None
