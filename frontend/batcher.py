@@ -1,7 +1,7 @@
 """Requests of many callers, joined into runs of one session.
 
-A kernel takes hardly longer for a few samples than for one, so requests that wait at the same time
-are run as one. A thread of the batcher takes the request that has waited longest, waits until as
+A run of several samples takes less than as many runs of one, so requests that wait at the same time
+are one run. A thread of the batcher takes the request that has waited longest, waits until as
 many samples as may be joined are there or its delay is over, runs them, and gives each its rows.
 """
 
