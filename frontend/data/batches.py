@@ -47,6 +47,8 @@ def numeric(name: str, value: Any) -> Array:
     if value is None:
         raise DataError(f"{name}: None found, an array with one row a sample needed")
     try:
+        if getattr(value, "requires_grad", False):  # a tensor of PyTorch in a graph of gradients
+            value = value.detach()
         array = value if hasattr(value, "__legate_data_interface__") else np.asarray(value)
     except ValueError:
         if isinstance(value, tuple):

@@ -169,9 +169,12 @@ def to_onnx(
     if isinstance(weights, str | Path) and path is None:
         weights, path = None, weights
     if not isinstance(path, str | Path):
-        raise OnnxError(f"to_onnx: path: {path!r} found, the path of a file needed")
+        found = "None" if path is None else type(path).__name__
+        raise OnnxError(f"to_onnx: path: {found} found, the path of a file needed")
     if weights is not None and not isinstance(weights, Mapping):
         raise OnnxError(f"to_onnx: weights: {type(weights).__name__} found, arrays by name needed")
+    if dims is not None and not isinstance(dims, Mapping):
+        raise OnnxError(f"to_onnx: dims: {dims!r} found, extents by name needed")
     proto, held = _written(model, weights, dims, opset)
     if layouts is not None:
         made = {name for node in proto.graph.node for name in node.output}
@@ -243,7 +246,7 @@ def _written(
         raise OnnxError(f"to_onnx: dims: {unknown!r} found, 'batch' alone needed of a Model")
     batch = (dims or {}).get("batch")
     held = model.weights() if weights is None else weights
-    if isinstance(batch, str):
+    if isinstance(batch, str) and batch:
         kept: list[dict[str, Array]] = []
 
         def written(size: int) -> onnx.ModelProto:

@@ -14,6 +14,7 @@ from soapstone.frontend.arguments import named_arguments
 from soapstone.frontend.training.optimizers import OPTIMIZERS, Optimizer
 from soapstone.frontend.training.schedules import Schedule
 from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Initial
 from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Role
@@ -74,11 +75,11 @@ class Composed(Optimizer):
         weight_decay: times the parameter, added to the gradient: an L2 penalty.
     """
 
-    weight_decay: float = 0.0
+    weight_decay: float = field(default=0.0, kw_only=True)
     decoupled: ClassVar[bool] = False  # whether parameters shrink by it, as of AdamW
 
     def next(self, of: Update) -> Tensor:
-        """Return what the parameter becomes; of: what it is made of."""
+        """Return what the parameter becomes, of its shape; of: what it is made of."""
         raise TypeError(f"{type(self).__name__} is no optimizer; see soapstone.optimizers")
 
     def emit(self, builder: GraphBuilder, parameter: str, grad: str, finite: str) -> None:
@@ -102,7 +103,12 @@ class Composed(Optimizer):
                 w = w - rate * self.weight_decay * w
             else:
                 g = g + w * self.weight_decay
-        builder.update(parameter, self.next(Update(m, w, g, rate, state, put)).name)
+        made = self.next(Update(m, w, g, rate, state, put))
+        if getattr(made, "spec", None) != spec:
+            raise GraphError(
+                f"{type(self).__name__}: next of {parameter!r}: {made!r} returned, {spec} needed"
+            )
+        builder.update(parameter, made.name)
 
 
 @named_arguments

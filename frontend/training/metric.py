@@ -36,6 +36,11 @@ class Values:
     loss: Loss
     mean: str | None
 
+    @property
+    def classes(self) -> bool:
+        """Whether labels are class numbers, one for each row of the output."""
+        return self.loss.classes and not self.loss.places
+
     def refuse(self, metric: str, needed: str) -> GraphError:
         """Return the error of a metric that does not fit."""
         output, labels = self.builder.spec(self.output), self.builder.spec(self.labels)
@@ -50,9 +55,9 @@ class Values:
             GraphError: more classes than two.
         """
         builder, add = self.builder, adder(self.builder, metric)
-        if self.loss.masked and not self.loss.classes:
+        if self.loss.masked and not self.classes:
             raise self.refuse(metric, "labels that all count needed; 'micro_f1' leaves -1 out")
-        if not self.loss.classes:
+        if not self.classes:
             logits = self.loss in _LOGITS
             edge = float(np.log(threshold / (1 - threshold))) if logits else threshold
             cut = add("full", suffix=".cut", shape=(), value=edge)
@@ -72,7 +77,7 @@ class Values:
     def by_class(self, metric: str) -> tuple[str, str]:
         """Return guesses and labels, (rows, classes), of 0 and 1; labels of -1 have no 1."""
         builder, add = self.builder, adder(self.builder, metric)
-        if not self.loss.classes:
+        if not self.classes:
             raise self.refuse(metric, "class numbers needed as labels")
         rows, labels = as_rows(builder, self.output, 2), as_rows(builder, self.labels, 1)
         guess = add("hardmax", rows, suffix=".guess", axis=-1)

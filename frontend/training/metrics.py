@@ -47,10 +47,10 @@ class Accuracy(Metric):
         if isinstance(of.loss, BCE):
             return BinaryAccuracy().emit(of)
         dense = isinstance(of.loss, DenseCrossEntropy)
-        if not of.loss.classes and not dense:
+        if not of.classes and not dense:
             raise GraphError(
                 "metric 'accuracy' needs class numbers as labels (loss cross_entropy), or labels of"
-                " 0 and 1 (loss bce)"
+                " 0 and 1 (loss bce); of loss ctc there is 'error_rate'"
             )
         rows = as_rows(builder, of.output, 2)
         labels = as_rows(builder, of.labels, 2 if dense else 1)
@@ -102,7 +102,7 @@ class TopK(Metric):
         return f"top_{self.k}_accuracy"
 
     def emit(self, of: Values) -> tuple[str, ...]:
-        if not of.loss.classes:
+        if not of.classes:
             raise of.refuse(self.name, "class numbers needed as labels")
         classes = of.builder.spec(of.output).shape[-1]
         if self.k >= classes:
@@ -240,7 +240,7 @@ class MAE(Metric):
         return False
 
     def emit(self, of: Values) -> tuple[str, ...]:
-        if of.loss.classes or of.loss.masked:
+        if of.classes or of.loss.masked:
             raise of.refuse(self.name, "labels of the output's shape needed")
         add = adder(of.builder, self.name)
         off = add("sub", of.output, of.labels, suffix=".off")
@@ -274,7 +274,7 @@ class Perplexity(Metric):
         return False
 
     def emit(self, of: Values) -> tuple[str, ...]:
-        if not of.loss.classes:
+        if not of.classes:
             raise of.refuse(self.name, "class numbers needed as labels")
         plain: Loss = MaskedCrossEntropy() if of.loss.masked else CrossEntropy()
         if of.loss == plain and of.mean is not None:

@@ -96,7 +96,7 @@ class AUC(Metric):
         return True
 
     def emit(self, of: Values) -> tuple[str, ...]:
-        if of.loss.classes and of.builder.spec(of.output).shape[-1] != 2:
+        if of.classes and of.builder.spec(of.output).shape[-1] != 2:
             raise of.refuse(self.name, "two classes needed")
         return (of.output,)
 

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-from soapstone.frontend.arguments import count
+from soapstone.frontend.arguments import count, named_arguments
 
 Schedule = Callable[[int], float]
 
@@ -32,6 +32,7 @@ class _Checked:
                     raise ValueError(f"{where}: {value!r} found, {needed} needed")
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Constant(_Checked):
     """The schedule that is `rate` at every step."""
@@ -42,6 +43,7 @@ class Constant(_Checked):
         return float(self.rate)
 
 
+@named_arguments
 @dataclass(frozen=True)
 class StepDecay(_Checked):
     """The schedule that multiplies `rate` by `factor` after `every` so many steps."""
@@ -54,6 +56,7 @@ class StepDecay(_Checked):
         return float(self.rate * self.factor ** (step // self.every))
 
 
+@named_arguments
 @dataclass(frozen=True)
 class ExponentialDecay(_Checked):
     """The schedule that starts at `rate` and falls smoothly by `factor` in `steps` steps."""
@@ -66,6 +69,7 @@ class ExponentialDecay(_Checked):
         return float(self.rate * self.factor ** (step / self.steps))
 
 
+@named_arguments
 @dataclass(frozen=True)
 class LinearWarmup(_Checked):
     """The schedule that rises in `steps` steps to where `after`, a schedule or a rate, begins.
@@ -83,6 +87,7 @@ class LinearWarmup(_Checked):
         return after(step - self.steps)
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Cosine(_Checked):
     """Half a cosine from `rate` down to `final` in `steps` steps, then `final`.
@@ -99,6 +104,7 @@ class Cosine(_Checked):
         return self.final + (self.rate - self.final) * (1 + math.cos(math.pi * done)) / 2
 
 
+@named_arguments
 @dataclass(frozen=True)
 class CosineRestarts(_Checked):
     """Half a cosine from `rate` to `final` in `steps` steps, again and again.
@@ -126,6 +132,7 @@ class CosineRestarts(_Checked):
         return self.final + (self.rate - self.final) * (1 + math.cos(math.pi * at / length)) / 2
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Polynomial(_Checked):
     """The schedule that falls from `rate` to `final` in `steps` steps: in a line for `power` 1.
@@ -143,6 +150,7 @@ class Polynomial(_Checked):
         return float(self.final + (self.rate - self.final) * left**self.power)
 
 
+@named_arguments
 @dataclass(frozen=True)
 class InverseRoot(_Checked):
     """The schedule that rises to `rate` in `steps` steps, then falls as 1 / sqrt(step).
@@ -158,6 +166,7 @@ class InverseRoot(_Checked):
         return float(self.rate * min(done, done**-0.5))
 
 
+@named_arguments
 @dataclass(frozen=True)
 class OneCycle(_Checked):
     """Half a cosine up from `rate` / `start` to `rate`, and one down to `rate` / `end`.
@@ -191,6 +200,7 @@ class OneCycle(_Checked):
         return low + (self.rate - low) * (1 + math.cos(math.pi * share)) / 2
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Piecewise:
     """The schedule of one rate after another: `rates[0]` before step `bounds[0]`, and so on.

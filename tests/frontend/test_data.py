@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import Batches
@@ -180,6 +181,8 @@ def test_batches_of_a_data_loader_are_lists() -> None:
     ((inputs, labels),) = Batches(iter([x[:3].tolist()]), None, batch_size=3).epoch(0)
     np.testing.assert_array_equal(inputs["x"], x[:3])
     assert labels is None
+    tensor = torch.tensor(x, requires_grad=True)
+    np.testing.assert_array_equal(Batches(tensor, y, batch_size=6).specs()[0]["x"][0], (2,))
 
 
 def test_a_bad_batch_of_a_stream_names_its_number() -> None:

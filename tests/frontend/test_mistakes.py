@@ -18,7 +18,8 @@ from soapstone.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, 
 from soapstone.data import Buckets, Samples, token_ids
 from soapstone.losses import CTC, CrossEntropy, Huber
 from soapstone.metrics import OfArrays, TopK
-from soapstone.schedules import cosine
+from soapstone.optimizers import Composed
+from soapstone.schedules import OneCycle, cosine
 
 X = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
 Y = np.arange(20) % 4
@@ -77,6 +78,11 @@ class Short(Callback):
 class Misspelt(Callback):
     def on_epoch_ended(self, state: Any) -> None:
         pass
+
+
+class Forgetful(Composed):
+    def next(self, of: Any) -> Any:
+        of.w - of.g
 
 
 class Loud(Callback):
@@ -764,6 +770,38 @@ MORE: list[tuple[Any, ...]] = [
     (
         lambda: sp.to_onnx(net(), "x.onnx", dims={"batch": 0}),
         "to_onnx: dims: batch: 0 found, an integer of 1 or more needed",
+    ),
+    (
+        lambda: sp.to_onnx(net(), "x.onnx", dims=["batch"]),
+        "to_onnx: dims: ['batch'] found, extents",
+    ),
+    (lambda: sp.to_onnx(net(), "x.onnx", dims={"batch": ""}), "dims: batch: '' found, an integer"),
+    (
+        lambda: OneCycle(0.1),
+        "OneCycle: missing a required argument: 'steps'; OneCycle(rate, steps,",
+    ),
+    (
+        lambda: net(optimizer=Forgetful()),
+        "Forgetful: next of 'o.bias': None returned, float32[4] needed",
+    ),
+    (
+        lambda: net(loss="kl_divergence", metrics=()).fit(X, Y),
+        "fit: labels: samples of shape () found, (4,) needed",
+    ),
+    (
+        lambda: net(1, loss="poisson", metrics=()).fit(X, -Y),
+        "fit: labels: -1 at row 1; numbers from 0 to inf needed",
+    ),
+    (lambda: net(metrics=["mape"]), "metric 'mape': output float32[8, 4], labels int32[8]; labels"),
+    (
+        lambda: of(
+            lambda m: (
+                m.output(m.dense(m.input("x", (8, 5, 3)), 4)),
+                m.compile(loss="ctc", metrics="accuracy"),
+            )
+        ),
+        "metric 'accuracy' needs class numbers as labels",
+        "of loss ctc there is 'error_rate'",
     ),
     (lambda: sp.to_onnx(net(), "x.onnx", opset=3), "opset 3 found; 20 to 23 are written"),
 ]
