@@ -117,8 +117,9 @@ class Compiled:
                 if name in model.penalties
             ),
         )
-        for pattern in self.optimizer.rates or ():
-            matching(f"{type(self.optimizer).__name__}: rates", pattern, parameters)
+        for setting in ("rates", "decayed"):
+            for pattern in getattr(self.optimizer, setting) or ():
+                matching(f"{type(self.optimizer).__name__}: {setting}", pattern, parameters)
         self.parts = count("micro_batches", micro_batches)
         self.executor = executor
         self.first = rank_of(executor) == 0

@@ -98,7 +98,7 @@ class Composed(Optimizer):
 
         w, g = m.tensor(parameter), m.tensor(grad)
         rate = m.tensor(*self._scalars(builder, parameter, (LEARNING_RATE,)))
-        if self.weight_decay and (self.decayed is None or parameter in self.decayed):
+        if self.weight_decay and self._decays(parameter):
             if self.decoupled:
                 w = w - rate * self.weight_decay * w
             else:

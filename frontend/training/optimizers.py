@@ -25,7 +25,8 @@ class Optimizer:
 
     Attributes:
         learning_rate: a number, or a schedule: a function from the step, counted from 0, to it.
-        decayed: the parameters, by name, to which `weight_decay` applies; None for all.
+        decayed: the layers or parameters, as of `rates`, to which `weight_decay` applies; None for
+            all.
         clip_norm: what the norm of all gradients together is scaled down to where it is larger;
             clip_value: what each of their elements is cut to, on both sides. After that come decay
             and momentum, as in PyTorch.
@@ -142,6 +143,10 @@ class Optimizer:
                 (found[name],) = builder.apply("mul", grad, scale, name=f"{name}.clipped")
         return found
 
+    def _decays(self, parameter: str) -> bool:
+        """Return whether `weight_decay` applies to a parameter."""
+        return self.decayed is None or any(matches(each, parameter) for each in self.decayed)
+
     def _scalars(
         self, builder: GraphBuilder, parameter: str, scalars: tuple[str, ...]
     ) -> tuple[str, ...]:
@@ -177,7 +182,7 @@ class Optimizer:
         ]
         names = {item.name for item in fields(self)} - {item.name for item in fields(Optimizer)}
         settings = {name: getattr(self, name) for name in names} | more
-        if self.decayed is not None and parameter not in self.decayed:
+        if not self._decays(parameter):
             settings["weight_decay"] = 0.0
         operands = (parameter, grad, *slots, *self._scalars(builder, parameter, scalars), finite)
         results = builder.apply(operator, *operands, name=f"{parameter}.update", **settings)

@@ -152,7 +152,7 @@ def test_loss_is_the_mean_over_labelled_samples() -> None:
 
 def test_only_named_parameters_decay() -> None:
     with gcn.build(90, DATA) as model:
-        model.compile(Adam(0.1, weight_decay=0.5, decayed=("conv1.weight",)))
+        model.compile(Adam(0.1, weight_decay=0.5, decayed=("conv1.w*",)))
         found = {
             node.name: node.attributes["weight_decay"]
             for node in model.training_graph.nodes

@@ -688,6 +688,10 @@ MORE: list[tuple[Any, ...]] = [
         "SGD: rates: no parameter 'q'; there are h, o",
     ),
     (
+        lambda: net(optimizer=Adam(0.1, weight_decay=0.1, decayed=("q",))),
+        "Adam: decayed: no parameter 'q'; there are h, o",
+    ),
+    (
         lambda: net().fit(X, Y, callbacks=[lambda state: 1]),
         "fit: callbacks: function '<lambda>' found, one of soapstone.callbacks",
     ),
