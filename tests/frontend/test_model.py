@@ -147,8 +147,8 @@ def test_a_killed_run_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
 
 def test_compile_refuses_what_it_does_not_know() -> None:
     for arguments, message in (
-        ({"loss": "hinge"}, "loss 'hinge' found"),
-        ({"optimizer": "lion"}, "optimizer 'lion' found"),
+        ({"loss": "hinges"}, "loss 'hinges' found"),
+        ({"optimizer": "lions"}, "optimizer 'lions' found"),
         ({"metrics": ["f2"]}, "metric 'f2' found"),
         ({"mapper": "nobody"}, "mapper 'nobody' found"),
         ({"mapper": "soapstone.ir.graph:Graph"}, "not a subclass of GraphMapper"),
