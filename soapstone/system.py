@@ -361,9 +361,9 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
 
 # --------------------------------------------------------------------------------------- libraries
 
-# How often a thread of GNU's OpenMP looks for work before it sleeps: 0.01 ms. By itself it looks for
-# 5 to 10 ms, in which it holds the core that another of its team may be waiting for; alone on the
-# machine that saves nothing that can be measured, and beside other processes it costs much.
+# How often a thread of GNU's OpenMP looks for work before it sleeps: 0.01 ms. Left alone it looks
+# for 5 to 10 ms, in which it holds the core that another of its team may be waiting for; with the
+# machine to itself that saves nothing that can be measured, beside other processes it costs much.
 _SPINS = "500"
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # by which users say otherwise
 
