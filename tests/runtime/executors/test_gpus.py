@@ -95,6 +95,7 @@ def test_machines_of_gpus_say_what_they_lack() -> None:
 
 
 @installed
+@pytest.mark.simulator
 def test_an_app_trains_on_simulated_gpus(tmp_path: Path) -> None:
     script = tmp_path / "tiny.py"
     script.write_text(
