@@ -11,7 +11,7 @@ import pytest
 from soapstone import InferenceSession, Model
 from soapstone.errors import DataError
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="pip install soapstone[test]")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import soapstone.onnxruntime as ours
 from soapstone import Model, to_onnx
 from soapstone.errors import DataError
 
-theirs = pytest.importorskip("onnxruntime")
+theirs = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 Proto = onnx.ModelProto
 
