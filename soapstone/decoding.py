@@ -1,6 +1,6 @@
 """Labels of sequences from a model's logits, and how wrong they are (docs/sequences.md)."""
 
-from soapstone.frontend.training.decoding import (
+from soapstone.frontend.training.metrics.decoding import (
     Decoded,
     ctc_beam_search,
     ctc_greedy,

@@ -1,7 +1,7 @@
 """Losses with their settings, for `Model.compile` (docs/training.md)."""
 
 from soapstone.frontend.training.formula import FunctionLoss
-from soapstone.frontend.training.formula_losses import (
+from soapstone.frontend.training.losses.elements import (
     MAPE,
     MSLE,
     CosineSimilarity,
@@ -13,7 +13,7 @@ from soapstone.frontend.training.formula_losses import (
     Quantile,
     SmoothL1,
 )
-from soapstone.frontend.training.losses import (
+from soapstone.frontend.training.losses.loss import (
     BCE,
     MAE,
     MSE,
@@ -25,7 +25,7 @@ from soapstone.frontend.training.losses import (
     MaskedBCE,
     MaskedCrossEntropy,
 )
-from soapstone.frontend.training.sequence_losses import CTC
+from soapstone.frontend.training.losses.sequences import CTC
 
 __all__ = [
     "BCE",

@@ -1,8 +1,7 @@
 """Metrics, for `Model.compile` (docs/training.md)."""
 
-from soapstone.frontend.training.decoding import ErrorRate
-from soapstone.frontend.training.metric import Metric
-from soapstone.frontend.training.metrics import (
+from soapstone.frontend.training.metrics.arrays import AUC, R2, OfArrays
+from soapstone.frontend.training.metrics.counted import (
     F1,
     MAE,
     MSE,
@@ -18,7 +17,8 @@ from soapstone.frontend.training.metrics import (
     Recall,
     TopK,
 )
-from soapstone.frontend.training.metrics_of_arrays import AUC, R2, OfArrays
+from soapstone.frontend.training.metrics.decoding import ErrorRate
+from soapstone.frontend.training.metrics.metric import Metric
 
 __all__ = [
     "AUC",

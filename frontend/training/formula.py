@@ -8,7 +8,7 @@ from typing import Any
 
 from soapstone.frontend.arguments import takes
 from soapstone.frontend.recording import Recording, Tensor
-from soapstone.frontend.training.losses import Loss
+from soapstone.frontend.training.losses.loss import Loss
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Role, TensorSpec

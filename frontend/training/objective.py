@@ -9,13 +9,13 @@ from typing import Any
 from soapstone.errors import hint
 from soapstone.frontend.arguments import number
 from soapstone.frontend.data.npz import LABELS, WEIGHTS
-from soapstone.frontend.training.decoding import ErrorRate  # noqa: F401  (a metric by name)
 from soapstone.frontend.training.formula import FunctionLoss, name_of
-from soapstone.frontend.training.formula_losses import LogCosh  # noqa: F401  (losses by name)
-from soapstone.frontend.training.losses import LOSSES, Loss, adder, loss_of
-from soapstone.frontend.training.metric import Metric, Values
-from soapstone.frontend.training.metrics import metric_of
-from soapstone.frontend.training.sequence_losses import CTC  # noqa: F401  (a loss by name)
+from soapstone.frontend.training.losses.elements import LogCosh  # noqa: F401  (losses by name)
+from soapstone.frontend.training.losses.loss import LOSSES, Loss, adder, loss_of
+from soapstone.frontend.training.losses.sequences import CTC  # noqa: F401  (a loss by name)
+from soapstone.frontend.training.metrics.counted import metric_of
+from soapstone.frontend.training.metrics.decoding import ErrorRate  # noqa: F401  (a metric by name)
+from soapstone.frontend.training.metrics.metric import Metric, Values
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array, Role

@@ -14,7 +14,7 @@ if mpiexec() is None:
 
 
 def test_sparse_partitions_futures_and_subtasks_on_two_ranks() -> None:
-    done = ranks(2, PROGRAMS / "mpi_model.py", 6, timeout_s=60)
+    done = ranks(2, PROGRAMS / "mpi" / "model.py", 6, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["6 programs equal"] * 2
 

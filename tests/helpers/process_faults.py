@@ -86,7 +86,7 @@ def rank_fault(seed: int) -> Outcome:
     launcher = mpiexec()
     if launcher is None:
         return Outcome("no mpiexec", seed, "no effect")
-    command = [launcher, "-n", "2", sys.executable, str(PROGRAMS / "mpi_faults.py")]
+    command = [launcher, "-n", "2", sys.executable, str(PROGRAMS / "mpi" / "faults.py")]
     what = f"{kind}, {mode}, after {after} points"
     # A rank that is only slow, on a busy computer, is not silent.
     silence_s = SILENCE_S if kind == "stop" else 2 * LIMIT_S

@@ -32,7 +32,7 @@ if mpiexec() is None:
 def test_random_programs_equal_sequential_numpy_and_are_accepted(
     count: int, first: int, programs: int, how: str, tmp_path: Path
 ) -> None:
-    command = (PROGRAMS / "mpi_random.py", first, programs, tmp_path / "run.log", how)
+    command = (PROGRAMS / "mpi" / "random_programs.py", first, programs, tmp_path / "run.log", how)
     done = ranks(count, *command, timeout_s=60)
     assert done.returncode == 0, done.stderr
     *said, edits = sorted(done.stdout.splitlines(), key=lambda line: "equal" not in line)
@@ -85,7 +85,7 @@ def test_training_gives_the_numbers_of_one_process_and_checkpoints_resume(tmp_pa
 def test_a_rank_that_fails_ends_all_with_one_error(
     kind: str, said: str, silence_s: float, traced: str
 ) -> None:
-    done = ranks(2, PROGRAMS / "mpi_faults.py", kind, traced, timeout_s=silence_s)
+    done = ranks(2, PROGRAMS / "mpi" / "faults.py", kind, traced, timeout_s=silence_s)
     assert done.returncode != 0
     assert "ended" not in done.stdout
     everything = done.stderr + done.stdout
@@ -102,7 +102,7 @@ def test_a_rank_that_fails_ends_all_with_one_error(
 )
 def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
     longer_than_any_wait = 300
-    done = ranks(2, PROGRAMS / "mpi_faults.py", kind, "traced", timeout_s=longer_than_any_wait)
+    done = ranks(2, PROGRAMS / "mpi" / "faults.py", kind, "traced", timeout_s=longer_than_any_wait)
     assert done.returncode != 0
     assert said in done.stderr
     assert "ended" not in done.stdout
@@ -124,7 +124,7 @@ def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
     ],
 )
 def test_safe_mode_names_the_first_difference_between_ranks(kind: str, said: str) -> None:
-    done = ranks(2, PROGRAMS / "mpi_disagreements.py", kind)
+    done = ranks(2, PROGRAMS / "mpi" / "disagreements.py", kind)
     assert done.returncode != 0
     assert "ended" not in done.stdout
     assert done.stderr.count("ReplicationError: step") == 1, done.stderr
@@ -132,7 +132,7 @@ def test_safe_mode_names_the_first_difference_between_ranks(kind: str, said: str
 
 
 def test_safe_mode_accepts_ranks_that_agree() -> None:
-    done = ranks(2, PROGRAMS / "mpi_disagreements.py", "none")
+    done = ranks(2, PROGRAMS / "mpi" / "disagreements.py", "none")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"ended {[8.0 * x for x in range(6)]}"] * 2
 
@@ -160,7 +160,7 @@ def test_regions_have_the_same_numbers_whenever_they_are_collected() -> None:
 
 
 def test_ranks_find_the_same_room_whenever_they_collect_a_region(tmp_path: Path) -> None:
-    done = ranks(2, PROGRAMS / "mpi_collected.py", tmp_path / "run.log")
+    done = ranks(2, PROGRAMS / "mpi" / "collected.py", tmp_path / "run.log")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"2 left, {[10.0 * x for x in range(8)]}"] * 2
     report = check_log(tmp_path / "run.log")
@@ -168,7 +168,7 @@ def test_ranks_find_the_same_room_whenever_they_collect_a_region(tmp_path: Path)
 
 
 def test_a_runtime_that_is_closed_gives_its_communicators_back() -> None:
-    done = ranks(2, PROGRAMS / "mpi_many.py", timeout_s=60)
+    done = ranks(2, PROGRAMS / "mpi" / "many.py", timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["ended"] * 2
 
@@ -218,7 +218,7 @@ def test_a_memory_smaller_than_the_model_changes_no_number(tmp_path: Path) -> No
 
 
 def test_messages_are_measured_by_who_takes_part_and_size() -> None:
-    done = ranks(2, PROGRAMS / "mpi_messages.py", timeout_s=60)
+    done = ranks(2, PROGRAMS / "mpi" / "messages.py", timeout_s=60)
     assert done.returncode == 0, done.stderr
     one, two = done.stdout.splitlines()
     assert one == two  # all ranks have the same

@@ -1,4 +1,4 @@
-"""A region that one rank collects later than the other: `mpiexec -n 2 python mpi_collected.py LOG`.
+"""A region that one rank collects later than the other: `mpiexec -n 2 python collected.py LOG`.
 
 Its task on rank 1 runs until rank 1 has launched everything. So rank 1 has it still when room is
 needed in a full memory, where rank 0, which only knows of that task, has it no more. Both must find

@@ -10,7 +10,7 @@ import numpy as np
 
 from soapstone.frontend.arguments import count, meant, number, shown_value
 from soapstone.frontend.training import formula
-from soapstone.frontend.training.losses import (
+from soapstone.frontend.training.losses.loss import (
     BCE,
     LOSSES,
     CrossEntropy,
@@ -23,8 +23,8 @@ from soapstone.frontend.training.losses import (
     shown,
     total,
 )
-from soapstone.frontend.training.metric import Metric, Values
-from soapstone.frontend.training.metrics_of_arrays import AUC, R2
+from soapstone.frontend.training.metrics.arrays import AUC, R2
+from soapstone.frontend.training.metrics.metric import Metric, Values
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
 

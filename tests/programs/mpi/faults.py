@@ -1,4 +1,4 @@
-"""A program that goes wrong on rank 1: `mpiexec -n 2 python mpi_faults.py KIND MODE [AFTER]`.
+"""A program that goes wrong on rank 1: `mpiexec -n 2 python faults.py KIND MODE [AFTER]`.
 
 MODE: traced, untraced or automatic. AFTER: the point tasks that rank 1 runs before.
 """

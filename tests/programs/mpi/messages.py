@@ -1,4 +1,4 @@
-"""Messages among ranks, measured: `mpiexec -n 2 python mpi_messages.py`; each rank prints all."""
+"""Messages among ranks, measured: `mpiexec -n 2 python messages.py`; each rank prints all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sparse partitions, futures and nested launches on the ranks of mpiexec; run by test_mpi_model.py.
 
-mpi_model.py PROGRAMS
+model.py PROGRAMS
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 
 from soapstone.frontend.arguments import number
 from soapstone.frontend.training import formula
-from soapstone.frontend.training.metric import Metric, Values
+from soapstone.frontend.training.metrics.metric import Metric, Values
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
 

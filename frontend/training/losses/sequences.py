@@ -9,7 +9,7 @@ import numpy as np
 from soapstone.errors import DataError
 from soapstone.frontend.arguments import count
 from soapstone.frontend.layers.sequences import lengths_of
-from soapstone.frontend.training.losses import LOSSES, Loss, adder
+from soapstone.frontend.training.losses.loss import LOSSES, Loss, adder
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array, TensorSpec

@@ -22,7 +22,7 @@ from soapstone.ir.plan import MemoryPlan
 from soapstone.runtime import Machine
 from soapstone.runtime.observe.profile import Profile
 
-SAVED = Path(__file__).resolve().parents[1] / "saved"
+SAVED = Path(__file__).resolve().parents[0] / "saved"
 # They were written before files carried checksums; loading one says so.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(has no checksum|does not say what it was made for)"

@@ -1,4 +1,4 @@
-"""Ranks that do different things: `mpiexec -n 2 python mpi_disagreements.py KIND`, in safe mode."""
+"""Ranks that do different things: `mpiexec -n 2 python disagreements.py KIND`, in safe mode."""
 
 from __future__ import annotations
 

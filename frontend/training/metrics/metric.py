@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.frontend.training.losses import BCE, Loss, MaskedBCE, adder, as_rows, shown
+from soapstone.frontend.training.losses.loss import BCE, Loss, MaskedBCE, adder, as_rows, shown
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
 FILES = sorted(FOLDER.rglob("*.py"))
 
 

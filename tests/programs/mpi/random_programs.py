@@ -1,4 +1,4 @@
-"""Random programs on several ranks: `mpiexec -n 2 python mpi_random.py FIRST COUNT LOG [apart]`.
+"""Random programs on ranks: `mpiexec -n 2 python random_programs.py FIRST COUNT LOG [apart]`.
 
 Every rank runs the same programs and compares what it reads with sequential NumPy. The offline
 checker accepts the logs of all ranks, and refuses them once they are edited. apart: no rank sees

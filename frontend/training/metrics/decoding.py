@@ -15,10 +15,10 @@ import numpy as np
 from soapstone.errors import DataError
 from soapstone.frontend.arguments import count
 from soapstone.frontend.layers.sequences import lengths_of, steps_of
-from soapstone.frontend.training.losses import adder
-from soapstone.frontend.training.metric import Metric, Values
-from soapstone.frontend.training.metrics import METRICS
-from soapstone.frontend.training.sequence_losses import CTC
+from soapstone.frontend.training.losses.loss import adder
+from soapstone.frontend.training.losses.sequences import CTC
+from soapstone.frontend.training.metrics.counted import METRICS
+from soapstone.frontend.training.metrics.metric import Metric, Values
 from soapstone.ir.tensor import Array
 
 

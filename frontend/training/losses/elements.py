@@ -9,7 +9,7 @@ import numpy as np
 
 from soapstone.frontend.recording import Tensor
 from soapstone.frontend.training.formula import Formula
-from soapstone.frontend.training.losses import LOSSES, Loss, adder
+from soapstone.frontend.training.losses.loss import LOSSES, Loss, adder
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array, TensorSpec

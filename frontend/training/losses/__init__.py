@@ -1,0 +1,1 @@
+"""Losses: what a step minimizes, by name or as objects."""
