@@ -2,7 +2,8 @@
 
     python benchmarks/models.py FOLDER [NAME …]
 
-Each has random weights from one seed; batch norm has statistics of its own.
+MODELS are those of the papers; NEWER need `pip install transformers diffusers`. Each has random
+weights from one seed; batch norm has statistics of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import newer_models
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
@@ -27,6 +29,7 @@ class Benchmarked:
 
     build: Callable[[], Any]
     inputs: tuple[tuple[str, tuple[int, ...], int], ...]
+    dynamo: bool = False  # torch's newer exporter
 
 
 def _cnn(function: str, *arguments: Any, size: int = 224, **options: Any) -> Benchmarked:
@@ -133,6 +136,28 @@ MODELS = {
     ),
 }
 
+_IMAGE = ("image", (1, 3, 224, 224), 0)
+NEWER = {
+    name: Benchmarked(getattr(newer_models, name), inputs, dynamo=True)
+    for name, inputs in {
+        "vit": (_IMAGE,),
+        "convnext": (_IMAGE,),
+        "efficientnet": (_IMAGE,),
+        "swin": (_IMAGE,),
+        "gpt2": (("ids", (1, 128), 50_257),),
+        "llama": (("ids", (1, 128), 32_000),),
+        "t5": (("ids", (1, 64), 32_000), ("before", (1, 32), 32_000)),
+        "whisper": (("spectrum", (1, 80, 3000), 0),),
+        "unet": (
+            ("sample", (1, 4, 32, 32), 0),
+            ("step", (1,), 1000),
+            ("context", (1, 77, 256), 0),
+        ),
+        "wav2vec2": (("sound", (1, 16_000), 0),),
+    }.items()
+}
+_ALL = {**MODELS, **NEWER}
+
 
 def arrays(name: str) -> dict[str, np.ndarray]:
     """Return the seeded inputs of a model."""
@@ -141,7 +166,7 @@ def arrays(name: str) -> dict[str, np.ndarray]:
         field: random.integers(0, below, shape)
         if below
         else random.standard_normal(shape).astype(np.float32)
-        for field, shape, below in MODELS[name].inputs
+        for field, shape, below in _ALL[name].inputs
     }
 
 
@@ -150,7 +175,7 @@ def network(name: str) -> Any:
     import torch
 
     torch.manual_seed(0)
-    module = MODELS[name].build().eval()
+    module = _ALL[name].build().eval()
     generator = torch.Generator().manual_seed(1)
     for part in module.modules():
         if isinstance(part, torch.nn.BatchNorm2d):
@@ -168,15 +193,16 @@ def export(name: str, folder: Path) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     given = arrays(name)
-    with warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             network(name),
             tuple(torch.from_numpy(array) for array in given.values()),
             str(path),
-            dynamo=False,
-            opset_version=OPSET,
+            dynamo=_ALL[name].dynamo,
+            opset_version=OPSET + _ALL[name].dynamo,
             input_names=list(given),
+            **({"external_data": False, "verbose": False} if _ALL[name].dynamo else {}),
         )
     return path
 

@@ -2,6 +2,7 @@
 
     python benchmarks/execution/inference.py [--models resnet50,bert_12] [--rounds 7] [--threads 2]
     python benchmarks/execution/inference.py --beside 1 --models resnet50
+    python benchmarks/execution/inference.py --models newer
 
 Needs `pip install -e ".[bench]"`. Each library works in its own process, in turns. "peak MB" is the
 peak resident memory above that of the library once it has run a model of one operator. With
@@ -25,7 +26,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import geometric_means, in_turns, median, rounds_of, serve, show, write
-from models import MODELS, OPSET, arrays, export, network
+from models import MODELS, NEWER, OPSET, arrays, export, network
 
 from soapstone.system import peak_bytes, resident_bytes, usable_cores
 
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument("--peer", help="be this library on the one model")
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
-    names = options.models.split(",")
+    names = list(NEWER) if options.models == "newer" else options.models.split(",")
     if options.peer:
         peer(options.peer, names[0], export(names[0], options.folder), options.threads)
         return
@@ -174,6 +175,9 @@ def main() -> None:
             command_text = f"{script} --beside {options.beside} --models {options.models}"
             title = "Inference, batch 1, beside other processes that compute"
             write("inference_beside", title, command_text, columns, rows)
+        elif options.models == "newer":
+            title = "Inference, batch 1, newer models"
+            write("inference_newer", title, f"{script} --models newer", columns, rows)
         else:
             write("inference", "Inference, batch 1", script, columns, rows)
 
