@@ -36,7 +36,10 @@ def convnext() -> Any:
 
 
 def efficientnet() -> Any:
-    """EfficientNet-B0, with weights that keep the size of activations."""
+    """EfficientNet-B0, with weights that keep the size of activations.
+
+    Its last pooling has windows as large as the image, not larger, which OpenVINO refuses.
+    """
     import torch
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
@@ -52,6 +55,7 @@ def efficientnet() -> Any:
     for part in made.modules():
         if isinstance(part, torch.nn.Conv2d):
             torch.nn.init.kaiming_normal_(part.weight)
+    made.efficientnet.pooler = torch.nn.AdaptiveAvgPool2d(1)
     return _only(made)
 
 
