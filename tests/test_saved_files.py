@@ -81,6 +81,7 @@ def test_a_memory_plan_replays() -> None:
     assert MemoryPlan.load(SAVED / "plan.json").moved_bytes == 64
 
 
+@pytest.mark.long
 def test_every_proof_of_a_rule_file_replays() -> None:
     command("rules", "check", str(SAVED / "rules.json"))
 

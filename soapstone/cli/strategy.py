@@ -58,14 +58,13 @@ def _prepared(
     inference: bool,
     memory: int | None,
 ) -> tuple[Graph, Machine]:
-    """Return the graph and the machine."""
+    """Return the graph and the machine, which may have to be measured and so comes second."""
     from soapstone.frontend.strategies import finding
 
-    where = finding.machine_of(machine, devices)
-    where = where if memory is None else where.limited(memory)
     sizes, dims = finding.parse_sizes(size), dims_of(dim)
     graph = finding.graph_of(model, batch_size, training=not inference, sizes=sizes, dims=dims)
-    return graph, where
+    where = finding.machine_of(machine, devices)
+    return graph, where if memory is None else where.limited(memory)
 
 
 def _measure(graph: Graph, machine: Machine, deadline: Deadline | None = None) -> None:

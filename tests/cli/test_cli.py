@@ -540,6 +540,7 @@ def test_the_small_apps_learn(arguments: tuple[str, ...]) -> None:
     assert found["test_accuracy"] >= 0.9
 
 
+@pytest.mark.long
 def test_digits_reach_98_percent_or_nearly() -> None:
     """On 360 samples; how kernels round, which depends on the processor, is worth one or two."""
     assert trained("digits")["test_accuracy"] >= 0.97

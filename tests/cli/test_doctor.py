@@ -26,6 +26,7 @@ def _states(found: dict[str, Any]) -> dict[str, str]:
     return {library["name"]: library["state"] for library in found["libraries"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("off", ["onednn", "both"])
 def test_libraries_that_are_off_are_told_and_the_self_test_passes_without_them(off: str) -> None:
     more = {openblas.VARIABLE: openblas.OFF} if off == "both" else {}

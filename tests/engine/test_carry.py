@@ -428,6 +428,7 @@ def test_checked_mode_trains_to_the_same_bits() -> None:
     assert done.stdout == "1 ways equal\n"
 
 
+@pytest.mark.long
 def test_two_ranks_train_to_the_same_bits() -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
     if mpiexec() is None:

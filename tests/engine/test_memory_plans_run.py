@@ -245,6 +245,7 @@ def test_training_steps_copy_what_was_planned(name: str) -> None:
     assert moved["dp"] <= moved["lru"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "cpus"), [("resnet", 4), ("transformer", 2), ("gcn", 2)])
 def test_each_of_two_memories_has_a_plan(name: str, cpus: int) -> None:
     case = Case.named(name, 4, cpus)
@@ -303,6 +304,7 @@ def _fitted(choices: Path | None, steps: int = 3, **options: Any) -> tuple[dict[
         return model.weights(), model.statistics
 
 
+@pytest.mark.long
 def test_a_model_is_trained_in_a_fast_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ def test_sparse_partitions_futures_and_subtasks_on_two_ranks() -> None:
     assert done.stdout.splitlines() == ["6 programs equal"] * 2
 
 
+@pytest.mark.long
 def test_a_fast_memory_on_each_of_two_ranks_trains_to_the_same_numbers() -> None:
     methods = ("dp", "lru", "stream")
     done = ranks(2, PROGRAMS / "planned_training.py", 1, *methods, timeout_s=60)
@@ -37,6 +38,7 @@ def test_a_fast_memory_on_each_of_two_ranks_trains_to_the_same_numbers() -> None
         assert any("its part in memory" in line for line in told)
 
 
+@pytest.mark.long
 def test_strategies_train_to_the_same_numbers_on_two_ranks(tmp_path: Path) -> None:
     files = [tmp_path / f"{seed}.json" for seed in range(3)]
     for seed, file in enumerate(files):

@@ -76,6 +76,7 @@ def test_apps_are_sound_after_every_pass(name: str) -> None:
     assert {name for node in lowered.nodes for name in node.work_of} <= forward.by_name.keys()
 
 
+@pytest.mark.long
 def test_lowered_graphs_do_not_depend_on_the_order_of_sets() -> None:
     """All apps, in two processes whose strings have other hashes."""
     program = Path(__file__).parents[1] / "programs" / "lowered_apps.py"

@@ -97,6 +97,7 @@ def test_four_workers_train_to_the_same_numbers(wanted: dict[str, np.ndarray]) -
     close(trained(model), wanted)
 
 
+@pytest.mark.long
 def test_two_ranks_train_to_the_same_numbers() -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
     if mpiexec() is None:
@@ -106,6 +107,7 @@ def test_two_ranks_train_to_the_same_numbers() -> None:
     assert done.stdout.splitlines() == ["9 strategies equal"] * 2
 
 
+@pytest.mark.long
 def test_legate_trains_to_the_same_numbers(tmp_path: Path) -> None:
     try:
         environment = legate_environment.environment(tmp_path)

@@ -197,6 +197,7 @@ def turned(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return _train(folder, "first", "turned", "-", file), file
 
 
+@pytest.mark.long
 def test_the_same_seed_and_choices_give_the_same_bits_from_any_store(
     turned: tuple[str, Path], tmp_path: Path
 ) -> None:

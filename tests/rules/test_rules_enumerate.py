@@ -191,6 +191,7 @@ DEEP = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("space", [TINY, SMALL, TILES, *DEEP], ids=lambda space: space.name)
 def test_every_graph_is_enumerated_once_and_grouped_by_what_it_computes(space: Space) -> None:
     brute = Brute(space)

@@ -255,6 +255,7 @@ def test_finished_stages_are_kept_under_their_key(tmp_path: Path) -> None:
     assert (other / "mine.txt").read_text() == "kept"
 
 
+@pytest.mark.long
 def test_generation_resumes_and_writes_the_same_bytes(tmp_path: Path) -> None:
     spaces = chosen_spaces(["matrices"], ["matmul", "concat", "split0"], 3)
     whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"

@@ -196,6 +196,7 @@ class TestValidate:
         types = {parse(text): tensor_type(shape) for text, shape in counterexample.shapes.items()}
         assert evaluate.compare((bound[0],), (bound[1],), types) is not None
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "name",
         [

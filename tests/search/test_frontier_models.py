@@ -55,6 +55,7 @@ def test_points_of_a_configuration_are_where_its_mesh_says(model: Prepared) -> N
     assert len(both) == len({str(each) for each in both})
 
 
+@pytest.mark.long
 def test_the_frontier_is_that_of_all_combinations(model: Prepared) -> None:
     """Every strategy of the space, its sums added up one by one."""
     frontier = cost_frontier(model.graph, model.machine)
@@ -279,6 +280,7 @@ def test_estimates_are_near_what_is_simulated(app: str) -> None:
         assert point.memory_bytes <= 2 * point.simulated_bytes <= 4 * point.memory_bytes
 
 
+@pytest.mark.long
 def test_recomputation_halves_what_is_held_for_the_backward_pass() -> None:
     """Estimates hold what is simulated, and the step is as much longer as they say."""
     sizes = {"layers": 5, "hidden": 32, "heads": 4, "inner": 128, "vocabulary": 50}

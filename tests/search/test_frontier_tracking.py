@@ -100,6 +100,7 @@ def test_an_error_that_is_certified_holds_where_the_largest_block_counts(
             assert (points <= np.array(point) * (1 + result.error) + 1e-6).all(1).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2, 5, 6, 7, 8, 9, 11])
 def test_halves_of_a_problem_leave_out_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where what is left is too much to go through, until halves are not."""

@@ -71,6 +71,7 @@ def test_the_same_graph_is_made_without_a_search(
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_another_process_makes_the_same_graph(
     found: tuple[soapstone.OptimizeResult, Path], tmp_path: Path
 ) -> None:

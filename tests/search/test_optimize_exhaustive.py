@@ -208,6 +208,7 @@ class TestExhaustion:
         )
         assert relaxed.cost == pytest.approx(found.cost, rel=NOISE)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("name", MODELS)
     def test_backtracking_finds_the_optimum_of_small_models(
         self, book: Rulebook, name: str

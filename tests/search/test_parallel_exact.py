@@ -49,6 +49,7 @@ def test_delays_are_as_long_as_messages_take() -> None:
     assert slow.max() == pytest.approx(1e5 * fast.max(), rel=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bytes_per_s", [None, 50.0])
 def test_exhaustive_search_finds_what_trying_everything_finds(bytes_per_s: float | None) -> None:
     """Each pair of configurations of two products, on three devices that are alike.

@@ -63,6 +63,7 @@ def test_workers_hold_what_is_planned(strategies: list[Path]) -> None:
         assert planned == held, name
 
 
+@pytest.mark.long
 @pytest.mark.skipif(mpiexec() is None, reason="there is no mpiexec")
 def test_ranks_hold_what_is_planned(strategies: list[Path]) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
@@ -106,6 +107,7 @@ def over_ranks() -> MeasuredMachine:
     )
 
 
+@pytest.mark.long
 def test_sums_of_ranks_are_what_they_hold() -> None:
     """What is sent is not held longer than until it has been received, and copies count."""
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "inner": 256, "vocabulary": 50, "length": 32}

@@ -97,6 +97,7 @@ def brute_force(known: Timeline) -> int:
     return best
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_few_values_are_recomputed_as_brute_force_has_it(seed: int) -> None:
     graph = chain(seed, 2)
@@ -189,6 +190,7 @@ def test_copies_run_beside_nodes_once_their_bytes_are_free() -> None:
     assert alone.least_us(300) <= 65 and beside.least_us(300) <= 55
 
 
+@pytest.mark.long
 def test_bytes_wait_for_copies_where_that_saves_time() -> None:
     graph = chain(3, 4)
     footprint = carried(graph, ())

@@ -33,6 +33,7 @@ def test_processors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == EQUAL
 
 
+@pytest.mark.long
 @pytest.mark.skipif(mpiexec() is None, reason="no mpiexec: pip install 'soapstone[mpi]'")
 def test_two_ranks(folder: Path) -> None:
     done = ranks(2, PROGRAMS / "data_training.py", "mpi", folder, timeout_s=60)
@@ -40,6 +41,7 @@ def test_two_ranks(folder: Path) -> None:
     assert sorted(done.stdout.splitlines()) == sorted(EQUAL * 2)
 
 
+@pytest.mark.long
 def test_legate(folder: Path) -> None:
     try:
         environment = legate_environment.environment(folder)

@@ -31,6 +31,7 @@ def ones(session: DynamicSession, width: int = 1) -> Any:
     return session.value(np.ones(width, np.float32))
 
 
+@pytest.mark.long
 def test_values_cannot_be_changed(session: DynamicSession) -> None:
     given = np.ones(2, np.float32)
     x = session.value(given)

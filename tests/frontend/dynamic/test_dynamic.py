@@ -369,6 +369,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(session: DynamicSession) -> N
     session.step([(session.value(np.ones(1, np.float32)) @ weight) + 1.0])  # it goes on
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [10, 11])
 def test_random_programs_give_the_same_however_they_are_run(seed: int) -> None:
     assert differences(seed, programs=8) == []

@@ -334,6 +334,7 @@ def test_the_collector_goes_on_where_nothing_is_recorded() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("depth", "ends"), [(10_000, "ok"), (200_000, "RecursionError")])
 def test_modules_that_call_themselves_end_no_process(depth: int, ends: str) -> None:
     done = subprocess.run([sys.executable, "-c", DEEP, str(depth)], capture_output=True, text=True)

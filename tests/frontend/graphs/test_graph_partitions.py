@@ -160,6 +160,7 @@ def test_layers_end_with_what_gathers() -> None:
     assert layers_of(model.build(training=True))[1] == widths
 
 
+@pytest.mark.long
 def test_two_ranks_compute_what_one_worker_does(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
     if mpiexec() is None:

@@ -271,6 +271,7 @@ class TestSearch:
         for name, value in after.items():
             np.testing.assert_array_equal(value, before[name], err_msg=name)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
     def test_several_steps_of_mixed_precision_train_alike(
         self, make: Callable[[], Model], book: Rulebook
@@ -344,6 +345,7 @@ class TestOptimize:
         with pytest.raises(GraphError, match=r"next value of .*differs by"):
             verified_step(graph, other)
 
+    @pytest.mark.long
     def test_a_search_in_mixed_precision_trains_as_without(self) -> None:
         how: dict[str, Any] = {"optimizer": OPTIMIZERS[0], "precision": "mixed_float16"}
         losses, _ = trained(recurrent(), 3, **how)

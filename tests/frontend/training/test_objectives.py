@@ -41,6 +41,7 @@ def test_mixed_precision_is_the_same_over_processors(seed: int | None) -> None:
     objective_training.compare("local", 2, None if seed is None else drawn(seed, mixed), mixed)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(mpiexec() is None, reason="no mpiexec: pip install 'soapstone[mpi]'")
 def test_two_ranks_train_and_measure_the_same(tmp_path: Path) -> None:
     drawn(2).save(tmp_path / "2.json")
@@ -50,6 +51,7 @@ def test_two_ranks_train_and_measure_the_same(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["3 runs equal"] * 2
 
 
+@pytest.mark.long
 def test_legate_trains_and_measures_the_same(tmp_path: Path) -> None:
     try:
         environment = legate_environment.environment(tmp_path)

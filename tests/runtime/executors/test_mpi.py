@@ -47,6 +47,7 @@ def train(*arguments: object, count: int = 1) -> Any:
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
+@pytest.mark.long
 def test_training_gives_the_numbers_of_one_process_and_checkpoints_resume(tmp_path: Path) -> None:
     alone, together = tmp_path / "alone.npz", tmp_path / "together.npz"
     for count, file in ((1, alone), (2, together)):
@@ -137,6 +138,7 @@ def test_safe_mode_accepts_ranks_that_agree() -> None:
     assert done.stdout.splitlines() == [f"ended {[8.0 * x for x in range(6)]}"] * 2
 
 
+@pytest.mark.long
 def test_regions_have_the_same_numbers_whenever_they_are_collected() -> None:
     told = []
     for keep in (True, False):
@@ -204,6 +206,7 @@ def data():
 """
 
 
+@pytest.mark.long
 def test_a_memory_smaller_than_the_model_changes_no_number(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(SMALL)
     states = []
