@@ -222,6 +222,8 @@ def _declared(value: onnx.ValueInfoProto, what: str) -> Declared:
     if not value.name:
         raise OnnxError(f"an {what} without a name found")
     kind = value.type.WhichOneof("value")
+    if what == "output" and value.type.sequence_type.elem_type.HasField("map_type"):
+        return Declared(value.name, "float32", ())  # scores as ZipMap hands them on
     if kind != "tensor_type":
         found = (kind or "no type").removesuffix("_type").replace("_", " ")
         raise UnsupportedError(f"{where}: {found} found, a tensor needed")

@@ -44,6 +44,7 @@ _FAMILIES = (
     "indexing.slices",
     "indexing.elements",
     "indexing.selection",
+    "indexing.trees",
     "indexing.scan",
     "reduction.reduce_grad",
     "training.updates",

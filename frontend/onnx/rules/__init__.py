@@ -5,6 +5,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     control,
     elementwise,
     indexing,
+    learned,
     movement,
     normalization,
     products,
@@ -12,5 +13,6 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     recurrent,
     reduction,
     signal,
+    trees,
     windows,
 )

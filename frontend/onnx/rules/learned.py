@@ -1,0 +1,269 @@
+"""Operators of `ai.onnx.ml` that are arithmetic: scalers, encoders, linear models, kernel machines.
+
+Labels that are text have no type here, and are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from soapstone.frontend.onnx.call import Call
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.values import Value, rule
+from soapstone.ir.tensor import Array
+
+DOMAIN = "ai.onnx.ml"
+
+
+def samples(n: Call) -> Value:
+    """Return input 0 as rows of floating-point features, one row where there is one sample.
+
+    Raises:
+        OnnxError: it has another rank than 1 or 2.
+    """
+    x = n.value()
+    if x.rank not in (1, 2):
+        raise OnnxError(f"input 0 has rank {x.rank}; 1 or 2 needed")
+    x = x if x.dtype == "float64" else n.cast(x, "float32")
+    return x if x.rank == 2 else n.reshape(x, (1, x.shape[0]))
+
+
+def post_transform(n: Call, x: Value, kind: str) -> Value:
+    """Return scores (samples, classes) as an attribute `post_transform` has them.
+
+    Raises:
+        UnsupportedError: the inverse of a normal distribution is asked for.
+    """
+    if kind == "NONE":
+        return x
+    if kind == "LOGISTIC":
+        return n("sigmoid", x)
+    if kind == "SOFTMAX":
+        return n("softmax", x, axis=1)
+    if kind != "SOFTMAX_ZERO":
+        raise UnsupportedError(f"attribute 'post_transform' is {kind!r}")
+    # Zeros, which stand for classes without a score, keep their place and get no share.
+    most = n("reduce_max", x, axes=(1,), keepdims=True)
+    powers = n("exp", n("sub", x, most))
+    here = n.cast(n("greater", n("abs", x), n.like(1e-7, x)), x.dtype)
+    total = n("reduce_sum", n("mul", powers, here), axes=(1,), keepdims=True)
+    rest = n("mul", x, n("exp", n("neg", most)))
+    chosen = n("add", n("mul", powers, here), n("mul", rest, n("sub", n.like(1, x), here)))
+    return n("div", chosen, total)
+
+
+def labelled(n: Call, scores: Value, labels: Sequence[Any], *, halves: bool) -> list[Value]:
+    """Return the label of each sample and the scores of all classes.
+
+    halves: whether one score of two classes is the probability of the second; else its sign
+        decides, and the other's score is its opposite.
+    """
+    if any(isinstance(label, str) for label in labels):
+        raise UnsupportedError("labels that are text; integers needed")
+    if not labels:
+        raise OnnxError("attributes with the classes' labels are missing")
+    kind = n.attribute("post_transform", "NONE")
+    if scores.shape[1] == 1 and len(labels) == 2:
+        second = n("greater", scores, n.like(0.5 if halves else 0.0, scores))
+        place = n.cast(n.reshape(second, (scores.shape[0],)), "int64")
+        if halves:
+            other, kind = n("sub", n.like(1, scores), scores), "NONE"
+        else:
+            other = n("neg", scores)
+            kind = kind if kind == "LOGISTIC" else "NONE"
+        scores = n("concat", other, scores, axis=1)
+    else:
+        if scores.shape[1] != len(labels):
+            raise OnnxError(f"{scores.shape[1]} scores found for {len(labels)} labels")
+        place = n.cast(n("argmax", scores, axis=1, keepdims=False), "int64")
+    label = place
+    if list(labels) != list(range(len(labels))):
+        label = n("gather", n.known(labels, "int64"), place, axis=0)
+    return [label, n.cast(post_transform(n, scores, kind), "float32")]
+
+
+def _given(n: Call, name: str, *counts: int) -> Array | None:
+    """Return an attribute's numbers, or None; there must be as many as one of the counts."""
+    found = n.attribute(name)
+    if found is None:
+        return None
+    if len(found) not in counts:
+        needed = " or ".join(map(str, counts))
+        raise OnnxError(f"attribute {name!r} has {len(found)} numbers; {needed} needed")
+    return np.asarray(found, np.float64)
+
+
+@rule("Scaler", domain=DOMAIN)
+def scaler(n: Call) -> Value:
+    x = samples(n)
+    offset, scale = (_given(n, name, 1, x.shape[1]) for name in ("offset", "scale"))
+    if offset is not None:
+        x = n("sub", x, n.known(offset, x.dtype))
+    if scale is not None:
+        x = n("mul", x, n.known(scale, x.dtype))
+    return n.cast(n.reshape(x, n.value().shape), "float32")
+
+
+@rule("Normalizer", domain=DOMAIN)
+def normalizer(n: Call) -> Value:
+    x, kind = samples(n), n.text("norm", "MAX", ("MAX", "L1", "L2"))
+    if kind == "MAX":
+        size = n("reduce_max", x, axes=(1,), keepdims=True)
+    elif kind == "L1":
+        size = n("reduce_sum", n("abs", x), axes=(1,), keepdims=True)
+    else:
+        size = n("sqrt", n("reduce_sum_square", x, axes=(1,), keepdims=True))
+    nothing = n("equal", size, n.like(0, size))
+    size = n("where", nothing, n.like(1, size), size)
+    return n.cast(n.reshape(n("div", x, size), n.value().shape), "float32")
+
+
+@rule("Binarizer", domain=DOMAIN)
+def binarizer(n: Call) -> Value:
+    x = n.value()
+    return n.cast(n("greater", x, n.like(n.attribute("threshold", 0.0), x)), x.dtype)
+
+
+@rule("Imputer", domain=DOMAIN)
+def imputer(n: Call) -> Value:
+    x = n.value()
+    kind = "float" if x.spec.is_float else "int64"
+    last = x.shape[-1] if x.rank else 1
+    new = _given(n, f"imputed_value_{kind}s", 1, last)
+    if new is None:
+        raise OnnxError(f"attribute 'imputed_value_{kind}s' is missing")
+    old = n.attribute(f"replaced_value_{kind}", 0)
+    hit = n("is_nan", x) if np.isnan(old) else n("equal", x, n.like(old, x))
+    return n("where", hit, n.broadcast(n.known(new, x.dtype), x.shape), x)
+
+
+@rule("ArrayFeatureExtractor", domain=DOMAIN)
+def array_feature_extractor(n: Call) -> Value:
+    x, ids = n.value(0), n.value(1)
+    made = n("gather", x, n.reshape(ids, (ids.spec.size,)), axis=x.rank - 1)
+    return n.reshape(made, (1, made.spec.size)) if x.rank == 1 else made
+
+
+@rule("FeatureVectorizer", domain=DOMAIN)
+def feature_vectorizer(n: Call) -> Value:
+    parts = [n.cast(x, "float32") for x in n.values()]
+    return n("concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+
+
+@rule("ZipMap", domain=DOMAIN)
+def zip_map(n: Call) -> Value:
+    """The scores themselves, a column for each label, where ONNX has a dictionary a sample."""
+    return n.value()
+
+
+@rule("LabelEncoder", domain=DOMAIN)
+def label_encoder(n: Call) -> Value:
+    x = n.value()
+    keys = _first(n, "keys_tensor", "keys_int64s", "keys_floats", "keys_strings")
+    values = _first(n, "values_tensor", "values_int64s", "values_floats", "values_strings")
+    if keys.dtype.kind not in "iuf" or values.dtype.kind not in "iuf":
+        raise UnsupportedError("keys or values that are text")
+    if keys.shape != values.shape or not keys.size:
+        raise OnnxError(f"keys {keys.shape} and values {values.shape} found")
+    whole = values.dtype.kind in "iu"
+    default = n.attribute("default_tensor")
+    if default is None:
+        default = n.attribute("default_int64", -1) if whole else n.attribute("default_float", -0.0)
+    wide, known = n.reshape(x, (*x.shape, 1)), n.known(keys.reshape(-1), x.dtype)
+    hit = n("equal", wide, known)
+    if keys.dtype.kind == "f" and np.isnan(keys).any():
+        missing = n("logical_and", n("is_nan", wide), n.known(np.isnan(keys).reshape(-1), "bool"))
+        hit = n("logical_or", hit, missing)
+    count = n.cast(hit, "float32")
+    place = n("argmax", count, axis=x.rank, keepdims=False)
+    found = n("gather", n.known(values.reshape(-1), values.dtype.name), place, axis=0)
+    here = n("greater", n("reduce_max", count, axes=(x.rank,), keepdims=False), n.like(0.5, count))
+    other = n.known(np.asarray(default).reshape(()), found.dtype)
+    return n("where", here, found, n.broadcast(other, found.shape))
+
+
+def _first(n: Call, *names: str) -> Array:
+    for name in names:
+        found = n.attribute(name)
+        if found is not None:
+            kind = np.float32 if name.endswith("floats") else None
+            return np.asarray(found, kind)
+    raise OnnxError(f"one of the attributes {', '.join(names)} needed")
+
+
+@rule("OneHotEncoder", domain=DOMAIN)
+def one_hot_encoder(n: Call) -> Value:
+    x, known = n.value(), n.attribute("cats_int64s", ())
+    if not known:
+        raise UnsupportedError("categories that are text; attribute 'cats_int64s' needed")
+    if not n.attribute("zeros", 1):
+        raise UnsupportedError("attribute 'zeros' is 0, by which an unknown category is an error")
+    wide = n.reshape(n.cast(x, "int64"), (*x.shape, 1))
+    return n.cast(n("equal", wide, n.known(known, "int64")), "float32")
+
+
+def _linear(n: Call, count: int) -> Value:
+    """Return x times rows of coefficients, plus intercepts: (samples, count)."""
+    x = samples(n)
+    rows = _given(n, "coefficients", count * x.shape[1])
+    if rows is None:
+        raise OnnxError("attribute 'coefficients' is missing")
+    weight = n.known(rows.reshape(count, x.shape[1]).T, x.dtype)
+    made = n("matmul", x, weight)
+    add = _given(n, "intercepts", 0, count)
+    return made if add is None or not add.size else n("add", made, n.known(add, x.dtype))
+
+
+@rule("LinearRegressor", domain=DOMAIN)
+def linear_regressor(n: Call) -> Value:
+    made = _linear(n, n.attribute("targets", 1))
+    return n.cast(post_transform(n, made, n.attribute("post_transform", "NONE")), "float32")
+
+
+@rule("LinearClassifier", domain=DOMAIN)
+def linear_classifier(n: Call) -> list[Value]:
+    labels = n.attribute("classlabels_ints", ()) or n.attribute("classlabels_strings", ())
+    count = len(n.attribute("intercepts", ())) or len(labels)
+    return labelled(n, _linear(n, count), labels, halves=False)
+
+
+@rule("SVMRegressor", domain=DOMAIN)
+def svm_regressor(n: Call) -> Value:
+    x = samples(n)
+    count = n.attribute("n_supports", 0)
+    kind = n.text("kernel_type", "LINEAR", ("LINEAR", "POLY", "RBF", "SIGMOID"))
+    factors = _given(n, "coefficients", count or x.shape[1])
+    rho = _given(n, "rho", 1)
+    if factors is None or rho is None:
+        raise OnnxError("attributes 'coefficients' and 'rho' are needed")
+    if count:
+        rows = _given(n, "support_vectors", count * x.shape[1])
+        if rows is None:
+            raise OnnxError("attribute 'support_vectors' is missing")
+        x = _kernel(n, x, rows.reshape(count, x.shape[1]), kind)
+    made = n("matmul", x, n.known(factors[:, None], x.dtype))
+    made = n("add", made, n.known(rho, x.dtype))
+    if n.attribute("one_class", 0):
+        made = n("sign", made)
+    return n.cast(post_transform(n, made, n.attribute("post_transform", "NONE")), "float32")
+
+
+def _kernel(n: Call, x: Value, rows: Array, kind: str) -> Value:
+    """Return the kernel of each sample and each support vector: (samples, vectors)."""
+    gamma, shift, degree = (*n.attribute("kernel_params", ()), 0.0, 0.0, 0.0)[:3]
+    product = n("matmul", x, n.known(rows.T, x.dtype))
+    if kind == "LINEAR":
+        return product
+    if kind == "RBF":
+        own = n("reduce_sum_square", x, axes=(1,), keepdims=True)
+        apart = n(
+            "sub",
+            n("add", own, n.known((rows**2).sum(1), x.dtype)),
+            n("mul", product, n.like(2, x)),
+        )
+        return n("exp", n("affine", apart, scale=-float(gamma)))
+    made = n("affine", product, scale=float(gamma), shift=float(shift))
+    return n("tanh", made) if kind == "SIGMOID" else n("pow", made, n.like(degree, made))

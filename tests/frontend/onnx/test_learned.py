@@ -1,0 +1,252 @@
+"""Models of `ai.onnx.ml` give what ONNX Runtime gives: trees, linear models, encoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from soapstone import InferenceSession, from_onnx
+from soapstone.frontend.onnx import OnnxError
+from soapstone.ir.tensor import Array
+
+FEATURES = 5
+_BRANCHES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+_TYPES = {1: TensorProto.FLOAT, 7: TensorProto.INT64}
+
+
+def model_of(kind: str, outputs: tuple[int, ...], version: int = 3, **attributes: Any) -> bytes:
+    """Return a model of one node, of samples of five features."""
+    names = [f"y{i}" for i in range(len(outputs))]
+    node = helper.make_node(kind, ["x"], names, domain="ai.onnx.ml", **attributes)
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", FEATURES])],
+        [helper.make_tensor_value_info(n, _TYPES[t], None) for n, t in zip(names, outputs)],
+    )
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", version)]
+    return bytes(helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString())
+
+
+def both(model: bytes, x: Array) -> tuple[list[Array], list[Array]]:
+    """Return what ONNX Runtime and a session here give."""
+    ort = pytest.importorskip("onnxruntime")
+    theirs = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    with InferenceSession(from_onnx(model)) as session:
+        return theirs, list(session.run({"x": x}).values())
+
+
+def samples(count: int = 40) -> Array:
+    """Return samples whose features are often equal to thresholds, and sometimes missing."""
+    random = np.random.default_rng(1)
+    x = random.integers(-3, 4, (count, FEATURES)).astype(np.float32) / 2
+    x[random.random(x.shape) < 0.05] = np.nan
+    return x
+
+
+def drawn(seed: int, what: str, ids: int, trees: int = 6) -> dict[str, Any]:
+    """Return the attributes of random trees, whose leaves have weights for all of so many ids."""
+    random = np.random.default_rng(seed)
+    nodes: list[tuple[Any, ...]] = []
+    weights: list[tuple[int, int, int, float]] = []
+
+    def grow(tree: int, depth: int) -> int:
+        me = len([each for each in nodes if each[0] == tree])
+        nodes.append(())
+        place = len(nodes) - 1
+        nodes[place] = (tree, me, 0, "LEAF", 0.0, 0, 0, 0)
+        if depth == 0 or (depth < 4 and random.random() < 0.3):
+            for each in range(ids):
+                weights.append((tree, me, each, float(random.integers(-4, 9)) / 4))
+            return me
+        yes, no = grow(tree, depth - 1), grow(tree, depth - 1)
+        kind = _BRANCHES[random.integers(len(_BRANCHES) if seed % 2 else 1)]
+        threshold = float(random.integers(-3, 4)) / 2
+        missing = int(random.integers(2))
+        feature = int(random.integers(FEATURES))
+        nodes[place] = (tree, me, feature, kind, threshold, yes, no, missing)
+        return me
+
+    for tree in range(trees):
+        grow(tree, 4)
+    names = ("treeids", "nodeids", "featureids", "modes", "values", "truenodeids", "falsenodeids")
+    columns = zip((*names, "missing_value_tracks_true"), zip(*nodes))
+    made: dict[str, Any] = {f"nodes_{name}": list(column) for name, column in columns}
+    named = zip(
+        (f"{what}_treeids", f"{what}_nodeids", f"{what}_ids", f"{what}_weights"), zip(*weights)
+    )
+    return made | {name: list(column) for name, column in named}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_trees_regress(seed: int) -> None:
+    how = ("SUM", "AVERAGE")[seed % 2]
+    given = drawn(seed, "target", 2)
+    options = {"n_targets": 2, "aggregate_function": how, "base_values": [0.5, -1.0]}
+    theirs, ours = both(model_of("TreeEnsembleRegressor", (1,), **given, **options), samples())
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["MIN", "MAX"])
+def test_the_least_and_greatest_of_trees(how: str) -> None:
+    given = drawn(3, "target", 1)
+    options = {"n_targets": 1, "aggregate_function": how}
+    theirs, ours = both(model_of("TreeEnsembleRegressor", (1,), **given, **options), samples())
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_trees_classify(classes: int, transform: str) -> None:
+    """One score of two classes, or a score of each.
+
+    Of two scores ONNX Runtime looks at the sign of the second alone, and says 0 or 1.
+    """
+    given = drawn(classes, "class", classes)
+    labels = [4, 7] if classes == 1 else list(range(3, 3 + classes))
+    options = {"classlabels_int64s": labels, "post_transform": transform}
+    theirs, ours = both(model_of("TreeEnsembleClassifier", (7, 1), **given, **options), samples())
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-6)
+    wanted = np.array(labels)[theirs[1].argmax(1)] if classes == 2 else theirs[0]
+    np.testing.assert_array_equal(ours[0], wanted)
+
+
+def test_nodes_that_look_for_values_of_a_set() -> None:
+    numbers = np.array([1.0, -0.5, 0.5, np.nan, 0.0, np.nan], np.float32)
+    model = model_of(
+        "TreeEnsemble",
+        (1,),
+        version=5,
+        n_targets=1,
+        tree_roots=[0],
+        nodes_featureids=[0, 1],
+        nodes_modes=helper.make_tensor("m", TensorProto.UINT8, (2,), [6, 6]),
+        nodes_splits=helper.make_tensor("s", TensorProto.FLOAT, (2,), [0.0, 0.0]),
+        nodes_truenodeids=[0, 1],
+        nodes_trueleafs=[1, 1],
+        nodes_falsenodeids=[1, 2],
+        nodes_falseleafs=[0, 1],
+        leaf_targetids=[0, 0, 0],
+        leaf_weights=helper.make_tensor("w", TensorProto.FLOAT, (3,), [1.0, 2.0, 3.0]),
+        membership_values=helper.make_tensor("v", TensorProto.FLOAT, (6,), numbers),
+    )
+    x = np.nan_to_num(samples())
+    with InferenceSession(from_onnx(model)) as session:
+        (found,) = session.run({"x": x}).values()
+    first, second = np.isin(x[:, 0], [1.0, -0.5, 0.5]), x[:, 1] == 0
+    np.testing.assert_array_equal(found[:, 0], np.where(first, 1, np.where(second, 2, 3)))
+
+
+ROWS = np.random.default_rng(2).standard_normal(3 * FEATURES).round(2).tolist()
+SIMPLE: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "scaler": ("Scaler", (1,), {"offset": [1.0, 2, 3, 4, 5], "scale": [0.5, 1, 2, 3, 4]}),
+    "l1": ("Normalizer", (1,), {"norm": "L1"}),
+    "l2": ("Normalizer", (1,), {"norm": "L2"}),
+    "binarizer": ("Binarizer", (1,), {"threshold": 0.5}),
+    "imputer": (
+        "Imputer",
+        (1,),
+        {"imputed_value_floats": [9.0, 8, 7, 6, 5], "replaced_value_float": 0.5},
+    ),
+    "labels": (
+        "LabelEncoder",
+        (7,),
+        {"keys_floats": [0.5, 1.0, -1.0], "values_int64s": [5, 6, 7], "default_int64": -9},
+    ),
+    "linear": (
+        "LinearRegressor",
+        (1,),
+        {"coefficients": ROWS, "intercepts": [1.0, 2.0, 3.0], "targets": 3},
+    ),
+    "classes": (
+        "LinearClassifier",
+        (7, 1),
+        {
+            "coefficients": ROWS,
+            "intercepts": [0.1, 0.2, 0.3],
+            "classlabels_ints": [2, 4, 8],
+            "post_transform": "SOFTMAX",
+        },
+    ),
+    "two classes": (
+        "LinearClassifier",
+        (7, 1),
+        {"coefficients": ROWS[:10], "intercepts": [0.1, 0.2], "classlabels_ints": [0, 1]},
+    ),
+    **{
+        f"kernel {kind}": (
+            "SVMRegressor",
+            (1,),
+            {
+                "coefficients": [0.5, -1.0, 2.0],
+                "support_vectors": ROWS,
+                "n_supports": 3,
+                "rho": [0.25],
+                "kernel_type": kind,
+                "kernel_params": [0.3, 0.1, 3.0],
+            },
+        )
+        for kind in ("LINEAR", "RBF", "POLY", "SIGMOID")
+    },
+}
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_arithmetic(name: str) -> None:
+    kind, outputs, attributes = SIMPLE[name]
+    theirs, ours = both(model_of(kind, outputs, **attributes), np.nan_to_num(samples()))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_dictionaries_of_scores_are_the_scores() -> None:
+    """As converters write classifiers, unless told otherwise; text has no type here."""
+    given = drawn(3, "class", 3) | {"classlabels_int64s": [0, 1, 2]}
+    model = onnx.load_from_string(model_of("TreeEnsembleClassifier", (7, 1), **given))
+    zipped = helper.make_node(
+        "ZipMap", ["y1"], ["z"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]
+    )
+    model.graph.node.append(zipped)
+    kind = helper.make_map_type_proto(
+        TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    )
+    model.graph.output[1].CopyFrom(
+        helper.make_value_info("z", helper.make_sequence_type_proto(kind))
+    )
+    theirs, ours = both(model.SerializeToString(), samples())
+    for row, each in zip(ours[1], theirs[1], strict=True):
+        np.testing.assert_allclose(row, [each[label] for label in range(3)], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"nodes_modes": ["LEAF"]}, r"'nodes_modes' has shape \(1,\)"),
+        ({"nodes_featureids": 9}, "feature 9 found; input 0 has 5"),
+        ({"nodes_truenodeids": 99}, "node 99 of tree 0 is not there"),
+        ({"nodes_nodeids": 0}, "node 0 of tree 0 stands twice"),
+        ({"nodes_truenodeids": 0}, "a tree without a root"),
+        ({"target_ids": 5}, "'target_ids': 5 to 5 found, 2 needed"),
+        ({"post_transform": "PROBIT"}, "'post_transform' is 'PROBIT'"),
+    ],
+)
+def test_wrong_trees_are_refused(changed: dict[str, Any], message: str) -> None:
+    given = drawn(0, "target", 2)
+    for name, value in changed.items():
+        same = isinstance(value, int)
+        given[name] = [value] * len(given[name]) if same else value
+    model = from_onnx(model_of("TreeEnsembleRegressor", (1,), **given, n_targets=2))
+    with pytest.raises(OnnxError, match=message):
+        model.graph({"n": 3})
+
+
+def test_labels_that_are_text_are_refused() -> None:
+    given = drawn(3, "class", 2) | {"classlabels_strings": ["a", "b"]}
+    model = from_onnx(model_of("TreeEnsembleClassifier", (7, 1), **given))
+    with pytest.raises(OnnxError, match="labels that are text; integers needed"):
+        model.graph({"n": 3})
