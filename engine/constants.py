@@ -2,33 +2,83 @@
 
 Kernels pack weights in their own layout when they are bound, one after another, so no more than one
 weight need be in memory besides what is packed: those of a mapped file are copied out and its pages
-let go, and those that are computed from others are computed then.
+let go, and those that are computed from others are computed then. The next graph over the same
+weights, for inputs of other shapes, finds what kernels made of them (`Found`) and reads none again.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
+from itertools import count
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from soapstone.errors import DataError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, spec_of
 from soapstone.limits import check_bytes
-from soapstone.native.memory import address
-from soapstone.native.shared import shared
+from soapstone.native.memory import Promise, address
+from soapstone.native.shared import LEAST, shared
 from soapstone.system import let_go
+
+_MOST = 1 << 16  # constants that are told apart before all are forgotten
+
+
+class Found:
+    """What kernels made of constants, by which constant that is, for as long as somebody has it.
+
+    A constant is a weight, or operators on constants: graphs of several shapes have the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._weights: dict[int, Array] = {}  # so that the next array is not at the same place
+        self._known: dict[Hashable, WeakValueDictionary[Hashable, Array]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._fresh = count()  # no number is ever another constant's
+
+    def weight(self, array: Array) -> int:
+        """Return the number of a weight."""
+        self._weights[id(array)] = array
+        return self._number(("weight", id(array)))
+
+    def outputs(self, node: Node, inputs: tuple[int, ...]) -> list[int]:
+        """Return the numbers of a node's outputs, by those of its inputs."""
+        of = (node.operator, node.items, inputs)
+        return [self._number((*of, position)) for position in range(len(node.outputs))]
+
+    def known(self, number: int) -> MutableMapping[Hashable, Array]:
+        """Return what has been made of the constant of a number, by what that is."""
+        return self._known.setdefault(number, WeakValueDictionary())
+
+    def bound(self) -> None:
+        """Forget all, where constants of many shapes are known: weights are then packed anew."""
+        if len(self._numbers) > _MOST:
+            self._numbers.clear()
+            self._known.clear()
+
+    def _number(self, key: Hashable) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = next(self._fresh)
+        return self._numbers[key]
 
 
 class Constants(Mapping[str, Array]):
     """Weights, and the outputs of a graph of weights alone; each is made anew when asked for."""
 
-    def __init__(self, weights: Mapping[str, Array], prologue: Graph) -> None:
+    def __init__(
+        self, weights: Mapping[str, Array], prologue: Graph, found: Found | None = None
+    ) -> None:
         self._weights = weights
         self._prologue = prologue
+        self._found = found or Found()
+        self._numbers = {name: self._found.weight(array) for name, array in weights.items()}
+        for node in prologue.nodes:
+            inputs = tuple(self._numbers[name] for name in node.inputs)
+            self._numbers.update(zip(node.outputs, self._found.outputs(node, inputs)))
         self._made = prologue.producers
         total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
         check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
@@ -48,6 +98,20 @@ class Constants(Mapping[str, Array]):
             return shared(resident(self._weights[name]))
         made = determined(self._prologue, name, lambda weight: resident(self._weights[weight]))
         return made if made.flags.writeable else shared(made)
+
+    def promised(self, name: str) -> Array:
+        """Return a constant whose contents are promised, where it is large enough to be shared."""
+        made = name in self._made
+        spec = self._prologue.tensors[name] if made else spec_of(self._weights[name])
+        if spec.nbytes < LEAST:
+            return self[name]
+        known = self._found.known(self._numbers[name])
+        return Promise.of(spec.shape, spec.dtype, lambda: self[name], known)
+
+
+def promised(constants: Mapping[str, Array], name: str) -> Array:
+    """Return a constant, as a promise where it is made when asked for."""
+    return constants.promised(name) if isinstance(constants, Constants) else constants[name]
 
 
 def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Array:
@@ -103,4 +167,4 @@ def resident(array: Array) -> Array:
     return copy
 
 
-__all__ = ["Constants", "determined", "mapping", "resident", "whole_file"]
+__all__ = ["Constants", "Found", "determined", "mapping", "promised", "resident", "whole_file"]

@@ -10,6 +10,7 @@ from soapstone.kernels.entry import Call
 from soapstone.kernels.fallback import report
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import REFERENCE, select_device
+from soapstone.native.memory import held
 
 Seen = Callable[[Array, bool], Any]  # a tile, and whether it is of a constant, as kernels take it
 
@@ -46,7 +47,7 @@ def _on_device(tile: Array, constant: bool) -> Any:
     """Return a tile as kernels take it; of a constant, whose contents the host has, a copy."""
     from soapstone.native.cuda.arrays import launchable, uploaded
 
-    return launchable(uploaded(tile) if constant else tile)
+    return launchable(uploaded(held(tile)) if constant else tile)
 
 
 __all__ = ["Seen", "device_entry"]

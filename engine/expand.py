@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from soapstone.engine.constants import promised
 from soapstone.engine.devices import Seen, device_entry
 from soapstone.engine.lower import View, in_place, launched
 from soapstone.engine.replicas import Replicas, replicas_of
@@ -32,6 +33,7 @@ from soapstone.ir.tensor import Array
 from soapstone.kernels.choices import Choices
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import REFERENCE, run_reference, select
+from soapstone.native.memory import held
 from soapstone.runtime import (
     MapperError,
     Partition,
@@ -77,7 +79,7 @@ class Operand:
         """Return a point's tile of the operand, given those of the launch's arguments."""
         box: tuple[Any, ...] = tuple(slice(a, b) for a, b in zip(self.lo[point], self.hi[point]))
         if self.constant is not None:
-            tile: Array = constants[self.constant][(*box, ...)]
+            tile: Array = promised(constants, self.constant)[(*box, ...)]
             return tile
         array = arrays[self.argument]
         if self.view is None or not self.view.steps:
@@ -280,9 +282,7 @@ class Program:
     def _task(self, item: NodeLaunch) -> Task:
         """Return the task of a node: native variants where they serve, else the reference."""
 
-        def call(
-            context: PointContext, arrays: Sequence[Array], seen: Seen = lambda tile, constant: tile
-        ) -> Call:
+        def call(context: PointContext, arrays: Sequence[Array], seen: Seen = _contents) -> Call:
             def tiles(operands: Sequence[Operand]) -> tuple[Array, ...]:
                 return tuple(
                     seen(o.array(context.point, arrays, self.constants), o.constant is not None)
@@ -306,7 +306,8 @@ class Program:
                     name, entry = device_entry(item.node.operator, on_device, chosen)
                 else:
                     with self.choices.current():
-                        name, entry = select(call(context, arrays), context.processor.kind, chosen)
+                        bound = call(context, arrays, _as_it_is)
+                        name, entry = select(bound, context.processor.kind, chosen)
             except ValueError as error:
                 if context.variant is None:
                     raise
@@ -322,3 +323,11 @@ class Program:
 
         privileges = tuple(argument.privilege for argument in item.arguments)
         return Task(item.node.operator, privileges, body, bind, context=True)
+
+
+def _contents(tile: Array, constant: bool) -> Array:
+    return held(tile) if constant else tile
+
+
+def _as_it_is(tile: Array, constant: bool) -> Array:
+    return tile

@@ -383,11 +383,14 @@ def program_of(
         if name not in regions and name not in constants and name not in prepared.seen:
             spec = prepared.region(name)
             regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
-    launches, known = prepared.launches, constants
+    launches = prepared.launches
+    known: Mapping[str, Array] = constants
     if images is not None:
         for name, spec in images.regions.items():
             regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
-        launches, known = images.launches, {**constants, **images.constants}
+        launches = images.launches
+        if images.constants:
+            known = {**constants, **images.constants}
     for plan in plans.values():  # all have one order
         by_name = {item.node.name: item for item in launches}
         launches = tuple(by_name[step.name] for step in plan.steps if step.action is Action.RUN)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soapstone.engine.constants import Constants
+from soapstone.engine.constants import Constants, Found
 from soapstone.engine.lower import boundary_orders, stored
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import folded
@@ -201,6 +201,7 @@ class InferenceSession:
             self._machine = self._machine.bounded(self._plans.capacity_bytes)
         self._lock = threading.Lock()
         self._bounds: OrderedDict[tuple[object, ...], Bound] = OrderedDict()  # by shapes of inputs
+        self._found = Found()  # what kernels made of weights, for the next shape
         self._values: dict[str, Array] = {}  # what streamed weights begin with
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
         self._pool: ThreadPoolExecutor | None = None  # of one thread, for `run_async`
@@ -426,7 +427,8 @@ class InferenceSession:
             prologue = replace(graph, nodes=(), outputs=())
             if not self._plain:
                 prologue, graph = folded(graph, held)
-            constants = Constants(held, prologue)
+            self._found.bound()
+            constants = Constants(held, prologue, self._found)
         try:
             strategy = _strategy(self._session.mapper, graph, self._machine, layouts)
             fuse = not self._plain

@@ -32,7 +32,8 @@ class Variant:
 
     `kernel` gives its entry, or None when it does not serve a particular call (dtype, strides,
     sizes). `expected` is the time that it usually takes, as a share of what the operator's plain
-    kernel does: the least is chosen where nothing is measured.
+    kernel does: the least is chosen where nothing is measured. `promises`: it takes constants whose
+    contents are promised (`native.memory.Promise`), the others get contents.
     """
 
     operator: str
@@ -40,9 +41,14 @@ class Variant:
     processor: str
     kernel: Bind
     expected: float = 1.0
+    promises: bool = False
 
     def bind(self, call: Call) -> Any:
         """Return the kernel's entry of a call, a CPU's fenced in checked mode, or None."""
+        if not self.promises and call.constants:
+            inputs = enumerate(call.inputs)
+            given = tuple(memory.held(x) if i in call.constants else x for i, x in inputs)
+            call = replace(call, inputs=given)
         if memory.CHECKED and self.processor == "cpu":
             return fenced(call, self.kernel)
         return self.kernel(call)
@@ -91,7 +97,12 @@ def declining(bind: Bind) -> Bind:
 
 
 def variant(
-    operators: str | Iterable[str], name: str, *, processor: str = "cpu", expected: float = 1.0
+    operators: str | Iterable[str],
+    name: str,
+    *,
+    processor: str = "cpu",
+    expected: float = 1.0,
+    promises: bool = False,
 ) -> Callable[[B], B]:
     """Return a decorator that registers a bind function as a variant of the operators.
 
@@ -101,13 +112,15 @@ def variant(
     Args:
         operators: one name or several. name: of the variant. processor: the kind that it is for.
         expected: see `Variant`; of equal ones, that which is registered first is preferred.
+        promises: see `Variant`; it reads constants by `memory.held`, `memory.address` and
+            `shared.packed` alone.
     """
     names = (operators,) if isinstance(operators, str) else tuple(operators)
 
     def register(bind: B) -> B:
         for operator in names:
             _VARIANTS.setdefault((operator, processor), []).append(
-                Variant(operator, name, processor, declining(bind), expected)
+                Variant(operator, name, processor, declining(bind), expected, promises)
             )
         return bind
 

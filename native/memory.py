@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -47,7 +48,67 @@ def address(array: Array, offset: int = 0) -> Address:
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"address of {type(array).__name__} {array!r}: an array needed")
+    array = held(array)
     return Address.of(array.ctypes.data + offset, array)
+
+
+class Promise(mmap.mmap):
+    """Where a constant would be whose contents are made when they are first asked for.
+
+    Its arrays have shapes and strides, and no contents: `held` and `address` give those. It is
+    address space alone, of which no page is ever touched.
+
+    make: returns the contents, which `known` keeps for whoever else is promised the same constant.
+    known: what has been made of the constant, by what that is (`shared.packed`); weakly.
+    """
+
+    make: Callable[[], Array]
+    known: MutableMapping[Hashable, Array]
+
+    @staticmethod
+    def of(
+        shape: tuple[int, ...],
+        dtype: Any,
+        make: Callable[[], Array],
+        known: MutableMapping[Hashable, Array],
+    ) -> Array:
+        """Return the C-contiguous array, not empty, whose contents are promised."""
+        kind, size = np.dtype(dtype), math.prod(shape)
+        promise = Promise(-1, size * kind.itemsize)
+        promise.make, promise.known = make, known
+        made: Array = np.frombuffer(promise, kind, size).reshape(shape)
+        made.flags.writeable = False
+        return made
+
+    def place(self, array: Array) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Return which part of the contents an array is: its offset in bytes, shape, strides."""
+        start = np.frombuffer(self, np.uint8).ctypes.data
+        return array.ctypes.data - start, array.shape, array.strides
+
+    def contents(self) -> Array:
+        """Return the contents, C-contiguous: made now, unless somebody has them."""
+        found = self.known.get("contents")
+        if found is None:
+            found = self.known["contents"] = self.make()
+        return found
+
+
+def promise_of(array: Array) -> Promise | None:
+    """Return the promise that an array, or what it is a view of, belongs to."""
+    base: object = array.base
+    while base is not None and not isinstance(base, Promise):
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return base
+
+
+def held(array: Array) -> Array:
+    """Return an array with its contents: itself, unless those are promised."""
+    promise = promise_of(array)
+    if promise is None:
+        return array
+    offset, shape, strides = promise.place(array)
+    flat = promise.contents().reshape(-1).view(np.uint8)
+    return np.ndarray(shape, array.dtype, flat, offset, strides)
 
 
 def array_at(number: int, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -137,8 +198,9 @@ def _add(values: Iterable[Any], words: list[int], kept: list[Any]) -> None:
     """Append the words of values, and what has to be kept of them."""
     for value in values:
         if isinstance(value, np.ndarray):
-            kept.append(value)
-            words.append(address(value))
+            place = address(value)
+            kept.append(place.owner)
+            words.append(int(place))
         elif isinstance(value, Address):
             kept.append(value.owner)
             words.append(int(value))

@@ -2,19 +2,21 @@
 
 Sessions of one model, and the shapes of inputs of one session, pack the same weights in the same
 layouts. What is packed is compared with what is there already, so nothing is hashed, and equal
-contents are one array for as long as anybody has it.
+contents are one array for as long as anybody has it. What is made of a constant whose contents are
+only promised (`memory.Promise`) is found by that constant: it is neither read nor packed again.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
-_LEAST = 4096  # bytes, of which keeping account pays
+from soapstone.native.memory import Array, promise_of
+
+LEAST = 4096  # bytes, of which keeping account pays
 _SAMPLES = 256  # bytes that are looked at first, evenly spaced
 _known: dict[tuple[int, bytes], list[weakref.ref[Array]]] = {}
 _lock = threading.RLock()  # collecting garbage, as anything may, calls `forget`
@@ -25,7 +27,7 @@ def shared(array: Array) -> Array:
 
     array: C-contiguous; nobody writes to it from now on. What is returned has its shape and type.
     """
-    if array.nbytes < _LEAST or not array.flags.c_contiguous:
+    if array.nbytes < LEAST or not array.flags.c_contiguous:
         return array
     data = _bytes(array)
     key = array.nbytes, data[:: array.nbytes // _SAMPLES].tobytes()
@@ -49,6 +51,22 @@ def shared(array: Array) -> Array:
         return array
 
 
+def packed(array: Array, layout: Hashable, make: Callable[[], Array]) -> Array:
+    """Return what a kernel makes of a constant, made now unless somebody has it.
+
+    array: the constant, or a view of it. layout: names what is made; equal ones, of equal constants
+    and views, are the same. make: reads the constant by `memory.held` or `memory.address`.
+    """
+    promise = promise_of(array)
+    if promise is None:
+        return shared(make())
+    key = layout, promise.place(array)
+    found = promise.known.get(key)
+    if found is None:
+        found = promise.known[key] = shared(make())
+    return found
+
+
 def _bytes(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
 
@@ -58,4 +76,4 @@ def _words(data: Array) -> Array:
     return data.view(np.uint64) if data.size % 8 == 0 else data
 
 
-__all__ = ["shared"]
+__all__ = ["LEAST", "packed", "shared"]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from helpers.session_runs import assert_near, ran
 
 from soapstone import InferenceSession, Model
 from soapstone.cache.places import root
+from soapstone.engine.constants import Constants
 from soapstone.engine.initial import materialise
 from soapstone.engine.lower import fold_weights, lower, split_constants, views
 from soapstone.errors import DataError
@@ -24,6 +26,7 @@ from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load
+from soapstone.native import shared
 from soapstone.runtime import Machine
 
 
@@ -219,6 +222,37 @@ def test_shapes_are_bound_as_they_come_and_forgotten_in_turn() -> None:
             found = session.run({"image": whole["image"][:size]})[output]
             np.testing.assert_allclose(found, expected[output][:size], atol=2e-5)
         assert threading.active_count() == before + 1
+
+
+def test_weights_are_read_one_at_a_time_and_not_for_another_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that are computed from others, as with folded batch norms, too."""
+    model = Model("several")
+    x = model.input("image", (2, 16, 12, 12))
+    for _ in range(3):
+        x = model.relu(model.batch_norm(model.conv2d(x, 24, kernel=3, padding=1, bias=False)))
+    model.output(model.dense(model.flatten(x), 40))
+    weights, reads = weights_of(model.graph), list[str]()
+    alive: list[weakref.ref[Array]] = []
+    of = Constants.__getitem__
+
+    def read(constants: Constants, name: str) -> Array:
+        made = of(constants, name)
+        if made.nbytes >= shared.LEAST:
+            assert not any(each() is not None for each in alive), "more than one weight at once"
+            reads.append(name)
+            alive.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(Constants, "__getitem__", read)
+    with InferenceSession(model, weights, threads=1, tune=False) as session:
+        for size in (6, 7, 9):
+            inputs = inputs_of(model.build(size))
+            expected = interpret(model.build(size), {**weights, **inputs})
+            found = session.run(inputs)
+            assert_near(found, expected, 2e-5)
+            assert len(reads) == 4, reads
 
 
 def test_threads_may_share_a_session() -> None:

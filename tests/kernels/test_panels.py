@@ -13,6 +13,7 @@ from soapstone.ir.spec import operator
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import select
+from soapstone.native import shared
 from soapstone.native.memory import run
 
 DEPTHS = [1, 3, 37, 64, 515]
@@ -174,16 +175,14 @@ def test_what_changes_is_read_on_each_run_and_weights_are_not():
 
 
 def test_equal_weights_are_packed_once():
-    from soapstone.kernels.cpu.products import panels
-
     gc.collect()
-    before = len(panels._PACKED)
+    before = len(shared._known)
     first, second = (bind(linear(random(2, 41), 57)) for _ in range(2))
-    assert len(panels._PACKED) == before + 1
+    assert len(shared._known) == before + 1
     assert run(first) == run(second) == 0
     del first, second
     gc.collect()
-    assert len(panels._PACKED) == before
+    assert len(shared._known) == before
 
 
 def test_what_is_left_to_others():

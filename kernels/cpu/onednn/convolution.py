@@ -301,7 +301,7 @@ def _copied(call: Call, steps: Sequence[Step]) -> Entry | None:
     return None if first is None or then is None else sequence([first, then])
 
 
-@variant(("conv2d", "conv3d"), "onednn")
+@variant(("conv2d", "conv3d"), "onednn", promises=True)
 def convolution(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     """Return the entry of y = activation(conv(x, w) + b), then the steps."""
     x, w, *rest = call.inputs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as C
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,7 +133,7 @@ def usable(array: Array) -> bool:
     return (
         str(array.dtype) in TYPES
         and array.dtype.isnative
-        and address(array) % array.itemsize == 0
+        and array.flags.aligned
         and all(
             array.size == 0 or size == 1 or (stride > 0 and stride % array.itemsize == 0)
             for size, stride in zip(array.shape, array.strides)
@@ -152,6 +153,22 @@ def is_nested(array: Array) -> bool:
             return False
         within = stride * size
     return True
+
+
+_NUMBERS: dict[int, list[Handle]] = {}  # by bytes: the descriptors that have a number
+_NUMBERING = threading.Lock()
+
+
+def number(descriptor: int) -> tuple[int, int]:
+    """Return what stands for a descriptor's layout: the same for equal ones, in this process."""
+    size = nbytes(descriptor)
+    with _NUMBERING:
+        kept = _NUMBERS.setdefault(size, [])
+        for place, known in enumerate(kept):
+            if equal(known.address, descriptor):
+                return size, place
+        kept.append(create("memory_desc", "memory_desc_clone", descriptor))
+        return size, len(kept) - 1
 
 
 def nbytes(descriptor: int) -> int:
@@ -321,7 +338,8 @@ def next_implementation(description: Handle) -> bool:
 
 def memory(descriptor: int, array: Array) -> Handle:
     """Return a memory object on an array, which it keeps."""
-    return create("memory", "memory_create", descriptor, engine(), int(address(array)), keep=array)
+    place = address(array)
+    return create("memory", "memory_create", descriptor, engine(), int(place), keep=place.owner)
 
 
 def reorder_primitive(source: int, target: int, count: int) -> Primitive:

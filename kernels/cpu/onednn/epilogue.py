@@ -85,4 +85,4 @@ def _fused(call: Call, name: str) -> Entry | None:
 
 
 for _name in BINDS:
-    variant("with_epilogue", _name)(partial(_fused, name=_name))
+    variant("with_epilogue", _name, promises=True)(partial(_fused, name=_name))

@@ -25,13 +25,14 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     equal,
     memory,
     nbytes,
+    number,
     reorder_primitive,
     usable,
 )
 from soapstone.kernels.cpu.onednn.library import STATUSES, Handle, OneDnnError, library, stream
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.native.memory import Block, aligned_array, pack, run
-from soapstone.native.shared import shared
+from soapstone.native.shared import packed
 
 _MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
 
@@ -65,24 +66,30 @@ class Program:
     ) -> Handle:
         """Return memory with the array's contents in the `wanted` descriptor (0: as it is).
 
-        A `constant` array is copied here and now; the entry does not keep it, and shares the copy
-        with those that have the same.
+        A `constant` array is copied here and now, unless it has been before; the entry does not
+        keep it, and shares the copy with those that have the same.
         """
         own = layout.descriptor
-        here = memory(own.address, array)
         if not wanted or equal(own.address, wanted):
-            return here
-        store = buffer(nbytes(wanted))
-        staged = memory(wanted, store)
-        step = _Step(
-            reorder_primitive(own.address, wanted, self.threads), {ARG_SRC: here, ARG_DST: staged}
-        )
+            return memory(own.address, array)
         if constant:
-            self._run([step])
-            packed = shared(store)
-            return staged if packed is store else memory(wanted, packed)
-        self._steps.append(step)
+            return memory(
+                wanted,
+                packed(array, ("onednn", number(wanted)), lambda: self._packed(array, own, wanted)),
+            )
+        staged = self.private(wanted)
+        self.copy(memory(own.address, array), own.address, staged, wanted)
         return staged
+
+    def _packed(self, array: Array, own: Handle, wanted: int) -> Array:
+        """Return a copy of the array's contents in the `wanted` descriptor."""
+        store = buffer(nbytes(wanted))
+        step = reorder_primitive(own.address, wanted, self.threads)
+        ends = {ARG_SRC: memory(own.address, array), ARG_DST: memory(wanted, store)}
+        status = run(self._entry([_Step(step, ends)]))
+        if status:
+            raise OneDnnError(f"packing weights: {STATUSES.get(status, status)}", status)
+        return store
 
     def target(self, array: Array, layout: Layout, wanted: int = 0) -> Handle:
         """Return memory in the `wanted` descriptor whose contents end up in the array."""
@@ -134,11 +141,6 @@ class Program:
     def entry(self) -> Entry:
         """Return the native entry that runs the steps, then the reorders of the targets."""
         return self._entry(self._steps + self._after)
-
-    def _run(self, steps: list[_Step]) -> None:
-        status = run(self._entry(steps))
-        if status:
-            raise OneDnnError(f"packing weights: {STATUSES.get(status, status)}", status)
 
     def _entry(self, steps: list[_Step]) -> Entry:
         # Steps run one after another: one scratchpad serves them all.

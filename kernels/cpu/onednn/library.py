@@ -59,6 +59,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "dnnl_stream_destroy": (_P,),
     "dnnl_memory_desc_create_with_strides": (_OUT, _INT, DIMS, _INT, DIMS),
     "dnnl_memory_desc_create_with_tag": (_OUT, _INT, DIMS, _INT, _INT),
+    "dnnl_memory_desc_clone": (_OUT, _P),
     "dnnl_memory_desc_destroy": (_P,),
     "dnnl_memory_desc_get_size": (_P,),
     "dnnl_memory_desc_equal": (_P, _P),

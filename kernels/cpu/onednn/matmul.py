@@ -53,7 +53,7 @@ def product_variants(
 
     def register(bind: Callable[..., Entry | None]) -> Callable[..., Entry | None]:
         for name, form in FORMS.items():
-            variant(operator, name)(partial(bind, form=form))
+            variant(operator, name, promises=True)(partial(bind, form=form))
         return bind
 
     return register

@@ -36,7 +36,7 @@ def _served(call: Call, weights: Array) -> bool:
     )
 
 
-@variant("conv2d", "onednn_product")
+@variant("conv2d", "onednn_product", promises=True)
 def conv2d(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     """Return the entry of y = activation(conv2d(x, w) + b), then the steps."""
     x, w, *rest = call.inputs

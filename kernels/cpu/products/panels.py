@@ -8,11 +8,8 @@ machine that runs on a panel's results at once.
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -27,7 +24,8 @@ from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
 from soapstone.native.entries import helper, native, parallel_for, sequence, useful_threads
 from soapstone.native.intrinsics import f32p, stack, words
-from soapstone.native.memory import Address, address, aligned_array, pack
+from soapstone.native.memory import Address, address, aligned_array, held, pack
+from soapstone.native.shared import packed
 
 _ROWS = 4
 _WIDTHS = (64, 32, 16)  # columns of a panel; the last may be cut into narrower ones
@@ -111,35 +109,17 @@ def _panels(block: Any, begin: int, end: int) -> int:
 
 
 # ------------------------------------------------------------------------------------- the weights
-class _Packed:
-    """Weights in panels; entries of equal weights share them."""
-
-    def __init__(self, w: Array, width: int) -> None:
-        depth, columns = w.shape
-        self.array = aligned_array((_ceil(columns, 16) * 16 * depth,), np.float32)
-        for column, wide in _cuts(columns, width):
-            panel = self.array[column * depth : (column + wide) * depth].reshape(depth, wide)
-            part = w[:, column : column + wide]
-            panel[:, : part.shape[1]] = part
-            panel[:, part.shape[1] :] = 0.0
-
-
-_PACKED: WeakValueDictionary[tuple[Any, ...], _Packed] = WeakValueDictionary()
-_PACKING = threading.Lock()
-
-
-def _packed(w: Array, width: int) -> _Packed:
-    """Return the packed weights, the same for the same numbers.
-
-    A network may use its weights at many steps; they must not come from memory at each.
-    """
-    digest = hashlib.blake2b(np.ascontiguousarray(w).data, digest_size=16).digest()
-    key = (w.shape, width, digest)
-    with _PACKING:
-        found = _PACKED.get(key)
-        if found is None:
-            found = _PACKED[key] = _Packed(w, width)
-        return found
+def _packed(w: Array, width: int) -> Array:
+    """Return the weights in panels."""
+    w = held(w)
+    depth, columns = w.shape
+    made = aligned_array((_ceil(columns, 16) * 16 * depth,), np.float32)
+    for column, wide in _cuts(columns, width):
+        panel = made[column * depth : (column + wide) * depth].reshape(depth, wide)
+        part = w[:, column : column + wide]
+        panel[:, : part.shape[1]] = part
+        panel[:, part.shape[1] :] = 0.0
+    return made
 
 
 def _ceil(value: int, step: int) -> int:
@@ -208,7 +188,8 @@ def _entry(x: Array, w: Array, externals: list[Array], program: Program, threads
     threads = useful_threads(threads, w.nbytes)
     # The threads' shares should be equal, and wide panels are better.
     width = min(_WIDTHS, key=lambda wide: _ceil(_ceil(columns, wide), threads) * wide)
-    packed = _packed(w, width)
+    # A network may use its weights at many steps; they must not come from memory at each.
+    weights = packed(w, ("panels", width), lambda: _packed(w, width))
     count = len(externals) + 1
 
     def place(number: int) -> int:
@@ -223,14 +204,13 @@ def _entry(x: Array, w: Array, externals: list[Array], program: Program, threads
         depth=depth,
         columns=columns,
         cuts=pack([_CUT.row(column=column, width=wide) for column, wide in cuts]),
-        weights=packed.array,
+        weights=weights,
         x=pack(_rows(x)),
         externals=count,
         registers=program.registers,
         records=pack(records),
         count=len(program.steps),
         steps=pack(step_rows(program, place)),
-        keep=(packed,),
     )
     return parallel_for(_panels, block, len(cuts), threads)
 
@@ -276,13 +256,13 @@ def _inner(call: Call, follow: Sequence[Node], extra: Sequence[Array]) -> Entry 
     return _bind(call, x, w, [*operands, *extra], nodes)
 
 
-@variant(("linear", "matmul"), "panels", expected=0.6)
+@variant(("linear", "matmul"), "panels", expected=0.6, promises=True)
 def product(call: Call) -> Entry | None:
     """Return the entry of a product of few rows with constant weights."""
     return _inner(call, (), ())
 
 
-@variant("with_epilogue", "panels", expected=0.6)
+@variant("with_epilogue", "panels", expected=0.6, promises=True)
 def fused(call: Call) -> Entry | None:
     """Return the entry of such a product with the steps on its result."""
     from soapstone.kernels.cpu.elementwise.epilogue import inner  # whose variants come later

@@ -18,9 +18,11 @@ from soapstone.kernels.cpu.winograd.loops import (
 )
 from soapstone.kernels.cpu.winograd.transforms import PANEL, ROWS, filter_transform
 from soapstone.kernels.entry import Array, Entry
+from soapstone.native import memory
 from soapstone.native.copies import copy
 from soapstone.native.entries import parallel_for, sequence, useful_threads
 from soapstone.native.memory import Block, aligned_array
+from soapstone.native.shared import packed
 
 _LANES = 16
 _FEWEST = 16  # channels and filters
@@ -64,15 +66,15 @@ def rows_of_block(tiles: int, threads: int) -> int:
 def _weights(w: Array, size: int) -> Array:
     """Return the weights at the points: (points, panels, channels, PANEL), padded with zeros."""
     filters, channels = w.shape[:2]
-    points = (size + 2) ** 2
-    panels, deep = _ceil(filters, PANEL), _ceil(channels, _LANES) * _LANES
-    taps = np.zeros((3, 3, deep, panels * PANEL))
-    taps[:, :, :channels, :filters] = w.transpose(2, 3, 1, 0)
+    points, deep = (size + 2) ** 2, _ceil(channels, _LANES) * _LANES
+    store = aligned_array((points, _ceil(filters, PANEL), deep, PANEL), np.float32)
     form = np.array(filter_transform(size))
-    made = np.kron(form, form) @ taps.reshape(9, -1)
-    made = made.reshape(points, deep, panels, PANEL).transpose(0, 2, 1, 3)
-    store = aligned_array(made.shape, np.float32, zero=True)
-    store[...] = made
+    both = np.kron(form, form)
+    for panel in range(store.shape[1]):  # one after another, in the cache
+        part = w[panel * PANEL : (panel + 1) * PANEL]
+        taps = np.zeros((3, 3, deep, PANEL))
+        taps[:, :, :channels, : len(part)] = part.transpose(2, 3, 1, 0)
+        store[:, panel] = (both @ taps.reshape(9, -1)).reshape(points, deep, PANEL)
     return store
 
 
@@ -230,7 +232,7 @@ def _block(
         size=size,
         part=buffers.sizes,
         group=plan.group,
-        given=problem.w,
+        given=0 if problem.constant else problem.w,
         given_step=problem.w.strides[0],
         turned=problem.turned,
         before=finish.before,
@@ -247,7 +249,8 @@ def _by_tiles(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int) 
     strides = (_spread(deep * held), 64 * held, _spread(2 * panels * held), 64 * held)
     sizes = strides[0] * points, strides[2] * points
     if problem.constant:
-        weights = _weights(problem.w, size)
+        w = problem.w
+        weights = packed(w, ("winograd", size), lambda: _weights(memory.held(w), size))
         steps = weights.strides[0], weights.strides[1]
     else:
         panel = deep * _LANES * PANEL * 4

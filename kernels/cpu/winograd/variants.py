@@ -120,6 +120,6 @@ def _after(finish: Finish, step: _Step) -> Finish | None:
 
 # What they usually take of the direct form's time, where they serve a convolution at all.
 for _size, _expected in ((2, 0.6), (4, 0.4)):
-    _registered = partial(variant, name=f"winograd{_size}", expected=_expected)
+    _registered = partial(variant, name=f"winograd{_size}", expected=_expected, promises=True)
     _registered("conv2d")(partial(_plain, size=_size))
     _registered("with_epilogue")(partial(_fused, size=_size))
