@@ -1,8 +1,8 @@
 """Constant operands of an inference graph, made when a kernel asks and kept by nobody else.
 
 Kernels pack weights in their own layout when they are bound, one after another, so no more than one
-weight need be in memory besides what is packed: those of a mapped file are copied out and its pages
-let go, and those that are computed from others are computed then. The next graph over the same
+weight need be in memory besides what is packed: a mapped file is read where it is, its pages are
+then let go, and what is computed from weights is computed then. The next graph over the same
 weights, for inputs of other shapes, finds what kernels made of them (`Found`) and reads none again.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from weakref import WeakValueDictionary
@@ -67,7 +68,10 @@ class Found:
 
 
 class Constants(Mapping[str, Array]):
-    """Weights, and the outputs of a graph of weights alone; each is made anew when asked for."""
+    """Weights, and the outputs of a graph of weights alone; each is made anew when asked for.
+
+    `read_bytes` counts what has been made.
+    """
 
     def __init__(
         self, weights: Mapping[str, Array], prologue: Graph, found: Found | None = None
@@ -80,6 +84,7 @@ class Constants(Mapping[str, Array]):
             inputs = tuple(self._numbers[name] for name in node.inputs)
             self._numbers.update(zip(node.outputs, self._found.outputs(node, inputs)))
         self._made = prologue.producers
+        self.read_bytes = 0
         total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
         check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
 
@@ -94,10 +99,8 @@ class Constants(Mapping[str, Array]):
         return len(self._made) + len(self._weights)
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self._made:
-            return shared(resident(self._weights[name]))
-        made = determined(self._prologue, name, lambda weight: resident(self._weights[weight]))
-        return made if made.flags.writeable else shared(made)
+        made = self._value(name, resident)
+        return made if name in self._made and made.flags.writeable else shared(made)
 
     def promised(self, name: str) -> Array:
         """Return a constant whose contents are promised, where it is large enough to be shared."""
@@ -106,7 +109,31 @@ class Constants(Mapping[str, Array]):
         if spec.nbytes < LEAST:
             return self[name]
         known = self._found.known(self._numbers[name])
-        return Promise.of(spec.shape, spec.dtype, lambda: self[name], known)
+        return Promise.of(
+            spec.shape, spec.dtype, lambda: self[name], lambda: self.lent(name), known
+        )
+
+    @contextmanager
+    def lent(self, name: str) -> Iterator[Array]:
+        """Give a constant to be read in this block: weights are read where they are."""
+        read: list[Array] = []
+
+        def weight(array: Array) -> Array:
+            read.append(array)
+            return np.require(array, requirements="CA")
+
+        yield np.require(self._value(name, weight), requirements="CA")
+        for array in read:
+            _let_go(array)
+
+    def _value(self, name: str, weight: Callable[[Array], Array]) -> Array:
+        """Return a constant, made of weights as they are given."""
+        if name in self._made:
+            made = determined(self._prologue, name, lambda other: weight(self._weights[other]))
+        else:
+            made = weight(self._weights[name])
+        self.read_bytes += made.nbytes
+        return made
 
 
 def promised(constants: Mapping[str, Array], name: str) -> Array:
@@ -153,18 +180,23 @@ def resident(array: Array) -> Array:
     They are copied from arrays that may be written to, and from mapped files, whose pages are then
     let go.
     """
-    base = mapping(array)
-    if base is None:
+    if mapping(array) is None:
         own = array.flags.aligned and not array.flags.writeable
         return array if own else np.array(array, order="C")
     copy = np.array(array, order="C")
-    if array.flags.c_contiguous:
+    _let_go(array)
+    return copy
+
+
+def _let_go(array: Array) -> None:
+    """Say that an array will not be read again, where it is of a mapped file."""
+    base = mapping(array)
+    if base is not None and array.flags.c_contiguous:
         offset = address(array) - address(np.frombuffer(base, np.uint8))
         first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
             let_go(base, first, last - first)
-    return copy
 
 
 __all__ = ["Constants", "Found", "determined", "mapping", "promised", "resident", "whole_file"]

@@ -168,8 +168,7 @@ def _node_launch(
 ) -> NodeLaunch:
     signature = graph.signature(node)
     configuration = strategy.configuration(graph, node)
-    grid, lo, hi = signature.points(*configuration.cutting)
-    points = math.prod(grid)
+    tiled = signature.tiled(*configuration.cutting)
     arguments: list[Argument] = []
 
     def place(name: str, boxes: tuple[Ints, Ints], privilege: Privilege) -> Operand:
@@ -185,10 +184,7 @@ def _node_launch(
         arguments.append(Argument(region, *box, privilege))
         return Operand(*boxes, argument=len(arguments) - 1, view=view)
 
-    inputs = [
-        place(name, operand.tiles(lo, hi, points), Read)
-        for name, operand in zip(node.inputs, signature.inputs)
-    ]
+    inputs = [place(name, boxes, Read) for name, boxes in zip(node.inputs, tiled.inputs)]
     outputs: list[Operand] = []
     for position, name in enumerate(node.outputs):
         if name in aliases:
@@ -198,14 +194,14 @@ def _node_launch(
             continue
         monoid = signature.monoid(position, configuration.parts)
         privilege = Write if monoid is None else Reduce(monoid)
-        outputs.append(place(name, signature.written(position, lo, hi, points), privilege))
+        outputs.append(place(name, tiled.outputs[position], privilege))
     return NodeLaunch(
         node,
         signature,
         configuration,
-        grid,
-        lo,
-        hi,
+        tiled.grid,
+        tiled.lo,
+        tiled.hi,
         tuple(arguments),
         tuple(inputs),
         tuple(outputs),
@@ -259,8 +255,7 @@ class Program:
         """Launch every node once, in program order."""
         for item in self.launches:
             partitions = [
-                Partition.of(self.regions[a.region], a.lo, a.hi, item.grid or (1,))
-                for a in item.arguments
+                _partition(self.regions[a.region], a, item.grid or (1,)) for a in item.arguments
             ]
             runtime.launch(
                 self._task(item), *partitions, name=item.node.name, tag=item, initialise=True
@@ -323,6 +318,13 @@ class Program:
 
         privileges = tuple(argument.privilege for argument in item.arguments)
         return Task(item.node.operator, privileges, body, bind, context=True)
+
+
+def _partition(region: Region, argument: Argument, grid: tuple[int, ...]) -> Partition:
+    lo, hi = argument.lo, argument.hi
+    if len(lo) == 1 and not lo.any() and tuple(hi[0].tolist()) == region.shape:
+        return Partition.whole(region, grid)
+    return Partition.of(region, lo, hi, grid)
 
 
 def _contents(tile: Array, constant: bool) -> Array:

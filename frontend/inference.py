@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
 
-_MANY = 1 << 24  # bytes of weights
+_MANY = 1 << 24  # bytes of weights that were read
 Dims = tuple[int | str | None, ...]
 
 
@@ -435,7 +435,7 @@ class InferenceSession:
             bound = self._session.bind(graph, strategy, constants, names=names, fuse=fuse)
         finally:
             self._values.clear()
-        if self._plans is None and sum(array.nbytes for array in held.values()) > _MANY:
+        if isinstance(constants, Constants) and constants.read_bytes > _MANY:
             give_back_freed()  # what weights were before they were packed
         return bound
 

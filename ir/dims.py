@@ -205,6 +205,17 @@ def equal_cuts(extent: int, parts: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class Tiled:
+    """The points of an operator: their grid, the intervals of each dim, and operands' boxes."""
+
+    grid: tuple[int, ...]
+    lo: Mapping[str, Ints]
+    hi: Mapping[str, Ints]
+    inputs: tuple[tuple[Ints, Ints], ...]
+    outputs: tuple[tuple[Ints, Ints], ...]
+
+
+@dataclass(frozen=True)
 class Signature:
     """An operator bound to shapes: its dims, and how each operand is indexed by them."""
 
@@ -320,6 +331,28 @@ class Signature:
             if dim.name in replicated:
                 lo[dim.name], hi[dim.name] = np.full((2, count), [[0], [dim.extent]])
         return grid, lo, hi
+
+    @cached_property
+    def undivided(self) -> Tiled:
+        """The one point of an operator of which no dim is split; shared, so never written to."""
+        return self._tiled(*self.points({}))
+
+    def tiled(
+        self,
+        degrees: Mapping[str, int],
+        cuts: Mapping[str, Sequence[int]],
+        replicated: Sequence[str],
+    ) -> Tiled:
+        """Return the points that `points` gives, with the boxes of every operand."""
+        if not cuts and all(degree == 1 for degree in degrees.values()):
+            return self.undivided
+        return self._tiled(*self.points(degrees, cuts, replicated))
+
+    def _tiled(self, grid: tuple[int, ...], lo: dict[str, Ints], hi: dict[str, Ints]) -> Tiled:
+        points = math.prod(grid)
+        inputs = tuple(operand.tiles(lo, hi, points) for operand in self.inputs)
+        outputs = tuple(self.written(i, lo, hi, points) for i in range(len(self.outputs)))
+        return Tiled(grid, lo, hi, inputs, outputs)
 
     def written(self, output: int, lo: Intervals, hi: Intervals, points: int) -> tuple[Ints, Ints]:
         """Return the boxes of an output's tiles: two (points, rank) arrays.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,13 @@ def is_half(dtype: DType) -> bool:
 def spec_of(array: Array | Sequence[Any]) -> TensorSpec:
     """Return the spec of an array."""
     data = np.asarray(array)
-    return TensorSpec(data.shape, data.dtype.name)
+    return TensorSpec(data.shape, name_of(data.dtype))
+
+
+@cache
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Return a type's name; NumPy puts it together each time it is asked."""
+    return str(dtype.name)
 
 
 def rounded(array: Array, dtype: DType) -> Array:

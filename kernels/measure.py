@@ -24,6 +24,7 @@ from soapstone.cache.environment import environment as base_environment
 from soapstone.cache.sources import closure, modules_of, stamp
 from soapstone.cache.store import Store, default_path
 from soapstone.deadline import Deadline
+from soapstone.ir.tensor import name_of
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, registered
 from soapstone.native.memory import call as native_call
@@ -67,7 +68,7 @@ def form(call: Call) -> str:
     """Return all there is to say of a call: calls of one form are served alike."""
 
     def arrays(side: tuple[Array, ...]) -> list[Any]:
-        return [[a.dtype.name, a.shape, a.strides] for a in side]
+        return [[name_of(a.dtype), a.shape, a.strides] for a in side]
 
     parts = [
         *(call.operator, dict(sorted(call.attributes.items()))),

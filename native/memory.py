@@ -12,7 +12,8 @@ import ctypes
 import math
 import mmap
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -59,23 +60,27 @@ class Promise(mmap.mmap):
     address space alone, of which no page is ever touched.
 
     make: returns the contents, which `known` keeps for whoever else is promised the same constant.
+    lend: gives contents that are read at once and not kept. Both are C-contiguous and aligned.
     known: what has been made of the constant, by what that is (`shared.packed`); weakly.
     """
 
     make: Callable[[], Array]
+    lend: Callable[[], AbstractContextManager[Array]]
     known: MutableMapping[Hashable, Array]
+    _lent: Array | None = None
 
     @staticmethod
     def of(
         shape: tuple[int, ...],
         dtype: Any,
         make: Callable[[], Array],
+        lend: Callable[[], AbstractContextManager[Array]],
         known: MutableMapping[Hashable, Array],
     ) -> Array:
         """Return the C-contiguous array, not empty, whose contents are promised."""
         kind, size = np.dtype(dtype), math.prod(shape)
         promise = Promise(-1, size * kind.itemsize)
-        promise.make, promise.known = make, known
+        promise.make, promise.lend, promise.known = make, lend, known
         made: Array = np.frombuffer(promise, kind, size).reshape(shape)
         made.flags.writeable = False
         return made
@@ -86,11 +91,23 @@ class Promise(mmap.mmap):
         return array.ctypes.data - start, array.shape, array.strides
 
     def contents(self) -> Array:
-        """Return the contents, C-contiguous: made now, unless somebody has them."""
-        found = self.known.get("contents")
+        """Return the contents: made now, unless somebody has them."""
+        found = self.known.get("contents", self._lent)
         if found is None:
             found = self.known["contents"] = self.make()
         return found
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Let contents be read in this block that nobody keeps."""
+        if "contents" in self.known:
+            yield
+            return
+        with self.lend() as self._lent:
+            try:
+                yield
+            finally:
+                self._lent = None
 
 
 def promise_of(array: Array) -> Promise | None:
@@ -197,7 +214,9 @@ def pack(*values: Any, keep: tuple[Any, ...] = ()) -> Block:
 def _add(values: Iterable[Any], words: list[int], kept: list[Any]) -> None:
     """Append the words of values, and what has to be kept of them."""
     for value in values:
-        if isinstance(value, np.ndarray):
+        if type(value) is int:  # most are
+            words.append(value if value < 1 << 63 else value - (1 << 64))
+        elif isinstance(value, np.ndarray):
             place = address(value)
             kept.append(place.owner)
             words.append(int(place))

@@ -55,7 +55,8 @@ def packed(array: Array, layout: Hashable, make: Callable[[], Array]) -> Array:
     """Return what a kernel makes of a constant, made now unless somebody has it.
 
     array: the constant, or a view of it. layout: names what is made; equal ones, of equal constants
-    and views, are the same. make: reads the constant by `memory.held` or `memory.address`.
+    and views, are the same. make: reads the constant by `memory.held` or `memory.address`, and
+    keeps nothing of it.
     """
     promise = promise_of(array)
     if promise is None:
@@ -63,7 +64,8 @@ def packed(array: Array, layout: Hashable, make: Callable[[], Array]) -> Array:
     key = layout, promise.place(array)
     found = promise.known.get(key)
     if found is None:
-        found = promise.known[key] = shared(make())
+        with promise.lending():
+            found = promise.known[key] = shared(make())
     return found
 
 

@@ -179,6 +179,8 @@ def _primitive(problem: _Problem, channels_first: bool | None) -> tuple[Primitiv
             badness = 2 if "ref" in name else int(im2col)
             if best is None or badness < best[0]:
                 best = (badness, found, order)
+            if not badness:
+                break
         return None if best is None else (compile_primitive("convolution", best[1]), best[2])
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from soapstone.ir.ops.products.matmul import ACTIVATIONS as FUSED
 from soapstone.ir.spec import operator
+from soapstone.ir.tensor import name_of
 from soapstone.kernels.cpu.onednn.library import (
     LAST_IMPLEMENTATION,
     Handle,
@@ -92,7 +93,7 @@ class Layout:
             if shape[axis] == 1:
                 steps[axis] = inner
             inner = steps[axis] * shape[axis]
-        return Layout(tuple(shape), tuple(steps), str(array.dtype))
+        return Layout(tuple(shape), tuple(steps), name_of(array.dtype))
 
     @property
     def overlaps(self) -> bool:
@@ -131,7 +132,7 @@ def _descriptor(layout: Layout) -> Handle:
 def usable(array: Array) -> bool:
     """Return whether oneDNN can address the array: a known type, strides whole and positive."""
     return (
-        str(array.dtype) in TYPES
+        name_of(array.dtype) in TYPES
         and array.dtype.isnative
         and array.flags.aligned
         and all(

@@ -64,17 +64,22 @@ def rows_of_block(tiles: int, threads: int) -> int:
 
 
 def _weights(w: Array, size: int) -> Array:
-    """Return the weights at the points: (points, panels, channels, PANEL), padded with zeros."""
+    """Return the weights at the points: (points, panels, channels, PANEL), padded with zeros.
+
+    They are made in small products: of larger ones NumPy's library would wake its own threads.
+    """
     filters, channels = w.shape[:2]
-    points, deep = (size + 2) ** 2, _ceil(channels, _LANES) * _LANES
-    store = aligned_array((points, _ceil(filters, PANEL), deep, PANEL), np.float32)
+    points, blocks = (size + 2) ** 2, _ceil(channels, _LANES)
+    store = aligned_array((points, _ceil(filters, PANEL), blocks * _LANES, PANEL), np.float32)
     form = np.array(filter_transform(size))
     both = np.kron(form, form)
-    for panel in range(store.shape[1]):  # one after another, in the cache
-        part = w[panel * PANEL : (panel + 1) * PANEL]
-        taps = np.zeros((3, 3, deep, PANEL))
-        taps[:, :, :channels, : len(part)] = part.transpose(2, 3, 1, 0)
-        store[:, panel] = (both @ taps.reshape(9, -1)).reshape(points, deep, PANEL)
+    for panel in range(store.shape[1]):
+        part = w[panel * PANEL : (panel + 1) * PANEL].reshape(-1, channels, 9)
+        taps = np.zeros((blocks * _LANES, 9, PANEL))
+        taps[:channels, :, : len(part)] = part.transpose(1, 2, 0)
+        taps = taps.reshape(blocks, _LANES, 9, PANEL).swapaxes(1, 2).reshape(blocks, 9, -1)
+        made = store[:, panel].reshape(points, blocks, -1)
+        made[...] = (both @ taps).swapaxes(0, 1)
     return store
 
 
