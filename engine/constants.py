@@ -22,7 +22,7 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, spec_of
 from soapstone.limits import check_bytes
-from soapstone.native.memory import Promise, address
+from soapstone.native.memory import Promise, address, aligned
 from soapstone.native.shared import LEAST, shared
 from soapstone.system import let_go
 
@@ -85,6 +85,7 @@ class Constants(Mapping[str, Array]):
             self._numbers.update(zip(node.outputs, self._found.outputs(node, inputs)))
         self._made = prologue.producers
         self.read_bytes = 0
+        self._room = aligned(0)
         total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
         check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
 
@@ -115,14 +116,23 @@ class Constants(Mapping[str, Array]):
 
     @contextmanager
     def lent(self, name: str) -> Iterator[Array]:
-        """Give a constant to be read in this block: weights are read where they are."""
+        """Give a constant to be read in this block: weights are read where they are.
+
+        In a file they may lie at any byte; then they are copied first, to memory that is reused.
+        """
         read: list[Array] = []
 
         def weight(array: Array) -> Array:
             read.append(array)
-            return np.require(array, requirements="CA")
+            if array.flags.aligned or name in self._made or not array.flags.c_contiguous:
+                return np.require(array, requirements=["C", "A"])
+            if self._room.nbytes < array.nbytes:
+                self._room = aligned(array.nbytes)
+            room = self._room[: array.nbytes]
+            room[...] = array.reshape(-1).view(np.uint8)
+            return room.view(array.dtype).reshape(array.shape)
 
-        yield np.require(self._value(name, weight), requirements="CA")
+        yield np.require(self._value(name, weight), requirements=["C", "A"])
         for array in read:
             _let_go(array)
 

@@ -25,9 +25,7 @@ from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
-from soapstone.frontend.data.batches import Batches
 from soapstone.frontend.exchange import as_array
-from soapstone.frontend.planned import Plans
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
@@ -36,7 +34,6 @@ from soapstone.ir.samples import meeting_samples
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
 from soapstone.kernels.choices import Choices, Tune
-from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import Machine, Profile, StoppedError
 from soapstone.runtime.forks import tell
 from soapstone.system import give_back_freed, usable_cores
@@ -44,6 +41,7 @@ from soapstone.system import give_back_freed, usable_cores
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
+    from soapstone.frontend.planned import Plans
 
 _MANY = 1 << 24  # bytes of weights that were read
 Dims = tuple[int | str | None, ...]
@@ -84,12 +82,13 @@ class Source:
     @staticmethod
     def of(model: Model | OnnxModel | Graph | str | Path, weights: Mapping[str, Array]) -> Source:
         """Return the source of a model, an ONNX file, or a graph with its weights."""
-        from soapstone.frontend.model import Model
-
         if isinstance(model, Graph):
             return _of_graph(model, dict(weights))
-        if isinstance(model, Model):
-            return _of_model(model, weights)
+        if not isinstance(model, str | Path):  # a file needs nothing of layers
+            from soapstone.frontend.model import Model
+
+            if isinstance(model, Model):
+                return _of_model(model, weights)
         from soapstone.frontend.onnx import OnnxModel, from_onnx
 
         if weights:
@@ -196,6 +195,8 @@ class InferenceSession:
         )
         self._plans: Plans | None = None
         if fast_memory is not None or plan is not None:
+            from soapstone.frontend.planned import Plans
+
             self._plans = Plans("dp" if plan is None else plan, fast_memory)
             self._plans.step = True  # a plan that is given is of what is bound here
             self._machine = self._machine.bounded(self._plans.capacity_bytes)
@@ -210,7 +211,11 @@ class InferenceSession:
         tell(self)
 
     def _start(self) -> None:
-        mapper = GraphMapper() if self._plans is None else BoundedMemoryMapper(self._plans)
+        mapper = GraphMapper()
+        if self._plans is not None:
+            from soapstone.mappers.bounded import BoundedMemoryMapper
+
+            mapper = BoundedMemoryMapper(self._plans)
         choices = Choices(tune=self._tune)
         self._session = Session(self._machine, mapper, 0, choices=choices, values=self._values)
         self._close = weakref.finalize(self, _close, self._session, self._bounds)
@@ -465,6 +470,8 @@ def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple
     Raises:
         DataError: no samples, or such as do not fit the model.
     """
+    from soapstone.frontend.data.batches import Batches
+
     declared = {field.name: field.dtype for field in session.inputs}
 
     def run(inputs: Mapping[str, Array]) -> list[Array]:

@@ -9,6 +9,6 @@ from soapstone.kernels.cpu.openblas import library
 
 _FAMILIES = ("matmul", "convolution")
 
-if library.available() and not onednn.available():
+if not onednn.available() and library.available():  # it is loaded only then
     for _family in _FAMILIES:
         importlib.import_module(f"{__name__}.{_family}")
