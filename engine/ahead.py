@@ -1,9 +1,10 @@
 """Kernels compiled ahead of need: into this user's cache, or into a package, for any processor.
 
-    python -m soapstone.engine.ahead FOLDER
+    python -m soapstone.engine.ahead FOLDER [PART PARTS]
 
-Those are all kernels that modules declare, the instruction of each pointwise operator, and the
-folds of floats. What else a program asks for, it compiles as it does where nothing is.
+Those are all kernels that modules declare, the instruction of each pointwise operator, the folds of
+floats, and the steps of recurrent layers. What else a program asks for, it compiles as it does
+where nothing is.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from soapstone.cache.objects import LEVELS, packaged
+from soapstone.cache.objects import LEVELS, PACKAGED, packaged
 from soapstone.ir.spec import operators
 from soapstone.native.entries import MADE, Native
+from soapstone.system import usable_cores
 
 # Where kernels are declared, some in modules that only who needs them imports.
 _PACKAGES = ("soapstone.native", "soapstone.kernels.cpu", "soapstone.runtime.tracing")
@@ -33,11 +35,13 @@ def kernels() -> list[Native]:
                 importlib.import_module(each.name)
     from soapstone.kernels.cpu.elementwise.formulas import STEPS, instruction_of, names
     from soapstone.kernels.cpu.elementwise.lane_loops import instruction
+    from soapstone.kernels.cpu.recurrent.gates import DECLARED
     from soapstone.native.folds import fold_kernel
 
     named = STEPS.union(*(names(spec.name).values() for spec in operators()))
     kept = [instruction(name) for name in sorted(named) if instruction_of(name) is not None]
     kept.append(fold_kernel("<f4", "sum", 0.0))
+    kept += [native for each in DECLARED for native in each.natives]
     held = {*MADE, *kept}
     mine = [each for each in held if each.function.__module__.startswith("soapstone.")]
     return sorted(mine, key=lambda each: (each.function.__module__, each.function.__qualname__))
@@ -50,8 +54,12 @@ def fill() -> int:
     return len(kernels())
 
 
-def ship(level: str) -> Path:
-    """Compile the kernels for a level of instructions (`LEVELS`), into the package; its folder.
+def ship(level: str, within: Path = PACKAGED) -> Path:
+    """Compile the kernels for a level of instructions (`LEVELS`), into a package; return where.
+
+    Processes do that side by side, as many as there are cores.
+
+    within: the package's folder `machine_code`, by default of the package that runs.
 
     Raises:
         ValueError: an unknown level.
@@ -59,17 +67,26 @@ def ship(level: str) -> Path:
     """
     if level not in LEVELS:
         raise ValueError(f"level: {level!r} found; one of {', '.join(LEVELS)} needed")
-    folder = packaged(level)
+    folder = packaged(level, within)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
     # What LLVM thinks of old processors that clock down for vectors of 512 bits is left out.
     settings = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "-prefer-256-bit"}
-    command = [sys.executable, "-m", __name__, str(folder)]
-    subprocess.run(command, check=True, env={**os.environ, **settings})
+    parts = usable_cores()
+    running = []
+    for part in range(parts):
+        command = [sys.executable, "-m", __name__, str(folder), str(part), str(parts)]
+        running.append(subprocess.Popen(command, env={**os.environ, **settings}))
+    for process in running:
+        if process.wait():
+            for other in running:
+                other.kill()
+            raise subprocess.CalledProcessError(process.returncode, process.args)
     return folder
 
 
 if __name__ == "__main__":
-    for kernel in kernels():
+    first, step = map(int, sys.argv[2:4] or (0, 1))
+    for kernel in kernels()[first::step]:
         kernel.package(Path(sys.argv[1]))

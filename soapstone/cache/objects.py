@@ -14,6 +14,7 @@ import hashlib
 import os
 import platform
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,9 @@ _V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS = {"x86-64-v4": _V3 + _V4, "x86-64-v3": _V3, "x86-64": ()}  # by what each needs, best first
 _MARK = 32  # bytes before the code: its hash
 _linked = Late("soapstone.cache.linked")
+FOUND: Counter[str] = (
+    Counter()
+)  # kernels of this process: of the "package", the "cache", "compiled"
 _LOADING = threading.RLock()  # LLVM's loader has one user at a time; so has Numba
 
 
@@ -46,12 +50,15 @@ def address(function: Callable[..., Any], signature: str) -> int:
         for folder in _packaged():
             found = _read(folder / (name + SUFFIX), name)
             if found is not None:
+                FOUND["package"] += 1
                 return found
         place = place_of(function)
         path = place / (name + SUFFIX) if place is not None else None
         found = _read(path, name) if path is not None else None
         if found is not None:
+            FOUND["cache"] += 1
             return found
+        FOUND["compiled"] += 1
         code = _linked.object_code(function, signature, name)
         if path is not None:
             _write(path, code)
@@ -69,9 +76,15 @@ def package(function: Callable[..., Any], signature: str, folder: Path) -> None:
     (folder / (name + SUFFIX)).write_bytes(_mark(code) + code)
 
 
-def packaged(level: str) -> Path:
+def packaged(level: str, within: Path = PACKAGED) -> Path:
     """Return the folder of a package's object files for a level, on this system."""
-    return PACKAGED / f"{platform.system().lower()}-{level}"
+    return within / f"{platform.system().lower()}-{level}"
+
+
+def levels() -> tuple[str, ...]:
+    """Return the levels of instructions that this processor has, the best one first."""
+    has = set(environment()["features"].split())
+    return tuple(level for level, needed in LEVELS.items() if has >= set(needed))
 
 
 @cache
@@ -79,12 +92,7 @@ def _packaged() -> tuple[Path, ...]:
     """Return the folders of object files that this processor runs, the best ones first."""
     if any(name.startswith("NUMBA_") for name in environment()) or not PACKAGED.is_dir():
         return ()
-    has = set(environment()["features"].split())
-    return tuple(
-        packaged(level)
-        for level, needed in LEVELS.items()
-        if has >= set(needed) and packaged(level).is_dir()
-    )
+    return tuple(packaged(level) for level in levels() if packaged(level).is_dir())
 
 
 def _name(function: Callable[..., Any], signature: str) -> str:
@@ -142,4 +150,4 @@ def _engine() -> Any:
     return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
 
 
-__all__ = ["LEVELS", "SUFFIX", "address", "package", "packaged"]
+__all__ = ["FOUND", "LEVELS", "SUFFIX", "address", "levels", "package", "packaged"]

@@ -325,16 +325,21 @@ def compile_(
             help="For a package instead: x86-64, x86-64-v3 or x86-64-v4; may be repeated."
         ),
     ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="With --level: the package's machine_code, by default this one's."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compile the kernels ahead of need, so that no first run waits for it (docs/caches.md)."""
+    from soapstone.cache.objects import PACKAGED
     from soapstone.engine import ahead
 
     if not level:
         count = ahead.fill()
         answer(f"{count} kernels are compiled for this computer", {"kernels": count}, as_json)
         return
-    folders = [str(ahead.ship(each)) for each in level]
+    folders = [str(ahead.ship(each, folder or PACKAGED)) for each in level]
     answer(f"compiled into {', '.join(folders)}", {"folders": folders}, as_json)
 
 

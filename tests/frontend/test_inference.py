@@ -332,6 +332,35 @@ def test_only_a_first_process_compiles_and_only_one_that_is_asked_to_measures(
     assert told("True") == "False True"  # goes by what was measured
 
 
+_OF_A_FILE = """
+import sys
+import numpy as np
+from soapstone import InferenceSession
+with InferenceSession(sys.argv[1], threads=1) as session:
+    print(session.run(np.ones((2, 3), np.float32))["y"].tolist())
+loaded = {name for name in sys.modules if name.startswith("soapstone.")}
+print(sorted(loaded & {f"soapstone.{name}" for name in UNNEEDED}))
+"""
+_UNNEEDED = ("frontend.layers", "frontend.training", "search", "mappers", "kernels.cuda")
+
+
+def test_a_session_of_a_file_loads_no_layers_and_no_search(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper
+
+    ends = (helper.make_tensor_value_info(x, TensorProto.FLOAT, ["n", 3]) for x in "xy")
+    made = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", *([e] for e in ends))
+    proto = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    (tmp_path / "neg.onnx").write_bytes(proto.SerializeToString())
+    told = subprocess.run(
+        [sys.executable, "-c", _OF_A_FILE.replace("UNNEEDED", repr(_UNNEEDED)), "neg.onnx"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert told.stdout.splitlines() == [str([[-1.0] * 3] * 2), "[]"], told.stderr
+
+
 def test_an_unknown_way_to_tune_is_refused() -> None:
     with pytest.raises(GraphError, match="tune: 'later' found; True, False or 'now' needed"):
         InferenceSession(residual_network(), tune="later")  # type: ignore[arg-type]

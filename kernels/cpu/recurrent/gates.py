@@ -189,6 +189,9 @@ def before_step(array: Array, first: Array, stride: int) -> Record:
     return _OPERAND.row(place=array, step=step, row=row, steps=len(array), shift=-stride, **outside)
 
 
+DECLARED: list[Kernel] = []  # those of modules that are imported
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """The loop of a step's expressions over rows (…, h).
@@ -204,6 +207,14 @@ class Kernel:
     writes: Sequence[tuple[Place, Expression]]
     ended: Sequence[tuple[Place, Expression]] = ()
     wide: int = NARROW
+
+    def __post_init__(self) -> None:
+        DECLARED.append(self)
+
+    @property
+    def natives(self) -> tuple[Native, ...]:
+        """What it is compiled to: for all steps, and for those that samples have."""
+        return (self.native, self.within) if self.writes else (self.within,)
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
