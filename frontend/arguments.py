@@ -18,6 +18,7 @@ from soapstone.errors import hint
 from soapstone.ir.errors import GraphError
 
 DType = Any  # an element type: a name such as "float32", or NumPy's type
+OnnxFile = Any  # an ONNX model: the path of a file, its bytes, or what was taken in
 T = TypeVar("T", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,6 +119,12 @@ def _dtype(where: str, value: Any) -> Any:
         ) from None
 
 
+def _onnx(where: str, value: Any) -> Any:
+    from soapstone.frontend.onnx.trained import taken_in
+
+    return taken_in(where, value)
+
+
 def _operand(where: str, value: Any) -> Any:
     from soapstone.frontend.recording import Tensor
 
@@ -195,6 +202,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "str": _text,
     "bool": _bool,
     "DType": _dtype,
+    "OnnxFile": _onnx,
     "Tensor": _tensor,
     "Tensor | float": _operand,
 }

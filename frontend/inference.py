@@ -125,8 +125,8 @@ def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
             raise DataError(f"model {model.name!r}: batch sizes {sizes} found; one needed")
         return model.build(next(iter(sizes.values()))), {}
 
-    held = {**(weights or model.weights()), **model.constants}
-    return Source(model.name, fields, graph.outputs, build, lambda: held)
+    held = weights or model.weights()  # constants may come with another batch size
+    return Source(model.name, fields, graph.outputs, build, lambda: {**held, **model.constants})
 
 
 class InferenceSession:

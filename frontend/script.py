@@ -71,7 +71,12 @@ def to_json(recording: Recording) -> tuple[list[Any], dict[str, Array]]:
     """
     arrays: dict[str, Array] = {}
 
-    def said(value: Any, where: str) -> Any:
+    def kept(array: Array) -> str:
+        name = f"argument.{len(arrays)}"
+        arrays[name] = array
+        return name
+
+    def said(value: Any, call: Written) -> Any:
         from soapstone.frontend.recording import Tensor
 
         if value is None or isinstance(value, bool | int | float | str):
@@ -79,24 +84,28 @@ def to_json(recording: Recording) -> tuple[list[Any], dict[str, Array]]:
         if isinstance(value, Tensor):
             return {"tensor": value.index}
         if isinstance(value, tuple | list):
-            return {type(value).__name__: [said(each, where) for each in value]}
+            return {type(value).__name__: [said(each, call) for each in value]}
         if isinstance(value, Initial):
             return {"initial": [value.kind, value.scale]}
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, np.ndarray):
-            name = f"argument.{len(arrays)}"
-            arrays[name] = value
-            return {"array": name}
+            return {"array": kept(value)}
+        if call.method == "onnx":
+            from soapstone.frontend.onnx.trained import written
+
+            chosen = {name: call.kwargs.get(name) for name in ("outputs", "name")}
+            file, weights = written(value, recording.graph.roles, **chosen)
+            return {"onnx": [kept(file), weights]}
         raise GraphError(
-            f"save: layer {where!r} was given a {type(value).__name__}, which no file can have;"
-            " save_checkpoint writes the weights alone"
+            f"save: layer {call.method!r} was given a {type(value).__name__}, which no file can"
+            " have; save_checkpoint writes the weights alone"
         )
 
     calls = []
     for call in recording.script.calls:
-        args = [said(each, call.method) for each in call.args]
-        kwargs = {name: said(each, call.method) for name, each in call.kwargs.items()}
+        args = [said(each, call) for each in call.args]
+        kwargs = {name: said(each, call) for name, each in call.kwargs.items()}
         calls.append([call.method, args, kwargs, *([call.again] if call.again else [])])
     return calls, arrays
 
@@ -130,13 +139,18 @@ def replay(recording: Recording, calls: Any, arrays: Mapping[str, Array], where:
             return tuple(made) if kind == "tuple" else made
         if kind == "initial":
             return Initial(*held)
+        if kind == "onnx":
+            from soapstone.frontend.onnx.trained import restored
+
+            file, weights = held
+            return restored(arrays[file], {own: arrays[name] for own, name in weights.items()})
         return arrays[held]
 
     for number, call in enumerate(calls):
         try:
             method, args, kwargs, *again = call
-            known = method == "input" or (hasattr(Layers, method) and not method.startswith("_"))
-            if not known:
+            known = hasattr(Layers, method) and not method.startswith("_")
+            if not known and method not in ("input", "onnx"):
                 raise ValueError("no such layer")
             with _called_again(recording, method, *again):
                 getattr(recording, method)(

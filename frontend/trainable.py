@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soapstone.frontend.arguments import number
-from soapstone.frontend.recording import Recording
+from soapstone.frontend.arguments import OnnxFile, number
+from soapstone.frontend.recording import Recording, Tensor
 from soapstone.frontend.training.names import matching
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array, Role
@@ -46,6 +46,42 @@ class Trainable(Recording):
         if self._trainer is None:
             raise GraphError(f"model {self.name!r} is not compiled; call model.compile(…) first")
         return self._trainer
+
+    def onnx(
+        self,
+        file: OnnxFile,
+        *inputs: Tensor,
+        outputs: str | Sequence[str] | None = None,
+        name: str | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Return what an ONNX file makes of tensors, as layers with the file's weights.
+
+        Weights have the file's names and are trained as any; those of it that no output needs are
+        left out. Weights are floating-point initializers with an axis; freeze those that are
+        none. Batch norm keeps the statistics of the file, and dropout drops nothing.
+
+        Args:
+            file: the path of an .onnx file, its bytes, or what `soapstone.from_onnx` returns.
+            inputs: a tensor for each of the file's inputs, in order.
+            outputs: the name of a value inside, or several, such as what the last layer is applied
+                to (`OnnxModel.values` lists them); by default the file's outputs.
+            name: what stands, with a dot, before names of the file.
+
+        Raises:
+            GraphError: other inputs than the file's, a value that it does not have, or names that
+                exist already.
+            OnnxError: a malformed file, or a node that is not supported; names it.
+            ShapeError: extents that do not fit the file's.
+
+        Example:
+            >>> image = model.input("image", (32, 3, 224, 224))
+            >>> body = model.onnx("resnet18.onnx", image, outputs="/Flatten_output_0")
+            >>> model.freeze("*")
+            >>> model.output(model.dense(body, 5, name="head"))
+        """
+        from soapstone.frontend.onnx.trained import record
+
+        return record(self, file, inputs, outputs, name)
 
     def freeze(self, *patterns: str) -> None:
         """Keep parameters as they are from the next compile on: no gradient, no update.

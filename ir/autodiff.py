@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Node
 from soapstone.ir.spec import GradientContext
 
 
@@ -77,7 +78,9 @@ def pulled_back(
             continue
         spec = node.spec
         if spec.gradient is None:
-            raise GraphError(f"{node.label}: the operator has no gradient")
+            raise GraphError(
+                f"{node.label}: the operator has no gradient; {_behind(nodes, node, wrt)}"
+            )
         context = GradientContext(
             Emitter(builder, node, "grad."), node, node.inputs, node.outputs, tuple(grads)
         )
@@ -91,3 +94,14 @@ def pulled_back(
         if grad is not None:
             result[value] = grad
     return result
+
+
+def _behind(nodes: Sequence[Node], node: Node, wrt: Sequence[str]) -> str:
+    """Say which of some values a node depends on: those need none where they stay as they are."""
+    read = set(node.inputs)
+    for other in reversed(nodes):
+        if read.intersection(other.outputs):
+            read.update(other.inputs)
+    names = [repr(value) for value in wrt if value in read]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"freeze what it is made of: {', '.join(names[:3])}{more}"

@@ -428,6 +428,14 @@ class Batches:
         return self._source.steps
 
     @property
+    def last(self) -> int | None:
+        """Samples in the last batch of an epoch; None when only the epoch tells."""
+        held = self._source
+        if not isinstance(held, ArraySource | FolderSource) or not held.rows or held.cut.drop_last:
+            return None
+        return held.rows % held.cut.batch_size or held.cut.batch_size
+
+    @property
     def whole(self) -> Inputs:
         """The inputs of the only batch of an epoch, where that is arrays as they were given."""
         held = self._source

@@ -23,7 +23,7 @@ from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedE
 from soapstone.frontend.onnx.read import Declared, Source
 from soapstone.frontend.onnx.schema import check_call, function_of, schema
 from soapstone.frontend.onnx.tensors import array_of, frozen
-from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, domain_of, sized
+from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, Wanted, domain_of, sized
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
@@ -40,7 +40,13 @@ _MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError)
 
 
 class Importer:
-    """Builds one graph."""
+    """Builds one graph.
+
+    Args:
+        source: the file. dims: extents of symbolic dims. contents: of inputs that shapes depend on.
+        keep: gives a folded constant the name of a weight, given what is taken.
+        wanted: what is built for training; by default the file's outputs, of weights that stay.
+    """
 
     def __init__(
         self,
@@ -48,12 +54,14 @@ class Importer:
         dims: Mapping[str, int],
         contents: Mapping[str, Array],
         keep: Callable[[str, Array, Callable[[str], bool]], str],
+        wanted: Wanted | None = None,
     ) -> None:
         self.source = source
         self.builder = GraphBuilder(source.name)
         self._dims = dims
         self._contents = contents
-        self._keep = keep  # gives a folded constant the name of a weight
+        self._keep = keep
+        self._wanted = wanted
         self._placed: dict[int, tuple[Value, str]] = {}
         self._scalars: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._reserved = {*source.weights, *(declared.name for declared in source.inputs)}
@@ -72,19 +80,21 @@ class Importer:
         scope = Scope(opsets=self.source.opsets)
         for declared in self.source.inputs:
             scope.values[declared.name] = self._input(declared)
+        wanted = self._wanted
         for name, array in self.source.weights.items():
-            scope.values[name] = Value(spec_of(array), name, None, array, True)
-        self.run(self.source.graph.node, scope)
+            trained = wanted is not None and name in wanted.roles
+            scope.values[name] = Value(spec_of(array), name, None, array, True, trained)
+        nodes = self.source.graph.node
+        self.run(nodes if wanted is None else needed(nodes, wanted.outputs), scope)
+        types = {declared.name: declared.dtype for declared in self.source.outputs}
         outputs: list[tuple[str, Value]] = []
-        for declared in self.source.outputs:
-            slot = scope.find(declared.name)
+        for name in types if wanted is None else wanted.outputs:
+            slot = scope.find(name)
             if not isinstance(slot, Value):
-                raise OnnxError(f"output {declared.name!r} is made by no node")
-            if slot.dtype != declared.dtype:
-                raise OnnxError(
-                    f"output {declared.name!r}: {slot.dtype} found, {declared.dtype} declared"
-                )
-            outputs.append((declared.name, slot))
+                raise OnnxError(f"output {name!r} is made by no node")
+            if slot.dtype != types.get(name, slot.dtype):
+                raise OnnxError(f"output {name!r}: {slot.dtype} found, {types[name]} declared")
+            outputs.append((name, slot))
         return self._finish(outputs)
 
     def _input(self, declared: Declared) -> Value:
@@ -154,12 +164,28 @@ class Importer:
         if name is None:
             name = value.label if value.weight else self._keep(value.label, array, self._taken)
             if not self.builder.has(name):
-                role = Role.PARAMETER if value.spec.is_float else Role.STATE
-                self.builder.input(name, value.shape, value.dtype, role)
-            if key:
+                self.builder.input(name, value.shape, value.dtype, self._role(value))
+            if key and not value.trained:
                 self._scalars.setdefault(key, name)
         self._placed[id(value)] = (value, name)
         return name
+
+    def _role(self, value: Value) -> Role:
+        """Return the role of a known value that the graph reads."""
+        if self._wanted is None:
+            return Role.PARAMETER if value.spec.is_float else Role.STATE
+        return self._wanted.roles[value.label] if value.trained else Role.CONSTANT
+
+    def untrained(self, value: Value) -> Value:
+        """Return a value that no gradient changes: of a parameter a constant of its contents."""
+        parameter = value.trained and self._role(value) is Role.PARAMETER
+        return self.known(value.array, value.label) if parameter else value
+
+    def label(self, node: onnx.NodeProto) -> str:
+        """Return what operators of a node are called: as its output, or for training as itself."""
+        if self._wanted is not None and node.name:
+            return str(node.name)
+        return next((str(name) for name in node.output if name), str(node.op_type))
 
     def _taken(self, name: str) -> bool:
         return name in self._reserved or name in self._made or name in self._outputs
@@ -176,7 +202,7 @@ class Importer:
             spec = operator(name)
         except GraphError:
             raise UnsupportedError(f"soapstone has no operator {name!r}") from None
-        if all(value.array is not None for value in inputs):
+        if all(value.array is not None and not value.trained for value in inputs):
             items = spec.normalise(attributes)
             signature = spec.bind([value.spec for value in inputs], items)
             made = signature.output_specs
@@ -388,6 +414,25 @@ class Importer:
         unread = graph.roles.keys() - roles.keys()
         tensors = {name: spec for name, spec in graph.tensors.items() if name not in unread}
         return replace(graph, roles=roles, tensors=tensors).renamed(renamed)
+
+
+def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+    """Return the nodes that make some values, in their order."""
+    wanted, found = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            found.append(node)
+            wanted |= read_by(node)
+    return found[::-1]
+
+
+def read_by(node: onnx.NodeProto) -> set[str]:
+    """Return the names of the values that a node reads, its subgraphs among them."""
+    graphs = [graph for a in node.attribute for graph in a.graphs]
+    graphs += [a.g for a in node.attribute if a.HasField("g")]
+    inner = (read_by(each) for graph in graphs for each in graph.node)
+    ends = (value.name for graph in graphs for value in graph.output)
+    return set(node.input).union(ends, *inner)
 
 
 def _placed(label: str, text: str) -> OnnxError:

@@ -36,7 +36,7 @@ class Call:
         self.inputs = inputs
         self.scope = scope
         self.version = version
-        self.label = next((name for name in node.output if name), node.op_type)
+        self.label = importer.label(node)
 
     @property
     def kind(self) -> str:

@@ -250,14 +250,16 @@ def _written(
         kept: list[dict[str, Array]] = []
 
         def written(size: int) -> onnx.ModelProto:
-            proto, own = onnx_graph(model.build(size), held, opset=opset)
+            graph = model.build(size)
+            proto, own = onnx_graph(graph, {**model.constants, **held}, opset=opset)
             kept.append(own)
             return proto
 
         return for_any(written, batch), kept[0]
     if batch is not None:
         batch = count("to_onnx: dims: batch", batch, error=OnnxError)
-    return onnx_graph(model.build(batch), held, opset=opset)
+    graph = model.build(batch)
+    return onnx_graph(graph, {**model.constants, **held}, opset=opset)
 
 
 def _add_weights(model: onnx.ModelProto, weights: Mapping[str, Array], beside: Path | None) -> None:

@@ -14,6 +14,7 @@ from soapstone.frontend.onnx.build import Importer
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.read import Declared, Source, read
 from soapstone.frontend.onnx.tensors import frozen
+from soapstone.frontend.onnx.values import Wanted
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
@@ -71,6 +72,12 @@ class OnnxModel:
         return self._source.outputs
 
     @property
+    def values(self) -> tuple[str, ...]:
+        """The names of what nodes make, in the file's order: `Model.onnx` takes any of them."""
+        made = (node for node in self._source.graph.node if node.op_type != "Constant")
+        return tuple(name for node in made for name in node.output if name)
+
+    @property
     def layouts(self) -> Layouts | None:
         """The axis orders in which values of the file are to be kept, where it has any."""
         return self._source.layouts
@@ -115,21 +122,21 @@ class OnnxModel:
         dims: Mapping[str, int] | None = None,
         *,
         contents: Mapping[str, Array] | None = None,
+        wanted: Wanted | None = None,
     ) -> Graph:
         """Return the graph for these extents of the symbolic dims.
 
         `contents` fixes inputs that shapes depend on (a shape to reshape to, a number of rows): the
         graph is for those contents only. Weights are parameters (floating-point) or state, inputs
-        and outputs have the file's names.
+        and outputs have the file's names. `wanted` says otherwise what is built, and of which
+        weights.
 
         Raises:
             UnboundError: a dim or such an input is not given; names it.
             OnnxError: a node is malformed or not supported; names the node and its operator.
         """
-        importer = Importer(
-            self._source, {**self._dims, **(dims or {})}, contents or {}, self._keep
-        )
-        return importer.build()
+        extents = {**self._dims, **(dims or {})}
+        return Importer(self._source, extents, contents or {}, self._keep, wanted).build()
 
     def graph_for(self, arrays: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
         """Return the graph for these inputs, and those of them whose contents it is made for.

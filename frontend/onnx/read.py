@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
 
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped
+from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped, shape_of
 from soapstone.frontend.onnx.values import domain_of
 from soapstone.frontend.onnx.wire import skeleton
 from soapstone.ir.files.layouts import Layouts, layouts_from_text
@@ -67,15 +68,20 @@ class Source:
     metadata: Metadata = Metadata()
 
 
-def read(model: str | Path | bytes | memoryview | onnx.ModelProto) -> Source:
+def read(
+    model: str | Path | bytes | memoryview | onnx.ModelProto,
+    given: Mapping[str, Array] = MappingProxyType({}),
+) -> Source:
     """Return a model, checked.
+
+    given: contents of initializers that stand elsewhere, by name.
 
     Raises:
         OnnxError: the file is malformed, or needs what is not supported.
         OSError: the file cannot be read.
     """
     if isinstance(model, onnx.ModelProto):
-        return _source(model, {}, None, Files(None), "model")
+        return _source(model, {}, None, Files(None), "model", given)
     folder, label = None, "file"
     if isinstance(model, str | Path):
         path = Path(model)
@@ -100,7 +106,7 @@ def read(model: str | Path | bytes | memoryview | onnx.ModelProto) -> Source:
         if not type(error).__name__ == "DecodeError":
             raise
         raise OnnxError(f"{label}: no ONNX model: {' '.join(str(error).split())}") from None
-    return _source(proto, bones.ranges, data, Files(folder), title)
+    return _source(proto, bones.ranges, data, Files(folder), title, given)
 
 
 def _source(
@@ -109,6 +115,7 @@ def _source(
     data: Array | None,
     files: Files,
     title: str,
+    given: Mapping[str, Array],
 ) -> Source:
     graph = model.graph
     _check_text(model)
@@ -126,6 +133,9 @@ def _source(
             raise OnnxError(f"initializer {tensor.name!r} exists twice")
         span = ranges.get(position)
         raw = data[slice(*span)] if span and data is not None else None
+        if tensor.name in given:
+            weights[tensor.name] = _fitting(tensor, given[tensor.name])
+            continue
         try:
             weights[tensor.name] = array_of(tensor, files, raw)
         except UnsupportedError as error:
@@ -158,6 +168,17 @@ def _source(
         *(name, graph, opsets, weights, unsupported, inputs, outputs, functions),
         *(layouts, metadata),
     )
+
+
+def _fitting(tensor: onnx.TensorProto, array: Array) -> Array:
+    where = f"initializer {tensor.name!r}"
+    dtype = dtype_of(tensor.data_type, where)
+    shape = shape_of(tensor.dims, where, dtype)
+    if array.shape != shape or array.dtype != dtype:
+        raise OnnxError(
+            f"{where}: {array.dtype} of shape {array.shape} found, {dtype} {shape} needed"
+        )
+    return array
 
 
 def _layouts(model: onnx.ModelProto) -> Layouts | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from soapstone.frontend.onnx.errors import OnnxError
-from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.limits import check_bytes
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Value:
     name: str | None = None
     array: Array | None = None
     weight: bool = False  # known under its label in the file
+    trained: bool = False  # a weight that is other contents in a later step, so nothing is folded
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,6 +59,19 @@ def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
         return function
 
     return add
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is built of a file for training.
+
+    Attributes:
+        outputs: the names of the values that are made. roles: of weights, which are parameters or
+            states; whatever else is known is a constant.
+    """
+
+    outputs: tuple[str, ...]
+    roles: Mapping[str, Role]
 
 
 @dataclass

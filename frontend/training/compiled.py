@@ -105,6 +105,7 @@ class Compiled:
         forward = self._forward(None, training=True)
         outputs, parameters = model.output_names, forward.inputs(Role.PARAMETER)
         self.frozen = model.frozen
+        self.trains = not self.frozen.issuperset(parameters)
         self.objective = objective(
             loss,
             outputs,

@@ -11,7 +11,7 @@ from soapstone.ir.errors import GraphError
 
 def matches(pattern: str, name: str) -> bool:
     """Return whether a pattern is a parameter's name, or that of its layer."""
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+    return name == pattern or fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def matching(what: str, pattern: str, names: Iterable[str]) -> list[str]:

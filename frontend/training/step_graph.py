@@ -11,7 +11,7 @@ from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.ir.autodiff import pulled_back
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, Initial
+from soapstone.ir.graph import Graph, Initial, Node
 from soapstone.ir.guard import LEARNING_RATE, STEP, guarded
 from soapstone.ir.tensor import Role
 
@@ -117,6 +117,12 @@ def _gradients(
     missing = next((name for name in trained if name not in grads), None)
     if missing is None:
         return unscaled(builder, grads) if scaled else grads
+    ends = _stops(builder, forward, loss, one, missing)
+    if ends is not None:
+        raise GraphError(
+            f"{ends.label}: no gradient passes through it to {missing!r}; freeze that:"
+            f" model.freeze({missing!r})"
+        )
     used = {term.place for term in aim.terms}
     without = [name for place, name in enumerate(forward.outputs) if place not in used]
     hint = f"output {without[0]!r} has no loss; loss={{…}} gives each its own" if without else ""
@@ -124,6 +130,20 @@ def _gradients(
         f"loss does not depend on {missing!r}; {hint or 'leave its layer out'}, or freeze it:"
         f" model.freeze({missing!r})"
     )
+
+
+def _stops(builder: GraphBuilder, forward: Graph, loss: str, one: str, missing: str) -> Node | None:
+    """Return where the way of a gradient from the loss to a parameter ends, if there is a way."""
+    made = {missing}
+    for node in forward.nodes:
+        if made.intersection(node.inputs):
+            made.update(node.outputs)
+    known = pulled_back(builder, {loss: one}, list(made))
+    for node in reversed(forward.nodes):
+        ends = made.intersection(node.inputs) - known.keys()
+        if ends and known.keys() & set(node.outputs):
+            return node
+    return None
 
 
 def _kept(builder: GraphBuilder, name: str, grad: str, later: str, zero: str) -> str:

@@ -201,8 +201,7 @@ class Trainer(Resumable):
         count("epochs", epochs, 0, DataError)
         hooks = [*_hooks(callbacks), *([ProgressBar()] if progress and self.first else [])]
         size = self._size(batch_size)
-        if self.frozen != self.model.frozen:
-            raise GraphError("fit: layers were frozen or thawed after compile; compile again")
+        self._check_trained("fit")
         held_out = None
         if validation_split is not None:
             if validation_data is not None:
@@ -213,7 +212,9 @@ class Trainer(Resumable):
         batches = self._batches(x, y, size, "fit", shuffle, sample_weights, epochs)
         if validation_data is not None:
             held_out = _held_out(validation_data)
-            self._batches(*held_out[:2], size, "validation_data", weights=held_out[2])
+            own = self._batches(*held_out[:2], size, "validation_data", weights=held_out[2])
+            self._check_last(own, size)
+        self._check_last(batches, size)
         self.steps.expect(self.part_size(size), progress)
         self._data = {"batch_size": size, "steps_per_epoch": batches.steps}
         if resume is not None:
@@ -271,6 +272,33 @@ class Trainer(Resumable):
             for hook in hooks:
                 hook.on_train_end(state)
         return result
+
+    def _check_trained(self, what: str) -> None:
+        """Check that there is something to train, and that it is what was compiled.
+
+        Raises:
+            GraphError: `what` is called where there is not.
+        """
+        if self.frozen != self.model.frozen:
+            raise GraphError(f"{what}: layers were frozen or thawed after compile; compile again")
+        if not self.trains:
+            found = "the model has no parameters"
+            if self.frozen:
+                found = "all its parameters are frozen; unfreeze some, and compile again"
+            raise GraphError(f"{what}: model {self.model.name!r} has nothing to train: {found}")
+
+    def _check_last(self, batches: Batches, size: int) -> None:
+        """Check that there is a graph of the last batch's size, where that is known to be another.
+
+        Raises:
+            GraphError: a layer that is for one batch size only.
+        """
+        last = batches.last
+        if last not in (None, size):
+            try:
+                self.model.build(last)
+            except GraphError as error:
+                raise GraphError(f"fit: a last batch of {last}: {error}") from None
 
     def _start_epoch(self, epoch: int) -> None:
         self._position.start_epoch(epoch)
@@ -345,10 +373,7 @@ class Trainer(Resumable):
         self, x: Any, y: Any, *, sample_weights: Any, learning_rate: float | None
     ) -> dict[str, float]:
         """Run one step; see `Model.train_on_batch`."""
-        if self.frozen != self.model.frozen:
-            raise GraphError(
-                "train_on_batch: layers were frozen or thawed after compile; compile again"
-            )
+        self._check_trained("train_on_batch")
         state = TrainingState(model=self.model)
         if learning_rate is not None:
             state.learning_rate = learning_rate
@@ -361,6 +386,7 @@ class Trainer(Resumable):
     @together
     def gradients(self, x: Any, y: Any, *, sample_weights: Any) -> dict[str, Array]:
         """Return the gradient of each parameter; see `Model.gradients`."""
+        self._check_trained("gradients")
         inputs, given = self._one("gradients", x, y, sample_weights)
         _, *grads = self._run("gradients", inputs, given, rows_of(inputs))
         return dict(zip(self.gradients_of, grads))

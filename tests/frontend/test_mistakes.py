@@ -34,6 +34,13 @@ def net(out: int = 4, *, compiled: bool = True, **settings: Any) -> Model:
     return model
 
 
+def still() -> Model:
+    model = net(compiled=False)
+    model.freeze("*")
+    model.compile(SGD(0.1))
+    return model
+
+
 @cache
 def ids() -> Model:
     model = Model("ids")
@@ -96,6 +103,14 @@ def of(make: Any) -> Any:
 
 
 FITTING: list[tuple[Any, ...]] = [
+    (
+        lambda: still().fit(X, Y),
+        "fit: model 'net' has nothing to train: all its parameters are frozen; unfreeze some,",
+    ),
+    (
+        lambda: still().train_on_batch(X, Y),
+        "train_on_batch: model 'net' has nothing to train: all its parameters are frozen",
+    ),
     (lambda: net().fit(X), "fit: labels are missing; y, or files with y, needed"),
     (lambda: net().fit(X, Y[:5]), "fit: y: 5 rows found, 20 needed as in input 'x'"),
     (lambda: net().fit(X[:, :5], Y), "fit: input 'x': samples of shape (5,) found, (6,) needed"),

@@ -15,7 +15,7 @@ from soapstone.frontend.onnx.values import Value, rule
 
 def scalar_of(value: Value, rank: int) -> float | None:
     """Return a known scalar that broadcasts to any shape of a rank, or None."""
-    if value.array is None or value.array.size != 1 or value.rank > rank:
+    if value.array is None or value.trained or value.array.size != 1 or value.rank > rank:
         return None
     if not value.spec.is_float:
         return None
