@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 from soapstone.errors import hint
@@ -136,6 +137,12 @@ def _operand(where: str, value: Any) -> Any:
     raise GraphError(f"{where}: {_shown(value)} found, a tensor of the model or a number needed")
 
 
+def _path(where: str, value: Any) -> Any:
+    if not isinstance(value, str | Path):
+        raise GraphError(f"{where}: {_shown(value)} found, the path of a file needed")
+    return value
+
+
 def _bool(where: str, value: Any) -> Any:
     if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
         raise GraphError(f"{where}: {_shown(value)} found, True or False needed")
@@ -201,6 +208,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "float": _number,
     "str": _text,
     "bool": _bool,
+    "str | Path": _path,
     "DType": _dtype,
     "OnnxFile": _onnx,
     "Tensor": _tensor,
@@ -320,7 +328,13 @@ def checked(function: F) -> F:
     any_name = any(item.kind is item.VAR_KEYWORD for item in parameters)
 
     @wraps(function)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, Checked):
+            found = "nothing" if self is None else _shown(self)
+            raise TypeError(
+                f"{label}: {found} found in place of a model; it is called of one that was made:"
+                f" model = Model(…), model.{label}(…)"
+            )
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from soapstone.frontend.recording import Emit, Tensor
 from soapstone.frontend.trainable import Trainable
@@ -378,6 +378,17 @@ class Model(Trainable):
                 self._lost = trainer.executor
         finally:
             trainer.close()
+
+    def __call__(self, *arguments: Any, **settings: Any) -> NoReturn:
+        """Refuse to be called.
+
+        Raises:
+            TypeError: says what is meant.
+        """
+        raise TypeError(
+            f"model {self.name!r} is not called: model.predict(x) runs it on arrays, and a function"
+            " of tensors makes layers that serve several models"
+        )
 
     def __enter__(self) -> Model:
         return self

@@ -212,13 +212,14 @@ class Checkpoint(Callback):
         self.every_steps = every_steps
         self.every_epochs = every_epochs or (None if every_steps else 1)
         self.saved: Path | None = None
-        self.best = None if best is None else Monitored(best, owner="Checkpoint")
+        self.best = best
+        self._monitored = None if best is None else Monitored(best, owner="Checkpoint")
 
     def on_train_begin(self, state: TrainingState) -> None:
         """Forget what an earlier fit saved."""
         self.saved = None
-        if self.best is not None:
-            self.best.on_train_begin(state)
+        if self._monitored is not None:
+            self._monitored.on_train_begin(state)
 
     def on_step_end(self, state: TrainingState) -> None:
         """Save, where an interval of steps is over."""
@@ -228,7 +229,7 @@ class Checkpoint(Callback):
     def on_epoch_end(self, state: TrainingState) -> None:
         """Save, where an interval of epochs is over."""
         due = self.every_epochs and (state.epoch + 1) % self.every_epochs == 0
-        if due and (self.best is None or self.best.improved(state)):
+        if due and (self._monitored is None or self._monitored.improved(state)):
             self._save(state)
 
     def _save(self, state: TrainingState) -> None:

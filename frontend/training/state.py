@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -85,6 +87,16 @@ class Callback:
     An exception in a hook ends the fit. `on_train_end` is called in any case. Every hook is given
     state: where training is, and how to stop it (`TrainingState`).
     """
+
+    def __repr__(self) -> str:
+        """Return the call that makes one: the settings that are not the defaults."""
+        shown = []
+        for name, setting in signature(type(self)).parameters.items():
+            value = getattr(self, name, setting.default)
+            value = str(value) if isinstance(value, Path) else value
+            if repr(value) != repr(setting.default):
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def on_train_begin(self, state: TrainingState) -> None:
         """Called before the first step; a resumed run has loaded its checkpoint."""

@@ -18,6 +18,8 @@ from soapstone.frontend.training.callbacks import (
     History,
     ProfileSteps,
     ProgressBar,
+    ReduceOnPlateau,
+    TensorBoard,
     TrainingState,
 )
 from soapstone.frontend.training.checkpoint import CheckpointError
@@ -236,3 +238,33 @@ def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> 
     drive([ProgressBar()], [0.5])
     captured = capsys.readouterr()
     assert captured.out == "" and "epoch 1/1" in captured.err
+
+
+class Named(Callback):
+    """A callback of a user's, one of whose settings is kept."""
+
+    def __init__(self, word: str, other: int = 2, *more: int) -> None:
+        self.word = word
+
+
+@pytest.mark.parametrize(
+    ("callback", "shown"),
+    [
+        (
+            EarlyStopping("loss", restore_best=True),
+            "EarlyStopping(monitor='loss', restore_best=True)",
+        ),
+        (ReduceOnPlateau(), "ReduceOnPlateau()"),
+        (
+            Checkpoint(Path("a.npz"), best="loss"),
+            "Checkpoint(path='a.npz', every_epochs=1, best='loss')",
+        ),
+        (CSVLogger("a.csv"), "CSVLogger(path='a.csv')"),
+        (TensorBoard("runs", every_steps=5), "TensorBoard(folder='runs', every_steps=5)"),
+        (ProfileSteps("a.json", steps=3), "ProfileSteps(path='a.json', steps=3)"),
+        (ProgressBar(), "ProgressBar()"),
+        (Named("a", 3), "Named(word='a')"),
+    ],
+)
+def test_a_callback_shows_its_settings(callback: Callback, shown: str) -> None:
+    assert repr(callback) == shown
