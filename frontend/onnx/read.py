@@ -21,7 +21,7 @@ from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped, s
 from soapstone.frontend.onnx.values import domain_of
 from soapstone.frontend.onnx.wire import skeleton
 from soapstone.ir.files.layouts import Layouts, layouts_from_text
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, rounded
 
 LAYOUTS = "soapstone.layouts"  # the metadata in which axis orders are
 OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
@@ -174,11 +174,11 @@ def _fitting(tensor: onnx.TensorProto, array: Array) -> Array:
     where = f"initializer {tensor.name!r}"
     dtype = dtype_of(tensor.data_type, where)
     shape = shape_of(tensor.dims, where, dtype)
-    if array.shape != shape or array.dtype != dtype:
+    if array.shape != shape or array.dtype.kind != np.dtype(dtype).kind:
         raise OnnxError(
             f"{where}: {array.dtype} of shape {array.shape} found, {dtype} {shape} needed"
         )
-    return array
+    return rounded(array, dtype)
 
 
 def _layouts(model: onnx.ModelProto) -> Layouts | None:

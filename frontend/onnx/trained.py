@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from soapstone.frontend.trainable import Trainable
 
 _STATISTICS = {"BatchNormalization": 3}  # the input from which on all are statistics
-_KEPT = (Role.PARAMETER, Role.STATE)
 
 
 def taken_in(where: str, value: Any) -> OnnxModel:
@@ -102,8 +101,10 @@ def record(
     made = model.record(emit, inputs)
     weights = net.weights
     graph = built[tuple(tensor.shape for tensor in inputs)]
-    for own in (each for each in graph.roles if graph.roles[each] in _KEPT):
-        model.values.setdefault(before + own, np.array(weights[own]))
+    for own, role in graph.roles.items():
+        if role in (Role.PARAMETER, Role.STATE):
+            kind = _kept_as(role, graph.tensors[own].dtype)
+            model.values.setdefault(before + own, np.array(weights[own], kind))
     one = isinstance(outputs, str) or (outputs is None and len(made) == 1)
     return made[0] if one else made
 
@@ -161,8 +162,12 @@ def inlined(
             )
         if builder.has(own) and role is Role.CONSTANT:
             there[name] = own
-        else:
-            there[name] = builder.input(own, spec.shape, spec.dtype, role)
+            continue
+        kind = _kept_as(role, spec.dtype)
+        value = builder.input(own, spec.shape, kind, role)
+        if kind != spec.dtype:
+            (value,) = builder.apply("cast", value, name=f"{own}.{spec.dtype}", to=spec.dtype)
+        there[name] = value
     outputs = set(graph.outputs)
     for node in graph.nodes:
         ends = len(node.outputs) == 1 and node.outputs[0] in outputs
@@ -172,6 +177,11 @@ def inlined(
         made = builder.add(replace(node, name=name, inputs=operands), specs)
         there.update(zip(node.outputs, made))
     return tuple(there[name] for name in graph.outputs)
+
+
+def _kept_as(role: Role, dtype: str) -> str:
+    """Return the element type of an initializer here: what is trained is in single precision."""
+    return "float32" if role is Role.PARAMETER else dtype
 
 
 def written(

@@ -239,6 +239,25 @@ def test_any_batch_size_and_length() -> None:
         assert model.predict(reals(3, 4, 6)).shape == (3, 3)
 
 
+@pytest.mark.parametrize("kind", ["float16", "double"])
+def test_weights_of_other_types_are_trained_in_single_precision(kind: str, tmp_path: Path) -> None:
+    dtype = {"double": "float64"}.get(kind, kind)
+    text = LINEAR.replace("float[", f"{kind}[")
+    model = Model("m")
+    x = model.cast(model.input("x", (8, 6)), dtype)
+    body = model.onnx(model_of(text, w=reals(6, 4).astype(dtype)), x)
+    model.output(model.dense(model.cast(body, "float32"), 3))
+    with model:
+        model.compile(SGD(1e-5), cpus=1)
+        model.fit(reals(8, 6), np.arange(8) % 3, progress=False)
+        trained = model.weights()["w"]
+        model.save(tmp_path / "m.safetensors")
+    assert trained.dtype == np.float32 and 0 < abs(trained - reals(6, 4)).max() < 1e-2
+    again = soapstone.load(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(again.weights()["w"], trained)
+    assert again.build(3) == model.build(3)
+
+
 def test_constants_that_follow_from_the_batch_size(tmp_path: Path) -> None:
     """A row is multiplied by its number, which the file folds from the shape."""
     text = """g (float[n,6] x) => (float[n,4] y) {
