@@ -236,6 +236,27 @@ def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:
     return total
 
 
+def summed_dims(graph: Graph, node: Node, parts: int, least_bytes: int = 1 << 17) -> list[str]:
+    """Return the dims that cut a node which folds much to little, such as a norm of gradients.
+
+    graph: that of the node. parts: how many tiles, of which each reads at least `least_bytes`.
+    """
+    signature = graph.signature(node)
+    read, made = (
+        sum(graph.tensors[name].nbytes for name in names) for names in (node.inputs, node.outputs)
+    )
+    if read < parts * max(least_bytes, 16 * made):
+        return []
+    return [
+        dim.name
+        for dim in signature.dims
+        if dim.kind is Kind.REDUCED
+        and dim.extent >= parts
+        and not signature.lowers({dim.name: parts})
+        and legal(graph, node, {dim.name: parts})
+    ]
+
+
 def row_dims(graph: Graph, node: Node, parts: int, least: int = 16) -> list[str]:
     """Return the dims but samples that cut a node into final tiles of at least `least` indices.
 

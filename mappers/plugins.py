@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soapstone.engine.mapper import Array, GraphMapper, row_dims, touched_bytes
+from soapstone.engine.mapper import Array, GraphMapper, row_dims, summed_dims, touched_bytes
 from soapstone.engine.parallelism import data_parallel, split
 from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
@@ -34,7 +34,8 @@ class DataParallelMapper(GraphMapper):
     nothing has to be moved to split another dim, so an operator whose weights outweigh its samples
     is split by rows or columns instead when that touches clearly fewer bytes: a wide linear layer
     reads its weights once, and a weight's gradient needs no partial sums (the hybrid of Krizhevsky
-    2014, decided operator by operator). Where memories are apart the bytes that are moved decide
+    2014, decided operator by operator), and what folds a large gradient to a number, such as the
+    norm that clips it, is split too. Where memories are apart the bytes that are moved decide
     (`mappers.apart`).
     """
 
@@ -65,6 +66,8 @@ class DataParallelMapper(GraphMapper):
         name = graph.sample_dims.get(node.name)
         if name is None:
             rows = row_dims(graph, node, len(parts))
+            if shared:  # else partial results are messages
+                rows = rows or summed_dims(graph, node, len(parts))
             return split(graph, node, rows[0], parts) if rows else None
         sample = graph.signature(node).by_name[name]
         if sample.kind is Kind.WHOLE or not shared or sample.extent < len(parts):

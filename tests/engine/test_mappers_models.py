@@ -55,6 +55,19 @@ def test_points_without_devices_are_spread_over_all_processors() -> None:
     assert {operation.processor for operation in operations} == {0, 1}
 
 
+def test_all_processors_take_the_norm_of_a_large_gradient() -> None:
+    with Model("small") as model:
+        model.output(model.dense(model.input("x", (8, 400)), 300, name="fc"))
+        model.compile(SGD(0.1, clip_norm=1.0), machine=Machine.local(cpus=2))
+        graph, strategy = model.training_graph, model.strategy
+        parts = {
+            name: strategy.configuration(graph, graph.by_name[name]).parts
+            for name in ("fc.weight.square", "fc.bias.square")
+        }
+    assert list(parts["fc.weight.square"].values()) == [2]
+    assert not parts["fc.bias.square"]
+
+
 def _compiled(mapper: GraphMapper | str) -> list[int]:
     """The processors that run a small model under a mapper."""
     with Model("small") as model:

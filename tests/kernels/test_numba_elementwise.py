@@ -9,6 +9,7 @@ import pytest
 from helpers.elementwise_calls import fused, run
 from helpers.kernel_calls import random
 
+from soapstone.ir.spec import operator
 from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
 from soapstone.kernels.entry import Call
 from soapstone.native import entries, intrinsics, memory
@@ -153,6 +154,28 @@ def test_long_chain_reuses_registers() -> None:
     for _ in range(150):
         want = want * 1.01 + 0.1
     np.testing.assert_allclose(y, want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [24, 25, 62, 300])
+@pytest.mark.parametrize("shape", [(), (3, 700)])
+def test_sums_of_any_number_of_operands_have_the_bits_of_one(
+    count: int, shape: tuple[int, ...]
+) -> None:
+    parts = [random(*shape, seed=seed) for seed in range(count)]
+    (wanted,) = operator("accumulate").run({}, *parts)
+    made = np.zeros(shape, np.float32)
+    run("accumulate", parts, [made])
+    np.testing.assert_array_equal(made, wanted)
+    program = [
+        ("accumulate", tuple(range(count)), {}),
+        ("affine", (count,), {"scale": 2.0}),
+        ("add", (count + 1, count - 1), {}),
+    ]
+    outputs = [np.zeros(shape, np.float32), parts[0].copy(), np.zeros(shape, np.float32)]
+    fused(parts, outputs, program, (count + 2, 0, count))
+    wholes = [wanted * np.float32(2) + parts[-1], parts[0], wanted]
+    for output, whole in zip(outputs, wholes):
+        np.testing.assert_allclose(output, whole, rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_not_served() -> None:

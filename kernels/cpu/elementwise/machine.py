@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,15 @@ from soapstone.kernels.cpu.elementwise.conversions import (
     unpack_rows,
 )
 from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, fill_floats
+from soapstone.kernels.cpu.elementwise.long_sums import MOST, Split, split
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
 from soapstone.kernels.cpu.elementwise.steps import run_steps, step_rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import native, noop, parallel_for, useful_threads
+from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
 from soapstone.native.intrinsics import i64p, stack, words
-from soapstone.native.memory import pack
+from soapstone.native.memory import aligned_array, pack
 from soapstone.native.walks import walk
 
 _DIRECT, _SPLAT, _PACK = 0, 1, 2
@@ -251,6 +253,34 @@ def fused_elementwise(call: Call) -> Entry | None:
 
 
 def _bind(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> Entry | None:
+    if len(call.inputs) > MOST and all(array.dtype == np.float32 for array in call.inputs):
+        return _bind_split(call, split(len(call.inputs), nodes, results))
+    return _bind_program(call, nodes, results)
+
+
+def _bind_split(call: Call, made: Split) -> Entry | None:
+    """Return the entry of a program and of the sums before it, each in memory of its own."""
+    parts: list[Array] = []
+    entries: list[Entry | None] = []
+
+    def of(keys: Sequence[int]) -> tuple[Array, ...]:
+        return tuple(parts[-1 - key] if key < 0 else call.inputs[key] for key in keys)
+
+    for keys in made.sums:
+        operands = of(keys)
+        part = aligned_array(np.broadcast_shapes(*(each.shape for each in operands)), np.float32)
+        own = replace(call, inputs=operands, outputs=(part,), constants=frozenset())
+        summed: Node = ("accumulate", tuple(range(len(operands))), {})
+        entries.append(_bind_program(own, [summed], (len(operands),)))
+        parts.append(part)
+    constants = frozenset(n for n, key in enumerate(made.inputs) if key in call.constants)
+    rest = replace(call, inputs=of(made.inputs), constants=constants)
+    entries.append(_bind_program(rest, made.nodes, made.results))
+    served = [entry for entry in entries if entry is not None]
+    return sequence(served) if len(served) == len(entries) else None
+
+
+def _bind_program(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> Entry | None:
     types = [array.dtype.name for array in call.inputs]
     known = {
         i: float(call.inputs[i].reshape(()))
