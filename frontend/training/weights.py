@@ -161,9 +161,8 @@ def take(
             continue
         used.add(theirs)
         array, spec = found.arrays[theirs], graph.tensors[name]
-        readers = {node.operator for node in graph.consumers[name]}
         turned = found.transposed is None or theirs in found.transposed
-        if turned and array.ndim == 2 and readers & {*_TRANSPOSED}:
+        if turned and array.ndim == 2 and _of_layer(graph, name):
             array = array.T
         if array.shape != spec.shape:
             left[theirs] = f"shape {array.shape} found, {spec.shape} of {name!r} needed"
@@ -187,6 +186,13 @@ def take(
                 " skip=[…] leaves layers as they are)"
             )
     return taken, Loaded(tuple(taken), tuple(missing), left, False)
+
+
+def _of_layer(graph: Graph, name: str) -> bool:
+    """Return whether a parameter is a linear layer's own, and no matrix of an imported file."""
+    layer = name.rpartition(".")[0] + "."
+    readers = [f"{n.name}." for n in graph.consumers[name] if n.operator in _TRANSPOSED]
+    return any(own.startswith(layer) or layer.startswith(own) for own in readers)
 
 
 def _called(name: str, found: Given, names: Mapping[str, str]) -> Iterator[str]:

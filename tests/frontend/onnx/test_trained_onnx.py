@@ -290,6 +290,28 @@ def test_a_shared_file_has_one_set_of_weights(tmp_path: Path) -> None:
     assert soapstone.load(tmp_path / "m.npz").build(3) == model.build(3)
 
 
+class Projected(nn.Module):
+    """A matrix of one's own beside a linear layer, both square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+        self.own = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) @ self.own
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_of_torch_fit_an_imported_file() -> None:
+    module, x = twin(Projected), reals(8, 6)
+    model = Model("m")
+    model.output(model.onnx(exported(Projected().eval(), x), model.input("x", (8, 6))))
+    assert not model.load_weights(module.state_dict()).missing
+    with torch.no_grad():
+        np.testing.assert_allclose(model.predict(x), module(torch.from_numpy(x)), atol=1e-5)
+
+
 def rounded(**frozen: Any) -> Model:
     text = "g (float[n,6] x) => (float[n,4] y) { m = MatMul(x, w)  r = Round(m)  y = Neg(r) }"
     file = model_of(text, w=reals(6, 4))
