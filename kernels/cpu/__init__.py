@@ -42,6 +42,7 @@ _FAMILIES = (
     "indexing.embedding_bag",
     "indexing.embedding_grad",
     "indexing.slices",
+    "indexing.writing",
     "indexing.elements",
     "indexing.selection",
     "indexing.trees",

@@ -147,6 +147,10 @@ def tensor_scatter(n: Call) -> Value:
     axis = n.axis_of(n.attribute("axis", -2), cache.rank)
     extent, count = cache.shape[axis], update.shape[axis]
     mode = n.text("mode", "linear", ("linear", "circular"))
+    if mode == "linear" and axis:
+        none = n.known(np.zeros(n.room(cache.shape[0]), np.int64))
+        starts = n.value(2) if n.has(2) else none
+        return n("write_at", cache, update, n.reshape(starts, cache.shape[:1]), axis=axis)
     place = np.arange(n.room(count)).reshape(1, count).astype(np.int64)
     if n.has(2):
         first = n.reshape(n.value(2), (cache.shape[0], 1))
