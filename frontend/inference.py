@@ -39,6 +39,7 @@ from soapstone.runtime.forks import tell
 from soapstone.system import give_back_freed, usable_cores
 
 if TYPE_CHECKING:
+    from soapstone.frontend.generation.decoder import Decoder
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.planned import Plans
@@ -206,6 +207,7 @@ class InferenceSession:
         self._values: dict[str, Array] = {}  # what streamed weights begin with
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
         self._pool: ThreadPoolExecutor | None = None  # of one thread, for `run_async`
+        self.decoder: Decoder | None = None  # what is known of the model as one
         self._most = max(1, bound_shapes)
         self._start()
         tell(self)
@@ -266,15 +268,60 @@ class InferenceSession:
         with self._lock:
             bound = self._bound(given)
             into = self._into(out, bound.results)
-            for name, feed in bound.feeds.items():
-                np.copyto(feed, given[name])
-            self._session.run(bound)
+            self._fed(bound, given)
             found = {}
             for name, array in bound.results.items():
                 if name in into:
                     np.copyto(into[name], array)
                 found[name] = into[name] if name in into else array.copy()
             return found
+
+    def generate(
+        self,
+        prompts: Sequence[int] | Sequence[Sequence[int]] | Array,
+        max_new_tokens: int = 128,
+        *,
+        stop: int | Sequence[int] = (),
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+        on_tokens: Callable[[tuple[int | None, ...]], object] | None = None,
+    ) -> list[Any]:
+        """Return the tokens that a decoder continues prompts with (docs/inference.md).
+
+        Args:
+            prompts: tokens of one prompt, or of several, whose lengths may differ. For one prompt
+                the result is a list of tokens, for several a list of such.
+            max_new_tokens: how many are made at most.
+            stop: tokens after which no more follow; the one that comes is the last.
+            temperature: what logits are divided by before a token is drawn; at 0, the likeliest
+                token is taken, the first of several.
+            top_k: how many of the likeliest tokens are drawn from; all by default.
+            top_p: the least share that tokens which are drawn from have, the likeliest first.
+            seed: of the drawing; each prompt has random numbers of its own, by its place.
+            on_tokens: is called with the next token of each prompt as soon as it is known, None
+                for a prompt that has ended.
+
+        Raises:
+            DataError: the model is no decoder, or a prompt does not fit it.
+        """
+        from soapstone.frontend.generation.loop import generated
+
+        drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        return generated(self, prompts, max_new_tokens, stop, drawn, on_tokens)
+
+    def stream(self, prompt: Sequence[int] | Array, **options: Any) -> Iterator[int]:
+        """Yield the tokens that a decoder continues one prompt with, each as soon as it is known.
+
+        prompt: its tokens. options: as of `generate`.
+
+        Raises:
+            DataError: as `generate`.
+        """
+        from soapstone.frontend.generation.loop import streamed
+
+        return streamed(self, prompt, **options)
 
     def run_async(self, inputs: Mapping[str, Any] | Any) -> Future[dict[str, Array]]:
         """Return the future of `run`: a thread of the session runs, in the order of calls.
@@ -403,6 +450,71 @@ class InferenceSession:
                 raise DataError(f"{where}: a read-only array found, one to write to needed")
         return into
 
+    # For those who run a model in steps of their own (`frontend/generation`), in a turn:
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let nothing else of this session run inside.
+
+        Raises:
+            StoppedError: the session was closed.
+        """
+        with self._lock:
+            self._check_open()
+            yield
+
+    def weights(self) -> Mapping[str, Array]:
+        """Return the weights, and the constants of the graphs built so far."""
+        return self._source.weights()
+
+    def graph_of(self, inputs: Mapping[str, Array]) -> Graph:
+        """Return the graph for inputs of these shapes.
+
+        inputs: an array for each input.
+
+        Raises:
+            DataError: it depends on their contents too; names the input.
+        """
+        graph, contents = self._source.graph(inputs)
+        if contents:
+            raise DataError(
+                f"model {self.name!r}: shapes depend on the contents of input"
+                f" {next(iter(contents))!r}; on extents alone needed"
+            )
+        return graph
+
+    def outputs_of(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the outputs where they lie, until the next run. inputs: as of `run`."""
+        given = self.checked(inputs)
+        return self._fed(self._bound(given), given).results
+
+    def bound_as(self, key: tuple[object, ...], make: Callable[[], Graph]) -> Bound:
+        """Return a graph bound under a key of its own, among those of shapes; made if need be.
+
+        Updates of its inputs are carried out where they lie. key: of it. make: returns the graph.
+        """
+        bound = self._bounds.get(key)
+        if bound is None:
+            graph = make()
+            self._leave_room()
+            bound = self._bounds[key] = self._bind(graph)
+        self._bounds.move_to_end(key)
+        return bound
+
+    def run_bound(self, bound: Bound) -> None:
+        """Run a bound graph once on what its feeds hold. bound: of `bound_as`."""
+        self._session.run(bound)
+
+    def _fed(self, bound: Bound, given: Mapping[str, Array]) -> Bound:
+        for name, feed in bound.feeds.items():
+            np.copyto(feed, given[name])
+        self._session.run(bound)
+        return bound
+
+    def _leave_room(self) -> None:
+        if len(self._bounds) >= self._most:
+            self._session.forget(self._bounds.popitem(last=False)[1])
+
     def _check_open(self) -> None:
         if not self._close.alive:
             raise StoppedError(f"session of model {self.name!r}: it was closed")
@@ -411,11 +523,10 @@ class InferenceSession:
         self._check_open()
         bound = self._bounds.get(self._key(given))
         if bound is None:
-            if len(self._bounds) >= self._most:
-                self._session.forget(self._bounds.popitem(last=False)[1])
+            self._leave_room()
             graph, contents = self._source.graph(given)
             self._telling.update(contents)
-            bound = self._bind(graph)
+            bound = self._bind(replace(graph, updates={}))
             self._bounds[self._key(given)] = bound
         self._bounds.move_to_end(self._key(given))
         return bound
@@ -423,7 +534,7 @@ class InferenceSession:
     def _bind(self, graph: Graph) -> Bound:
         """Return an inference graph compiled to a trace, over constant or streamed weights."""
         layouts, held = self._orders(graph), _held(graph, self._source.weights())
-        names, graph = graph.outputs, replace(graph, updates={}).pruned()
+        names, graph = graph.outputs, graph.pruned()
         constants: Mapping[str, Array]
         if self._plans is not None:
             constants = {name: held.pop(name) for name in graph.inputs(Role.CONSTANT)}

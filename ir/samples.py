@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from soapstone.ir.dims import Affine, Axis, Kind, Product, Signature, Whole
-from soapstone.ir.graph import Graph
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Array, Role
 
 
@@ -58,13 +58,10 @@ def meeting_samples(graph: Graph, weights: Mapping[str, Array]) -> str:
         where = f"{node.operator} {node.name!r}"
         seen = [name for name in node.inputs if name in axis_of]
         if not seen:
-            known = {dim for operand in signature.inputs for dim in operand.dims}
-            for name, operand in zip(node.outputs, signature.outputs):
-                axes = enumerate(operand.axes)
-                alike[name] = {p for p, axis in axes if axis.dims and known.isdisjoint(axis.dims)}
+            alike.update(same_along(graph, node))
             continue
         dims = {
-            _aligned(operand.axes[axis_of[name]], signature)
+            aligned(operand.axes[axis_of[name]], signature)
             for name, operand in zip(node.inputs, signature.inputs)
             if name in axis_of
         }
@@ -74,10 +71,10 @@ def meeting_samples(graph: Graph, weights: Mapping[str, Array]) -> str:
         for name, operand in zip(node.inputs, signature.inputs):
             for position, axis in enumerate(operand.axes):
                 other = dim in axis.dims and axis_of.get(name) != position
-                if other and (name in axis_of or not _same(name, position, alike, weights)):
+                if other and (name in axis_of or not same(name, position, alike, weights)):
                     return where
         for name, operand in zip(node.outputs, signature.outputs):
-            found = [p for p, axis in enumerate(operand.axes) if _aligned(axis, signature) == dim]
+            found = [p for p, axis in enumerate(operand.axes) if aligned(axis, signature) == dim]
             if len(found) != 1:
                 return where
             axis_of[name] = found[0]
@@ -93,7 +90,17 @@ def _outermost(axis: Axis) -> str | None:
     return axis.dims[0] if plain or isinstance(axis, Product) else None
 
 
-def _aligned(axis: Axis, signature: Signature) -> str | None:
+def same_along(graph: Graph, node: Node) -> dict[str, set[int]]:
+    """Return the axes of a node's results that no operand is indexed by: they repeat along them."""
+    signature = graph.signature(node)
+    known = {dim for operand in signature.inputs for dim in operand.dims}
+    return {
+        name: {p for p, axis in enumerate(o.axes) if axis.dims and known.isdisjoint(axis.dims)}
+        for name, o in zip(node.outputs, signature.outputs)
+    }
+
+
+def aligned(axis: Axis, signature: Signature) -> str | None:
     """Return the dim of which index i has the i-th of equal parts of an axis."""
     dim = _outermost(axis)
     if dim is None or (isinstance(axis, Affine) and axis.extent != signature.by_name[dim].extent):
@@ -101,9 +108,7 @@ def _aligned(axis: Axis, signature: Signature) -> str | None:
     return dim
 
 
-def _same(
-    name: str, axis: int, alike: Mapping[str, set[int]], weights: Mapping[str, Array]
-) -> bool:
+def same(name: str, axis: int, alike: Mapping[str, set[int]], weights: Mapping[str, Array]) -> bool:
     """Return whether a value that no sample determines has the same contents in all rows."""
     if name not in weights:
         return axis in alike.get(name, ())

@@ -1,0 +1,1 @@
+"""Generating text: prompts in, one token after another out (docs/inference.md)."""

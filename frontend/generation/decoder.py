@@ -1,0 +1,352 @@
+"""How a session runs a decoder: prompts at once, then a token at a time, in few shapes.
+
+Prompts are filled up at their ends, and keys and values are kept in buffers (`kept.py`), so that
+few shapes are bound. Whether a model allows either is looked for, once a session, and what it does
+not allow is done without: a warning says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from soapstone.engine.session import Bound
+from soapstone.errors import DataError
+from soapstone.frontend.generation.kept import STARTS, Pair, differs, keeping, pairs, unfit
+from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Array
+
+if TYPE_CHECKING:
+    from soapstone.frontend.inference import Field, InferenceSession
+
+IDS, MASK, PLACES, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
+_LEAST = 32  # tokens that a prompt is filled up to
+_ROWS = 128  # of a buffer at least
+_USUAL = 512  # rows of a first buffer, where it may get that long
+_NOISE = 100.0
+
+
+def room(length: int) -> int:
+    """Return the extent that is bound for a length: a power of two, or one and a half times one."""
+    power = max(_LEAST, 1 << max(length - 1, 1).bit_length())
+    return power * 3 // 4 if length <= power * 3 // 4 and power > _LEAST else power
+
+
+@dataclass
+class _Buffers:
+    """A bound step with the buffers that it writes to, and whose keys and values these hold."""
+
+    bound: Bound
+    rows: int
+    owner: Callable[[], Run | None] = lambda: None
+
+
+class Decoder:
+    """What is known of a session's model as a decoder.
+
+    Raises:
+        DataError: the model is not one; names the input or output.
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        self.session = session
+        fields = {each.name: each for each in session.inputs}
+        self.label = f"generate: model {session.name!r}"
+        past = [each for each in session.inputs if each.name not in (IDS, MASK, PLACES)]
+        if len(fields) == 1 and len(past[0:1]) == 1 and _are_ids(past[0]):
+            self.ids, past = past[0], []
+        elif IDS in fields:
+            self.ids = fields[IDS]
+        else:
+            have = ", ".join(map(str, session.inputs))
+            raise DataError(f"{self.label}: inputs {have} found; {IDS!r} needed")
+        self.mask, self.places = fields.get(MASK), fields.get(PLACES)
+        self.past = {each.name: _time_axis(each, self.label) for each in past}
+        self.pasts = {each.name: each for each in past}
+        if LOGITS not in session.outputs and len(session.outputs) > 1:
+            raise DataError(
+                f"{self.label}: outputs {', '.join(session.outputs)} found; {LOGITS!r} needed"
+            )
+        self.logits = LOGITS if LOGITS in session.outputs else session.outputs[0]
+        self.kept = bool(self.past)  # whether keys and values are
+        self.filled = True  # whether prompts are
+        self.tried: set[str] = set()  # what has been found to have no effect
+        self.buffers: dict[tuple[int, int], _Buffers] = {}
+
+    def feeds(self, samples: int, new: int, past: int) -> dict[str, Array]:
+        """Return zeros for each input, of as many new tokens and tokens of the past."""
+        found: dict[str, Array] = {}
+        for each in (self.ids, self.places):
+            if each is not None:
+                found[each.name] = np.zeros((samples, new), each.dtype)
+        if self.mask is not None:
+            found[self.mask.name] = np.zeros((samples, past + new), self.mask.dtype)
+        for name, axis in self.past.items():
+            each = self.pasts[name]
+            shape = [samples, *(past if not isinstance(d, int) else d for d in each.shape[1:])]
+            shape[axis] = past
+            found[name] = np.zeros(shape, each.dtype)
+        return found
+
+    def graph(self, samples: int, new: int, past: int) -> Graph:
+        """Return the model's graph for these lengths."""
+        return self.session.graph_of(self.feeds(samples, new, past))
+
+    def step(self, samples: int, rows: int, longest: int) -> tuple[Graph, tuple[Pair, ...]] | str:
+        """Return the graph of a token with buffers of so many rows, or why there is none.
+
+        longest: how many rows are in use at first: the least length that it will be run with.
+        """
+        if not self.past or self.mask is None:
+            return "it has no past and attention_mask among its inputs"
+        graph = self.graph(samples, 1, rows - 1)
+        found = pairs(graph)
+        if {pair.past for pair in found} != self.past.keys():
+            missing = sorted(self.past.keys() - {pair.past for pair in found})
+            return f"no output is input {missing[0]!r} joined with what is new"
+        weights = self.session.weights()
+        why = unfit(graph, found, self.logits, self.mask.name, weights)
+        if not why and longest < rows - 1:
+            least = self.graph(samples, 1, longest)
+            where = differs(graph, least, self.session.weights(), self.logits)
+            why = f"{where} depends on the length of the past" if where else ""
+        return why or (keeping(graph, found, self.logits), found)
+
+
+def _are_ids(each: Field) -> bool:
+    return each.dtype in ("int32", "int64") and len(each.shape) == 2
+
+
+def _time_axis(each: Field, label: str) -> int:
+    """Return the axis along which a past grows: after axis 0, the one with an open extent."""
+    found = [axis for axis, dim in enumerate(each.shape) if axis and not isinstance(dim, int)]
+    if len(found) != 1 or len(each.shape) < 3:
+        raise DataError(f"{label}: input {each} found; one open extent after the first needed")
+    return found[0]
+
+
+@dataclass
+class Run:
+    """Prompts being continued: their lengths and, in buffers or arrays, their keys and values.
+
+    most: how long they get at most.
+    """
+
+    decoder: Decoder
+    tokens: list[list[int]]
+    most: int
+    seen: list[int] = field(default_factory=list)  # tokens of each that keys and values are of
+    buffers: _Buffers | None = None
+    past: dict[str, Array] = field(default_factory=dict)  # where they are in no buffer
+
+    def logits(self, advance: Sequence[bool]) -> Array:
+        """Return the logits (samples, words) of the token that follows each of the tokens.
+
+        advance: of each, whether a token has been added since; others stay as they are.
+        """
+        with self.decoder.session.turn():
+            if not self.seen:
+                return self._prompt()
+            return self._next(advance) if self.decoder.kept else self._all()[1].copy()
+
+    # Prompts
+
+    def _filled(self, extent: int) -> dict[str, Array]:
+        """Return the inputs of all tokens at once, from the first one on, of an extent."""
+        decoder = self.decoder
+        given = decoder.feeds(len(self.tokens), extent, 0)
+        for row, tokens in enumerate(self.tokens):
+            given[decoder.ids.name][row, : len(tokens)] = tokens
+            if decoder.mask is not None:
+                given[decoder.mask.name][row, : len(tokens)] = 1
+        if decoder.places is not None:
+            given[decoder.places.name][:] = np.arange(extent)
+        return given
+
+    def _last(self, outputs: Mapping[str, Array], extent: int) -> Array:
+        """Return the logits of each one's last token."""
+        found = outputs[self.decoder.logits]
+        samples = len(self.tokens)
+        if found.ndim != 3 or found.shape[:2] != (samples, extent):
+            raise DataError(
+                f"{self.decoder.label}: output {self.decoder.logits!r} has shape {found.shape};"
+                f" ({samples}, {extent}, words) needed"
+            )
+        return found[np.arange(samples), [len(tokens) - 1 for tokens in self.tokens]]
+
+    def _all(self) -> tuple[Mapping[str, Array], Array]:
+        """Return the outputs for all tokens at once, and the logits of the last ones."""
+        decoder, session = self.decoder, self.decoder.session
+        longest, fixed = max(map(len, self.tokens)), decoder.ids.shape[1]
+        extent = fixed if isinstance(fixed, int) else room(longest)
+        if longest > extent:
+            raise DataError(f"{decoder.label}: {longest} tokens found; {extent} at most needed")
+        if not decoder.filled and not isinstance(fixed, int):
+            extent = longest
+        if len({len(tokens) for tokens in self.tokens}) == 1 and extent == longest:
+            outputs = session.outputs_of(self._filled(extent))
+            return outputs, self._last(outputs, extent)
+        given = self._filled(extent)
+        if "prompt" not in decoder.tried:
+            # Tokens after the last one must have no effect: others are tried.
+            other = {name: array.copy() for name, array in given.items()}
+            for row, tokens in enumerate(self.tokens):
+                other[decoder.ids.name][row, len(tokens) :] = tokens[0]
+            found = self._last(session.outputs_of(other), extent).copy()
+            outputs = session.outputs_of(given)
+            if not _near(found, self._last(outputs, extent)):
+                if isinstance(fixed, int) or len(set(map(len, self.tokens))) > 1:
+                    raise DataError(
+                        f"{decoder.label}: logits depend on tokens after theirs; prompts of one"
+                        " length, which the model's inputs have or leave open, needed"
+                    )
+                decoder.filled = False
+                self._warn("logits depend on tokens after theirs, so each length is bound anew")
+                return self._all()
+            decoder.tried.add("prompt")
+        outputs = session.outputs_of(given)
+        return outputs, self._last(outputs, extent)
+
+    def _prompt(self) -> Array:
+        outputs, logits = self._all()
+        self.seen = [len(tokens) for tokens in self.tokens]
+        found = logits.copy()
+        if self.decoder.kept:
+            for name, present in zip(self.decoder.past, self._presents(outputs)):
+                self.past[name] = present.copy()
+        return found
+
+    def _presents(self, outputs: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs with keys and values, in the order of the inputs of the past."""
+        names = [name for name in self.decoder.session.outputs if name != self.decoder.logits]
+        if len(names) != len(self.decoder.past):
+            raise DataError(
+                f"{self.decoder.label}: {len(self.decoder.past)} inputs of the past found and"
+                f" {len(names)} outputs that continue them; as many needed"
+            )
+        return [outputs[name] for name in names]
+
+    # One token
+
+    def _next(self, advance: Sequence[bool]) -> Array:
+        decoder = self.decoder
+        longest = max(self.seen)
+        if self.buffers is None or longest >= self.buffers.rows:
+            self._grow(longest)
+        held = self.buffers
+        if held is None:
+            return self._all()[1].copy()
+        if held.owner() is not self:
+            self._take(held)
+        feeds, last = held.bound.feeds, np.array([tokens[-1] for tokens in self.tokens])
+        seen = np.array(self.seen) - ~np.asarray(advance, bool)  # who stays is written over
+        feeds[decoder.ids.name][:, 0] = last
+        feeds[STARTS][:] = seen
+        if decoder.places is not None:
+            feeds[decoder.places.name][:, 0] = seen
+        assert decoder.mask is not None
+        for row, count in enumerate(seen):
+            feeds[decoder.mask.name][row, count] = 1
+        if "rows" not in decoder.tried and not self._try(held, seen):
+            self._without("logits depend on rows that attention_mask hides")
+            return self._all()[1].copy()
+        decoder.session.run_bound(held.bound)
+        self.seen = [int(count) + 1 for count in seen]
+        return held.bound.results[decoder.logits][:, -1].copy()
+
+    def _try(self, held: _Buffers, seen: Array) -> bool:
+        """Return whether rows past those in use have no effect: they are made others."""
+        session, found = self.decoder.session, []
+        for noise in (0.0, _NOISE):
+            for name, axis in self.decoder.past.items():
+                buffer = np.moveaxis(held.bound.feeds[name], axis, 1)
+                for row, count in enumerate(seen):
+                    buffer[row, count + 1 :] = noise
+            session.run_bound(held.bound)
+            found.append(held.bound.results[self.decoder.logits].copy())
+        self._clear(held, seen + 1)
+        if _near(*found):
+            self.decoder.tried.add("rows")
+        return "rows" in self.decoder.tried
+
+    def _without(self, why: str) -> None:
+        """Go on without keys and values: on all tokens at once."""
+        self.buffers, self.decoder.kept, self.past = None, False, {}
+        self._warn(f"{why}, so each token costs as much as all before it")
+
+    def _warn(self, what: str) -> None:
+        warnings.warn(f"{self.decoder.label}: {what}", stacklevel=2)
+
+    def _clear(self, held: _Buffers, seen: Array) -> None:
+        for name, axis in self.decoder.past.items():
+            buffer = np.moveaxis(held.bound.feeds[name], axis, 1)
+            for row, count in enumerate(seen):
+                buffer[row, count:] = 0
+
+    def _grow(self, longest: int) -> None:
+        """Go on in larger buffers."""
+        decoder, session, samples = self.decoder, self.decoder.session, len(self.tokens)
+        before = 0 if self.buffers is None else self.buffers.rows
+        rows = room(min(self.most, max(2 * before, _USUAL, longest + 1)))
+        rows = max(rows, room(longest + 1), _ROWS)
+        if self.buffers is not None and self.buffers.owner() is self:
+            self._spill(self.buffers, self.seen)
+        reason = ""
+
+        def make() -> Graph:
+            nonlocal reason
+            made = decoder.step(samples, rows, longest)
+            if isinstance(made, str):
+                reason = made
+                raise _Unfit
+            return made[0]
+
+        try:
+            bound = session.bound_as((STARTS, samples, rows), make)
+        except _Unfit:
+            self._without(reason)
+            return
+        held = decoder.buffers.get((samples, rows))
+        if held is None or held.bound is not bound:
+            held = decoder.buffers[samples, rows] = _Buffers(bound, rows)
+        self.buffers = held
+
+    def _take(self, held: _Buffers) -> None:
+        """Move keys and values into buffers, and those out of them that others have there."""
+        owner = held.owner()
+        if owner is not None and owner.buffers is held:
+            owner._spill(held, owner.seen)
+        feeds = held.bound.feeds
+        assert self.decoder.mask is not None
+        feeds[self.decoder.mask.name][:] = 0
+        for row, count in enumerate(self.seen):
+            feeds[self.decoder.mask.name][row, :count] = 1
+        for name, axis in self.decoder.past.items():
+            buffer, past = (np.moveaxis(a, axis, 1) for a in (feeds[name], self.past[name]))
+            for row, count in enumerate(self.seen):
+                buffer[row, :count] = past[row, :count]
+                buffer[row, count:] = 0
+        self.past = {}
+        held.owner = weakref.ref(self)
+
+    def _spill(self, held: _Buffers, seen: Sequence[int] | Array) -> None:
+        """Move keys and values from buffers to arrays."""
+        longest = max(seen)
+        for name, axis in self.decoder.past.items():
+            cut = (slice(None),) * axis + (slice(longest),)
+            self.past[name] = held.bound.feeds[name][cut].copy()
+        held.owner = lambda: None
+
+
+class _Unfit(Exception):
+    """The model has no step that keeps its past in buffers."""
+
+
+def _near(a: Array, b: Array) -> bool:
+    """Return whether logits are the same but for the order of additions."""
+    return bool(np.allclose(a, b, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(b).max()))))

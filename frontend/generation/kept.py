@@ -1,0 +1,142 @@
+"""A decoder's step as a graph that keeps keys and values where they are.
+
+Files write it with keys and values of the past as inputs, which are joined with the new ones and
+given back: every token is another shape, and a copy of all there is. Here the past is a buffer of
+more rows than are used. The graph is that of a past one row short of the buffer, in which each join
+becomes a write into a row of the buffer. So a token is new only when the buffer is full.
+
+That is the same where three things hold, and each is looked for: results do not depend on the order
+of keys and their mask (`ir/order.py`), lengths of the past matter only as extents (`differs`), and
+rows that the mask hides have no effect (which is tried: `decoder.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.order import where_order_matters
+from soapstone.ir.spec import operator
+from soapstone.ir.tensor import Array, Role, TensorSpec
+
+STARTS = "generation.starts"  # an input: the row that each sample's new key and value is written to
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An input with the past of a layer's keys or values, and the output that is it and the new.
+
+    axis: along which they are joined.
+    """
+
+    past: str
+    present: str
+    axis: int
+
+
+def pairs(graph: Graph) -> tuple[Pair, ...]:
+    """Return the inputs of a graph that an output continues."""
+    found = []
+    for value in graph.outputs:
+        node = graph.producers.get(value)
+        if node is None or node.operator != "concat" or len(node.inputs) != 2:
+            continue
+        if graph.roles.get(node.inputs[0]) is Role.INPUT and node.attributes["axis"] > 0:
+            found.append(Pair(node.inputs[0], value, node.attributes["axis"]))
+    return tuple(found)
+
+
+def keeping(graph: Graph, past: tuple[Pair, ...], logits: str) -> Graph:
+    """Return the graph of one token that writes its keys and values into buffers.
+
+    graph: of one token after a past one row short of the buffers, which take the inputs' names.
+    """
+    tensors, roles, updates = dict(graph.tensors), dict(graph.roles), dict(graph.updates)
+    samples = tensors[past[0].past].shape[0]
+    tensors[STARTS], roles[STARTS] = TensorSpec((samples,), "int64"), Role.INPUT
+    written: dict[str, Node] = {}
+    for pair in past:
+        joined = graph.producers[pair.present]
+        tensors[pair.past] = tensors[pair.present]
+        updates[pair.past] = pair.present
+        items = tuple(sorted(operator("write_at").normalise({"axis": pair.axis}).items()))
+        inputs = (pair.past, joined.inputs[1], STARTS)
+        written[joined.name] = replace(joined, operator="write_at", inputs=inputs, items=items)
+    nodes = tuple(written.get(node.name, node) for node in graph.nodes)
+    changed = replace(
+        graph, tensors=tensors, roles=roles, nodes=nodes, outputs=(logits,), updates=updates
+    )
+    return changed.pruned()
+
+
+def unfit(
+    graph: Graph,
+    past: tuple[Pair, ...],
+    logits: str,
+    mask: str,
+    weights: Mapping[str, Array],
+) -> str:
+    """Return what keeps the past of a graph from being a buffer; "" for nothing."""
+    joined = {pair.present: pair.axis for pair in past}
+    for pair in past:
+        if [node.outputs for node in graph.consumers[pair.past]] != [(pair.present,)]:
+            return f"input {pair.past!r} is read by more than what joins it with the new"
+    least = replace(graph, outputs=(logits,)).pruned()
+    where = where_order_matters(least, {**joined, mask: 1}, weights)
+    return f"{where} depends on the order of the past" if where else ""
+
+
+def differs(one: Graph, other: Graph, weights: Mapping[str, Array], logits: str) -> str:
+    """Return where two graphs of a file for different lengths of the past are not alike; "" where.
+
+    They may differ in extents, and in weights that repeat along such; not in numbers.
+    """
+    one, other = (replace(graph, outputs=(logits,)).pruned() for graph in (one, other))
+    if len(one.nodes) != len(other.nodes):
+        return f"graph {one.name!r}, of {len(one.nodes)} and of {len(other.nodes)} operators,"
+    names = {name: name for name in one.inputs(Role.INPUT)}
+    for a, b in zip(one.nodes, other.nodes):
+        same = a.operator == b.operator and len(a.inputs) == len(b.inputs)
+        if not same or not _same_attributes(one, other, a, b):
+            return a.label
+        for x, y in zip(a.inputs, b.inputs):
+            known = names.get(x) == y or (x == y and x in weights)
+            if not known and not (
+                x in weights and y in weights and _same_contents(weights[x], weights[y])
+            ):
+                return a.label
+            names[x] = y
+        names.update(zip(a.outputs, b.outputs))
+    return ""
+
+
+def _same_attributes(one: Graph, other: Graph, a: Node, b: Node) -> bool:
+    if a.items == b.items:
+        return True
+    shaped = a.spec.view == "reshape" or a.operator == "broadcast"
+    if a.operator == "slice":  # all of an axis, whatever its extent is
+        whole = [
+            node.attributes["stops"][axis] == graph.tensors[node.inputs[0]].shape[axis]
+            for graph, node in ((one, a), (other, b))
+            for axis, (p, q) in enumerate(zip(a.attributes["stops"], b.attributes["stops"]))
+            if p != q
+        ]
+        rest = ("starts", "steps")
+        return all(whole) and all(a.attributes[name] == b.attributes[name] for name in rest)
+    return shaped and all(p == q for p, q in zip(a.items, b.items) if p[0] != "shape")
+
+
+def _same_contents(a: Array, b: Array) -> bool:
+    if a is b:
+        return True
+    if a.ndim != b.ndim or a.dtype != b.dtype:
+        return False
+    for axis, extents in enumerate(zip(a.shape, b.shape)):
+        if extents[0] != extents[1]:
+            if 0 in extents or not all((w == w.take([0], axis)).all() for w in (a, b)):
+                return False
+            a, b = a.take([0], axis), b.take([0], axis)
+    return bool(np.array_equal(a, b))

@@ -1,0 +1,78 @@
+"""Which token comes next: the likeliest, or one drawn from the likely ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from soapstone.errors import DataError
+from soapstone.ir.tensor import Array
+
+_LIKELY = 1024  # tokens that are looked at first for those that make up `top_p`
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen from logits.
+
+    Attributes:
+        temperature: what logits are divided by; at 0 the likeliest token is taken.
+        top_k: how many of the likeliest tokens are drawn from; None for all.
+        top_p: the least share of the likeliest tokens that are drawn from, in (0, 1].
+        seed: of the drawing; each row of a batch draws from numbers of its own.
+
+    Raises:
+        DataError: one out of its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise DataError(f"temperature: {self.temperature} found; 0 or more needed")
+        if self.top_k is not None and self.top_k < 1:
+            raise DataError(f"top_k: {self.top_k} found; 1 or more needed")
+        if not 0 < self.top_p <= 1:
+            raise DataError(f"top_p: {self.top_p} found; more than 0 and at most 1 needed")
+
+    def generator(self, row: int) -> np.random.Generator:
+        """Return the random numbers of a row of a batch."""
+        return np.random.default_rng((self.seed, row))
+
+    def choose(self, logits: Array, random: np.random.Generator) -> int:
+        """Return a token. logits: (words,); of several that are likeliest the first is taken.
+
+        Raises:
+            DataError: a logit is not a number.
+        """
+        first = int(logits.argmax())
+        if np.isnan(logits[first]):
+            raise DataError("logits: nan found; numbers needed")
+        if self.temperature == 0:
+            return first
+        scores = (logits.astype(np.float64) - logits[first]) / self.temperature
+        words = np.arange(scores.size)
+        if self.top_k is not None and self.top_k < scores.size:
+            words = np.argpartition(scores, -self.top_k)[-self.top_k :]
+        shares = np.exp(scores[words])
+        shares /= shares.sum()
+        if self.top_p < 1:
+            kept = _largest(shares, self.top_p)
+            words, shares = words[kept], shares[kept] / shares[kept].sum()
+        place = int(np.searchsorted(shares.cumsum(), random.random()))
+        return int(words[min(place, words.size - 1)])
+
+
+def _largest(shares: Array, least: float) -> Array:
+    """Return the places of the largest shares, as few as sum to `least`, in falling order."""
+    some = np.arange(shares.size)
+    if shares.size > _LIKELY:
+        few = np.argpartition(shares, -_LIKELY)[-_LIKELY:]
+        if shares[few].sum() >= least:
+            some = few
+    order = some[np.argsort(-shares[some], kind="stable")]
+    return order[: int(np.searchsorted(shares[order].cumsum(), least)) + 1]

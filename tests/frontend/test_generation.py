@@ -1,0 +1,197 @@
+"""Generated tokens against those of ONNX Runtime on all tokens anew, without a cache."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from helpers.decoders import LEAST, SMALL, Decoder
+from onnx import TensorProto, helper, numpy_helper
+
+from soapstone import DataError, InferenceSession, Model, from_onnx
+from soapstone.frontend.generation.decoder import room
+from soapstone.frontend.generation.sampling import Sampling
+from soapstone.ir.tensor import Array
+
+RANDOM = np.random.default_rng(1)
+PROMPTS = [RANDOM.integers(0, SMALL.words, count).tolist() for count in (5, 11, 3)]
+
+
+def logits_of(model: onnx.ModelProto, sizes: Decoder, ids: Sequence[int]) -> Array:
+    """Return the logits (tokens, words) of all tokens, by ONNX Runtime."""
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    count, none = len(ids), (1, sizes.kv_heads, 0, sizes.width // sizes.heads)
+    given = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, count), np.int64)}
+    if sizes.positions:
+        given["position_ids"] = np.arange(count)[None]
+    for each in session.get_inputs():
+        given.setdefault(each.name, np.zeros(none, np.float32))
+    return np.asarray(session.run(["logits"], given)[0][0])
+
+
+def assert_greedy(
+    model: onnx.ModelProto, sizes: Decoder, prompt: Sequence[int], made: Sequence[int]
+) -> None:
+    """Each token that was made is the likeliest after those before it."""
+    logits = logits_of(model, sizes, [*prompt, *made])
+    assert logits[len(prompt) - 1 : -1].argmax(axis=1).tolist() == list(made)
+
+
+@pytest.fixture(scope="module")
+def small() -> onnx.ModelProto:
+    return SMALL.model()
+
+
+@pytest.fixture(scope="module")
+def session(small: onnx.ModelProto) -> InferenceSession:
+    return InferenceSession(from_onnx(small))
+
+
+def test_greedy_tokens_are_those_without_a_cache(
+    small: onnx.ModelProto, session: InferenceSession
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = [session.generate(prompt, 20) for prompt in PROMPTS]
+        assert session.generate(PROMPTS, 20) == made  # of several lengths, filled up
+    for prompt, tokens in zip(PROMPTS, made):
+        assert len(tokens) == 20
+        assert_greedy(small, SMALL, prompt, tokens)
+    shapes = len(session._bounds)
+    session.generate(RANDOM.integers(0, SMALL.words, 9), 30)  # another length binds no other shape
+    assert len(session._bounds) == shapes
+
+
+def test_buffers_grow(
+    small: onnx.ModelProto, session: InferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("soapstone.frontend.generation.decoder._ROWS", 8)
+    monkeypatch.setattr("soapstone.frontend.generation.decoder._USUAL", 8)
+    monkeypatch.setattr("soapstone.frontend.generation.decoder._LEAST", 8)
+    made = session.generate(PROMPTS[0], 20)
+    assert {key[2] for key in session._bounds if isinstance(key[0], str)} >= {8, 16, 32}
+    assert_greedy(small, SMALL, PROMPTS[0], made)
+
+
+def test_streams_may_take_turns(session: InferenceSession) -> None:
+    streams = [session.stream(prompt, max_new_tokens=12) for prompt in PROMPTS[:2]]
+    turns = list(zip(*streams))
+    assert [list(tokens) for tokens in zip(*turns)] == [
+        session.generate(prompt, 12) for prompt in PROMPTS[:2]
+    ]
+
+
+def test_a_token_to_stop_at_is_the_last(session: InferenceSession) -> None:
+    made = session.generate(PROMPTS, 12)
+    stop = made[0][4]
+    seen: list[tuple[int | None, ...]] = []
+    found = session.generate(PROMPTS, 12, stop=stop, on_tokens=seen.append)
+    for whole, tokens in zip(made, found):
+        end = whole.index(stop) + 1 if stop in whole else len(whole)
+        assert tokens == whole[:end]
+    assert [row[0] for row in seen if row[0] is not None] == found[0]
+    assert session.generate(PROMPTS[0], 0) == []
+
+
+def test_drawn_tokens_follow_from_the_seed(session: InferenceSession) -> None:
+    def drawn(seed: int) -> list[int]:
+        return list(session.generate(PROMPTS[0], 10, temperature=1.0, top_k=20, seed=seed))
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    assert session.generate(PROMPTS[0], 5, temperature=1.0, top_k=1) == session.generate(
+        PROMPTS[0], 5
+    )
+
+
+def test_places_that_follow_from_the_cache_keep_none() -> None:
+    sizes = replace(SMALL, positions=False)
+    model = sizes.model()
+    session = InferenceSession(from_onnx(model))
+    with pytest.warns(UserWarning, match="'mul_.*' depends on the length of the past"):
+        made = session.generate(PROMPTS[:2], 5)
+    for prompt, tokens in zip(PROMPTS, made):
+        assert_greedy(model, sizes, prompt, tokens)
+
+
+def test_a_mask_that_is_not_applied_keeps_no_cache() -> None:
+    model = SMALL.model()
+    for each in model.graph.initializer:  # what hides keys hides little
+        if each.name.startswith("number") and numpy_helper.to_array(each) == np.float32(LEAST):
+            each.CopyFrom(numpy_helper.from_array(np.array(-1.0, np.float32), each.name))
+    with pytest.warns(UserWarning, match="logits depend on"):
+        InferenceSession(from_onnx(model)).generate(PROMPTS[0], 3)
+
+
+def test_a_bias_by_distance_keeps_no_cache() -> None:
+    model = SMALL.model()
+    graph = model.graph
+    softmax = next(node for node in graph.node if node.op_type == "Softmax")
+    _, keys = (node for node in graph.node if node.op_type == "Range")
+    at = list(graph.node).index(softmax)
+    graph.node.insert(at, helper.make_node("Cast", keys.output, ["far"], to=TensorProto.FLOAT))
+    graph.node.insert(at + 1, helper.make_node("Add", [softmax.input[0], "far"], ["biased"]))
+    softmax.input[0] = "biased"
+    with pytest.warns(UserWarning, match="depends on the order of the past"):
+        made = InferenceSession(from_onnx(model)).generate(PROMPTS[0], 3)
+    assert_greedy(model, SMALL, PROMPTS[0], made)
+
+
+def test_a_model_without_a_cache_is_run_on_all_tokens() -> None:
+    model = Model("words", seed=3)
+    ids = model.input("ids", (2, 16), "int64")
+    x = model.embedding(ids, 50, 8)
+    model.output(model.dense(x, 50))
+    session = model.inference()
+    made = session.generate([[3, 4], [5, 6]], 6)
+    for prompt, tokens in zip(([3, 4], [5, 6]), made):
+        filled = np.zeros((1, 16), np.int64)
+        filled[0, :8] = [*prompt, *tokens]
+        logits = session.run(filled)[session.outputs[0]][0]
+        assert logits[1:7].argmax(axis=1).tolist() == tokens
+
+
+def test_what_does_not_fit_is_named(session: InferenceSession) -> None:
+    net = Model("net")
+    net.output(net.dense(net.input("x", (1, 8)), 3))
+    with pytest.raises(DataError, match="'input_ids' needed"):
+        net.inference().generate([1], 3)
+    with pytest.raises(DataError, match="prompt 1: "):
+        session.generate([[1], []], 3)
+    with pytest.raises(DataError, match="temperature: -1"):
+        session.generate([1], 3, temperature=-1.0)
+    with pytest.raises(DataError, match="top_p: 0"):
+        session.generate([1], 3, top_p=0.0)
+    with pytest.raises(DataError, match="top_k: 0"):
+        session.generate([1], 3, top_k=0)
+    with pytest.raises(DataError, match="max_new_tokens: -1"):
+        session.generate([1], -1)
+
+
+def test_tokens_are_drawn_by_their_shares() -> None:
+    logits = np.log(np.array([0.1, 0.5, 0.15, 0.25], np.float32))
+    random = np.random.default_rng(0)
+
+    def shares(**options: float) -> Array:
+        sampling = Sampling(**{"temperature": 1.0, **options})  # type: ignore[arg-type]
+        found = [sampling.choose(logits, random) for _ in range(4000)]
+        return np.asarray(np.bincount(found, minlength=4) / 4000)
+
+    assert np.allclose(shares(), [0.1, 0.5, 0.15, 0.25], atol=0.03)
+    assert np.allclose(shares(top_k=2), [0, 2 / 3, 0, 1 / 3], atol=0.03)
+    assert np.allclose(shares(top_p=0.8), [0, 5 / 9, 1.5 / 9, 2.5 / 9], atol=0.03)
+    assert np.allclose(shares(temperature=0.5)[1], 0.25 / 0.345, atol=0.03)
+    assert Sampling().choose(logits, random) == 1
+    with pytest.raises(DataError, match="nan"):
+        Sampling().choose(np.array([0.0, np.nan], np.float32), random)
+
+
+def test_few_extents_are_bound() -> None:
+    assert [room(n) for n in (1, 32, 33, 48, 49, 64, 65, 97, 1000)] == [
+        *(32, 32, 48, 48, 64, 64, 96, 128, 1024)
+    ]

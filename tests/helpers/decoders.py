@@ -1,0 +1,198 @@
+"""A Llama-like decoder as an ONNX file, of random weights, as the exporters of torch write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+LEAST = float(np.finfo(np.float32).min)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The sizes of a decoder; 125 million parameters by default.
+
+    positions: whether it takes `position_ids`; without it, places follow from how many keys are
+    in the cache, so that a cache with gaps would be wrong.
+    """
+
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    kv_heads: int = 4
+    inner: int = 2048
+    words: int = 32000
+    positions: bool = True
+    seed: int = 0
+
+    def model(self) -> onnx.ModelProto:
+        """Return the model: ids, mask and cache in, logits and cache out."""
+        return _Writer(self).model()
+
+
+SMALL = Decoder(layers=2, width=32, heads=4, kv_heads=2, inner=48, words=61)
+
+
+class _Writer:
+    def __init__(self, sizes: Decoder) -> None:
+        self.sizes = sizes
+        self.random = np.random.default_rng(sizes.seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+        self.known: dict[tuple[Any, ...], str] = {}
+
+    def op(self, kind: str, *inputs: str, out: str = "", **attributes: Any) -> str:
+        out = out or f"{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [out], **attributes))
+        return out
+
+    def ints(self, *values: int, scalar: bool = False) -> str:
+        key = (values, scalar)
+        if key not in self.known:
+            self.known[key] = f"ints_{len(self.known)}"
+            array = np.array(values[0] if scalar else values, np.int64)
+            self.weights.append(numpy_helper.from_array(array, self.known[key]))
+        return self.known[key]
+
+    def number(self, value: float) -> str:
+        if (value,) not in self.known:
+            self.known[value,] = f"number_{len(self.known)}"
+            self.keep(self.known[value,], np.array(value, np.float32))
+        return self.known[value,]
+
+    def keep(self, name: str, array: np.ndarray) -> str:
+        self.weights.append(numpy_helper.from_array(array.astype(np.float32), name))
+        return name
+
+    def weight(self, name: str, *shape: int) -> str:
+        scale = 1.5 / np.sqrt(shape[0])
+        return self.keep(name, self.random.standard_normal(shape, np.float32) * scale)
+
+    def norm(self, x: str, name: str) -> str:
+        squares = self.op("ReduceMean", self.op("Pow", x, self.number(2.0)), self.ints(-1))
+        root = self.op("Sqrt", self.op("Add", squares, self.number(1e-5)))
+        scale = self.keep(name, 1 + 0.1 * self.random.standard_normal(self.sizes.width))
+        return self.op("Mul", scale, self.op("Mul", x, self.op("Reciprocal", root)))
+
+    def model(self) -> onnx.ModelProto:
+        sizes, head = self.sizes, self.sizes.width // self.sizes.heads
+        past = self.op("Gather", self.op("Shape", "past_key_values.0.key"), self.two, axis=0)
+        new = self.op("Gather", self.op("Shape", "input_ids"), self.ints(1, scalar=True), axis=0)
+        total = self.op("Add", past, new)
+        one, zero = self.ints(1, scalar=True), self.ints(0, scalar=True)
+        places = self.op("Range", past, total, one)
+        keys = self.op("Range", zero, total, one)
+        later = self.op("Greater", keys, self.op("Unsqueeze", places, self.ints(1)))
+        hidden = self.op("Where", later, self.number(LEAST), self.number(0.0))
+        seen = self.op("Cast", self.op("Unsqueeze", "attention_mask", self.ints(1, 2)), to=1)
+        absent = self.op("Equal", self.op("Add", hidden, seen), self.number(0.0))
+        self.mask = self.op("Where", absent, self.number(LEAST), hidden)
+        if not sizes.positions:
+            where = self.op("Unsqueeze", places, self.ints(0, 1))
+        else:
+            where = self.op("Unsqueeze", "position_ids", self.ints(1))
+        rates = 10000.0 ** (-np.arange(0, head, 2) / head)
+        rates = self.keep("rates", rates.reshape(1, -1, 1))
+        turns = self.op("Transpose", self.op("MatMul", rates, self.float(where)), perm=[0, 2, 1])
+        angle = self.op("Concat", turns, turns, axis=-1)
+        self.turn = [
+            self.op("Unsqueeze", self.op(kind, angle), self.ints(1)) for kind in ("Cos", "Sin")
+        ]
+        x = self.op("Gather", self.weight("words", sizes.words, sizes.width), "input_ids", axis=0)
+        for layer in range(sizes.layers):
+            x = self.layer(x, layer)
+        x = self.norm(x, "last.norm")
+        self.op("MatMul", x, self.weight("head", sizes.width, sizes.words), out="logits")
+        return self.built(head)
+
+    @property
+    def two(self) -> str:
+        return self.ints(2, scalar=True)
+
+    def float(self, x: str) -> str:
+        return self.op("Cast", x, to=1)
+
+    def split(self, x: str, heads: int) -> str:
+        """Return x (batch, sequence, …) as (batch, heads, sequence, …)."""
+        head = self.sizes.width // self.sizes.heads
+        apart = self.op("Reshape", x, self.ints(0, 0, heads, head))
+        return self.op("Transpose", apart, perm=[0, 2, 1, 3])
+
+    def turned(self, x: str) -> str:
+        """Return x with each pair of elements turned by its place."""
+        half = self.sizes.width // self.sizes.heads // 2
+        far = self.ints(np.iinfo(np.int64).max)
+        first = self.op("Slice", x, self.ints(0), self.ints(half), self.ints(3))
+        second = self.op("Slice", x, self.ints(half), far, self.ints(3))
+        swapped = self.op("Concat", self.op("Neg", second), first, axis=-1)
+        cosine, sine = self.turn
+        return self.op("Add", self.op("Mul", x, cosine), self.op("Mul", swapped, sine))
+
+    def repeated(self, x: str) -> str:
+        """Return x with each of its heads as often as queries have heads for it."""
+        sizes = self.sizes
+        times = sizes.heads // sizes.kv_heads
+        if times == 1:
+            return x
+        head = sizes.width // sizes.heads
+        batch, length = (
+            self.op("Slice", self.op("Shape", x), self.ints(a), self.ints(a + 1)) for a in (0, 2)
+        )
+        kv, each = self.ints(sizes.kv_heads), self.ints(head)
+        wide = self.op("Concat", batch, kv, self.ints(times), length, each, axis=0)
+        spread = self.op("Expand", self.op("Unsqueeze", x, self.ints(2)), wide)
+        joined = self.op("Concat", batch, self.ints(sizes.heads), length, each, axis=0)
+        return self.op("Reshape", spread, joined)
+
+    def layer(self, x: str, number: int) -> str:
+        sizes, name = self.sizes, f"layers.{number}"
+        width, head = sizes.width, sizes.width // sizes.heads
+        h = self.norm(x, f"{name}.norm")
+        parts = {}
+        for part, heads in (("q", sizes.heads), ("k", sizes.kv_heads), ("v", sizes.kv_heads)):
+            weight = self.weight(f"{name}.{part}", width, heads * head)
+            parts[part] = self.split(self.op("MatMul", h, weight), heads)
+        q, k, v = self.turned(parts["q"]), self.turned(parts["k"]), parts["v"]
+        held = []
+        for kind, new in (("key", k), ("value", v)):
+            old, to = f"past_key_values.{number}.{kind}", f"present.{number}.{kind}"
+            held.append(self.repeated(self.op("Concat", old, new, out=to, axis=-2)))
+        across = self.op("Transpose", held[0], perm=[0, 1, 3, 2])
+        scores = self.op("Mul", self.op("MatMul", q, across), self.number(head**-0.5))
+        weights = self.op("Softmax", self.op("Add", scores, self.mask), axis=-1)
+        mixed = self.op("Transpose", self.op("MatMul", weights, held[1]), perm=[0, 2, 1, 3])
+        flat = self.op("Reshape", mixed, self.ints(0, 0, width))
+        x = self.op("Add", x, self.op("MatMul", flat, self.weight(f"{name}.o", width, width)))
+        h = self.norm(x, f"{name}.norm2")
+        gate = self.op("MatMul", h, self.weight(f"{name}.gate", width, sizes.inner))
+        up = self.op("MatMul", h, self.weight(f"{name}.up", width, sizes.inner))
+        inner = self.op("Mul", self.op("Mul", gate, self.op("Sigmoid", gate)), up)
+        down = self.op("MatMul", inner, self.weight(f"{name}.down", sizes.inner, width))
+        return self.op("Add", x, down)
+
+    def built(self, head: int) -> onnx.ModelProto:
+        sizes, value = self.sizes, helper.make_tensor_value_info
+        ids = ["batch_size", "sequence_length"]
+        total = "past_sequence_length + sequence_length"
+        inputs = [
+            value("input_ids", TensorProto.INT64, ids),
+            value("attention_mask", TensorProto.INT64, ["batch_size", total]),
+        ]
+        if sizes.positions:
+            inputs.append(value("position_ids", TensorProto.INT64, ids))
+        outputs = [value("logits", TensorProto.FLOAT, [*ids, sizes.words])]
+        for number in range(sizes.layers):
+            for kind in ("key", "value"):
+                for prefix, extent, into in (
+                    ("past_key_values", "past_sequence_length", inputs),
+                    ("present", total, outputs),
+                ):
+                    shape = ["batch_size", sizes.kv_heads, extent, head]
+                    into.append(value(f"{prefix}.{number}.{kind}", TensorProto.FLOAT, shape))
+        graph = helper.make_graph(self.nodes, "decoder", inputs, outputs, self.weights)
+        opsets = [helper.make_opsetid("", 18)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=9)
