@@ -11,6 +11,7 @@ tiles differ by their place, such as one that hides later keys, depends on it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,13 +50,27 @@ def _followed(graph: Graph, axes: Mapping[str, int], weights: Mapping[str, Array
     """Return the axes of all values that have the order."""
     found = dict(axes)
     alike: dict[str, set[int]] = {}
+    seen_in: dict[str, str] = {}  # of what was reshaped in vain, what it was: another may follow
     for node in graph.nodes:
         if node.outputs[0] in axes:
             continue
-        if any(name in found for name in node.inputs):
-            found.update(_after(graph, node, found, weights, alike))
-        else:
+        if node.spec.view == "reshape" and node.inputs[0] in seen_in:
+            node = replace(node, name=node.outputs[0], inputs=(seen_in[node.inputs[0]],))
+        lost = next((name for name in node.inputs if name in seen_in), None)
+        if lost is not None:
+            raise _Ordered(f"reshape {lost!r}")
+        if not any(name in found for name in node.inputs):
             alike.update(same_along(graph, node))
+            continue
+        try:
+            found.update(_after(graph, node, found, weights, alike))
+        except _Ordered:
+            if node.spec.view != "reshape":
+                raise
+            seen_in[node.outputs[0]] = node.inputs[0]
+    lost = next((name for name in graph.outputs if name in seen_in), None)
+    if lost is not None:
+        raise _Ordered(f"reshape {lost!r}")
     return found
 
 
@@ -67,7 +82,8 @@ def _after(
     alike: Mapping[str, set[int]],
 ) -> Axes:
     """Return the axes of those results of a node that have the order."""
-    signature = graph.signature(node)
+    specs = [graph.tensors[name] for name in node.inputs]
+    signature = node.spec.bind(specs, node.attributes)
     where = f"{node.operator} {node.name!r}"
     operands = list(zip(node.inputs, signature.inputs))
     dims = {aligned(o.axes[axes[name]], signature) for name, o in operands if name in axes}

@@ -195,3 +195,19 @@ def test_few_extents_are_bound() -> None:
     assert [room(n) for n in (1, 32, 33, 48, 49, 64, 65, 97, 1000)] == [
         *(32, 32, 48, 48, 64, 64, 96, 128, 1024)
     ]
+
+
+def test_a_mask_that_is_gathered_key_by_key_keeps_the_cache() -> None:
+    model = SMALL.model()
+    graph = model.graph
+    keys = [node for node in graph.node if node.op_type == "Range"][1]
+    unsqueeze = next(node for node in graph.node if "attention_mask" in node.input)
+    at = list(graph.node).index(unsqueeze)
+    graph.node.insert(
+        at, helper.make_node("Gather", ["attention_mask", keys.output[0]], ["each"], axis=1)
+    )
+    unsqueeze.input[0] = "each"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = InferenceSession(from_onnx(model)).generate(PROMPTS[0], 3)
+    assert_greedy(model, SMALL, PROMPTS[0], made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,14 @@ def _places(n: Call, extents: int | Sequence[int]) -> Value:
     return ids
 
 
+def _in_order(ids: Value, extents: Sequence[int]) -> bool:
+    """Return whether indices are known, and name all places of axes, each once and in order."""
+    if ids.array is None or ids.array.size != math.prod(extents) * len(extents):
+        return False
+    places = ids.array.reshape(-1, len(extents))
+    return bool((places == np.stack(np.unravel_index(np.arange(len(places)), extents), 1)).all())
+
+
 @rule("Gather")
 def gather(n: Call) -> Value:
     x = n.value(0)
@@ -43,6 +52,8 @@ def gather(n: Call) -> Value:
         place = n.axis_of(int(ids.array.reshape(())), x.shape[axis])
         part = n.part(x, axis, place, place + 1)
         return n.reshape(part, (*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]))
+    if _in_order(ids, x.shape[axis : axis + 1]):
+        return n.reshape(x, (*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]))
     return n("gather", x, ids, axis=axis)
 
 
@@ -57,6 +68,8 @@ def gather_elements(n: Call) -> Any:
 def gather_nd(n: Call) -> Any:
     x, ids, lead = n.value(0), n.value(1), n.attribute("batch_dims", 0)
     ids = _places(n, x.shape[lead : lead + (ids.shape[-1] if ids.rank else 0)])
+    if not lead and ids.rank and ids.spec.size and _in_order(ids, x.shape[: ids.shape[-1]]):
+        return n.reshape(x, (*ids.shape[:-1], *x.shape[ids.shape[-1] :]))
     return n.declared(x, ids)
 
 
