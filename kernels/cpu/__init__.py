@@ -15,6 +15,7 @@ from soapstone.kernels.fallback import report
 
 _FAMILIES = (
     "products.panels",
+    "products.nbits",
     "onednn",
     "openblas",
     "elementwise.epilogue",

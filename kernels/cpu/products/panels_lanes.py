@@ -17,14 +17,17 @@ _AHEAD = 32  # lines of each piece that are asked for before they are used
 _SUMS = 4  # vectors of a row: fewer would wait for one another
 
 
-def _stretch(
+def stretch(
     builder: Any,
     bounds: tuple[Any, Any],
     step: int,
     sums: list[Lanes],
     body: Callable[[Lanes, list[Lanes]], list[Lanes]],
 ) -> list[Lanes]:
-    """Write a loop over `bounds` and return what `body(i, sums)` made of the sums."""
+    """Write a loop over `bounds` and return what `body(i, sums)` made of the sums.
+
+    builder: of the program. step: from one i to the next. sums: what they begin with.
+    """
     before = builder.block
     head, run, done = (builder.append_basic_block(name) for name in ("head", "run", "done"))
     builder.branch(head)
@@ -85,8 +88,8 @@ def _product(rows: int, vectors: int) -> Any:
         sums = [zero] * (rows * sets * vectors)
         part = (depth >> (_STREAMS.bit_length() - 1)) & -_STEPS
         done = (part * _STREAMS).value
-        sums = _stretch(builder, (I64(0), part.value), _STEPS, sums, turns)
-        sums = _stretch(builder, (done, depth.value), 1, sums, lambda k, s: turn(k, s, 1))
+        sums = stretch(builder, (I64(0), part.value), _STEPS, sums, turns)
+        sums = stretch(builder, (done, depth.value), 1, sums, lambda k, s: turn(k, s, 1))
         for row in range(rows):
             for v in range(vectors):
                 parts = [sums[(row * sets + part) * vectors + v] for part in range(sets)]

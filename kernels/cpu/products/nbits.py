@@ -1,0 +1,127 @@
+"""Products with constant weights of few bits, which stay packed and are unpacked in registers.
+
+Weights lie in panels of 16 columns, a word of each column side by side, so that one shift takes the
+next number of all sixteen; each block is followed by its scales. A thread reads one contiguous
+piece of memory, once for all rows where they are few.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.ops.products.nbits import block_of
+from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats
+from soapstone.kernels.cpu.products.nbits_lanes import products
+from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
+from soapstone.native.copies import copy
+from soapstone.native.entries import Native, native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.intrinsics import stack
+from soapstone.native.memory import aligned_array
+from soapstone.native.shared import shared
+
+_LANES = 16
+# steps: bytes from one row to the next; panel: bytes of the weights of 16 columns.
+_NBITS = Fields("rows depth columns block weights panel x x_step y y_step")
+_nbits_of = _NBITS.at
+
+
+def _body(bits: int, zeros: bool) -> Native:
+    """Return the loop over panels for weights of so many bits."""
+    one, two, four = products(bits, zeros)
+
+    @native("body")
+    def nbits(block: Any, begin: int, end: int) -> int:
+        w = _nbits_of(block)
+        room = stack(256)
+        for panel in range(begin, end):
+            weights = w.weights + panel * w.panel
+            count = min(_LANES, w.columns - panel * _LANES)
+            row = 0
+            while row < w.rows:
+                x, left = w.x + row * w.x_step, w.rows - row
+                if left >= 4:
+                    four(x, w.x_step, w.depth, w.block, weights, room)
+                    made = 4
+                elif left >= 2:
+                    two(x, w.x_step, w.depth, w.block, weights, room)
+                    made = 2
+                else:
+                    one(x, w.x_step, w.depth, w.block, weights, room)
+                    made = 1
+                for r in range(made):
+                    to = w.y + (row + r) * w.y_step + panel * 64
+                    copy_floats(to, room + r * 64, count)
+                row += made
+        return 0
+
+    return nbits
+
+
+_BODIES = {(bits, zeros): _body(bits, zeros) for bits in (4, 8) for zeros in (False, True)}
+
+
+def packed(bits: int, w: Array, scales: Array, zeros: Array | None) -> Array:
+    """Return weights (n, blocks, bytes) in panels: (panels, blocks, lines, 16) words."""
+    columns, blocks, nbytes = w.shape
+    words = nbytes // 4
+    panels = -(-columns // _LANES)
+    made = aligned_array((panels, blocks, words + 1 + (zeros is not None), _LANES), np.uint32)
+
+    def place(line: int | slice, part: Array) -> None:
+        full = np.zeros((panels * _LANES, *part.shape[1:]), np.uint32)
+        full[:columns] = part
+        made[:, :, line] = np.moveaxis(full.reshape(panels, _LANES, *part.shape[1:]), 1, -1)
+
+    place(slice(words), np.ascontiguousarray(w).view("<u4"))
+    place(words, np.ascontiguousarray(scales).view(np.uint32))
+    if zeros is not None:
+        shift = ((1 << (bits - 1)) - zeros) * scales
+        place(words + 1, np.ascontiguousarray(shift).view(np.uint32))
+    return shared(made)
+
+
+@variant("matmul_nbits", "panels")
+def matmul_nbits(call: Call) -> Entry | None:
+    """Return the entry of a product with constant weights of four or eight bits."""
+    (x, w, scales, *zeros), (y,) = call.inputs, call.outputs
+    bits, depth = call.attributes["bits"], x.shape[-1]
+    body = _BODIES.get((bits, bool(zeros)))
+    known = set(range(1, len(call.inputs))) <= call.constants
+    if body is None or not known or not is_float32(x, scales, *zeros, y):
+        return None
+    if y.size == 0:
+        return noop()
+    step = _LANES if zeros else 32 // bits
+    size = block_of(w.shape[2], call.attributes)
+    if w.shape[2] % 4 or size % step or depth % step or not y.flags.c_contiguous:
+        return None
+    entries: list[Entry] = []
+    if not x.flags.c_contiguous:
+        dense = aligned_array(x.shape, np.float32)
+        staged = copy(dense, x, call.threads)
+        if staged is None:
+            return None
+        entries.append(staged)
+        x = dense
+    weights = packed(bits, w, scales, zeros[0] if zeros else None)
+    rows, columns = y.size // y.shape[-1], y.shape[-1]
+    block = _NBITS.pack(
+        rows=rows,
+        depth=depth,
+        columns=columns,
+        block=size,
+        weights=weights,
+        panel=weights[0].nbytes,
+        x=x,
+        x_step=4 * depth,
+        y=y,
+        y_step=4 * columns,
+    )
+    threads = useful_threads(call.threads, weights.nbytes * max(1, rows // 8))
+    entries.append(parallel_for(body, block, len(weights), threads))
+    return sequence(entries)

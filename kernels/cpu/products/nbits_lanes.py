@@ -1,0 +1,121 @@
+"""The product block of `nbits`: some rows of x by sixteen columns of weights of few bits."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import binding, ir
+
+from soapstone.cache.deferred import cgutils
+from soapstone.kernels.cpu.products.panels_lanes import stretch
+from soapstone.native.lanes import F32, I32, I64, LANES, Lanes, load_lanes, prefetch, store_lanes
+from soapstone.native.simd import vectorised
+
+_LINE = 64  # bytes
+_AHEAD = 32  # lines that are asked for before they are used
+ROWS = (1, 2, 4)  # of x at a time
+
+
+@cache
+def _has_tables() -> bool:
+    """Return whether this processor looks sixteen numbers up in a table of sixteen at once."""
+    return bool(binding.get_host_cpu_features().get("avx512f"))
+
+
+def _numbers(lanes: Lanes, place: int, bits: int) -> Lanes:
+    """Return the numbers at a place of words, minus the middle of their range."""
+    b = lanes.builder
+    moved = lanes >> (place * bits) if place else lanes
+    middle = 1 << (bits - 1)
+    vector = ir.VectorType(F32, LANES)
+    if bits == 4 and _has_tables():  # the table's index is the lowest four bits
+        kind = ir.FunctionType(vector, [vector, ir.VectorType(I32, LANES)])
+        name = "llvm.x86.avx512.permvar.sf.512"
+        function = cgutils.get_or_insert_function(b.module, kind, name)
+        table = ir.Constant(vector, [float(value - middle) for value in range(16)])
+        return Lanes(b, b.call(function, [table, moved.value]))
+    return (moved & ((1 << bits) - 1)).cast(F32) - float(middle)
+
+
+def _product(rows: int, bits: int, zeros: bool) -> Any:
+    per = 32 // bits  # numbers in a word
+    sets = max(1, 4 // rows)  # of sums, which take the numbers in turns
+
+    def form(x: Lanes, step: Lanes, depth: Lanes, block: Lanes, weights: Lanes, to: Lanes) -> None:
+        """Write the products of rows of x with a panel.
+
+        Of a panel each block has its words (block / per, 16), then 16 scales and, where there are
+        zero points, 16 times what the sum of x is to be multiplied by; then block and depth are
+        multiples of 16.
+
+        x, step: the first row's address and bytes from one to the next. depth: numbers in a row.
+        block: numbers in a block. weights: the panel's address. to: (rows, 16).
+        """
+        b = depth.builder
+        sources = [x + step * row for row in range(rows)]
+        zero = Lanes(b, ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES))
+        words = (block >> (per.bit_length() - 1)) * _LINE  # bytes of a block's words
+        size = words + _LINE * (2 if zeros else 1)
+
+        def one(source: Lanes, k: Lanes, place: int) -> Lanes:
+            made = b.load(b.inttoptr((source + (k + place) * 4).value, F32.as_pointer()))
+            made.align = 4
+            return Lanes(b, made)
+
+        def turn(first: Lanes, sums: list[Lanes]) -> list[Lanes]:
+            """Add the block that begins with number `first`."""
+            at = weights + Lanes(b, b.udiv(first.value, block.value)) * size
+            left = (depth - first).value
+            count = Lanes(b, b.select((depth - first < block).value, left, block.value))
+
+            def part(k: Lanes, held: list[Lanes]) -> list[Lanes]:
+                held = list(held)
+                line = at + (k >> (per.bit_length() - 1)) * _LINE
+                prefetch(line + _AHEAD * _LINE)
+                lanes = load_lanes(line, 0, I32)
+                for place in range(per):
+                    numbers = _numbers(lanes, place, bits)
+                    for row in range(rows):
+                        value = one(sources[row], first + k, place)
+                        which = row * sets + place % sets
+                        held[which] = held[which] + value.splat() * numbers
+                return held
+
+            held = stretch(b, (I64(0), count.value), per, [zero] * (rows * sets), part)
+            scales = load_lanes(at + words, 0)
+            made = []
+            for row in range(rows):
+                total = _sum(held[row * sets : (row + 1) * sets]) * scales + sums[row]
+                if zeros:
+                    source = sources[row] + first * 4
+
+                    def some(k: Lanes, held: list[Lanes], source: Lanes = source) -> list[Lanes]:
+                        return [held[0] + load_lanes(source, k)]
+
+                    (own,) = stretch(b, (I64(0), count.value), LANES, [zero], some)
+                    own = own.fold(lambda p, q: p + q)
+                    total = own.splat() * load_lanes(at + words, LANES) + total
+                made.append(total)
+            return made
+
+        def blocks(number: Lanes, sums: list[Lanes]) -> list[Lanes]:
+            return turn(number * block, sums)
+
+        count = b.udiv((depth + block - 1).value, block.value)
+        sums = stretch(b, (I64(0), count), 1, [zero] * rows, blocks)
+        for row in range(rows):
+            store_lanes(to, row * LANES, sums[row])
+
+    return vectorised(form)
+
+
+def _sum(parts: list[Lanes]) -> Lanes:
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
+    return parts[0]
+
+
+def products(bits: int, zeros: bool) -> list[Any]:
+    """Return the blocks of each of `ROWS`."""
+    return [_product(rows, bits, zeros) for rows in ROWS]
