@@ -303,7 +303,8 @@ class Importer:
         if version is None:
             raise OnnxError(f"domain {node.domain!r} is not imported by the model")
         spec, known = operator_of_onnx(key[1], key[0]), schema(*key, version) is not None
-        if not known and (spec is None or not key[0] or entry_of(spec).version != version):
+        declared_here = spec is not None and key[0] and entry_of(spec).version == version
+        if not known and key not in RULES and not declared_here:
             raise UnsupportedError(
                 f"operator {node.op_type!r} of domain {node.domain or 'ai.onnx'!r}, opset {version}"
                 " is not supported"
@@ -320,7 +321,7 @@ class Importer:
                     return [result] if isinstance(result, Value) else result
             except UnsupportedError as error:
                 failure = error
-        if not known:
+        if not known:  # a rule of an operator that ONNX does not declare
             raise failure or UnsupportedError("this operator is not supported")
         types = [slot.spec if isinstance(slot, Value) else None for slot in inputs]
         body = function_of(key[0], key[1], version, call.bound(), types)

@@ -1,0 +1,192 @@
+"""Operators of com.microsoft against ONNX Runtime, whose own they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from soapstone import InferenceSession, from_onnx
+from soapstone.frontend.onnx import OnnxError
+from soapstone.ir.tensor import Array
+
+ort = pytest.importorskip("onnxruntime")
+RANDOM = np.random.default_rng(0)
+CONSTANT = ("w", "scales", "zeros", "cosines", "sines", "gamma", "beta", "bias")
+
+
+def drawn(*shape: int) -> Array:
+    return RANDOM.standard_normal(shape, np.float32)
+
+
+def model_of(
+    kind: str, inputs: dict[str, Array], outputs: int, attributes: dict[str, Any], domain: str
+) -> onnx.ModelProto:
+    """Return a model of one operator; inputs called "" are left out."""
+    names = [name if array is not None else "" for name, array in inputs.items()]
+    made = [f"y{i}" for i in range(outputs)]
+    node = helper.make_node(kind, names, made, domain=domain, **attributes)
+    graph = helper.make_graph(
+        [node],
+        kind,
+        [
+            helper.make_tensor_value_info(
+                n, helper.np_dtype_to_tensor_dtype(a.dtype), [None] * a.ndim
+            )
+            for n, a in inputs.items()
+            if a is not None and n not in CONSTANT
+        ],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in made],
+        [numpy_helper.from_array(inputs[n], n) for n in CONSTANT if inputs.get(n) is not None],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def compare(
+    kind: str,
+    inputs: dict[str, Any],
+    outputs: int = 1,
+    domain: str = "com.microsoft",
+    rows: Array | None = None,
+    **attributes: Any,
+) -> None:
+    """The results are ONNX Runtime's; rows: of the first result, those that count."""
+    model = model_of(kind, inputs, outputs, attributes, domain)
+    given = {n: a for n, a in inputs.items() if a is not None and n not in CONSTANT}
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    want = session.run(None, given)
+    found = list(InferenceSession(from_onnx(model)).run(given).values())
+    for number, (a, b) in enumerate(zip(want, found, strict=True)):
+        if rows is not None and number == 0:
+            a, b = a[rows], b[rows]
+        assert a.shape == b.shape
+        assert np.allclose(a, b, rtol=1e-3, atol=2e-4), (kind, number, np.abs(a - b).max())
+
+
+def test_activations() -> None:
+    x, bias = 3 * drawn(2, 8), drawn(8)
+    compare("Gelu", {"x": x})
+    compare("BiasGelu", {"x": x, "bias": bias})
+    compare("FastGelu", {"x": x, "bias": bias})
+    compare("FastGelu", {"x": x})
+    compare("QuickGelu", {"x": x}, alpha=1.5)
+    compare("QuickGelu", {"x": x})
+
+
+def test_norms() -> None:
+    x, skip, gamma, beta = drawn(2, 3, 8), drawn(2, 3, 8), drawn(8), drawn(8)
+    both = {"x": x, "skip": skip, "gamma": gamma}
+    compare("SimplifiedLayerNormalization", {"x": x, "gamma": gamma}, domain="", epsilon=1e-6)
+    compare("SkipSimplifiedLayerNormalization", both)
+    compare("SkipSimplifiedLayerNormalization", {**both, "bias": drawn(8)}, epsilon=1e-3)
+    compare("SkipLayerNormalization", {**both, "beta": beta}, epsilon=1e-3)
+    compare("SkipLayerNormalization", {**both, "beta": None, "bias": drawn(8)})
+
+
+def test_a_norm_gives_the_sum_that_it_was_taken_of() -> None:
+    x, skip, gamma = drawn(2, 3, 8), drawn(2, 3, 8), drawn(8)
+    inputs = {"x": x, "skip": skip, "gamma": gamma}
+    model = model_of("SkipSimplifiedLayerNormalization", inputs, 4, {}, "com.microsoft")
+    model.graph.node[0].output[1:3] = ["", ""]
+    del model.graph.output[1:3]
+    made = InferenceSession(from_onnx(model)).run({"x": x, "skip": skip})
+    assert np.allclose(made["y3"], x + skip)
+
+
+@pytest.mark.parametrize("transposed", [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_fused_products(transposed: tuple[int, int]) -> None:
+    a, b = (
+        each.swapaxes(1, 2).copy() if turned else each
+        for each, turned in zip((drawn(2, 3, 4), drawn(2, 4, 5)), transposed)
+    )
+    compare("FusedMatMul", {"a": a, "b": b}, alpha=0.5, transA=transposed[0], transB=transposed[1])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zeros", ["none", "packed", "floats"])
+def test_products_of_few_bits(bits: int, zeros: str) -> None:
+    depth, columns, size = 96, 37, 32
+    blocks = depth // size
+    inputs = {
+        "x": drawn(3, depth),
+        "w": RANDOM.integers(0, 256, (columns, blocks, size * bits // 8), np.uint8),
+        "scales": 0.1 * drawn(columns * blocks),
+    }
+    if zeros == "packed":
+        inputs["zeros"] = RANDOM.integers(0, 256, columns * -(-blocks * bits // 8), np.uint8)
+    elif zeros == "floats":
+        inputs["zeros"] = RANDOM.integers(0, 1 << bits, columns * blocks).astype(np.float32)
+    if bits == 8 and zeros == "floats":
+        pytest.skip("not served by ONNX Runtime")
+    compare("MatMulNBits", inputs, K=depth, N=columns, bits=bits, block_size=size)
+
+
+def test_an_order_of_weights_is_refused() -> None:
+    inputs = {
+        "x": drawn(3, 32),
+        "w": np.zeros((4, 1, 16), np.uint8),
+        "scales": drawn(4),
+        "zeros": None,
+        "g_idx": np.zeros(32, np.int32),
+    }
+    attributes = {"K": 32, "N": 4, "bits": 4, "block_size": 32}
+    model = from_onnx(model_of("MatMulNBits", inputs, 1, attributes, "com.microsoft"))
+    with pytest.raises(OnnxError, match="g_idx"):
+        model.graph_for({"x": inputs["x"], "g_idx": inputs["g_idx"]})
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_rotary_embeddings(interleaved: int) -> None:
+    angles = np.arange(12)[:, None] * 0.7 ** np.arange(4)
+    tables = {
+        "cosines": np.cos(angles).astype(np.float32),
+        "sines": np.sin(angles).astype(np.float32),
+    }
+    places = np.array([[3, 4, 5], [0, 1, 2]])
+    whole = {"x": drawn(2, 3, 24), "places": places, **tables}
+    compare("RotaryEmbedding", whole, interleaved=interleaved)
+    first = {**whole, "places": np.array([4])}
+    compare("RotaryEmbedding", first, interleaved=interleaved)
+    some = {"x": drawn(2, 2, 3, 12), "places": places, **tables}
+    compare("RotaryEmbedding", some, interleaved=interleaved, rotary_embedding_dim=8, num_heads=2)
+
+
+@pytest.mark.parametrize(("past", "window"), [(0, -1), (5, -1), (5, 3), (8, -1)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_grouped_queries(past: int, window: int, packed: bool) -> None:
+    heads, kv, width, samples = 4, 2, 16, 2
+    count, used = (4, [4, 3]) if not past else (1, [6, 4])
+    angles = np.arange(12)[:, None] * 0.7 ** np.arange(8)
+    q, k, v = (drawn(samples, count, h * width) for h in (heads, kv, kv))
+    none = None if packed else 0
+    inputs = {
+        "q": np.concatenate([q, k, v], axis=2) if packed else q,
+        "k": none if packed else k,
+        "v": none if packed else v,
+        "past_k": drawn(samples, kv, past, width),
+        "past_v": drawn(samples, kv, past, width),
+        "last": np.array(used, np.int32) - 1,
+        "total": np.array(max(used), np.int32),
+        "cosines": np.cos(angles).astype(np.float32),
+        "sines": np.sin(angles).astype(np.float32),
+    }
+    rows = np.zeros((samples, count), bool)
+    for sample, length in enumerate(used):
+        rows[sample, : length if not past else 1] = True
+    attributes = {"num_heads": heads, "kv_num_heads": kv, "do_rotary": 1}
+    if window > 0:
+        attributes["local_window_size"] = window
+    model = model_of("GroupQueryAttention", inputs, 3, attributes, "com.microsoft")
+    given = {n: a for n, a in inputs.items() if a is not None and n not in CONSTANT}
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    want = session.run(None, given)
+    found = list(InferenceSession(from_onnx(model)).run(given).values())
+    assert np.allclose(want[0][rows], found[0][rows], rtol=1e-3, atol=2e-4)
+    for a, b in zip(want[1:], found[1:], strict=True):
+        assert a.shape == b.shape
+        for sample, length in enumerate(used):
+            assert np.allclose(a[sample, :, :length], b[sample, :, :length], atol=1e-4)
