@@ -7,7 +7,8 @@ becomes a write into a row of the buffer. So a token is new only when the buffer
 
 That is the same where three things hold, and each is looked for: results do not depend on the order
 of keys and their mask (`ir/order.py`), lengths of the past matter only as extents (`differs`), and
-rows that the mask hides have no effect (which is tried: `decoder.py`).
+rows that the mask hides have no effect (which is tried: `decoder.py`). Where a file writes new keys
+into rows itself (GroupQueryAttention), their order is its own, and stays.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ STARTS = "generation.starts"  # an input: the row that each sample's new key and
 class Pair:
     """An input with the past of a layer's keys or values, and the output that is it and the new.
 
-    axis: along which they are joined.
+    Attributes:
+        past, present: their names. axis: along which they are joined.
+        joined: whether the new ones come after the past, and not to a row that the file says.
     """
 
     past: str
     present: str
     axis: int
+    joined: bool = True
 
 
 def pairs(graph: Graph) -> tuple[Pair, ...]:
@@ -42,10 +46,13 @@ def pairs(graph: Graph) -> tuple[Pair, ...]:
     found = []
     for value in graph.outputs:
         node = graph.producers.get(value)
+        joined = node is not None and node.operator == "concat"
+        if node is not None and node.operator == "write_at":  # into the past, made longer
+            node = graph.producers.get(node.inputs[0])
         if node is None or node.operator != "concat" or len(node.inputs) != 2:
             continue
         if graph.roles.get(node.inputs[0]) is Role.INPUT and node.attributes["axis"] > 0:
-            found.append(Pair(node.inputs[0], value, node.attributes["axis"]))
+            found.append(Pair(node.inputs[0], value, node.attributes["axis"], joined))
     return tuple(found)
 
 
@@ -59,12 +66,13 @@ def keeping(graph: Graph, past: tuple[Pair, ...], logits: str) -> Graph:
     tensors[STARTS], roles[STARTS] = TensorSpec((samples,), "int64"), Role.INPUT
     written: dict[str, Node] = {}
     for pair in past:
-        joined = graph.producers[pair.present]
+        node = graph.producers[pair.present]
         tensors[pair.past] = tensors[pair.present]
         updates[pair.past] = pair.present
         items = tuple(sorted(operator("write_at").normalise({"axis": pair.axis}).items()))
-        inputs = (pair.past, joined.inputs[1], STARTS)
-        written[joined.name] = replace(joined, operator="write_at", inputs=inputs, items=items)
+        rest = (node.inputs[1], STARTS) if pair.joined else node.inputs[1:]
+        inputs = (pair.past, *rest)
+        written[node.name] = replace(node, operator="write_at", inputs=inputs, items=items)
     nodes = tuple(written.get(node.name, node) for node in graph.nodes)
     changed = replace(
         graph, tensors=tensors, roles=roles, nodes=nodes, outputs=(logits,), updates=updates
@@ -80,10 +88,15 @@ def unfit(
     weights: Mapping[str, Array],
 ) -> str:
     """Return what keeps the past of a graph from being a buffer; "" for nothing."""
-    joined = {pair.present: pair.axis for pair in past}
+    joined = {pair.present: pair.axis for pair in past if pair.joined}
     for pair in past:
-        if [node.outputs for node in graph.consumers[pair.past]] != [(pair.present,)]:
+        readers = graph.consumers[pair.past]
+        if not pair.joined:
+            readers = tuple(node for each in readers for node in graph.consumers[each.outputs[0]])
+        if [node.outputs for node in readers] != [(pair.present,)]:
             return f"input {pair.past!r} is read by more than what joins it with the new"
+    if not joined:
+        return ""
     least = replace(graph, outputs=(logits,)).pruned()
     where = where_order_matters(least, {**joined, mask: 1}, weights)
     return f"{where} depends on the order of the past" if where else ""
@@ -92,7 +105,7 @@ def unfit(
 def differs(one: Graph, other: Graph, weights: Mapping[str, Array], logits: str) -> str:
     """Return where two graphs of a file for different lengths of the past are not alike; "" where.
 
-    They may differ in extents, and in weights that repeat along such; not in numbers.
+    They may differ in extents, and in how far weights go along such; not in numbers.
     """
     one, other = (replace(graph, outputs=(logits,)).pruned() for graph in (one, other))
     if len(one.nodes) != len(other.nodes):
@@ -130,13 +143,10 @@ def _same_attributes(one: Graph, other: Graph, a: Node, b: Node) -> bool:
 
 
 def _same_contents(a: Array, b: Array) -> bool:
+    """Return whether weights are the same as far as both go."""
     if a is b:
         return True
     if a.ndim != b.ndim or a.dtype != b.dtype:
         return False
-    for axis, extents in enumerate(zip(a.shape, b.shape)):
-        if extents[0] != extents[1]:
-            if 0 in extents or not all((w == w.take([0], axis)).all() for w in (a, b)):
-                return False
-            a, b = a.take([0], axis), b.take([0], axis)
-    return bool(np.array_equal(a, b))
+    cut = tuple(slice(min(extents)) for extents in zip(a.shape, b.shape))
+    return bool(np.array_equal(a[cut], b[cut]))

@@ -211,3 +211,14 @@ def test_a_mask_that_is_gathered_key_by_key_keeps_the_cache() -> None:
         warnings.simplefilter("error")
         made = InferenceSession(from_onnx(model)).generate(PROMPTS[0], 3)
     assert_greedy(model, SMALL, PROMPTS[0], made)
+
+
+def test_a_fused_decoder_of_few_bits_keeps_its_cache() -> None:
+    sizes = replace(SMALL, width=64, inner=96, bits=4, fused=True)
+    model = sizes.model()
+    session = InferenceSession(from_onnx(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = session.generate(PROMPTS, 10)
+    for prompt, tokens in zip(PROMPTS, made):
+        assert_greedy(model, sizes, prompt, tokens)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+_ENDS = ("past_key_values", "present")
 LEAST = float(np.finfo(np.float32).min)
 
 
@@ -16,8 +17,9 @@ LEAST = float(np.finfo(np.float32).min)
 class Decoder:
     """The sizes of a decoder; 125 million parameters by default.
 
-    positions: whether it takes `position_ids`; without it, places follow from how many keys are
-    in the cache, so that a cache with gaps would be wrong.
+    positions: whether it takes `position_ids`; without it, places follow from how many keys are in
+    the cache, so that a cache with gaps would be wrong. bits: of weights, in blocks of `block`; 0:
+    they are float32. fused: whether attention and norms are operators of com.microsoft.
     """
 
     layers: int = 12
@@ -27,6 +29,9 @@ class Decoder:
     inner: int = 2048
     words: int = 32000
     positions: bool = True
+    bits: int = 0
+    block: int = 32
+    fused: bool = False
     seed: int = 0
 
     def model(self) -> onnx.ModelProto:
@@ -72,7 +77,24 @@ class _Writer:
         scale = 1.5 / np.sqrt(shape[0])
         return self.keep(name, self.random.standard_normal(shape, np.float32) * scale)
 
+    def times(self, x: str, name: str, depth: int, columns: int, out: str = "") -> str:
+        """Return x times a weight, which is kept in few bits where the decoder's are."""
+        bits, block = self.sizes.bits, self.sizes.block
+        scale = 1.5 / np.sqrt(depth)
+        if not bits:
+            return self.op("MatMul", x, self.weight(name, depth, columns), out=out)
+        w = self.random.integers(0, 256, (columns, depth // block, block * bits // 8), np.uint8)
+        self.weights.append(numpy_helper.from_array(w, name))
+        spread = 2**bits / np.sqrt(12)  # of numbers that are drawn evenly
+        scales = self.keep(f"{name}.scales", np.full(columns * depth // block, scale / spread))
+        options = {"K": depth, "N": columns, "bits": bits, "block_size": block}
+        own = "com.microsoft"
+        return self.op("MatMulNBits", x, name, scales, out=out, domain=own, **options)
+
     def norm(self, x: str, name: str) -> str:
+        if self.sizes.fused:
+            scale = self.keep(name, 1 + 0.1 * self.random.standard_normal(self.sizes.width))
+            return self.op("SimplifiedLayerNormalization", x, scale, axis=-1, epsilon=1e-5)
         squares = self.op("ReduceMean", self.op("Pow", x, self.number(2.0)), self.ints(-1))
         root = self.op("Sqrt", self.op("Add", squares, self.number(1e-5)))
         scale = self.keep(name, 1 + 0.1 * self.random.standard_normal(self.sizes.width))
@@ -95,8 +117,8 @@ class _Writer:
             where = self.op("Unsqueeze", places, self.ints(0, 1))
         else:
             where = self.op("Unsqueeze", "position_ids", self.ints(1))
-        rates = 10000.0 ** (-np.arange(0, head, 2) / head)
-        rates = self.keep("rates", rates.reshape(1, -1, 1))
+        self.rates = 10000.0 ** (-np.arange(0, head, 2) / head)
+        rates = self.keep("rates", self.rates.reshape(1, -1, 1))
         turns = self.op("Transpose", self.op("MatMul", rates, self.float(where)), perm=[0, 2, 1])
         angle = self.op("Concat", turns, turns, axis=-1)
         self.turn = [
@@ -106,7 +128,7 @@ class _Writer:
         for layer in range(sizes.layers):
             x = self.layer(x, layer)
         x = self.norm(x, "last.norm")
-        self.op("MatMul", x, self.weight("head", sizes.width, sizes.words), out="logits")
+        self.times(x, "head", sizes.width, sizes.words, out="logits")
         return self.built(head)
 
     @property
@@ -154,8 +176,21 @@ class _Writer:
         h = self.norm(x, f"{name}.norm")
         parts = {}
         for part, heads in (("q", sizes.heads), ("k", sizes.kv_heads), ("v", sizes.kv_heads)):
-            weight = self.weight(f"{name}.{part}", width, heads * head)
-            parts[part] = self.split(self.op("MatMul", h, weight), heads)
+            parts[part] = self.times(h, f"{name}.{part}", width, heads * head)
+        flat = self.fused_attention(parts, number) if sizes.fused else self.attention(parts, number)
+        x = self.op("Add", x, self.times(flat, f"{name}.o", width, width))
+        h = self.norm(x, f"{name}.norm2")
+        gate = self.times(h, f"{name}.gate", width, sizes.inner)
+        up = self.times(h, f"{name}.up", width, sizes.inner)
+        inner = self.op("Mul", self.op("Mul", gate, self.op("Sigmoid", gate)), up)
+        return self.op("Add", x, self.times(inner, f"{name}.down", sizes.inner, width))
+
+    def attention(self, parts: dict[str, str], number: int) -> str:
+        """Return attention as ONNX's own operators."""
+        sizes = self.sizes
+        width, head = sizes.width, sizes.width // sizes.heads
+        kinds = {"q": sizes.heads, "k": sizes.kv_heads, "v": sizes.kv_heads}
+        parts = {part: self.split(parts[part], heads) for part, heads in kinds.items()}
         q, k, v = self.turned(parts["q"]), self.turned(parts["k"]), parts["v"]
         held = []
         for kind, new in (("key", k), ("value", v)):
@@ -165,14 +200,36 @@ class _Writer:
         scores = self.op("Mul", self.op("MatMul", q, across), self.number(head**-0.5))
         weights = self.op("Softmax", self.op("Add", scores, self.mask), axis=-1)
         mixed = self.op("Transpose", self.op("MatMul", weights, held[1]), perm=[0, 2, 1, 3])
-        flat = self.op("Reshape", mixed, self.ints(0, 0, width))
-        x = self.op("Add", x, self.op("MatMul", flat, self.weight(f"{name}.o", width, width)))
-        h = self.norm(x, f"{name}.norm2")
-        gate = self.op("MatMul", h, self.weight(f"{name}.gate", width, sizes.inner))
-        up = self.op("MatMul", h, self.weight(f"{name}.up", width, sizes.inner))
-        inner = self.op("Mul", self.op("Mul", gate, self.op("Sigmoid", gate)), up)
-        down = self.op("MatMul", inner, self.weight(f"{name}.down", sizes.inner, width))
-        return self.op("Add", x, down)
+        return self.op("Reshape", mixed, self.ints(0, 0, width))
+
+    def fused_attention(self, parts: dict[str, str], number: int) -> str:
+        """Return attention as one operator, which writes keys and values to rows itself."""
+        sizes = self.sizes
+        if ("last",) not in self.known:
+            used = self.op("ReduceSum", "attention_mask", self.ints(1), keepdims=0)
+            last = self.op("Sub", used, self.ints(1, scalar=True))
+            self.known["last",] = self.op("Cast", last, to=6)
+            extent = self.op("Gather", self.op("Shape", "attention_mask"), self.ints(1), axis=0)
+            self.known["total",] = self.op("Cast", self.op("Squeeze", extent), to=6)
+            angles = np.outer(np.arange(4096), self.rates.reshape(-1))
+            for kind, table in (("cosines", np.cos(angles)), ("sines", np.sin(angles))):
+                self.known[kind,] = self.keep(kind, table)
+        names = [f"{end}.{number}.{k}" for end in _ENDS for k in ("key", "value")]
+        known = (self.known[name,] for name in ("last", "total", "cosines", "sines"))
+        inputs = [parts["q"], parts["k"], parts["v"], *names[:2], *known]
+        out = f"attention.{number}"
+        self.nodes.append(
+            helper.make_node(
+                "GroupQueryAttention",
+                inputs,
+                [out, *names[2:]],
+                domain="com.microsoft",
+                num_heads=sizes.heads,
+                kv_num_heads=sizes.kv_heads,
+                do_rotary=1,
+            )
+        )
+        return out
 
     def built(self, head: int) -> onnx.ModelProto:
         sizes, value = self.sizes, helper.make_tensor_value_info
@@ -194,5 +251,5 @@ class _Writer:
                     shape = ["batch_size", sizes.kv_heads, extent, head]
                     into.append(value(f"{prefix}.{number}.{kind}", TensorProto.FLOAT, shape))
         graph = helper.make_graph(self.nodes, "decoder", inputs, outputs, self.weights)
-        opsets = [helper.make_opsetid("", 18)]
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=9)
