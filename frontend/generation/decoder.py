@@ -17,7 +17,8 @@ import numpy as np
 
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
-from soapstone.frontend.generation.kept import STARTS, Pair, differs, keeping, pairs, unfit
+from soapstone.frontend.generation.grouped import grouped
+from soapstone.frontend.generation.kept import STARTS, differs, keeping, pairs, unfit
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 
@@ -97,7 +98,7 @@ class Decoder:
         """Return the model's graph for these lengths."""
         return self.session.graph_of(self.feeds(samples, new, past))
 
-    def step(self, samples: int, rows: int, longest: int) -> tuple[Graph, tuple[Pair, ...]] | str:
+    def step(self, samples: int, rows: int, longest: int) -> Graph | str:
         """Return the graph of a token with buffers of so many rows, or why there is none.
 
         longest: how many rows are in use at first: the least length that it will be run with.
@@ -115,7 +116,7 @@ class Decoder:
             least = self.graph(samples, 1, longest)
             where = differs(graph, least, self.session.weights(), self.logits)
             why = f"{where} depends on the length of the past" if where else ""
-        return why or (keeping(graph, found, self.logits), found)
+        return why or grouped(keeping(graph, found, self.logits))
 
 
 def _are_ids(each: Field) -> bool:
@@ -304,7 +305,7 @@ class Run:
             if isinstance(made, str):
                 reason = made
                 raise _Unfit
-            return made[0]
+            return made
 
         try:
             bound = session.bound_as((STARTS, samples, rows), make)

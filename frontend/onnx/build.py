@@ -69,6 +69,7 @@ class Importer:
         self._outputs = {declared.name for declared in source.outputs}
         self._folded_bytes = 0
         self._steps = 0
+        self._once: dict[tuple[object, ...], Value] = {}  # what several nodes need, by their key
 
     def build(self) -> Graph:
         """Return the graph.
@@ -186,6 +187,12 @@ class Importer:
         if self._wanted is not None and node.name:
             return str(node.name)
         return next((str(name) for name in node.output if name), str(node.op_type))
+
+    def once(self, key: tuple[object, ...], make: Callable[[], Value]) -> Value:
+        """Return what `make` makes, or has made for an equal key of the same values before."""
+        if key not in self._once:
+            self._once[key] = make()
+        return self._once[key]
 
     def _taken(self, name: str) -> bool:
         return name in self._reserved or name in self._made or name in self._outputs

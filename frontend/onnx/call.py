@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -249,6 +249,13 @@ class Call:
             OnnxError: they are not.
         """
         return self.importer.room(elements, self.label)
+
+    def once(self, make: Callable[..., Value], *key: Any) -> Value:
+        """Return make(self, *key), made once for all nodes with the same key: values and numbers.
+
+        make: a function with a name of its own, which looks at nothing else of the node.
+        """
+        return self.importer.once((make, *key), lambda: make(self, *key))
 
     def like(self, number: float, x: Value) -> Value:
         """Return a known scalar of the type of x."""

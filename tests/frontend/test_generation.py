@@ -222,3 +222,12 @@ def test_a_fused_decoder_of_few_bits_keeps_its_cache() -> None:
         made = session.generate(PROMPTS, 10)
     for prompt, tokens in zip(PROMPTS, made):
         assert_greedy(model, sizes, prompt, tokens)
+
+
+def test_keys_that_queries_share_are_not_repeated(session: InferenceSession) -> None:
+    session.generate(PROMPTS[0], 2)
+    step = next(bound for key, bound in session._bounds.items() if isinstance(key[0], str))
+    most = step.graph.tensors["past_key_values.0.key"].size
+    assert (
+        max(step.graph.tensors[o].size for node in step.graph.nodes for o in node.outputs) == most
+    )

@@ -168,10 +168,7 @@ def _turned(
     pairs = cosines.shape[1]
     if 2 * pairs > x.shape[3]:
         raise OnnxError(f"{pairs} pairs of elements found in heads of {x.shape[3]}")
-    cosine, sine = (
-        n.reshape(n("gather", table, places, axis=0), (*places.shape, 1, pairs))
-        for table in (cosines, sines)
-    )
+    cosine, sine = (n.once(_of_places, table, places) for table in (cosines, sines))
     turned = n.part(x, 3, 0, 2 * pairs)
     if interleaved:
         apart = n.reshape(turned, (*x.shape[:3], pairs, 2))
@@ -193,6 +190,11 @@ def _turned(
     return n("concat", y, n.part(x, 3, 2 * pairs, x.shape[3]), axis=3)
 
 
+def _of_places(n: Call, table: Value, places: Value) -> Value:
+    """Return rows of a table (places, pairs) by place (b, t), as (b, t, 1, pairs)."""
+    return n.reshape(n("gather", table, places, axis=0), (*places.shape, 1, table.shape[1]))
+
+
 _GQA_OPTIONS = ("softcap", "smooth_softmax", "qk_output", "k_quant_type", "v_quant_type")
 
 
@@ -208,18 +210,14 @@ def group_query_attention(n: Call) -> Any:
         raise OnnxError(f"num_heads {heads} and kv_num_heads {kv_heads} found")
     q, k, v = _split_qkv(n, heads, kv_heads)
     samples, count, _, width = q.shape
-    last, total = n.value(5), int(n.array(6).reshape(()))
-    last = n.reshape(n.cast(last, "int64"), (samples,))
+    total = int(n.array(6).reshape(()))
     past = [n.maybe(3), n.maybe(4)]
     empty = n.known(np.zeros((samples, kv_heads, 0, width)), q.dtype)
     keys, values = (empty if each is None else each for each in past)
     rows = max(total, keys.shape[2])
-    if count == total:  # the first tokens, of which the last may be none
-        starts = n.known(np.zeros(samples, np.int64))
-    else:
-        starts = n("add", last, _number(n, 1 - count))
-    steps = n.known(np.arange(n.room(count)).reshape(1, count).astype(np.int64))
-    places = n("add", n.reshape(starts, (samples, 1)), steps)
+    # The first tokens begin with the first row; of some samples, the last may be none.
+    starts = n.once(_starts, n.value(5), samples, count, count == total)
+    places = n.once(_places, starts, count)
     if n.attribute("do_rotary", 0):
         where = n.value(9) if n.has(9) else places
         interleaved = bool(n.attribute("rotary_interleaved", 0))
@@ -232,8 +230,33 @@ def group_query_attention(n: Call) -> Any:
     return [n.reshape(y, (samples, count, heads * width)), *held]
 
 
-def _number(n: Call, value: int) -> Value:
-    return n.known(np.array(value, np.int64))
+def _starts(n: Call, last: Value, samples: int, count: int, first: bool) -> Value:
+    """Return each sample's row of the first of `count` new tokens, given that of the last."""
+    if first:
+        return n.known(np.zeros(samples, np.int64))
+    last = n.reshape(n.cast(last, "int64"), (samples,))
+    return n("add", last, n.known(np.array(1 - count, np.int64)))
+
+
+def _places(n: Call, starts: Value, count: int) -> Value:
+    """Return the rows (b, t) of so many tokens from `starts` on."""
+    steps = n.known(np.arange(n.room(count)).reshape(1, count).astype(np.int64))
+    return n("add", n.reshape(starts, (*starts.shape, 1)), steps)
+
+
+def _mask(n: Call, places: Value, group: int, rows: int, window: int, dtype: str) -> Value:
+    """Return what hides keys from queries at places (b, t): (b, 1, group * t, rows)."""
+    samples, count = places.shape
+    own = n.known(np.arange(n.room(rows)).reshape(1, 1, rows).astype(dtype))
+    at = n.reshape(n.cast(places, dtype), (samples, count, 1))
+    hidden = n("less", at, own)
+    if window > 0:
+        early = n("less_equal", own, n("affine", at, shift=-window))
+        hidden = n("logical_or", hidden, early)
+    mask = n("where", hidden, n.like(-np.inf, at), n.like(0, at))
+    mask = n.reshape(mask, (samples, 1, 1, count, rows))
+    mask = n.broadcast(mask, (samples, 1, group, count, rows))
+    return n.reshape(mask, (samples, 1, group * count, rows))
 
 
 def _split_qkv(n: Call, heads: int, kv_heads: int) -> tuple[Value, Value, Value]:
@@ -267,17 +290,7 @@ def _grouped(n: Call, q: Value, held: list[Value], places: Value, window: int) -
     samples, count, heads, width = q.shape
     _, kv_heads, rows, _ = held[0].shape
     group = heads // kv_heads
-    own = n.known(np.arange(n.room(rows)).reshape(1, 1, rows).astype(np.int64))
-    at = n.reshape(places, (samples, count, 1))
-    hidden = n("less", at, own)
-    if window > 0:
-        early = n("less_equal", own, n("add", at, _number(n, -window)))
-        hidden = n("logical_or", hidden, early)
-    mask = n("where", hidden, n.like(-np.inf, q), n.like(0, q))
-    mask = n.reshape(mask, (samples, 1, 1, count, rows))
-    mask = n.reshape(
-        n.broadcast(mask, (samples, 1, group, count, rows)), (samples, 1, group * count, rows)
-    )
+    mask = n.once(_mask, places, group, rows, window, q.dtype)
     apart = n.reshape(q, (samples, count, kv_heads, group, width))
     asked = n.reshape(
         n.transpose(apart, (0, 3, 1, 2, 4)), (samples, group * count, kv_heads, width)
