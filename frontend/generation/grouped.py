@@ -6,7 +6,7 @@ that a decoder remembers at every token. Of one token, those queries are rows be
 
 from __future__ import annotations
 
-from soapstone.engine.lower.rebuild import rebuild
+from soapstone.engine.lower.rebuild import called, rebuild
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node
 
@@ -15,7 +15,7 @@ _SWAP = (0, 1, 3, 2)
 
 def grouped(graph: Graph) -> Graph:
     """Return the graph with products of one row by repeated heads as products of several rows."""
-    return rebuild(graph, _product).pruned()
+    return called(rebuild(graph, _product).pruned(), graph.outputs)[0]
 
 
 def _product(builder: GraphBuilder, node: Node) -> tuple[str, ...] | None:

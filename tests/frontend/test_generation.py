@@ -213,8 +213,9 @@ def test_a_mask_that_is_gathered_key_by_key_keeps_the_cache() -> None:
     assert_greedy(model, SMALL, PROMPTS[0], made)
 
 
-def test_a_fused_decoder_of_few_bits_keeps_its_cache() -> None:
-    sizes = replace(SMALL, width=64, inner=96, bits=4, fused=True)
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_decoder_of_few_bits_keeps_its_cache(fused: bool) -> None:
+    sizes = replace(SMALL, width=64, inner=96, bits=4, fused=fused)
     model = sizes.model()
     session = InferenceSession(from_onnx(model))
     with warnings.catch_warnings():
