@@ -268,7 +268,9 @@ class InferenceSession:
         with self._lock:
             bound = self._bound(given)
             into = self._into(out, bound.results)
-            self._fed(bound, given)
+            for name, feed in bound.feeds.items():
+                np.copyto(feed, given[name])
+            self._session.run(bound)
             found = {}
             for name, array in bound.results.items():
                 if name in into:
@@ -483,11 +485,6 @@ class InferenceSession:
             )
         return graph
 
-    def outputs_of(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the outputs where they lie, until the next run. inputs: as of `run`."""
-        given = self.checked(inputs)
-        return self._fed(self._bound(given), given).results
-
     def bound_as(self, key: tuple[object, ...], make: Callable[[], Graph]) -> Bound:
         """Return a graph bound under a key of its own, among those of shapes; made if need be.
 
@@ -504,12 +501,6 @@ class InferenceSession:
     def run_bound(self, bound: Bound) -> None:
         """Run a bound graph once on what its feeds hold. bound: of `bound_as`."""
         self._session.run(bound)
-
-    def _fed(self, bound: Bound, given: Mapping[str, Array]) -> Bound:
-        for name, feed in bound.feeds.items():
-            np.copyto(feed, given[name])
-        self._session.run(bound)
-        return bound
 
     def _leave_room(self) -> None:
         if len(self._bounds) >= self._most:

@@ -19,6 +19,7 @@ from soapstone.engine.session import Bound
 from soapstone.errors import DataError
 from soapstone.frontend.generation.grouped import grouped
 from soapstone.frontend.generation.kept import STARTS, differs, keeping, pairs, unfit
+from soapstone.frontend.generation.last import LAST, of_last
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 
@@ -98,6 +99,10 @@ class Decoder:
         """Return the model's graph for these lengths."""
         return self.session.graph_of(self.feeds(samples, new, past))
 
+    def whole(self, samples: int, extent: int) -> Graph:
+        """Return the graph of so many tokens from the first one on, with logits of some alone."""
+        return of_last(self.graph(samples, extent, 0), self.logits, extent)
+
     def step(self, samples: int, rows: int, longest: int) -> Graph | str:
         """Return the graph of a token with buffers of so many rows, or why there is none.
 
@@ -153,55 +158,43 @@ class Run:
         with self.decoder.session.turn():
             if not self.seen:
                 return self._prompt()
-            return self._next(advance) if self.decoder.kept else self._all()[1].copy()
+            return self._next(advance) if self.decoder.kept else self._all()[1]
 
     # Prompts
 
-    def _filled(self, extent: int) -> dict[str, Array]:
-        """Return the inputs of all tokens at once, from the first one on, of an extent."""
-        decoder = self.decoder
-        given = decoder.feeds(len(self.tokens), extent, 0)
-        for row, tokens in enumerate(self.tokens):
-            given[decoder.ids.name][row, : len(tokens)] = tokens
-            if decoder.mask is not None:
-                given[decoder.mask.name][row, : len(tokens)] = 1
+    def _filled(self, bound: Bound, filler: int) -> Array:
+        """Return the logits of each one's last token, of a run on all, filled up with a token."""
+        decoder, feeds = self.decoder, bound.feeds
+        feeds[decoder.ids.name][:] = filler
         if decoder.places is not None:
-            given[decoder.places.name][:] = np.arange(extent)
-        return given
-
-    def _last(self, outputs: Mapping[str, Array], extent: int) -> Array:
-        """Return the logits of each one's last token."""
-        found = outputs[self.decoder.logits]
-        samples = len(self.tokens)
-        if found.ndim != 3 or found.shape[:2] != (samples, extent):
-            raise DataError(
-                f"{self.decoder.label}: output {self.decoder.logits!r} has shape {found.shape};"
-                f" ({samples}, {extent}, words) needed"
-            )
-        return found[np.arange(samples), [len(tokens) - 1 for tokens in self.tokens]]
+            feeds[decoder.places.name][:] = np.arange(feeds[decoder.ids.name].shape[1])
+        if decoder.mask is not None:
+            feeds[decoder.mask.name][:] = 0
+        for row, tokens in enumerate(self.tokens):
+            feeds[decoder.ids.name][row, : len(tokens)] = tokens
+            feeds[LAST][row, 0] = row, len(tokens) - 1
+            if decoder.mask is not None:
+                feeds[decoder.mask.name][row, : len(tokens)] = 1
+        decoder.session.run_bound(bound)
+        return bound.results[decoder.logits][:, 0].copy()
 
     def _all(self) -> tuple[Mapping[str, Array], Array]:
         """Return the outputs for all tokens at once, and the logits of the last ones."""
-        decoder, session = self.decoder, self.decoder.session
-        longest, fixed = max(map(len, self.tokens)), decoder.ids.shape[1]
-        extent = fixed if isinstance(fixed, int) else room(longest)
+        decoder, samples = self.decoder, len(self.tokens)
+        lengths, fixed = set(map(len, self.tokens)), decoder.ids.shape[1]
+        longest = max(lengths)
+        extent = fixed if isinstance(fixed, int) else room(longest) if decoder.filled else longest
         if longest > extent:
             raise DataError(f"{decoder.label}: {longest} tokens found; {extent} at most needed")
-        if not decoder.filled and not isinstance(fixed, int):
-            extent = longest
-        if len({len(tokens) for tokens in self.tokens}) == 1 and extent == longest:
-            outputs = session.outputs_of(self._filled(extent))
-            return outputs, self._last(outputs, extent)
-        given = self._filled(extent)
-        if "prompt" not in decoder.tried:
+        bound = decoder.session.bound_as(
+            (LAST, samples, extent), lambda: decoder.whole(samples, extent)
+        )
+        logits = self._filled(bound, 0)
+        if lengths != {extent} and "prompt" not in decoder.tried:
             # Tokens after the last one must have no effect: others are tried.
-            other = {name: array.copy() for name, array in given.items()}
-            for row, tokens in enumerate(self.tokens):
-                other[decoder.ids.name][row, len(tokens) :] = tokens[0]
-            found = self._last(session.outputs_of(other), extent).copy()
-            outputs = session.outputs_of(given)
-            if not _near(found, self._last(outputs, extent)):
-                if isinstance(fixed, int) or len(set(map(len, self.tokens))) > 1:
+            other = next((token for token in self.tokens[0] if token), 1)
+            if not _near(logits, self._filled(bound, other)):
+                if extent == fixed or len(lengths) > 1:
                     raise DataError(
                         f"{decoder.label}: logits depend on tokens after theirs; prompts of one"
                         " length, which the model's inputs have or leave open, needed"
@@ -210,17 +203,15 @@ class Run:
                 self._warn("logits depend on tokens after theirs, so each length is bound anew")
                 return self._all()
             decoder.tried.add("prompt")
-        outputs = session.outputs_of(given)
-        return outputs, self._last(outputs, extent)
+        return bound.results, logits
 
     def _prompt(self) -> Array:
         outputs, logits = self._all()
         self.seen = [len(tokens) for tokens in self.tokens]
-        found = logits.copy()
         if self.decoder.kept:
             for name, present in zip(self.decoder.past, self._presents(outputs)):
                 self.past[name] = present.copy()
-        return found
+        return logits
 
     def _presents(self, outputs: Mapping[str, Array]) -> list[Array]:
         """Return the outputs with keys and values, in the order of the inputs of the past."""
@@ -241,7 +232,7 @@ class Run:
             self._grow(longest)
         held = self.buffers
         if held is None:
-            return self._all()[1].copy()
+            return self._all()[1]
         if held.owner() is not self:
             self._take(held)
         feeds, last = held.bound.feeds, np.array([tokens[-1] for tokens in self.tokens])
@@ -255,7 +246,7 @@ class Run:
             feeds[decoder.mask.name][row, count] = 1
         if "rows" not in decoder.tried and not self._try(held, seen):
             self._without("logits depend on rows that attention_mask hides")
-            return self._all()[1].copy()
+            return self._all()[1]
         decoder.session.run_bound(held.bound)
         self.seen = [int(count) + 1 for count in seen]
         return held.bound.results[decoder.logits][:, -1].copy()
