@@ -129,6 +129,11 @@ from soapstone.runtime import Machine
 machine = Machine.local(cpus=4)
 strategy_of(load("data_parallel"), graph_of("alexnet", None), machine).save("alexnet.json")
 """
+DECODER = """
+import onnx
+from helpers.decoders import SMALL
+onnx.save(SMALL.model(), "decoder.onnx")
+"""
 LOGGED = """
 from soapstone.runtime import Machine, Runtime
 machine, mapper = Machine.local(cpus=1), "sequential"
@@ -148,7 +153,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
         *(f"soapstone graph generate blocks {name}.npz --vertices 200" for name in ("cora", "a")),
         file("edges.txt", "0 1\n1 2\n"),
     ),
-    "inference.md": ("soapstone onnx export lenet model.onnx",),
+    "inference.md": ("soapstone onnx export lenet model.onnx", DECODER),
     "lowering.md": (STRATEGY, "soapstone onnx export lenet model.onnx"),
     "mappers.md": (file("mymodule.py", MAPPER),),
     "memory.md": (SCRIPT, IMAGE, "soapstone onnx export lenet resnet50.onnx"),
