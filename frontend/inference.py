@@ -36,6 +36,7 @@ from soapstone.ir.tensor import Array, Role, spec_of
 from soapstone.kernels.choices import Choices, Tune
 from soapstone.runtime import Machine, Profile, StoppedError
 from soapstone.runtime.forks import tell
+from soapstone.runtime.machines.machine import CUDA
 from soapstone.system import give_back_freed, usable_cores
 
 if TYPE_CHECKING:
@@ -464,6 +465,11 @@ class InferenceSession:
         with self._lock:
             self._check_open()
             yield
+
+    @property
+    def in_main_memory(self) -> bool:
+        """Whether what runs read and write lies in the computer's memory, and nowhere else."""
+        return self._plans is None and self._machine.processors[0].kind != CUDA
 
     def weights(self) -> Mapping[str, Array]:
         """Return the weights, and the constants of the graphs built so far."""

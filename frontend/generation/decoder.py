@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -56,11 +57,13 @@ class Decoder:
     """
 
     def __init__(self, session: InferenceSession) -> None:
-        self.session = session
+        self.session: InferenceSession = weakref.proxy(session)  # which has this one
         fields = {each.name: each for each in session.inputs}
         self.label = f"generate: model {session.name!r}"
         past = [each for each in session.inputs if each.name not in (IDS, MASK, PLACES)]
-        if len(fields) == 1 and len(past[0:1]) == 1 and _are_ids(past[0]):
+        if not session.in_main_memory:
+            raise DataError(f"{self.label}: a session of cores, without a fast memory, needed")
+        if len(fields) == len(past) == 1 and _are_ids(past[0]):
             self.ids, past = past[0], []
         elif IDS in fields:
             self.ids = fields[IDS]
@@ -78,7 +81,7 @@ class Decoder:
         self.kept = bool(self.past)  # whether keys and values are
         self.filled = True  # whether prompts are
         self.tried: set[str] = set()  # what has been found to have no effect
-        self.buffers: dict[tuple[int, int], _Buffers] = {}
+        self.buffers: WeakValueDictionary[tuple[int, int], _Buffers] = WeakValueDictionary()
 
     def feeds(self, samples: int, new: int, past: int) -> dict[str, Array]:
         """Return zeros for each input, of as many new tokens and tokens of the past."""
@@ -305,7 +308,8 @@ class Run:
             return
         held = decoder.buffers.get((samples, rows))
         if held is None or held.bound is not bound:
-            held = decoder.buffers[samples, rows] = _Buffers(bound, rows)
+            held = _Buffers(bound, rows)
+            decoder.buffers[samples, rows] = held  # for as long as somebody runs on them
         self.buffers = held
 
     def _take(self, held: _Buffers) -> None:

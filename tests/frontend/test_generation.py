@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from soapstone import DataError, InferenceSession, Model, from_onnx
 from soapstone.frontend.generation.decoder import room
 from soapstone.frontend.generation.kept import STARTS
 from soapstone.frontend.generation.sampling import Sampling
+from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Array
 
 RANDOM = np.random.default_rng(1)
@@ -146,8 +148,10 @@ def test_a_bias_by_distance_keeps_no_cache() -> None:
 def test_a_model_without_a_cache_is_run_on_all_tokens() -> None:
     model = Model("words", seed=3)
     ids = model.input("ids", (2, 16), "int64")
-    x = model.embedding(ids, 50, 8)
-    model.output(model.dense(x, 50))
+    x = model.embedding(ids, 50, 8) + model.parameter("places", (16, 8), Initial("normal", 1.0))
+    q, k, v = (model.reshape(model.dense(x, 8), (2, 16, 2, 4)) for _ in range(3))
+    y = model.apply("attention", q, k, v, causal=True)
+    model.output(model.dense(x + model.reshape(y, (2, 16, 8)), 50))
     session = model.inference()
     made = session.generate([[3, 4], [5, 6]], 6)
     for prompt, tokens in zip(([3, 4], [5, 6]), made):
@@ -155,6 +159,23 @@ def test_a_model_without_a_cache_is_run_on_all_tokens() -> None:
         filled[0, :8] = [*prompt, *tokens]
         logits = session.run(filled)[session.outputs[0]][0]
         assert logits[1:7].argmax(axis=1).tolist() == tokens
+
+
+def test_an_unmasked_model_is_refused_where_lengths_differ() -> None:
+    model = Model("words")
+    x = model.embedding(model.input("ids", (1, 16), "int64"), 50, 8)
+    model.output(model.dense(x + model.reduce_mean(x, axes=1, keepdims=True), 50))
+    with pytest.raises(DataError, match="logits depend on tokens after theirs"):
+        model.inference().generate([1, 2], 3)
+
+
+def test_sessions_that_are_not_held_are_gone(small: onnx.ModelProto) -> None:
+    session = InferenceSession(from_onnx(small), bound_shapes=1, plain=True)
+    stream = session.stream(PROMPTS[0], max_new_tokens=3)
+    seen, session = weakref.ref(session), None  # type: ignore[assignment]
+    assert_greedy(small, SMALL, PROMPTS[0], list(stream))
+    del stream
+    assert seen() is None
 
 
 def test_what_does_not_fit_is_named(session: InferenceSession) -> None:
@@ -172,6 +193,9 @@ def test_what_does_not_fit_is_named(session: InferenceSession) -> None:
         session.generate([1], 3, top_k=0)
     with pytest.raises(DataError, match="max_new_tokens: -1"):
         session.generate([1], -1)
+    bounded = InferenceSession(from_onnx(SMALL.model()), fast_memory=1 << 24)
+    with bounded, pytest.raises(DataError, match="without a fast memory"):
+        bounded.generate([1], 3)
 
 
 def test_tokens_are_drawn_by_their_shares() -> None:

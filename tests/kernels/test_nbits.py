@@ -1,0 +1,70 @@
+"""Products with packed weights of few bits, and rows written in place, against their references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.kernel_calls import bound, near, reference, run
+
+from soapstone.ir.tensor import Array
+from soapstone.kernels.entry import Call
+from soapstone.native.memory import run as status_of
+
+RANDOM = np.random.default_rng(0)
+
+
+def operands(
+    rows: int, depth: int, columns: int, block: int, bits: int, zeros: bool
+) -> list[Array]:
+    blocks = -(-depth // block)
+    x = RANDOM.standard_normal((rows, depth), np.float32)
+    w = RANDOM.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8)
+    scales = RANDOM.standard_normal((columns, blocks), np.float32)
+    middle = RANDOM.integers(0, 1 << bits, (columns, blocks)).astype(np.float32)
+    return [x, w, scales, *([middle] if zeros else [])]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_products_of_few_bits(bits: int, zeros: bool) -> None:
+    shapes = ((1, 64, 16, 32), (2, 96, 37, 16), (3, 256, 5, 128), (7, 48, 33, 32), (5, 16, 64, 64))
+    for shape in shapes:
+        arrays = operands(*shape, bits, zeros)
+        attributes = {"bits": bits, "zeros": zeros}
+        (wanted,) = reference("matmul_nbits", arrays, attributes)
+        for threads in (1, 2):
+            y = np.full(wanted.shape, np.nan, np.float32)
+            known = frozenset(range(1, len(arrays)))
+            run(
+                bound(
+                    Call("matmul_nbits", attributes, tuple(arrays), (y,), threads, known), "panels"
+                )
+            )
+            near(y, wanted)
+
+
+def test_rows_apart_are_served_and_weights_that_change_are_not() -> None:
+    x, *rest = operands(6, 64, 20, 32, 4, False)
+    attributes = {"bits": 4, "zeros": False}
+    (wanted,) = reference("matmul_nbits", (x[::2], *rest), attributes)
+    y = np.zeros((3, 20), np.float32)
+    call = Call("matmul_nbits", attributes, (x[::2], *rest), (y,), 1, frozenset({1, 2}))
+    run(bound(call, "panels"))
+    near(y, wanted)
+    loose = Call("matmul_nbits", attributes, (x[::2], *rest), (y,), 1, frozenset({1}))
+    assert bound(loose, "panels") is None
+
+
+def test_rows_are_written_where_they_lie() -> None:
+    x = RANDOM.standard_normal((2, 3, 6, 4), np.float32)
+    rows = RANDOM.standard_normal((2, 2, 3, 4), np.float32).swapaxes(1, 2)
+    starts = np.array([4, 1])
+    before, attributes = x.copy(), {"axis": 2}
+    entry = bound(Call("write_at", attributes, (x, rows, starts), (x,), 2), "numba")
+    run(entry)
+    near(x, reference("write_at", (before, rows, starts), attributes)[0])
+    assert np.array_equal(x[0, :, :4], before[0, :, :4])
+    starts[:] = 5, 0  # two rows do not fit from the sixth on
+    assert entry is not None
+    said = entry.statuses[status_of(entry)]
+    assert "5 found, 0 to 4 needed" in (said() if callable(said) else said)
