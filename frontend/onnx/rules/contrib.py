@@ -137,6 +137,49 @@ def _unpacked(n: Call, packed: Value, bits: int, rows: int, count: int) -> Value
     return n.known(each[:, :count].astype(np.float32))
 
 
+@rule("GatherBlockQuantized", domain=MICROSOFT)
+def gather_block_quantized(n: Call) -> Value:
+    w, ids, scales, zeros = n.value(0), n.value(1), n.value(2), n.maybe(3)
+    bits, size = n.attribute("bits", 4), n.attribute("block_size", 128)
+    axis = n.axis_of(n.attribute("quantize_axis", 1), w.rank)
+    if w.dtype != "uint8" or bits not in (4, 8) or w.rank != 2 or axis != 1:
+        raise UnsupportedError(
+            f"{bits} bits in {w.spec} along axis {axis} found; 4 or 8 in uint8 (rows, bytes) along"
+            " axis 1 are supported"
+        )
+    if n.attribute("gather_axis", 0):
+        raise UnsupportedError("attribute gather_axis other than 0 is not supported")
+    depth = w.shape[1] * 8 // bits
+    parts = [n("gather", each, ids, axis=0) for each in (w, scales)]
+    numbers = n.cast(_apart(n, parts[0], bits, depth), "float32")
+    if zeros is None:
+        numbers = n("affine", numbers, shift=-float(1 << (bits - 1)))
+    else:
+        own = _apart(n, n("gather", zeros, ids, axis=0), bits, scales.shape[1])
+        numbers = n("sub", numbers, _over_blocks(n, n.cast(own, "float32"), size, depth))
+    spread = _over_blocks(n, n.cast(parts[1], "float32"), size, depth)
+    return n.cast(n("mul", numbers, spread), scales.dtype)
+
+
+def _apart(n: Call, packed: Value, bits: int, count: int) -> Value:
+    """Return so many numbers (…, count) of bytes (…, bytes), the first in the lowest bits."""
+    if bits == 8:
+        return packed
+    low = n("bitwise_and", packed, n.known(np.array(15), "uint8"))
+    high = n("bit_shift", packed, n.known(np.array(4), "uint8"), direction="right")
+    column = (*packed.shape, 1)
+    both = n("concat", n.reshape(low, column), n.reshape(high, column), axis=packed.rank)
+    whole = n.reshape(both, (*packed.shape[:-1], 2 * packed.shape[-1]))
+    return n.part(whole, packed.rank - 1, 0, count)
+
+
+def _over_blocks(n: Call, x: Value, size: int, depth: int) -> Value:
+    """Return x (…, blocks) with each number as often as its block has numbers: (…, depth)."""
+    wide = n.broadcast(n.reshape(x, (*x.shape, 1)), (*x.shape, size))
+    whole = n.reshape(wide, (*x.shape[:-1], x.shape[-1] * size))
+    return n.part(whole, x.rank - 1, 0, depth)
+
+
 # ---------------------------------------------------------------------------------------- attention
 @rule("RotaryEmbedding", domain=MICROSOFT)
 def rotary_embedding(n: Call) -> Value:

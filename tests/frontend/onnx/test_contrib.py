@@ -125,6 +125,22 @@ def test_products_of_few_bits(bits: int, zeros: str) -> None:
     compare("MatMulNBits", inputs, K=depth, N=columns, bits=bits, block_size=size)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_rows_of_few_bits(bits: int, zeros: bool) -> None:
+    rows, depth, size = 11, 96, 32
+    inputs = {
+        "w": RANDOM.integers(0, 256, (rows, depth * bits // 8), np.uint8),
+        "ids": np.array([[3, 10, 3], [0, 1, 2]]),
+        "scales": drawn(rows, depth // size),
+    }
+    if zeros:
+        packed = -(-depth // size * bits // 8)
+        inputs["zeros"] = RANDOM.integers(0, 256, (rows, packed), np.uint8)
+    attributes = {"bits": bits, "block_size": size, "quantize_axis": 1, "gather_axis": 0}
+    compare("GatherBlockQuantized", inputs, **attributes)
+
+
 def test_an_order_of_weights_is_refused() -> None:
     inputs = {
         "x": drawn(3, 32),
