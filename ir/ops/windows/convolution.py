@@ -6,7 +6,7 @@ output positions (h w of an image, w of a sequence), through which the input has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -45,9 +45,17 @@ GROUPS = {"groups": Attribute("int", 1, minimum=1)}
 class ChannelAxes:
     """The dims of a convolution, from its attributes and the shapes as they become known."""
 
-    def __init__(self, rank: int, inputs: Sequence[TensorSpec], attributes: Attributes) -> None:
+    def __init__(
+        self,
+        rank: int,
+        inputs: Sequence[TensorSpec],
+        attributes: Attributes,
+        *,
+        real: bool = True,
+    ) -> None:
         need_window(attributes, rank)
-        need_float(inputs, 0, 1)
+        if real:
+            need_float(inputs, 0, 1)
         self.rank = rank
         self.groups: int = attributes["groups"]
         self.attributes = attributes
@@ -98,9 +106,26 @@ def filters(rank: int) -> str:
 
 def _signature(rank: int, inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_count(inputs, 2 + attributes["bias"])
+    fused = attributes["bias"] or attributes["activation"] is not None
+    kinds = {"ci": Kind.LOWERED} if fused else {}
+    axes = ChannelAxes(rank, inputs, attributes)
+    return windowed(axes, inputs, range(2, len(inputs)), inputs[0].dtype, kinds)
+
+
+def windowed(
+    axes: ChannelAxes,
+    inputs: Sequence[TensorSpec],
+    vectors: Sequence[int],
+    dtype: str,
+    kinds: Mapping[str, Kind],
+) -> Signature:
+    """Return the signature of a convolution of inputs 0 and 1, and of vectors over its channels.
+
+    vectors: their positions among the inputs. dtype: of the result.
+    """
+    rank = axes.rank
     need_rank(inputs, 0, image(rank, "c"))
     need_rank(inputs, 1, filters(rank))
-    axes = ChannelAxes(rank, inputs, attributes)
     x, w = inputs[:2]
     n = along(axes.table, "n", x.shape[0], "input 0")
     channels = axes.channels("ci", x.shape[1], "input 0")
@@ -108,13 +133,12 @@ def _signature(rank: int, inputs: tuple[TensorSpec, ...], attributes: Attributes
     windows = axes.windows(x.shape[2:], w.shape[2:])
     out = weights.axes[0]
     operands = [Operand((n, channels, *(window.read() for window in windows))), weights]
-    if attributes["bias"]:
-        need_rank(inputs, 2, "co")
-        operands.append(Operand((axes.channels("co", inputs[2].shape[0], "input 2"),)))
+    for position in vectors:
+        need_rank(inputs, position, "co")
+        extent = inputs[position].shape[0]
+        operands.append(Operand((axes.channels("co", extent, f"input {position}"),)))
     y = Operand((n, out, *(Affine(window.dim, window.count) for window in windows)))
-    fused = attributes["bias"] or attributes["activation"] is not None
-    kinds = {"ci": Kind.LOWERED} if fused else {}
-    return finish(axes.table, operands, [y], [x.dtype], kinds)
+    return finish(axes.table, operands, [y], [dtype], kinds)
 
 
 def _grouped(windows: Array, groups: int) -> Array:
@@ -140,7 +164,8 @@ def _filters(w: Array, groups: int) -> Array:
     return w.reshape(groups, w.shape[0] // groups, int(np.prod(w.shape[1:])))
 
 
-def _conv(attributes: Attributes, x: Array, w: Array, *bias: Array) -> Array:
+def convolve(attributes: Attributes, x: Array, w: Array, *bias: Array) -> Array:
+    """Return the convolution of x and w, plus a bias, then an activation."""
     groups, kernel = attributes["groups"], w.shape[2:]
     count = positions_of(attributes, x.shape[2:], kernel)
     columns = _grouped(gather(x, attributes, kernel, count), groups)
@@ -152,7 +177,8 @@ def _conv(attributes: Attributes, x: Array, w: Array, *bias: Array) -> Array:
     return activate(attributes["activation"], y)
 
 
-def _localize(rank: int, attributes: Attributes, tile: Tile) -> Attributes:
+def localize(rank: int, attributes: Attributes, tile: Tile) -> Attributes:
+    """Return a tile's attributes: the padding that is left, and the groups that it has."""
     kernel = [tile.size(f"k{dim}") for dim in spatial_dims(rank)]
     padding = local_padding(attributes, tile, tile.inputs[0], kernel)
     return {**attributes, "padding": padding, "groups": max(1, tile.size("g"))}
@@ -334,10 +360,10 @@ def _declare(rank: int) -> None:
             epilogue=True,
             inputs=("x", "w", "b?"),
             signature=partial(_signature, rank),
-            reference=_conv,
+            reference=convolve,
             attributes=window | {"bias": Attribute("bool", True), "activation": ACTIVATION},
             gradient=partial(_conv_grad, rank),
-            localize=partial(_localize, rank),
+            localize=partial(localize, rank),
             lower=partial(_lower, rank),
             flops_per_point=2,
             forms=laws_convolution.CONV2D_FORMS if rank == 2 else (),
@@ -372,7 +398,7 @@ def _declare(rank: int) -> None:
             reference=_grad_weight,
             attributes=window
             | {"kernel": Attribute("ints", minimum=1), "bias": Attribute("bool", False)},
-            localize=partial(_localize, rank),
+            localize=partial(localize, rank),
             lower=partial(_grad_weight_lower, rank),
             flops_per_point=2,
             cases=tuple(to_weight),

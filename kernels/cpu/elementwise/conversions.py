@@ -26,15 +26,19 @@ from soapstone.native.lanes import (
     load_some,
     store_lanes,
     store_some,
+    where,
 )
 from soapstone.native.simd import vectorised
 
 # Numbers of the types in argument blocks.
-ITEM_BYTES = {"float32": 4, "bool": 1, "int32": 4, "int64": 8, "float64": 8, "uint8": 1}
+ITEM_BYTES = {
+    **{"float32": 4, "bool": 1, "int32": 4, "int64": 8, "float64": 8, "uint8": 1},
+    "int8": 1,
+}
 if converts_halves():
     ITEM_BYTES["float16"] = 2
 KINDS = {name: kind for kind, name in enumerate(ITEM_BYTES)}
-_BOOL, _INT32, _INT64, _FLOAT64, _FLOAT16 = 1, 2, 3, 4, 6
+_BOOL, _INT32, _INT64, _FLOAT64, _INT8, _FLOAT16 = 1, 2, 3, 4, 6, 7
 
 
 def _narrowed(value: Lanes, element: Any, truth: bool) -> Lanes:
@@ -45,7 +49,12 @@ def _narrowed(value: Lanes, element: Any, truth: bool) -> Lanes:
     return value.cast(element)
 
 
-def _loader(element: Any) -> Any:
+def _widened(value: Lanes, signed: bool) -> Lanes:
+    made = value.cast(F32)  # of bytes: without a sign
+    return where(made < 128.0, made, made - 256.0) if signed else made
+
+
+def _loader(element: Any, signed: bool = False) -> Any:
     @vectorised
     def run(to: Lanes, source: Lanes, n: Lanes) -> None:
         def body(i: Lanes, width: int, mask: Lanes | None) -> None:
@@ -53,7 +62,7 @@ def _loader(element: Any) -> Any:
                 value = load_lanes(source, i, element, width)
             else:
                 value = load_some(source, i, mask, 0, element, width)
-            put(to, i, value.cast(F32), mask)
+            put(to, i, _widened(value, signed), mask)
 
         loop(n.builder, n, body, LANES)
 
@@ -75,12 +84,12 @@ def _storer(element: Any, truth: bool = False) -> Any:
     return run
 
 
-def _reader(element: Any) -> Any:
+def _reader(element: Any, signed: bool = False) -> Any:
     @vectorised
     def run(source: Lanes) -> Lanes:
         b = source.builder
         value = Lanes(b, b.load(b.inttoptr(source.value, element.as_pointer())))
-        return value.cast(F32)
+        return _widened(value, signed)
 
     return run
 
@@ -99,6 +108,7 @@ _load_bytes, _load_int32, _load_int64, _load_float64 = map(_loader, (I8, I32, I6
 _load_float16, _read_float16, _store_float16, _write_float16 = (
     make(F16 if converts_halves() else F32) for make in (_loader, _reader, _storer, _writer)
 )
+_load_int8, _read_int8 = _loader(I8, True), _reader(I8, True)
 _read_byte, _read_int32, _read_int64, _read_float64 = map(_reader, (I8, I32, I64, F64))
 _store_bool, _write_bool = _storer(I8, True), _writer(I8, True)
 _store_bytes, _store_int32, _store_int64, _store_float64 = map(_storer, (I8, I32, I64, F64))
@@ -116,6 +126,8 @@ def read_number(kind: int, source: int) -> Any:
         return _read_int64(source)
     if kind == _FLOAT64:
         return _read_float64(source)
+    if kind == _INT8:
+        return _read_int8(source)
     if kind == _FLOAT16:
         return _read_float16(source)
     return _read_byte(source)
@@ -149,6 +161,8 @@ def _load_row(kind: int, target: int, source: int, n: int) -> None:
         _load_int64(target, source, n)
     elif kind == _FLOAT64:
         _load_float64(target, source, n)
+    elif kind == _INT8:
+        _load_int8(target, source, n)
     elif kind == _FLOAT16:
         _load_float16(target, source, n)
     else:

@@ -21,7 +21,7 @@ from soapstone.kernels.cpu.elementwise.simplify import Value, simplify
 _UNBOUNDED = {"low": -math.inf, "high": math.inf}  # where an attribute is None
 
 _FLOAT, _BOOL = "float32", "bool"
-_INTEGERS = ("int32", "int64", "uint8")
+_INTEGERS = ("int32", "int64", "uint8", "int8")
 _COMPARISONS = frozenset({"equal", "less", "less_equal", "greater", "greater_equal"})
 _LOGIC = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
 _TESTS = frozenset({"is_nan", "is_inf"})
@@ -82,6 +82,10 @@ def result_type(
     if operator == "where":
         chosen = set(operands[1:])
         return operands[1] if operands[0] == _BOOL and chosen in ({_FLOAT}, {_BOOL}) else None
+    if operator == "quantize":
+        return str(attributes["to"]) if operands[:2] == [_FLOAT, _FLOAT] else None
+    if operator == "dequantize":
+        return _FLOAT if operands[1] == _FLOAT and kinds <= {_FLOAT, *_INTEGERS} else None
     if operator == "pow":
         return _FLOAT if operands[0] == _FLOAT and operands[1] in (_FLOAT, *_INTEGERS) else None
     return _FLOAT if operands[0] == _FLOAT and kinds <= {_FLOAT, _BOOL} else None

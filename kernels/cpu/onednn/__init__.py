@@ -14,6 +14,7 @@ _FAMILIES = (
     "normalization",
     "pointwise",
     "pooling",
+    "quantized",
     "reorder",
     "sequences",
 )

@@ -39,6 +39,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     WEIGHTS,
     Activation,
     Binary,
+    Integers,
     Layout,
     Primitive,
     Step,
@@ -51,8 +52,9 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     is_nested,
     post_argument,
 )
-from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
+from soapstone.kernels.cpu.onednn.execute import Program, empty, served
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
+from soapstone.kernels.cpu.onednn.scaling import Scaling
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.copies import copy
@@ -70,10 +72,11 @@ class Follow:
 
     algorithm: int
     shape: Shape
+    dtype: str
 
     def laid(self, order: Shape) -> Binary:
         """Return the step on a dense operand in the axis order."""
-        return Binary(self.algorithm, Layout.dense(self.shape, order))
+        return Binary(self.algorithm, Layout.dense(self.shape, order, self.dtype))
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,13 @@ class _Problem:
     bias: bool
     posts: tuple[Activation | Follow, ...]
     threads: int
+    integers: Integers | None = None
+
+    @property
+    def types(self) -> tuple[str, str, str]:
+        """The types of x, w and y."""
+        kinds = self.integers
+        return ("float32",) * 3 if kinds is None else (kinds.source, "int8", kinds.target)
 
     @property
     def weights(self) -> Shape:
@@ -123,12 +133,13 @@ class _Problem:
 
 def _description(problem: _Problem, order: Shape) -> Handle:
     """Return the primitive descriptor of the problem on dense activations in the axis order."""
-    x = Layout.dense(problem.x, order).descriptor.address
-    y = Layout.dense(problem.y, order).descriptor.address
-    weights = Layout.any(problem.weights).descriptor.address
+    types = problem.types
+    x = Layout.dense(problem.x, order, types[0]).descriptor.address
+    y = Layout.dense(problem.y, order, types[2]).descriptor.address
+    weights = Layout.any(problem.weights, types[1]).descriptor.address
     bias = Layout.dense((problem.y[1],)).descriptor.address if problem.bias else None
     posts = (post.laid(order) if isinstance(post, Follow) else post for post in problem.posts)
-    attribute = attributes(*posts).address
+    attribute = attributes(*posts, integers=problem.integers).address
     dilation = dims([step - 1 for step in problem.dilation])
     window = (dims(problem.stride), dilation, dims(problem.low), dims(problem.high))
     kind = _INFERENCE if problem.direction == "forward" else _TRAINING
@@ -185,7 +196,14 @@ def _primitive(problem: _Problem, channels_first: bool | None) -> tuple[Primitiv
 
 
 def _problem(
-    call: Call, direction: str, x: Shape, w: Shape, y: Shape, bias: bool, steps: Sequence[Step]
+    call: Call,
+    direction: str,
+    x: Shape,
+    w: Shape,
+    y: Shape,
+    bias: bool,
+    steps: Sequence[Step],
+    integers: Integers | None,
 ) -> _Problem | None:
     """Return the problem of these shapes, or None when sizes or windows are not oneDNN's."""
     at, rank = call.attributes, len(x) - 2
@@ -196,13 +214,17 @@ def _problem(
         return None
     activation = ACTIVATIONS[name]
     posts = (
-        step if isinstance(step, Activation) else Follow(step[0], step[1].shape) for step in steps
+        step
+        if isinstance(step, Activation)
+        else Follow(step[0], step[1].shape, step[1].dtype.name)
+        for step in steps
     )
     problem = _Problem(
         *(direction, x, y, (groups, filters // groups, channels, *extent)),
         *(tuple(at["stride"]), tuple(at["padding"][:rank]), tuple(at["padding"][rank:])),
         *(tuple(at["dilation"]), bias, (*((activation,) if activation else ()), *posts)),
         call.threads,
+        integers,
     )
     return problem if problem.legal() else None
 
@@ -212,7 +234,8 @@ def _grouped(w: Array, problem: _Problem) -> Layout:
     layout = Layout.of(w)
     if problem.kernel[0] == 1 or layout.strides is None:
         return layout
-    return Layout(problem.kernel, (problem.kernel[1] * layout.strides[0], *layout.strides))
+    strides = (problem.kernel[1] * layout.strides[0], *layout.strides)
+    return Layout(problem.kernel, strides, layout.dtype)
 
 
 # Of each direction: what it makes, and the argument and the descriptor of x, w, y and the bias.
@@ -235,16 +258,18 @@ _ROLES = {
 }
 
 
-def _bind(
+def bind(
     call: Call,
     direction: str,
     arrays: Mapping[str, Array],
     steps: Sequence[Step] = (),
     transposed: bool = False,
+    scaling: Scaling | None = None,
 ) -> Entry | None:
     """Return the entry that makes x, w or y of the others, or None where oneDNN does not.
 
     arrays: x, w and y of a convolution, perhaps its bias. Constant weights are reordered here.
+    scaling: of x, w and y that are integers.
     """
     made, roles = _ROLES[direction]
     x, w, y = (arrays[name] for name in "xwy")
@@ -252,11 +277,14 @@ def _bind(
     targets = tuple(array for name, array in arrays.items() if name in made.split())
     if not (x.ndim == w.ndim == y.ndim and 4 <= x.ndim <= 5):
         return None
-    if not float32(Call(call.operator, {}, sources, targets)):
+    if not served(Call(call.operator, {}, sources, targets), None if scaling else "float32"):
         return None
     if all(array.size == 0 for array in targets):
         return empty()
-    problem = _problem(call, direction, x.shape, w.shape, y.shape, "bias" in arrays, steps)
+    grouped = int(call.attributes["groups"]) > 1
+    integers = scaling.integers(x, y, 3 if grouped else 1) if scaling else None
+    shapes = x.shape, w.shape, y.shape
+    problem = _problem(call, direction, *shapes, "bias" in arrays, steps, integers)
     if problem is None or 0 in (x.size, w.size, y.size):
         return None
     images = x.ndim == 4 and not transposed
@@ -282,9 +310,12 @@ def _bind(
             arguments[argument] = program.source(array, layout, wanted, constant=constant)
     for index, step in enumerate(steps, len(problem.posts) - len(steps)):
         if not isinstance(step, Activation):
-            flat = Layout.dense(step[1].shape, order).descriptor.address
+            shape, kind = step[1].shape, step[1].dtype.name
+            flat = Layout.dense(shape, order, kind).descriptor.address
             operand = program.source(step[1], Layout.of(step[1], order), flat)
             arguments[post_argument(index)] = operand
+    if scaling is not None:
+        arguments |= scaling.arguments(program)
     program.step(primitive, arguments)
     return program.entry()
 
@@ -312,14 +343,14 @@ def convolution(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
         return None
     if x.ndim == 4 and x.size and not is_nested(x):
         return _copied(call, steps)
-    return _bind(call, "forward", _biased({"x": x, "w": w, "y": y}, rest), steps)
+    return bind(call, "forward", _biased({"x": x, "w": w, "y": y}, rest), steps)
 
 
 @variant(("conv2d_grad_input", "conv3d_grad_input"), "onednn")
 def grad_input(call: Call) -> Entry | None:
     """Return the entry of dx from (dy, w)."""
     (dy, w), (dx,) = call.inputs, call.outputs
-    return _bind(call, "input", {"y": dy, "w": w, "x": dx})
+    return bind(call, "input", {"y": dy, "w": w, "x": dx})
 
 
 @variant(("conv2d_grad_weight", "conv3d_grad_weight"), "onednn")
@@ -328,7 +359,7 @@ def grad_weight(call: Call) -> Entry | None:
     (x, dy), (dw, *rest) = call.inputs, call.outputs
     if len(rest) != bool(call.attributes.get("bias", False)):
         return None
-    return _bind(call, "weights", _biased({"x": x, "y": dy, "w": dw}, rest))
+    return bind(call, "weights", _biased({"x": x, "y": dy, "w": dw}, rest))
 
 
 @variant(("conv_transpose2d", "conv_transpose3d"), "onednn")
@@ -336,7 +367,7 @@ def transposed(call: Call) -> Entry | None:
     """Return the entry of y = conv_transpose(x, w) + b."""
     x, w, *rest = call.inputs
     (y,) = call.outputs
-    entry = _bind(call, "input", {"y": x, "w": w, "x": y}, transposed=True)
+    entry = bind(call, "input", {"y": x, "w": w, "x": y}, transposed=True)
     if entry is None or not rest or y.size == 0:
         return entry
     program = compile_program(2, [("add", (0, 1), {})], (2,))

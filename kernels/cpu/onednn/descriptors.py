@@ -45,6 +45,7 @@ ARG_MEAN, ARG_VARIANCE, ARG_SCALE, ARG_SHIFT = 49, 50, 51, 52
 ARG_WORKSPACE, ARG_SCRATCHPAD = 64, 80
 ARG_DIFF_SRC, ARG_DIFF_DST, ARG_DIFF_WEIGHTS, ARG_DIFF_BIAS = 129, 145, 161, 169
 ARG_DIFF_SCALE, ARG_DIFF_SHIFT = 255, 256
+ARG_SCALES, ARG_ZEROS = 4096, 8192  # added to the argument that they are of
 
 PLAIN_4D = (0, 1, 2, 3)
 CHANNELS_LAST_4D = (0, 2, 3, 1)
@@ -64,19 +65,21 @@ class Layout:
     dtype: str = "float32"
 
     @staticmethod
-    def any(shape: Sequence[int]) -> Layout:
+    def any(shape: Sequence[int], dtype: str = "float32") -> Layout:
         """Return a layout left to the primitive."""
-        return Layout(tuple(shape), None)
+        return Layout(tuple(shape), None, dtype)
 
     @staticmethod
-    def dense(shape: Sequence[int], order: Sequence[int] | None = None) -> Layout:
+    def dense(
+        shape: Sequence[int], order: Sequence[int] | None = None, dtype: str = "float32"
+    ) -> Layout:
         """Return the dense layout whose axes run outermost to innermost in `order`."""
         order = range(len(shape)) if order is None else order
         strides, step = [0] * len(shape), 1
         for axis in reversed(order):
             strides[axis] = step
             step *= shape[axis]
-        return Layout(tuple(shape), tuple(strides))
+        return Layout(tuple(shape), tuple(strides), dtype)
 
     @staticmethod
     def of(array: Array, order: Sequence[int] | None = None) -> Layout:
@@ -223,6 +226,7 @@ ALGORITHMS = {
     "clip": 0x2E,
     "pow": 0x30,
     "gelu_erf": 0x31,
+    "round": 0x32,
     "hard_swish": 0x34,
     "binary_add": 0x1FFF0,
     "binary_mul": 0x1FFF1,
@@ -271,12 +275,41 @@ def post_argument(index: int) -> int:
     return 32768 * (index + 1) | 2
 
 
+@dataclass(frozen=True)
+class Integers:
+    """The types of a product of bytes, and which of its operands have scales and zeros.
+
+    Attributes:
+        mask: of the weights' axes that have scales of their own; None: there are none.
+        rounds: whether the result is divided by a scale of its own.
+        source_zero, target_zero: whether 0 is called otherwise in the source, and in the result.
+    """
+
+    source: str
+    target: str
+    mask: int | None
+    rounds: bool
+    source_zero: bool
+    target_zero: bool
+
+
 @shared
-def attributes(*posts: Post) -> Handle:
+def attributes(*posts: Post, integers: Integers | None = None) -> Handle:
     """Return primitive attributes: the caller's scratchpad, strict float32, then the `posts`."""
     dnnl = library()
     result = create("primitive_attr", "primitive_attr_create")
     dnnl.dnnl_primitive_attr_set_scratchpad_mode(result.address, _USER_SCRATCHPAD)
+    if integers is not None:
+        if integers.mask is not None:
+            dnnl.dnnl_primitive_attr_set_scales_mask(result.address, ARG_WEIGHTS, integers.mask)
+        if integers.rounds:
+            dnnl.dnnl_primitive_attr_set_scales_mask(result.address, ARG_DST, 0)
+        for used, argument in (
+            (integers.source_zero, ARG_SRC),
+            (integers.target_zero, ARG_DST),
+        ):
+            if used:
+                dnnl.dnnl_primitive_attr_set_zero_points_mask(result.address, argument, 0)
     if posts:
         chain = create("post_ops", "post_ops_create")
         for post in posts:

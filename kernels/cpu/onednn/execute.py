@@ -104,7 +104,7 @@ class Program:
 
     def dense_source(self, array: Array) -> Array:
         """Return a private C-contiguous array that is given the array's contents on each run."""
-        own, flat = Layout.of(array), Layout.dense(array.shape)
+        own, flat = Layout.of(array), Layout.dense(array.shape, dtype=array.dtype.name)
         store = private_array(array)
         here = memory(own.descriptor.address, array)
         self.copy(
@@ -115,7 +115,7 @@ class Program:
 
     def dense_target(self, array: Array) -> Array:
         """Return a private C-contiguous array whose contents end up in the array."""
-        own, flat = Layout.of(array), Layout.dense(array.shape)
+        own, flat = Layout.of(array), Layout.dense(array.shape, dtype=array.dtype.name)
         store = private_array(array)
         step = reorder_primitive(flat.descriptor.address, own.descriptor.address, self.threads)
         arguments = {
@@ -189,13 +189,24 @@ def arguments(given: Mapping[int, Handle]) -> Block:
 
 
 def private_array(like: Array) -> Array:
-    """Return an uninitialised C-contiguous float32 array of the shape, on a cache line's bound."""
-    return aligned_array(like.shape, np.float32)
+    """Return an uninitialised C-contiguous array of shape and type, on a cache line's bound."""
+    return aligned_array(like.shape, like.dtype)
 
 
 def empty() -> Entry:
     """Return an entry that does nothing: for outputs without elements."""
     return Program(1).entry()
+
+
+def served(call: Call, dtype: str | None) -> bool:
+    """Return whether every operand is memory that oneDNN can address, of the type if any is given.
+
+    Outputs must not overlap themselves.
+    """
+    operands = (*call.inputs, *call.outputs)
+    return all(
+        usable(array) and (dtype is None or array.dtype == dtype) for array in operands
+    ) and not any(Layout.of(array).overlaps for array in call.outputs)
 
 
 def float32(call: Call, rank: int | None = None, only: tuple[int, ...] | None = None) -> bool:
@@ -206,8 +217,6 @@ def float32(call: Call, rank: int | None = None, only: tuple[int, ...] | None = 
     """
     operands = (*call.inputs, *call.outputs)
     chosen = operands if only is None else [operands[index] for index in only]
-    return (
-        all(array.dtype == np.float32 and usable(array) for array in operands)
-        and (rank is None or all(array.ndim == rank for array in chosen))
-        and not any(Layout.of(array).overlaps for array in call.outputs)
+    return served(call, "float32") and (
+        rank is None or all(array.ndim == rank for array in chosen)
     )

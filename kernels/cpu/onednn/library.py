@@ -42,6 +42,7 @@ STATUSES = {
 }
 
 _UNSUPPORTED = (2, 3, 4)
+_VNNI_256, _VNNI_512 = 1 << 3, 1 << 6  # bits of `instructions`
 LAST_IMPLEMENTATION = 4
 
 POINTER = C.c_void_p
@@ -70,6 +71,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "dnnl_primitive_attr_destroy": (_P,),
     "dnnl_primitive_attr_set_scratchpad_mode": (_P, _INT),
     "dnnl_primitive_attr_set_post_ops": (_P, _P),
+    "dnnl_primitive_attr_set_scales_mask": (_P, _INT, _INT),
+    "dnnl_primitive_attr_set_zero_points_mask": (_P, _INT, _INT),
     "dnnl_post_ops_create": (_OUT,),
     "dnnl_post_ops_destroy": (_P,),
     "dnnl_post_ops_append_eltwise": (_P, _INT, _FLOAT, _FLOAT),
@@ -262,6 +265,11 @@ def instructions() -> int:
     return int(library().dnnl_get_effective_cpu_isa())
 
 
+def multiplies_bytes() -> bool:
+    """Return whether sums of four products of bytes are one instruction, which is exact."""
+    return bool(instructions() & (_VNNI_256 | _VNNI_512))
+
+
 def version() -> str:
     """Return the loaded library's version and CPU runtime, as "3.2.0 OpenMP"."""
     found = library().dnnl_version().contents
@@ -311,11 +319,12 @@ def shared(function: Callable[..., T]) -> Callable[..., T]:
     kept: dict[tuple[Any, ...], T] = {}
 
     @wraps(function)
-    def call(*arguments: Any) -> T:
+    def call(*arguments: Any, **named: Any) -> T:
+        key = (*arguments, *named.items())
         with lock:
-            if arguments not in kept:
-                kept[arguments] = function(*arguments)
-            return kept[arguments]
+            if key not in kept:
+                kept[key] = function(*arguments, **named)
+            return kept[key]
 
     return call
 

@@ -23,6 +23,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     WEIGHTS,
     Activation,
     Binary,
+    Integers,
     Layout,
     Post,
     Primitive,
@@ -36,6 +37,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
+from soapstone.kernels.cpu.onednn.scaling import Scaling
 from soapstone.kernels.cpu.substrate.layout import merged, rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -71,16 +73,18 @@ class Product:
     threads: int
     form: str  # first, or gemm
     any_gemm: bool = False  # whether "gemm" may be oneDNN's first choice
+    integers: Integers | None = None
 
 
 def _description(product: Product) -> Handle:
     columns = product.b.shape[-1]
     shape = (1,) * (len(product.y.shape) - 1) + (columns,)
     bias = Layout.dense(shape).descriptor.address if product.bias else None
+    attribute = attributes(*product.posts, integers=product.integers)
     return describe(
         "matmul",
         *(engine(), product.a.descriptor.address, product.b.descriptor.address, bias),
-        *(product.y.descriptor.address, attributes(*product.posts).address),
+        *(product.y.descriptor.address, attribute.address),
         what=f"matmul {product}",
     )
 
@@ -129,6 +133,7 @@ def product(
     steps: Sequence[Step],
     form: str,
     constant: bool = False,
+    scaling: Scaling | None = None,
 ) -> Entry | None:
     """Return the entry of y = a @ b + bias, then the steps, on views of equal rank, or None.
 
@@ -140,11 +145,14 @@ def product(
     """
     a, b, y = operands
     layouts = [_matrix(array) for array in operands]
-    dense = [Layout.dense(array.shape) for array in operands]
+    dense = [Layout.dense(array.shape, dtype=array.dtype.name) for array in operands]
+    integers = scaling.integers(a, y, 1 << y.ndim - 1) if scaling else None
     if form == "packed" and (constant or a.shape[-2] == 1):
         return None
     posts = tuple(
-        step if isinstance(step, Activation) else Binary(step[0], Layout.dense(step[1].shape))
+        step
+        if isinstance(step, Activation)
+        else Binary(step[0], Layout.dense(step[1].shape, dtype=step[1].dtype.name))
         for step in steps
     )
     packed = form == "packed" or (form == "first" and constant and a.shape[-2] > 1)
@@ -155,11 +163,13 @@ def product(
         left, right, out = used
         if out.strides is not None and out.strides[-1] != 1:
             out = dense[2]  # no implementation writes columns
-        right = Layout.any(b.shape) if packed else right
+        right = Layout.any(b.shape, b.dtype.name) if packed else right
         form_of = "gemm" if form == "gemm" else "first"
-        primitive = matmul_primitive(
-            Product(left, right, out, bias is not None, posts, program.threads, form_of)
+        sides = left, right, out
+        made = Product(
+            *sides, bias is not None, posts, program.threads, form_of, integers=integers
         )
+        primitive = matmul_primitive(made)
         if primitive is not None:
             break
     else:
@@ -177,8 +187,10 @@ def product(
         arguments[ARG_BIAS] = program.source(row, Layout.of(row), flat)
     for index, step in enumerate(steps):
         if not isinstance(step, Activation):
-            flat = Layout.dense(step[1].shape).descriptor.address
+            flat = Layout.dense(step[1].shape, dtype=step[1].dtype.name).descriptor.address
             arguments[post_argument(index)] = program.source(step[1], Layout.of(step[1]), flat)
+    if scaling is not None:
+        arguments |= scaling.arguments(program)
     program.step(primitive, arguments)
     return program.entry()
 
@@ -239,7 +251,7 @@ def matmul(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry
     constant = 1 in call.constants
     program = Program(call.threads)
     if b.shape[:-2] == (1,) * (rank - 2) and a.shape[:-2] == y.shape[:-2]:
-        flat_a, flat_y, flat_steps = rows(a), rows(y), _row_steps(steps, y)
+        flat_a, flat_y, flat_steps = rows(a), rows(y), row_steps(steps, y)
         if flat_a is not None and flat_y is not None and flat_steps is not None:
             flat = b.reshape(b.shape[-2:])  # only axes of size 1 go: always a view
             return product(program, (flat_a, flat, flat_y), None, flat_steps, form, constant)
@@ -250,7 +262,7 @@ def matmul(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry
     return product(program, (a, b, y), None, steps, form, constant)
 
 
-def _row_steps(steps: Sequence[Step], y: Array) -> list[Step] | None:
+def row_steps(steps: Sequence[Step], y: Array) -> list[Step] | None:
     """Return the steps with operands as matrices of y's rows, or None where they are no such."""
     found: list[Step] = []
     for step in steps:
@@ -289,7 +301,7 @@ def linear(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry
     if (bias is None) == bool(call.attributes.get("bias", False)):
         return None
     own = ACTIVATIONS[activation]
-    after = _row_steps(steps, y)
+    after = row_steps(steps, y)
     if after is None:
         return None
     if x.ndim == 1:

@@ -1,0 +1,1 @@
+"""Numbers of eight bits: rounding to them and back, and products of them."""

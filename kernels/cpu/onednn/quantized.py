@@ -1,0 +1,81 @@
+"""Sums of products of bytes, where the processor adds four of them in one instruction.
+
+Others would be exact only where no sum of two overflows 16 bits, so there these kernels are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from soapstone.kernels.cpu.onednn import convolution, matmul
+from soapstone.kernels.cpu.onednn.descriptors import Step
+from soapstone.kernels.cpu.onednn.execute import Program, empty, served
+from soapstone.kernels.cpu.onednn.library import multiplies_bytes
+from soapstone.kernels.cpu.onednn.scaling import Scaling
+from soapstone.kernels.cpu.onednn.sequences import as_image
+from soapstone.kernels.cpu.substrate.layout import rows
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+Rounding = tuple[Array, Array]
+_RESULTS = ("float32", "int32")
+
+
+def _scaling(call: Call, rounding: Rounding | None) -> Scaling | None:
+    """Return what a call's operands are scaled by, or None where types are not oneDNN's."""
+    x, w, zero, *vectors = call.inputs
+    (y,) = call.outputs
+    bytes_ = ("uint8", "int8")
+    if x.dtype.name not in bytes_ or w.dtype != np.int8 or zero.dtype != np.int32:
+        return None
+    if any(vector.dtype != np.float32 for vector in vectors):
+        return None
+    if y.dtype.name not in (bytes_ if rounding else _RESULTS):
+        return None
+    centred = 2 in call.constants and not zero.any()
+    return Scaling(zero, centred, vectors[0] if vectors else None, rounding)
+
+
+def conv(call: Call, steps: Sequence[Step] = (), rounding: Rounding | None = None) -> Entry | None:
+    """Return the entry of a convolution's sums, scaled, then the steps, then rounded to bytes."""
+    scaling = _scaling(call, rounding)
+    x, w, _, *vectors = call.inputs
+    arrays = {"x": x, "w": w, "y": call.outputs[0]}
+    if scaling is None:
+        return None
+    if call.attributes["bias"]:
+        arrays["bias"] = vectors[1]
+    return convolution.bind(call, "forward", arrays, steps, scaling=scaling)
+
+
+def linear(
+    call: Call, steps: Sequence[Step] = (), rounding: Rounding | None = None
+) -> Entry | None:
+    """Return the entry of x's rows times w, scaled, then the steps, then rounded to bytes."""
+    scaling = _scaling(call, rounding)
+    x, w, _, *vectors = call.inputs
+    (y,) = call.outputs
+    if scaling is None or not served(call, None) or x.ndim < 1:
+        return None
+    if y.size == 0:
+        return empty()
+    after = matmul.row_steps(steps, y)
+    if after is None or x.size == 0:
+        return None
+    if x.ndim == 1:
+        x, y = x[None], y[None]
+    program = Program(call.threads)
+    sides = rows(x), rows(y)
+    if sides[0] is None or sides[1] is None:
+        return None
+    bias = vectors[1] if call.attributes["bias"] else None
+    operands = sides[0], w, sides[1]
+    return matmul.product(program, operands, bias, after, "first", 1 in call.constants, scaling)
+
+
+if multiplies_bytes():
+    variant("quantized_conv1d", "onednn")(as_image(conv))
+    variant(("quantized_conv2d", "quantized_conv3d"), "onednn")(conv)
+    variant("quantized_linear", "onednn")(linear)

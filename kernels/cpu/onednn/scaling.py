@@ -1,0 +1,64 @@
+"""What products of bytes are scaled by, and what their operands call 0, as oneDNN takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from soapstone.kernels.cpu.onednn.descriptors import (
+    ARG_DST,
+    ARG_SCALES,
+    ARG_SRC,
+    ARG_WEIGHTS,
+    ARG_ZEROS,
+    Integers,
+    Layout,
+)
+from soapstone.kernels.cpu.onednn.execute import Program
+from soapstone.kernels.cpu.onednn.library import Handle
+from soapstone.kernels.entry import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Scales and zeros of a product of bytes.
+
+    Attributes:
+        zero: what x calls 0, int32, one number. centred: whether that is known to be 0.
+        scale: of each channel of the result, float32; None: the result is the sums.
+        rounding: scale and zero of a result that is bytes, each one number; both are constant.
+    """
+
+    zero: Array
+    centred: bool
+    scale: Array | None
+    rounding: tuple[Array, Array] | None = None
+
+    def integers(self, x: Array, y: Array, mask: int) -> Integers:
+        """Return the primitive's part; mask: of the axes of the weights that are channels."""
+        ends = x.dtype.name, y.dtype.name
+        rounds = self.rounding is not None
+        zero = self.rounding is not None and bool(self.rounding[1].any())
+        return Integers(*ends, None if self.scale is None else mask, rounds, not self.centred, zero)
+
+    def arguments(self, program: Program) -> dict[int, Handle]:
+        """Return the memories that the primitive is run with."""
+        given = {}
+        if self.scale is not None:
+            given[ARG_SCALES | ARG_WEIGHTS] = self.scale
+        if not self.centred:
+            given[ARG_ZEROS | ARG_SRC] = self.zero.reshape(1)
+        if self.rounding is not None:
+            scale, zero = self.rounding
+            given[ARG_SCALES | ARG_DST] = scale.reshape(1)
+            if zero.any():
+                given[ARG_ZEROS | ARG_DST] = zero.reshape(1).astype(np.int32)
+        return {
+            argument: program.source(
+                array,
+                Layout.of(array),
+                Layout.dense(array.shape, dtype=array.dtype.name).descriptor.address,
+            )
+            for argument, array in given.items()
+        }
