@@ -9,14 +9,15 @@ from soapstone.ir.graph import Graph, Items, Node
 from soapstone.ir.strategy import Strategy
 
 FUSED = "fused_elementwise"
+BYTES = ("uint8", "int8")
 Program = tuple[tuple[str, tuple[int, ...], Items], ...]  # operator, operands, attributes
 
 
 def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
     """Return the graph with chains of element-wise operators merged into single nodes.
 
-    A producer joins its consumer when it has no other reader, the same output shape, type and
-    configuration, and when nothing but the merged node needs its value. Groups grow from consumers
+    A producer joins its consumer when it has no other reader, an output that `follows` its own, the
+    same configuration, and when nothing but the merged node needs its value. Groups grow from consumers
     to producers, so a merged group has one output and no cycle can close.
     """
     group_of: dict[str, str] = {}
@@ -30,7 +31,7 @@ def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
             near = group_of.get(reader.name)
             if (
                 near is not None
-                and graph.tensors[output] == graph.tensors[reader.outputs[0]]
+                and follows(graph, output, reader.outputs[0])
                 and strategy.configuration(graph, node)
                 == strategy.configuration(graph, graph.by_name[near])
             ):
@@ -40,6 +41,17 @@ def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
     groups = [nodes[::-1] for nodes in members.values() if len(nodes) > 1]
     instead: dict[str, tuple[Node, ...]] = {node.name: () for nodes in groups for node in nodes}
     return substituted(graph, instead | {nodes[-1].name: (_fused(nodes),) for nodes in groups})
+
+
+def follows(graph: Graph, before: str, after: str) -> bool:
+    """Return whether a step may make one value of the other in one pass over memory.
+
+    They have the same shape and type, or one is of single precision and the other of bytes.
+    """
+    first, second = graph.tensors[before], graph.tensors[after]
+    kinds = {first.dtype, second.dtype}
+    narrowed = "float32" in kinds and not kinds.isdisjoint(BYTES)
+    return first == second or (first.shape == second.shape and narrowed)
 
 
 def _fused(nodes: list[Node]) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from soapstone.engine.lower.elementwise import program_of
+from soapstone.engine.lower.elementwise import BYTES, follows, program_of
 from soapstone.engine.lower.rebuild import merged, substituted
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import operator
@@ -16,9 +16,10 @@ MOST_STEPS = 6
 def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
     """Return the graph with each product and the element-wise chain on its result as one node.
 
-    A chain follows while a value has one reader, element-wise, of the same shape, type and degrees.
-    The fused node stands where the chain ended, so that the chain's other operands are made. Of two
-    products that are added, the later one takes the addition.
+    A chain follows while a value has one reader, element-wise, of the same shape, type and degrees;
+    single precision may become bytes and back. The fused node stands where the chain ended, so that
+    the chain's other operands are made. Of two products that are added, the later one takes the
+    addition. Bytes that a step reads as real numbers are read as bytes.
     """
     taken: set[str] = set()  # nodes of chains, and their products
     fused: dict[str, tuple[Node, ...]] = {}  # what replaces the last node of a chain
@@ -27,6 +28,7 @@ def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
             continue
         chain = _chain(graph, strategy, node, taken)
         if chain:
+            chain = _with_bytes(graph, strategy, node, chain)
             fused[chain[-1].name] = (_fused(node, chain),)
             taken.update(step.name for step in [node, *chain])
     gone: dict[str, tuple[Node, ...]] = dict.fromkeys(taken, ())
@@ -49,13 +51,34 @@ def _chain(graph: Graph, strategy: Strategy, node: Node, taken: set[str]) -> lis
             or len(reader.outputs) != 1
             or reader.name in taken
             or reader.inputs.count(value) != 1
-            or graph.tensors[reader.outputs[0]] != graph.tensors[value]
+            or not follows(graph, value, reader.outputs[0])
             or not _same_tiles(graph, strategy, node, reader)
         ):
             break
         chain.append(reader)
         value = reader.outputs[0]
     return chain
+
+
+def _with_bytes(graph: Graph, strategy: Strategy, node: Node, chain: list[Node]) -> list[Node]:
+    """Return the chain with what makes its operands of bytes before the steps that read them."""
+    steps: list[Node] = []
+    made = {node.outputs[0], *(step.outputs[0] for step in chain)}
+    for step in chain:
+        for name in step.inputs:
+            maker = graph.producers.get(name)
+            if (
+                name not in made
+                and maker is not None
+                and maker.spec.elementwise
+                and graph.tensors[maker.inputs[0]].dtype in BYTES
+                and follows(graph, maker.inputs[0], name)
+                and graph.only_reader(name) is not None
+                and _same_tiles(graph, strategy, node, maker)
+            ):
+                steps.append(maker)
+        steps.append(step)
+    return steps
 
 
 def _same_tiles(graph: Graph, strategy: Strategy, node: Node, reader: Node) -> bool:

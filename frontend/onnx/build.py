@@ -198,9 +198,16 @@ class Importer:
         return name in self._reserved or name in self._made or name in self._outputs
 
     def emit(
-        self, name: str, inputs: Sequence[Value], attributes: Mapping[str, Any], label: str
+        self,
+        name: str,
+        inputs: Sequence[Value],
+        attributes: Mapping[str, Any],
+        label: str,
+        fold: bool = True,
     ) -> tuple[Value, ...]:
         """Apply an operator, or run it at once where its operands are known and small.
+
+        fold: whether it may be run; what is to be recognised in the graph is not.
 
         Raises:
             UnsupportedError: soapstone has no such operator.
@@ -209,7 +216,7 @@ class Importer:
             spec = operator(name)
         except GraphError:
             raise UnsupportedError(f"soapstone has no operator {name!r}") from None
-        if all(value.array is not None and not value.trained for value in inputs):
+        if fold and all(value.array is not None and not value.trained for value in inputs):
             items = spec.normalise(attributes)
             signature = spec.bind([value.spec for value in inputs], items)
             made = signature.output_specs

@@ -238,6 +238,10 @@ class Call:
         """Emit an operator and return all its outputs."""
         return self.importer.emit(operator_name, inputs, attributes, self.label)
 
+    def kept(self, operator_name: str, *inputs: Value, **attributes: Any) -> Value:
+        """Emit an operator that is a node of the graph even where its inputs are known."""
+        return self.importer.emit(operator_name, inputs, attributes, self.label, fold=False)[0]
+
     def known(self, array: Any, dtype: str | None = None) -> Value:
         """Return a value whose contents are known."""
         return self.importer.known(array, self.label, dtype)

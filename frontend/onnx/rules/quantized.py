@@ -1,15 +1,21 @@
-"""ONNX operators on quantised integers, computed in floating point that holds them exactly."""
+"""ONNX operators on quantised integers.
+
+Products of bytes by weights that are known are such here too. Others are computed in floating point
+that holds them exactly.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.rules.products import product
-from soapstone.frontend.onnx.rules.windows import convolved
+from soapstone.frontend.onnx.rules.windows import convolved, windowed
 from soapstone.frontend.onnx.tensors import dtype_of
 from soapstone.frontend.onnx.values import Value, rule
 
@@ -35,9 +41,15 @@ def _spread(n: Call, part: Value, x: Value, axis: int, block: int) -> Value:
     return n.part(whole, axis, 0, x.shape[axis])
 
 
+def _zero(n: Call, zero: Value | None, dtype: str) -> Value:
+    return n.known(np.zeros((), dtype)) if zero is None else zero
+
+
 def quantized(n: Call, x: Value, scale: Value, zero: Value | None, dtype: str) -> Value:
     """Return x / scale rounded to even, plus zero, clipped to the type."""
     limits = np.iinfo(dtype)
+    if limits.bits == 8:
+        return n("quantize", x, scale, _zero(n, zero, dtype), to=dtype)
     wide = "float64" if limits.bits > 16 else x.dtype
     y = n("round", n("div", n.cast(x, wide), n.cast(scale, wide)))
     if zero is not None:
@@ -66,9 +78,12 @@ def dequantize_linear(n: Call) -> Value:
     if n.attribute("output_dtype", 0):
         dtype = dtype_of(n.attribute("output_dtype"), "attribute 'output_dtype'")
     scale = n.cast(_spread(n, scale, x, axis, block), "float32")
+    zero = None if zero is None else _spread(n, zero, x, axis, block)
+    if np.iinfo(x.dtype).bits == 8:
+        return n.cast(n.kept("dequantize", x, scale, _zero(n, zero, x.dtype)), dtype)
     y = n.cast(x, "float32")
     if zero is not None:
-        y = n("sub", y, n.cast(_spread(n, zero, x, axis, block), "float32"))
+        y = n("sub", y, n.cast(zero, "float32"))
     return n.cast(n("mul", y, scale), dtype)
 
 
@@ -86,9 +101,60 @@ def _centred(n: Call, x: Value, zero: Value | None, line: int | None, terms: int
     return n("sub", y, part)
 
 
+def _signed(n: Call, w: Value, zero: Value | None, axis: int) -> Value | None:
+    """Return known weights minus their zero as signed bytes, or None where they are no such.
+
+    axis: along which zeros are, if there are several.
+    """
+    if w.array is None or (zero is not None and zero.array is None):
+        return None
+    if zero is None or zero.array is None or not zero.array.any():
+        if w.dtype == "int8":
+            return w
+        zero = n.known(np.zeros((), w.dtype))
+    shape = [-1 if each == axis % w.rank else 1 for each in range(w.rank)]
+    shape = shape if zero.spec.size > 1 else []
+    off = n.array(zero).astype(np.int16).reshape(shape)
+    fits = w.array - off
+    if fits.size and not -128 <= fits.min() <= fits.max() < 128:
+        return None
+    whole = n.kept("sub", n.kept("cast", w, to="int16"), n.known(off))
+    return n.kept("cast", whole, to="int8")
+
+
+def _bytes_product(
+    n: Call,
+    operands: tuple[Value, Value, Value | None, Value | None],
+    window: dict[str, Any] | None,
+    vectors: Sequence[Value] = (),
+) -> Value | None:
+    """Return sums of products of bytes by known weights, or None where operands are others.
+
+    operands: x, weights and their zeros. window: a convolution's attributes, None of a product.
+    vectors: a scale of each channel, and perhaps a bias; without them the result is the sums.
+    """
+    x, w, x_zero, w_zero = operands
+    rank = w.rank - 2
+    if window is None and (w.rank != 2 or x.rank < 1 or x.shape[-1] != w.shape[0]):
+        return None
+    if np.iinfo(x.dtype).bits != 8 or (x_zero is not None and x_zero.spec.size != 1):
+        return None
+    if window is not None and min(window["padding"]) < 0:
+        return None
+    signed = _signed(n, w, w_zero, -1 if window is None else 0)
+    if signed is None:
+        return None
+    zero = n.reshape(n.cast(_zero(n, x_zero, x.dtype), "int32"), ())
+    name = "quantized_linear" if window is None else f"quantized_conv{rank}d"
+    own = {"bias": len(vectors) == 2, "to": "float" if vectors else "int32"}
+    return n(name, x, signed, zero, *vectors, **own, **(window or {}))
+
+
 @rule("MatMulInteger")
 def matmul_integer(n: Call) -> Value:
-    return n.cast(_integer_product(n, n.value(0), n.value(1), n.maybe(2), n.maybe(3)), "int32")
+    a, b, zeros = n.value(0), n.value(1), (n.maybe(2), n.maybe(3))
+    made = _bytes_product(n, (a, b, *zeros), None)
+    return made or n.cast(_integer_product(n, a, b, *zeros), "int32")
 
 
 def _integer_product(
@@ -102,6 +168,9 @@ def _integer_product(
 @rule("ConvInteger")
 def conv_integer(n: Call) -> Value:
     x, w = n.value(0), n.value(1)
+    made = _bytes_product(n, (x, w, n.maybe(2), n.maybe(3)), windowed(n, x, w))
+    if made is not None:
+        return made
     terms = math.prod(w.shape[1:])
     left = _centred(n, x, n.maybe(2), None, terms)
     return n.cast(convolved(n, left, _centred(n, w, n.maybe(3), 0, terms), None), "int32")
@@ -110,6 +179,11 @@ def conv_integer(n: Call) -> Value:
 @rule("QLinearMatMul")
 def qlinear_matmul(n: Call) -> Value:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = n.values()
+    if b.rank == 2 and a_scale.spec.size == y_scale.spec.size == 1:
+        scale = _vector(n, (a_scale, b_scale), b.shape[1])
+        made = scale and _bytes_product(n, (a, b, a_zero, b_zero), None, (scale,))
+        if made:
+            return quantized(n, made, _one(n, y_scale), _one(n, y_zero), y_zero.dtype)
     if any(part.spec.size != 1 for part in (a_scale, b_scale, y_scale)):
         raise UnsupportedError("scales by row or column are not supported")
     total = _integer_product(n, a, b, a_zero, b_zero)
@@ -119,12 +193,32 @@ def qlinear_matmul(n: Call) -> Value:
 @rule("QLinearConv")
 def qlinear_conv(n: Call) -> Value:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = n.values()[:8]
+    bias = n.maybe(8)
+    scale = _vector(n, (x_scale, w_scale), w.shape[0])
+    if scale is not None and y_scale.spec.size == 1:
+        vectors = [scale] if bias is None else [scale, n("mul", n.cast(bias, scale.dtype), scale)]
+        made = _bytes_product(n, (x, w, x_zero, w_zero), windowed(n, x, w), vectors)
+        if made is not None:
+            return quantized(n, made, _one(n, y_scale), _one(n, y_zero), y_zero.dtype)
     terms = math.prod(w.shape[1:])
     left = _centred(n, x, x_zero, None, terms)
-    bias = n.maybe(8)
     weights = _centred(n, w, w_zero, 0, terms)
     total = convolved(n, left, weights, n.cast(bias, left.dtype) if bias is not None else None)
     return _scaled(n, total, (x_scale, w_scale, y_scale), y_zero, x.rank - 2)
+
+
+def _one(n: Call, x: Value) -> Value:
+    return n.reshape(n.cast(x, "float32") if x.spec.is_float else x, ())
+
+
+def _vector(n: Call, scales: tuple[Value, Value], channels: int) -> Value | None:
+    """Return the product of a number and of one a channel, or of one number, as a vector."""
+    first, second = (n.cast(scale, "float32") for scale in scales)
+    if first.spec.size != 1 or second.spec.size not in (1, channels):
+        return None
+    if second.spec.size == 1:
+        second = n.broadcast(_one(n, second), (channels,))
+    return n("mul", _one(n, first), n.reshape(second, (channels,)))
 
 
 def _scaled(

@@ -79,18 +79,22 @@ def _spatial(x: Value) -> tuple[int, ...]:
     return x.shape[2:]
 
 
-def convolved(n: Call, x: Value, w: Value, bias: Value | None) -> Value:
-    """Return a convolution with the node's attributes."""
+def windowed(n: Call, x: Value, w: Value) -> dict[str, Any]:
+    """Return the attributes of a convolution of x and w; padding may be negative."""
     size = _spatial(x)
     if w.rank != x.rank:
         raise OnnxError(f"weights of rank {w.rank} found; {x.rank} needed")
     windows = window(n, size, w.shape[2:])
-    pads = windows.pads
-    if any(pad < 0 for pad in pads):
-        x, pads = cropped(n, x, pads)
-    attributes = windows.attributes() | {"padding": pads, "groups": n.attribute("group", 1)}
+    return windows.attributes() | {"groups": n.attribute("group", 1)}
+
+
+def convolved(n: Call, x: Value, w: Value, bias: Value | None) -> Value:
+    """Return a convolution with the node's attributes."""
+    attributes = windowed(n, x, w)
+    if any(pad < 0 for pad in attributes["padding"]):
+        x, attributes["padding"] = cropped(n, x, attributes["padding"])
     inputs = (x, w) if bias is None else (x, w, bias)
-    return n(f"conv{windows.rank}d", *inputs, bias=bias is not None, **attributes)
+    return n(f"conv{x.rank - 2}d", *inputs, bias=bias is not None, **attributes)
 
 
 def cropped(n: Call, x: Value, pads: Sequence[int]) -> tuple[Value, tuple[int, ...]]:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select
 from soapstone.native.entries import sequence
+from soapstone.native.memory import aligned_array
 
 
 def inner(call: Call) -> Call:
@@ -29,12 +32,21 @@ def inner(call: Call) -> Call:
 @variant("with_epilogue", "two_passes", expected=1.1)
 def two_passes(call: Call) -> Entry | None:
     """Return the entry of the operator's own kernel, then the steps in place."""
-    _, product = select(inner(call))
-    operands = call.inputs[call.attributes["arity"] :]
+    arity = call.attributes["arity"]
+    operands = call.inputs[arity:]
     program = call.attributes["program"]
+    product_call, (y,) = inner(call), call.outputs
+    real = next(array.dtype for array in product_call.inputs if array.dtype.kind == "f")
+    if y.dtype != real:  # what the product makes does not fit in the result
+        order = sorted(range(y.ndim), key=lambda axis: (-y.strides[axis], axis))
+        own = aligned_array(tuple(y.shape[axis] for axis in order), real)
+        y = own.transpose(np.argsort(order))
+        product_call = replace(product_call, outputs=(y,))
+    _, product = select(product_call)
     attributes = {"program": program, "results": (len(operands) + len(program),)}
+    constants = frozenset(i - arity + 1 for i in call.constants if i >= arity)
     steps = Call(
-        "fused_elementwise", attributes, (call.outputs[0], *operands), call.outputs, call.threads
+        "fused_elementwise", attributes, (y, *operands), call.outputs, call.threads, constants
     )
     _, after = select(steps)
     return None if product is None or after is None else sequence([product, after])

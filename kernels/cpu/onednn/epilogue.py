@@ -13,12 +13,14 @@ import numpy as np
 
 from soapstone.ir.spec import operators
 from soapstone.kernels.cpu.elementwise.epilogue import inner
-from soapstone.kernels.cpu.onednn import convolution, matmul, pointwise
-from soapstone.kernels.cpu.onednn.descriptors import ALGORITHMS, Step, activation
+from soapstone.kernels.cpu.onednn import convolution, matmul, pointwise, quantized
+from soapstone.kernels.cpu.onednn.descriptors import ALGORITHMS, Activation, Step, activation
+from soapstone.kernels.cpu.onednn.library import multiplies_bytes
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
 Bind = Callable[[Call, Sequence[Step]], Entry | None]
+_MOST = 8  # steps
 
 BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
     "onednn": {
@@ -33,6 +35,13 @@ BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
     "onednn_product": {"conv2d": pointwise.conv2d},
 }
 
+# Of products of bytes, whose results may be rounded to bytes again.
+_ROUNDING: dict[str, Callable[..., Entry | None]] = (
+    {"quantized_conv2d": quantized.conv, "quantized_linear": quantized.linear}
+    if multiplies_bytes()
+    else {}
+)
+
 # Algorithms of operators of two operands, of which the result so far may be either.
 BINARY = {
     spec.name: ALGORITHMS[str(spec.formula.onednn[None][0])]
@@ -46,42 +55,127 @@ def _aligned(operand: Array, rank: int) -> Array:
     return operand[(None,) * (rank - operand.ndim)]
 
 
-def _steps(call: Call) -> list[Step] | None:
-    """Return the program as oneDNN's steps, or None where it is no chain of such."""
-    arity = call.attributes["arity"]
-    y = call.outputs[0]
-    operands = call.inputs[arity:]
-    found: list[Step] = []
-    result = 0
-    for index, (name, numbers, items) in enumerate(call.attributes["program"]):
+class _Chain:
+    """The steps of a program as oneDNN's, while they are a chain of such."""
+
+    def __init__(self, call: Call) -> None:
+        self.arity = call.attributes["arity"]
+        self.call = call
+        self.operands = call.inputs[self.arity :]
+        self.steps: list[Step] = []
+        self.rounding: tuple[Array, Array] | None = None  # scale and zero of a result of bytes
+        self._widened: dict[int, tuple[Array, float, float]] = {}  # bytes, scale and zero by number
+
+    def add(self, index: int, result: int) -> bool | None:
+        """Add a step on the result so far; return whether there is a new one, None: it cannot be.
+
+        result: the number of the result so far. index: of the step.
+        """
+        name, numbers, items = self.call.attributes["program"][index]
+        if name == "dequantize" and numbers[0] != result:
+            scale, zero = map(self._known, numbers[1:])
+            if not 1 <= numbers[0] <= len(self.operands) or scale is None or zero is None:
+                return None
+            source = self.operands[numbers[0] - 1]
+            self._widened[len(self.operands) + index + 1] = source, scale, zero
+            return False
+        if name in ("quantize", "dequantize"):
+            return self._converted(name, numbers, dict(items)["to"] if items else "", index)
         if numbers == (result,):
             function = activation(name, dict(items))
             if function is None:
                 return None
-            found.append(function)
-        elif name in BINARY and len(numbers) == 2:
-            first, second = numbers
-            if second == result and name not in ("sub", "div"):
-                first, second = second, first
-            if first != result or not 1 <= second <= len(operands):
-                return None
-            operand = operands[second - 1]
-            if operand.dtype != np.float32:
-                return None
-            found.append((BINARY[name], _aligned(operand, y.ndim)))
-        else:
+            self.steps.append(function)
+            return True
+        if name not in BINARY or len(numbers) != 2:
             return None
-        result = len(operands) + index + 1
-    return found
+        first, second = numbers
+        if second == result and name not in ("sub", "div"):
+            first, second = second, first
+        return True if first == result and self._combined(name, second) else None
+
+    def _known(self, number: int) -> float | None:
+        """Return an operand that is one number and never another, else None."""
+        position = self.arity + number - 1
+        if position not in self.call.constants or self.call.inputs[position].size != 1:
+            return None
+        return float(self.call.inputs[position].reshape(()))
+
+    def _combined(self, name: str, number: int) -> bool:
+        """Add an operator of two operands, the second by its number; return whether it is one."""
+        rank = self.call.outputs[0].ndim
+        if number in self._widened:
+            operand, scale, zero = self._widened[number]
+            if name != "add":
+                return False
+            # y + (q - zero) scale = (y / scale + q) scale - zero scale
+            self._affine(1 / scale, 0.0)
+            self.steps.append((BINARY[name], _aligned(operand, rank)))
+            self._affine(scale, -zero * scale)
+            return True
+        if not 1 <= number <= len(self.operands):
+            return False
+        operand = self.operands[number - 1]
+        if operand.dtype != np.float32:
+            return False
+        self.steps.append((BINARY[name], _aligned(operand, rank)))
+        return True
+
+    def _converted(
+        self, name: str, numbers: Sequence[int], to: str, index: int
+    ) -> bool | None:
+        """Add a rounding of the result to bytes, or what they stand for."""
+        scale, zero = map(self._known, numbers[1:])
+        if scale is None or zero is None:
+            return None
+        if name == "dequantize":
+            self._affine(scale, -zero * scale)
+        elif index == len(self.call.attributes["program"]) - 1:
+            first, second = (self.operands[number - 1] for number in numbers[1:])
+            self.rounding = first, second
+        else:
+            limits = np.iinfo(to)
+            self._affine(1 / scale, 0.0)
+            self.steps.append(Activation(ALGORITHMS["round"]))
+            low, high = limits.min - zero, limits.max - zero
+            self.steps.append(Activation(ALGORITHMS["clip"], low, high))
+            self._affine(1.0, zero)
+        return True
+
+    def _affine(self, scale: float, shift: float) -> None:
+        """Add a multiplication and an addition, as one with those before."""
+        last = self.steps[-1] if self.steps else None
+        if isinstance(last, Activation) and last.algorithm == ALGORITHMS["linear"]:
+            self.steps.pop()
+            scale, shift = last.alpha * scale, last.beta * scale + shift
+        self.steps.append(Activation(ALGORITHMS["linear"], scale, shift))
+
+
+def _chain(call: Call) -> _Chain | None:
+    """Return the program as oneDNN's steps, or None where it is no chain of such."""
+    made = _Chain(call)
+    result = 0
+    for index in range(len(call.attributes["program"])):
+        new = made.add(index, result)
+        if new is None:
+            return None
+        if new:
+            result = len(made.operands) + index + 1
+    return made if len(made.steps) <= _MOST else None
 
 
 def _fused(call: Call, name: str) -> Entry | None:
     """Return the entry of one primitive with post-operators, or None where oneDNN has none."""
     bind = BINDS[name].get(call.attributes["operator"])
-    steps = _steps(call)
-    if bind is None or not steps or len(steps) > 8 or call.outputs[0].size == 0:
+    rounding = name == "onednn" and _ROUNDING.get(call.attributes["operator"])
+    if not (bind or rounding) or call.outputs[0].size == 0:
         return None
-    return bind(inner(call), steps)
+    chain = _chain(call)
+    if chain is None:
+        return None
+    if rounding:
+        return rounding(inner(call), chain.steps, chain.rounding)
+    return bind(inner(call), chain.steps) if bind and chain.rounding is None else None
 
 
 for _name in BINDS:
