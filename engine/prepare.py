@@ -96,13 +96,19 @@ def prepare(
 
 
 def folded(
-    graph: Graph, weights: Mapping[str, Array], watch: Watch | None = None
+    graph: Graph,
+    weights: Mapping[str, Array],
+    watch: Watch | None = None,
+    *,
+    processor: str = "cpu",
 ) -> tuple[Graph, Graph]:
     """Return the graph of what constant weights alone determine, and the rest, which takes it.
 
     Batch norms, scales and biases go into the weights first, so outputs may be called otherwise.
+
+    processor: the kind that will run it.
     """
-    known = fold_weights(graph, weights, watch)
+    known = fold_weights(graph, weights, watch, processor=processor)
     parts = split_constants(known, graph.roles.keys() & weights.keys())
     if watch is not None:
         watch(SPLIT, known, parts[1])

@@ -539,7 +539,8 @@ class InferenceSession:
         else:
             prologue = replace(graph, nodes=(), outputs=())
             if not self._plain:
-                prologue, graph = folded(graph, held)
+                kind = self._machine.processors[0].kind
+                prologue, graph = folded(graph, held, processor=kind)
             self._found.bound()
             constants = Constants(held, prologue, self._found)
         try:

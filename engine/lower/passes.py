@@ -15,6 +15,7 @@ from soapstone.engine.lower.concat import place_parts
 from soapstone.engine.lower.elementwise import fuse_elementwise
 from soapstone.engine.lower.epilogue import fuse_epilogues
 from soapstone.engine.lower.halves import widen_halves, widen_partials
+from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, multiplies_bytes
 from soapstone.engine.lower.parts import copy_parts, merge_parts
 from soapstone.engine.lower.updates import hoist_updates, merge_stores, store_updates
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources
@@ -36,17 +37,22 @@ class Pass(Generic[Under]):
         apply: from a graph, and what it is lowered under: constants, or a strategy.
         fuses: whether it is left out where every operator shall be a launch.
         widens: whether it is left out where kernels take halves.
+        multiplies: whether kernels must multiply bytes for it, or must not; None: either.
     """
 
     name: str
     apply: Callable[[Graph, Under], Graph]
     fuses: bool = False
     widens: bool = False
+    multiplies: bool | None = None
 
 
 # Where weights never change, before a strategy is chosen: what weights alone determine.
 CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
-    *(Pass(each.name, partial(fold, each)) for each in FOLDS),
+    *(Pass(each.name, partial(fold, each)) for each in FOLDS[:3]),
+    *(Pass(each.name, partial(fold, each), multiplies=True) for each in IN_BYTES),
+    *(Pass(each.name, partial(fold, each), multiplies=False) for each in IN_REAL),
+    *(Pass(each.name, partial(fold, each)) for each in FOLDS[3:]),
     Pass("drop_unread", lambda graph, _: graph.pruned()),
 )
 
@@ -69,9 +75,21 @@ SPLIT = "split_constants"  # between the two, into a graph that runs once and th
 NAMES = (*(each.name for each in CONSTANT_PASSES), SPLIT, *(each.name for each in PASSES))
 
 
-def fold_weights(graph: Graph, constants: Mapping[str, Array], watch: Watch | None = None) -> Graph:
-    """Return the graph with batch norms, scales and biases folded into constant weights."""
-    return _applied(graph, CONSTANT_PASSES, constants, watch, whole=False)
+def fold_weights(
+    graph: Graph,
+    constants: Mapping[str, Array],
+    watch: Watch | None = None,
+    *,
+    processor: str = "cpu",
+) -> Graph:
+    """Return the graph with batch norms, scales and biases folded into constant weights.
+
+    Args:
+        processor: the kind that will run it, whose kernels may multiply bytes.
+    """
+    able = multiplies_bytes(processor)
+    chosen = [each for each in CONSTANT_PASSES if each.multiplies in (None, able)]
+    return _applied(graph, chosen, constants, watch, whole=False)
 
 
 def lower(

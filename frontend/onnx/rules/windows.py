@@ -176,7 +176,8 @@ def max_pool(n: Call) -> Any:
     size = _spatial(x)
     windows = window(n, size, None)
     attributes = {"kernel": windows.kernel, "ceil_mode": windows.ceil, **windows.attributes()}
-    name, real = f"max_pool{windows.rank}d", x if x.spec.is_float else n.cast(x, "float32")
+    own = x.spec.is_float or x.dtype in ("uint8", "int8")
+    name, real = f"max_pool{windows.rank}d", x if own else n.cast(x, "float32")
     if not n.wants(1):
         return [n.cast(n(name, real, **attributes), x.dtype)]
     y, index = n.all(name, real, indices=True, **attributes)

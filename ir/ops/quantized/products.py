@@ -75,9 +75,7 @@ def _linear_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) ->
     dtype = _checked(inputs, attributes)
     vectors = ", n" * (len(inputs) - 3)
     found = (*inputs[:2], *inputs[3:])
-    made = einsum(
-        f"... k, k n{vectors} -> ... n", found, dtypes=[dtype], kinds={"k": Kind.WHOLE}
-    )
+    made = einsum(f"... k, k n{vectors} -> ... n", found, dtypes=[dtype], kinds={"k": Kind.WHOLE})
     x, w, *rest = made.inputs
     return replace(made, inputs=(x, w, Operand(()), *rest))
 

@@ -299,6 +299,9 @@ def _declare(rank: int) -> None:
             whether = {"include_pad": include_pad}
             averages.append(Case((x,), {**attributes, **whether}))
             to_averages.append(Case((y,), {**attributes, **size, **whether}, ()))
+    for dtype, limits in (("uint8", "<256"), ("int8", ">=-128 <128")):
+        x = f"{dtype} {case_shape((2, 3, 7, 6), rank, 4)} {limits}"
+        maxima.append(Case((x,), _case(rank, _HALO)))
     maximum, average = f"max_pool{rank}d", f"avg_pool{rank}d"
     register(
         OpSpec(

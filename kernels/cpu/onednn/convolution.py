@@ -214,9 +214,7 @@ def _problem(
         return None
     activation = ACTIVATIONS[name]
     posts = (
-        step
-        if isinstance(step, Activation)
-        else Follow(step[0], step[1].shape, step[1].dtype.name)
+        step if isinstance(step, Activation) else Follow(step[0], step[1].shape, step[1].dtype.name)
         for step in steps
     )
     problem = _Problem(

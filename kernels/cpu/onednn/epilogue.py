@@ -20,7 +20,7 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
 Bind = Callable[[Call, Sequence[Step]], Entry | None]
-_MOST = 8  # steps
+_MOST = 12  # steps
 
 BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
     "onednn": {
@@ -121,9 +121,7 @@ class _Chain:
         self.steps.append((BINARY[name], _aligned(operand, rank)))
         return True
 
-    def _converted(
-        self, name: str, numbers: Sequence[int], to: str, index: int
-    ) -> bool | None:
+    def _converted(self, name: str, numbers: Sequence[int], to: str, index: int) -> bool | None:
         """Add a rounding of the result to bytes, or what they stand for."""
         scale, zero = map(self._known, numbers[1:])
         if scale is None or zero is None:

@@ -217,6 +217,4 @@ def float32(call: Call, rank: int | None = None, only: tuple[int, ...] | None = 
     """
     operands = (*call.inputs, *call.outputs)
     chosen = operands if only is None else [operands[index] for index in only]
-    return served(call, "float32") and (
-        rank is None or all(array.ndim == rank for array in chosen)
-    )
+    return served(call, "float32") and (rank is None or all(array.ndim == rank for array in chosen))

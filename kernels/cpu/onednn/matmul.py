@@ -166,9 +166,7 @@ def product(
         right = Layout.any(b.shape, b.dtype.name) if packed else right
         form_of = "gemm" if form == "gemm" else "first"
         sides = left, right, out
-        made = Product(
-            *sides, bias is not None, posts, program.threads, form_of, integers=integers
-        )
+        made = Product(*sides, bias is not None, posts, program.threads, form_of, integers=integers)
         primitive = matmul_primitive(made)
         if primitive is not None:
             break

@@ -35,13 +35,14 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     equal,
     usable,
 )
-from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
+from soapstone.kernels.cpu.onednn.execute import Program, empty, float32, served
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
 _TRAINING, _INFERENCE = 64, 96
 _MAX, _AVERAGE_ALL, _AVERAGE_INSIDE = 0x1FF, 0x2FF, 0x3FF
+_BYTES = ("uint8", "int8")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class _Pool:
     low: tuple[int, ...]
     high: tuple[int, ...]
     threads: int
+    dtype: str
 
     def legal(self) -> bool:
         """Return whether sizes agree and every window holds an element."""
@@ -84,8 +86,10 @@ class _Pool:
 
 
 def _order(*arrays: Array) -> tuple[int, ...]:
-    """Return the axis order in which images are pooled."""
+    """Return the axis order in which images are pooled; those of bytes have one way to be fast."""
     plain = tuple(range(arrays[0].ndim))
+    if arrays[0].dtype != np.float32:
+        return (0, *plain[2:], 1)
     rows = (a.shape[1] == 1 or a.strides[1] >= a.strides[-1] for a in arrays)
     return plain if all(rows) else (0, *plain[2:], 1)
 
@@ -107,7 +111,8 @@ def _pool(call: Call, algorithm: int, direction: int, x: Array, y: Array) -> _Po
     if algorithm == _AVERAGE_ALL and (wide != high or any(at.get("excess", ()))):
         return None
     ends = (x.shape, y.shape, _order(x, y))
-    pool = _Pool(algorithm, direction, *ends, kernel, stride, dilation, low, wide, call.threads)
+    window = kernel, stride, dilation, low, wide
+    pool = _Pool(algorithm, direction, *ends, *window, call.threads, x.dtype.name)
     return pool if x.size and pool.legal() else None
 
 
@@ -118,8 +123,8 @@ def _primitive(pool: _Pool, backward: bool) -> Primitive | None:
         *(dims(pool.stride), dims(pool.kernel), dims([step - 1 for step in pool.dilation])),
         *(dims(pool.low), dims(pool.high)),
     )
-    x = Layout.dense(pool.x, pool.order).descriptor.address
-    y = Layout.dense(pool.y, pool.order).descriptor.address
+    x = Layout.dense(pool.x, pool.order, pool.dtype).descriptor.address
+    y = Layout.dense(pool.y, pool.order, pool.dtype).descriptor.address
     attribute = attributes().address
     with threads(pool.threads):
         try:
@@ -153,12 +158,14 @@ def _indices(program: Program, primitive: Primitive, index: Array, order: Any) -
 def max_pool2d(call: Call) -> Entry | None:
     """Return the entry of the maximum of each window, with the attribute `indices` also where."""
     (x,), (y, *index) = call.inputs, call.outputs
-    if not float32(Call(call.operator, {}, (x,), (y,)), rank=4):
+    whole = x.dtype.name in _BYTES and not index
+    kind = x.dtype.name if whole else "float32"
+    if not served(Call(call.operator, {}, (x,), (y,)), kind) or x.ndim != 4:
         return None
     if y.size == 0:
         return empty()
     pool = _pool(call, _MAX, _TRAINING if index else _INFERENCE, x, y)
-    if pool is not None and max(pool.dilation) > 1:
+    if pool is not None and max(pool.dilation) > 1 and not whole:
         return None  # values that are not finite could not be repaired
     primitive = _primitive(pool, False) if pool else None
     if pool is None or primitive is None or len(index) != bool(call.attributes.get("indices")):
@@ -173,6 +180,8 @@ def max_pool2d(call: Call) -> Entry | None:
             return None
         arguments[ARG_WORKSPACE] = where
     program.step(primitive, arguments)
+    if whole:
+        return program.entry()
     images, channels, height, width = pool.x
     program.native(
         "repair_maxima",

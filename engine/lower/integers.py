@@ -1,0 +1,265 @@
+"""Products of bytes: what the weights and operands of products stand for is left to the product.
+
+A file says that values are bytes by `dequantize` where they are read and `quantize` where they are
+made. Where kernels multiply bytes, a product of two dequantised operands becomes one of bytes; the
+steps that follow it join it later (`fuse_epilogues`). Operators that only move elements move bytes.
+Where none do, products of bytes, which some files have, become products of real numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from soapstone.engine.lower.weights import CHANNELS, Fold, Site
+from soapstone.ir.graph import Node
+from soapstone.kernels.registry import variants
+
+_PRODUCTS = {name: f"quantized_{name}" for name in CHANNELS}
+_BYTES = ("uint8", "int8")
+_MOVES = ("reshape", "transpose", "slice", "max_pool1d", "max_pool2d", "max_pool3d")
+_EXACT = 1 << 24  # integers up to this are float32 too
+_LEVELS = 255 * 128  # the largest product of a byte and a signed one
+
+
+def multiplies_bytes(processor: str) -> bool:
+    """Return whether a kind of processor has kernels for products of bytes."""
+    return bool(variants("quantized_linear", processor))
+
+
+def _bytes_of(site: Site, value: str) -> tuple[str, str, str] | None:
+    """Return the bytes, scale and zero that a value is made of, or None."""
+    maker = site.builder.maker(value)
+    if maker is None or maker.operator != "dequantize":
+        return None
+    source, scale, zero = maker.inputs
+    known = site.builder.spec(source).dtype in _BYTES and site.builder.spec(scale).dtype
+    return (source, scale, zero) if known == "float32" else None
+
+
+def _is_number(site: Site, value: str) -> bool:
+    return site.builder.spec(value).size == 1
+
+
+def _emit(site: Site, operator: str, *values: str, **attributes: object) -> str:
+    """Emit an operator, on constants where all its operands are."""
+    if site.fixed.issuperset(values):
+        return site.constant(operator, *values, **attributes)
+    return site.builder.apply(operator, *values, **attributes)[0]
+
+
+def _number(site: Site, value: str) -> str:
+    return value if site.builder.spec(value).rank == 0 else _emit(site, "reshape", value, shape=())
+
+
+def _weights(site: Site, value: str, axis: int) -> tuple[str, str] | None:
+    """Return constant weights as signed bytes, and their scales as a vector along an axis."""
+    if value not in site.fixed:
+        return None
+    maker = site.builder.maker(value)
+    rank = site.builder.spec(value).rank
+    axis %= rank
+    if maker is not None and maker.operator == "transpose":
+        order = maker.attributes["permutation"]
+        inner = _weights(site, maker.inputs[0], order[axis])
+        return inner and (site.constant("transpose", inner[0], permutation=order), inner[1])
+    found = _bytes_of(site, value)
+    if found is None:
+        return None
+    source, scale, zero = found
+    contents, off = site.constants.get(source), site.constants.get(zero)
+    if contents is None or off is None:
+        return None
+    extents = (1,) * (rank - off.ndim) + site.builder.spec(scale).shape
+    extents = (1,) * (rank - len(extents)) + extents
+    channels = contents.shape[axis]
+    if any(extent != 1 for i, extent in enumerate(extents) if i != axis):
+        return None
+    if extents[axis] == 1:
+        vector = site.constant("broadcast", _number(site, scale), shape=(channels,))
+    else:
+        vector = site.constant("reshape", scale, shape=(channels,))
+    if contents.dtype != np.int8 or off.any():
+        shifted = contents.astype(np.int16) - off
+        if shifted.size and not -128 <= shifted.min() <= shifted.max() < 128:
+            return None
+        wide = [site.constant("cast", each, to="int16") for each in (source, zero)]
+        source = site.constant("cast", site.constant("sub", *wide), to="int8")
+    return source, vector
+
+
+def _product(site: Site, node: Node) -> str | None:
+    """A product of what bytes and constant bytes stand for is a product of bytes."""
+    x, w, *bias = node.inputs
+    left = _bytes_of(site, x)
+    if left is None or x in site.fixed or node.attributes["activation"] is not None:
+        return None
+    source, scale, zero = left
+    right = _weights(site, w, CHANNELS[node.operator][0])
+    if right is None or not (_is_number(site, scale) and _is_number(site, zero)):
+        return None
+    whole = _emit(site, "cast", _number(site, zero), to="int32")
+    scales = _emit(site, "mul", right[1], _number(site, scale))
+    inputs = (source, right[0], whole, scales, *bias)
+    at = {name: v for name, v in node.attributes.items() if name != "activation"}
+    return site.builder.apply(
+        _PRODUCTS[node.operator], *inputs, name=node.name, **{**at, "bias": bool(bias)}
+    )[0]
+
+
+def _moved(site: Site, node: Node) -> str | None:
+    """What bytes stand for, moved, is what the moved bytes stand for."""
+    found = _bytes_of(site, node.inputs[0])
+    if found is None or node.inputs[0] in site.fixed or node.attributes.get("indices"):
+        return None
+    source, scale, zero = found
+    if not (_is_number(site, scale) and _is_number(site, zero)):
+        return None
+    moved = site.changed(node, [source])
+    return _meaning(site, node, moved, scale, zero)
+
+
+def _meaning(site: Site, node: Node, value: str, scale: str, zero: str) -> str:
+    numbers = _number(site, scale), _number(site, zero)
+    made = site.builder.apply("dequantize", value, *numbers, name=f"{node.name}.real")[0]
+    return made
+
+
+def _same(site: Site, first: Sequence[str], second: Sequence[str]) -> bool:
+    """Return whether scales and zeros are the same numbers."""
+
+    def equal(a: str, b: str) -> bool:
+        if a == b:
+            return True
+        left, right = _contents(site, a), _contents(site, b)
+        return left is not None and right is not None and left == right
+
+    return all(equal(a, b) for a, b in zip(first, second))
+
+
+def _contents(site: Site, value: str) -> tuple[str, float] | None:
+    """Return the type and the number of a constant that is one number, or None."""
+    maker = site.builder.maker(value)
+    if maker is not None and maker.operator == "reshape":
+        return _contents(site, maker.inputs[0])
+    array = site.constants.get(value)
+    if array is None or array.size != 1:
+        return None
+    return array.dtype.name, float(array.reshape(()))
+
+
+def _concat(site: Site, node: Node) -> str | None:
+    """Parts that stand for numbers by one scale are joined as bytes."""
+    parts = [_bytes_of(site, name) for name in node.inputs]
+    first = parts[0]
+    if first is None or not (_is_number(site, first[1]) and _is_number(site, first[2])):
+        return None
+    sources = []
+    for part in parts:
+        if part is None or not _same(site, part[1:], first[1:]):
+            return None
+        sources.append(part[0])
+    return _meaning(site, node, site.changed(node, sources), *first[1:])
+
+
+def _rounded(site: Site, node: Node) -> str | None:
+    """Bytes that are read and written by one scale are left alone; parts are rounded, then joined."""
+    x, *numbers = node.inputs
+    found = _bytes_of(site, x)
+    if found is not None:
+        return found[0] if _same(site, found[1:], numbers) else None
+    joined = site.builder.maker(x)
+    if joined is None or joined.spec.view != "concat" or x not in site.single:
+        return None
+    if not all(_is_number(site, each) for each in numbers):
+        return None
+    parts = []
+    for part in joined.inputs:
+        before = _bytes_of(site, part)
+        if before is not None and _same(site, before[1:], numbers):
+            parts.append(before[0])
+        else:
+            parts.append(site.changed(node, [part, *numbers]))
+    return site.changed(joined, parts)
+
+
+def _summed(site: Site, node: Node) -> str | None:
+    """Sums of products that become real at once are made real by the product."""
+    host = site.builder.maker(node.inputs[0])
+    if host is None or node.inputs[0] not in site.single or host.operator not in _QUANTIZED:
+        return None
+    if host.attributes["to"] != "int32" or node.attributes["to"] != "float32":
+        return None
+    channels = site.builder.spec(host.inputs[1]).shape[CHANNELS[_QUANTIZED[host.operator]][0]]
+    ones = site.constant("full", shape=(channels,), value=1.0, dtype="float32")
+    return site.changed(host, [*host.inputs, ones], to="float")
+
+
+def _scaled(site: Site, node: Node) -> str | None:
+    """A product of bytes takes the factor that follows it: a number, or one a channel."""
+    for value, other in (node.inputs, node.inputs[::-1]):
+        host = site.builder.maker(value)
+        if host is None or value not in site.single or host.operator not in _QUANTIZED:
+            continue
+        if host.attributes["to"] == "int32" or host.attributes["bias"]:
+            continue
+        spec, factor = site.builder.spec(value), site.builder.spec(other)
+        axis = CHANNELS[_QUANTIZED[host.operator]][1] % spec.rank
+        extents = (1,) * (spec.rank - factor.rank) + factor.shape
+        if len(extents) > spec.rank or any(e != 1 for i, e in enumerate(extents) if i != axis):
+            continue
+        vector = _emit(site, "reshape", other, shape=(factor.size,))
+        scales = _emit(site, "mul", host.inputs[3], vector)
+        return site.changed(host, [*host.inputs[:3], scales])
+    return None
+
+
+def _real(site: Site, node: Node) -> str | None:
+    """A product of bytes is one of the integers that they are, in floating point."""
+    name = _QUANTIZED[node.operator]
+    x, w, zero, *vectors = node.inputs
+    terms = math.prod(site.builder.spec(w).shape) // max(1, site.builder.spec(w).shape[0])
+    if name == "linear":
+        terms = site.builder.spec(w).shape[0]
+    whole = node.attributes["to"] == "int32"
+    real = site.builder.spec(vectors[0]).dtype if vectors else "float32"
+    if whole and terms * _LEVELS >= _EXACT:
+        real = "float64"
+    left, right, off = (_emit(site, "cast", each, to=real) for each in (x, w, zero))
+    at = {n: v for n, v in node.attributes.items() if n not in ("to", "bias")}
+    bias = vectors[1:]
+    if vectors and vectors[0] in site.fixed:
+        axis = CHANNELS[name][0]
+        rank = site.builder.spec(w).rank
+        shape = tuple(-1 if i == axis % rank else 1 for i in range(rank))
+        channels = site.builder.spec(vectors[0]).size
+        shape = tuple(channels if extent == -1 else 1 for extent in shape)
+        right = _emit(site, "mul", right, site.constant("reshape", vectors[0], shape=shape))
+        vectors = []
+    centred = _emit(site, "sub", left, off)
+    made = site.builder.apply(
+        name, centred, right, *(() if vectors else bias), bias=bool(bias) and not vectors, **at
+    )[0]
+    if whole:
+        return site.builder.apply("cast", made, name=node.name, to="int32")[0]
+    for operator, vector in zip(("mul", "add"), vectors):
+        rank = site.builder.spec(made).rank
+        axis = CHANNELS[name][1] % rank
+        shape = tuple(site.builder.spec(vector).size if i == axis else 1 for i in range(rank))
+        made = site.builder.apply(operator, made, _emit(site, "reshape", vector, shape=shape))[0]
+    return made
+
+
+_QUANTIZED = {quantized: name for name, quantized in _PRODUCTS.items()}
+
+IN_BYTES = (
+    Fold("move_bytes", _MOVES, _moved),
+    Fold("join_bytes", ("concat",), _concat),
+    Fold("multiply_bytes", tuple(_PRODUCTS), _product),
+    Fold("scale_sums", ("cast",), _summed),
+    Fold("scale_products", ("mul",), _scaled),
+    Fold("round_parts", ("quantize",), _rounded),
+)
+IN_REAL = (Fold("multiply_reals", tuple(_QUANTIZED), _real),)
