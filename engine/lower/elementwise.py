@@ -16,9 +16,10 @@ Program = tuple[tuple[str, tuple[int, ...], Items], ...]  # operator, operands, 
 def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
     """Return the graph with chains of element-wise operators merged into single nodes.
 
-    A producer joins its consumer when it has no other reader, an output that `follows` its own, the
-    same configuration, and when nothing but the merged node needs its value. Groups grow from consumers
-    to producers, so a merged group has one output and no cycle can close.
+    A producer joins its consumer when it has no other reader, when its reader's output `follows`
+    its own, when both have one configuration, and when nothing but the merged node needs its value.
+    Groups grow from consumers to producers, so a merged group has one output and no cycle can
+    close.
     """
     group_of: dict[str, str] = {}
     members: dict[str, list[Node]] = {}

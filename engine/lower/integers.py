@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def _is_number(site: Site, value: str) -> bool:
     return site.builder.spec(value).size == 1
 
 
-def _emit(site: Site, operator: str, *values: str, **attributes: object) -> str:
+def _emit(site: Site, operator: str, *values: str, **attributes: Any) -> str:
     """Emit an operator, on constants where all its operands are."""
     if site.fixed.issuperset(values):
         return site.constant(operator, *values, **attributes)
@@ -123,8 +124,7 @@ def _moved(site: Site, node: Node) -> str | None:
 
 def _meaning(site: Site, node: Node, value: str, scale: str, zero: str) -> str:
     numbers = _number(site, scale), _number(site, zero)
-    made = site.builder.apply("dequantize", value, *numbers, name=f"{node.name}.real")[0]
-    return made
+    return site.builder.apply("dequantize", value, *numbers, name=f"{node.name}.real")[0]
 
 
 def _same(site: Site, first: Sequence[str], second: Sequence[str]) -> bool:
@@ -165,7 +165,7 @@ def _concat(site: Site, node: Node) -> str | None:
 
 
 def _rounded(site: Site, node: Node) -> str | None:
-    """Bytes that are read and written by one scale are left alone; parts are rounded, then joined."""
+    """Bytes read and written by one scale are left alone; parts are rounded, then joined."""
     x, *numbers = node.inputs
     found = _bytes_of(site, x)
     if found is not None:

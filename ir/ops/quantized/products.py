@@ -35,7 +35,7 @@ from soapstone.ir.tensor import Array, TensorSpec
 
 # Sums of products of two bytes are exact in this type: 2 ** 38 terms are.
 _EXACT = np.float64
-_OWN: Mapping[str, Attribute] = {
+_OWN = {
     "bias": Attribute("bool", False),
     "to": Attribute("str", "float", choices=("float", "int32")),
 }

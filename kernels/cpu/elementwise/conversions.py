@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, fill_floats, get, loop, put
@@ -32,8 +33,8 @@ from soapstone.native.simd import vectorised
 
 # Numbers of the types in argument blocks.
 ITEM_BYTES = {
-    **{"float32": 4, "bool": 1, "int32": 4, "int64": 8, "float64": 8, "uint8": 1},
-    "int8": 1,
+    name: np.dtype(name).itemsize
+    for name in ("float32", "bool", "int32", "int64", "float64", "uint8", "int8")
 }
 if converts_halves():
     ITEM_BYTES["float16"] = 2

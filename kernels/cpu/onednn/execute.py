@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from soapstone import system
 from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_DST,
