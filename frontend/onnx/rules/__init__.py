@@ -11,6 +11,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     normalization,
     products,
     quantized,
+    quantized_microsoft,
     recurrent,
     reduction,
     signal,

@@ -22,7 +22,7 @@ from soapstone.frontend.onnx.values import Value, rule
 _LEVELS = 255 * 255  # the largest product of two bytes
 
 
-def _spread(n: Call, part: Value, x: Value, axis: int, block: int) -> Value:
+def spread(n: Call, part: Value, x: Value, axis: int, block: int) -> Value:
     """Return scales or zero points in a shape that broadcasts over x."""
     if part.spec.size == 1 and part.rank <= 1:
         return n.reshape(part, ())
@@ -65,8 +65,8 @@ def quantize_linear(n: Call) -> Value:
     if zero is None and code:
         dtype = dtype_of(code, "attribute 'output_dtype'")
     axis, block = n.attribute("axis", 1), n.attribute("block_size", 0)
-    scale = _spread(n, scale, x, axis, block)
-    zero = _spread(n, zero, x, axis, block) if zero is not None else None
+    scale = spread(n, scale, x, axis, block)
+    zero = spread(n, zero, x, axis, block) if zero is not None else None
     return quantized(n, n.cast(x, "float32"), n.cast(scale, "float32"), zero, dtype)
 
 
@@ -77,8 +77,8 @@ def dequantize_linear(n: Call) -> Value:
     dtype = scale.dtype
     if n.attribute("output_dtype", 0):
         dtype = dtype_of(n.attribute("output_dtype"), "attribute 'output_dtype'")
-    scale = n.cast(_spread(n, scale, x, axis, block), "float32")
-    zero = None if zero is None else _spread(n, zero, x, axis, block)
+    scale = n.cast(spread(n, scale, x, axis, block), "float32")
+    zero = None if zero is None else spread(n, zero, x, axis, block)
     if np.iinfo(x.dtype).bits == 8:
         return n.cast(n.kept("dequantize", x, scale, _zero(n, zero, x.dtype)), dtype)
     y = n.cast(x, "float32")
@@ -122,28 +122,32 @@ def _signed(n: Call, w: Value, zero: Value | None, axis: int) -> Value | None:
     return n.kept("cast", whole, to="int8")
 
 
-def _bytes_product(
+def bytes_product(
     n: Call,
     operands: tuple[Value, Value, Value | None, Value | None],
     window: dict[str, Any] | None,
     vectors: Sequence[Value] = (),
+    transposed: bool = False,
 ) -> Value | None:
     """Return sums of products of bytes by known weights, or None where operands are others.
 
     operands: x, weights and their zeros. window: a convolution's attributes, None of a product.
     vectors: a scale of each channel, and perhaps a bias; without them the result is the sums.
+    transposed: whether the weights of a product are.
     """
     x, w, x_zero, w_zero = operands
     rank = w.rank - 2
-    if window is None and (w.rank != 2 or x.rank < 1 or x.shape[-1] != w.shape[0]):
+    if window is None and (w.rank != 2 or x.rank < 1 or x.shape[-1] != w.shape[transposed]):
         return None
     if np.iinfo(x.dtype).bits != 8 or (x_zero is not None and x_zero.spec.size != 1):
         return None
     if window is not None and min(window["padding"]) < 0:
         return None
-    signed = _signed(n, w, w_zero, -1 if window is None else 0)
+    signed = _signed(n, w, w_zero, 0 if window is not None or transposed else -1)
     if signed is None:
         return None
+    if transposed:
+        signed = n.kept("transpose", signed, permutation=(1, 0))
     zero = n.reshape(n.cast(_zero(n, x_zero, x.dtype), "int32"), ())
     name = "quantized_linear" if window is None else f"quantized_conv{rank}d"
     own = {"bias": len(vectors) == 2, "to": "float" if vectors else "int32"}
@@ -153,7 +157,7 @@ def _bytes_product(
 @rule("MatMulInteger")
 def matmul_integer(n: Call) -> Value:
     a, b, zeros = n.value(0), n.value(1), (n.maybe(2), n.maybe(3))
-    made = _bytes_product(n, (a, b, *zeros), None)
+    made = bytes_product(n, (a, b, *zeros), None)
     return made or n.cast(_integer_product(n, a, b, *zeros), "int32")
 
 
@@ -168,7 +172,7 @@ def _integer_product(
 @rule("ConvInteger")
 def conv_integer(n: Call) -> Value:
     x, w = n.value(0), n.value(1)
-    made = _bytes_product(n, (x, w, n.maybe(2), n.maybe(3)), windowed(n, x, w))
+    made = bytes_product(n, (x, w, n.maybe(2), n.maybe(3)), windowed(n, x, w))
     if made is not None:
         return made
     terms = math.prod(w.shape[1:])
@@ -180,10 +184,10 @@ def conv_integer(n: Call) -> Value:
 def qlinear_matmul(n: Call) -> Value:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = n.values()
     if b.rank == 2 and a_scale.spec.size == y_scale.spec.size == 1:
-        scale = _vector(n, (a_scale, b_scale), b.shape[1])
-        made = scale and _bytes_product(n, (a, b, a_zero, b_zero), None, (scale,))
+        scale = scale_vector(n, (a_scale, b_scale), b.shape[1])
+        made = scale and bytes_product(n, (a, b, a_zero, b_zero), None, (scale,))
         if made:
-            return quantized(n, made, _one(n, y_scale), _one(n, y_zero), y_zero.dtype)
+            return requantized(n, made, y_scale, y_zero)
     if any(part.spec.size != 1 for part in (a_scale, b_scale, y_scale)):
         raise UnsupportedError("scales by row or column are not supported")
     total = _integer_product(n, a, b, a_zero, b_zero)
@@ -194,12 +198,12 @@ def qlinear_matmul(n: Call) -> Value:
 def qlinear_conv(n: Call) -> Value:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = n.values()[:8]
     bias = n.maybe(8)
-    scale = _vector(n, (x_scale, w_scale), w.shape[0])
+    scale = scale_vector(n, (x_scale, w_scale), w.shape[0])
     if scale is not None and y_scale.spec.size == 1:
         vectors = [scale] if bias is None else [scale, n("mul", n.cast(bias, scale.dtype), scale)]
-        made = _bytes_product(n, (x, w, x_zero, w_zero), windowed(n, x, w), vectors)
+        made = bytes_product(n, (x, w, x_zero, w_zero), windowed(n, x, w), vectors)
         if made is not None:
-            return quantized(n, made, _one(n, y_scale), _one(n, y_zero), y_zero.dtype)
+            return requantized(n, made, y_scale, y_zero)
     terms = math.prod(w.shape[1:])
     left = _centred(n, x, x_zero, None, terms)
     weights = _centred(n, w, w_zero, 0, terms)
@@ -207,18 +211,35 @@ def qlinear_conv(n: Call) -> Value:
     return _scaled(n, total, (x_scale, w_scale, y_scale), y_zero, x.rank - 2)
 
 
-def _one(n: Call, x: Value) -> Value:
+def one_number(n: Call, x: Value) -> Value:
+    """Return a value of one element without axes, in single precision if it is a real number."""
     return n.reshape(n.cast(x, "float32") if x.spec.is_float else x, ())
 
 
-def _vector(n: Call, scales: tuple[Value, Value], channels: int) -> Value | None:
-    """Return the product of a number and of one a channel, or of one number, as a vector."""
+def scale_vector(n: Call, scales: tuple[Value, Value], channels: int) -> Value | None:
+    """Return the product of a number and of one a channel, or of one number, as a vector.
+
+    None where the numbers are others.
+    """
     first, second = (n.cast(scale, "float32") for scale in scales)
     if first.spec.size != 1 or second.spec.size not in (1, channels):
         return None
     if second.spec.size == 1:
-        second = n.broadcast(_one(n, second), (channels,))
-    return n("mul", _one(n, first), n.reshape(second, (channels,)))
+        second = n.broadcast(one_number(n, second), (channels,))
+    return n("mul", one_number(n, first), n.reshape(second, (channels,)))
+
+
+def dequantized(n: Call, x: Value, scale: Value, zero: Value | None) -> Value:
+    """Return (x - zero) * scale for bytes x and one scale."""
+    zero = _zero(n, zero, x.dtype)
+    return n.kept("dequantize", x, one_number(n, scale), n.reshape(zero, ()))
+
+
+def requantized(n: Call, y: Value, scale: Value, zero: Value | None) -> Value:
+    """Return a real value as bytes of one scale, of the type of their zero, unsigned without."""
+    dtype = "uint8" if zero is None else zero.dtype
+    zero = None if zero is None else n.reshape(zero, ())
+    return quantized(n, y, one_number(n, scale), zero, dtype)
 
 
 def _scaled(

@@ -251,7 +251,11 @@ def _replaced(n: Call, ids: Value, old: tuple[int, ...], new: tuple[int, ...]) -
 
 @rule("AveragePool")
 def average_pool(n: Call) -> Value:
-    x = n.value()
+    return averaged(n, n.value())
+
+
+def averaged(n: Call, x: Value) -> Value:
+    """Return the averages of x's windows by the node's attributes."""
     windows = window(n, _spatial(x), None)
     return n(
         f"avg_pool{windows.rank}d",

@@ -70,7 +70,7 @@ def result_type(
     kinds = set(operands)
     if operator == "cast":
         source, target = operands[0], str(attributes["to"])
-        exact = source in (_FLOAT, _BOOL) or target == _FLOAT
+        exact = source in (_FLOAT, _BOOL, "uint8", "int8") or target == _FLOAT
         exact = exact or (target == _BOOL and source in _INTEGERS)
         return target if exact and {source, target} <= KINDS.keys() else None
     if operator in _COMPARISONS:

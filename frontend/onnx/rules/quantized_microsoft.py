@@ -1,0 +1,168 @@
+"""Operators on quantised integers of ONNX Runtime's own domain, which its tools write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from soapstone.frontend.onnx.call import Call
+from soapstone.frontend.onnx.errors import UnsupportedError
+from soapstone.frontend.onnx.rules.products import product
+from soapstone.frontend.onnx.rules.quantized import (
+    bytes_product,
+    dequantize_linear,
+    dequantized,
+    quantize_linear,
+    quantized,
+    requantized,
+    scale_vector,
+)
+from soapstone.frontend.onnx.rules.windows import averaged
+from soapstone.frontend.onnx.values import Rule, Value, rule
+
+DOMAIN = "com.microsoft"
+
+rule("QuantizeLinear", domain=DOMAIN)(quantize_linear)
+rule("DequantizeLinear", domain=DOMAIN)(dequantize_linear)
+
+
+def _of_one(name: str, meaning: Callable[[Call, Value], Value]) -> None:
+    """Register an operator of bytes by its meaning on real numbers."""
+
+    def translate(n: Call) -> Value:
+        if n.attribute("channels_last", 0):
+            raise UnsupportedError("attribute 'channels_last' is 1; 0 is supported")
+        made = meaning(n, dequantized(n, n.value(0), n.value(1), n.maybe(2)))
+        return requantized(n, made, n.value(3), n.maybe(4))
+
+    rule(name, domain=DOMAIN)(translate)
+
+
+def _softmax(n: Call, x: Value) -> Value:
+    if n.attribute("opset", 13) < 13:
+        raise UnsupportedError("attribute 'opset' is below 13; 13 or more is supported")
+    return n("softmax", x, axis=n.axis(x.rank, -1))
+
+
+def _mean(n: Call, x: Value) -> Value:
+    axes = n.axes_of(n.ints("axes") or range(x.rank), x.rank)
+    return n("reduce_mean", x, axes=axes, keepdims=bool(n.attribute("keepdims", 1)))
+
+
+def _image_mean(n: Call, x: Value) -> Value:
+    return n("reduce_mean", x, axes=tuple(range(2, x.rank)), keepdims=True)
+
+
+_of_one("QLinearSigmoid", lambda n, x: n("sigmoid", x))
+_of_one("QLinearLeakyRelu", lambda n, x: n("leaky_relu", x, alpha=n.attribute("alpha", 0.01)))
+_of_one("QLinearSoftmax", _softmax)
+_of_one("QLinearReduceMean", _mean)
+_of_one("QLinearAveragePool", averaged)
+_of_one(
+    "QLinearGlobalAveragePool",
+    lambda n, x: n("reduce_mean", x, axes=range(2, x.rank), keepdims=True),
+)
+
+
+def _of_two(name: str) -> Rule:
+    def translate(n: Call) -> Value:
+        sides = [
+            dequantized(n, n.value(first), n.value(first + 1), n.maybe(first + 2))
+            for first in (0, 3)
+        ]
+        return requantized(n, n(name, *sides), n.value(6), n.maybe(7))
+
+    return translate
+
+
+rule("QLinearAdd", domain=DOMAIN)(_of_two("add"))
+rule("QLinearMul", domain=DOMAIN)(_of_two("mul"))
+
+
+@rule("QLinearConcat", domain=DOMAIN)
+def qlinear_concat(n: Call) -> Value:
+    scale, zero = n.value(0), n.value(1)
+    parts = [
+        requantized(n, dequantized(n, *(n.value(i) for i in range(at, at + 3))), scale, zero)
+        for at in range(2, len(n), 3)
+    ]
+    return n("concat", *parts, axis=n.axis(parts[0].rank))
+
+
+@rule("QGemm", domain=DOMAIN)
+def qgemm(n: Call) -> Value:
+    a, b, bias = n.value(0), n.value(3), n.maybe(6)
+    zeros = n.maybe(2), n.maybe(5)
+    alpha, transposed = n.attribute("alpha", 1.0), bool(n.attribute("transB", 0))
+    channels = b.shape[0 if transposed else -1]
+    scale = scale_vector(n, (n.value(1), n.value(4)), channels)
+    if scale is None or n.attribute("transA", 0):
+        raise UnsupportedError("a scale a row, or a transposed input 0, is not supported")
+    if alpha != 1.0:
+        scale = n("affine", scale, scale=alpha)
+    vectors = [scale]
+    if bias is not None and bias.spec.size == channels:
+        vectors.append(n("mul", n.reshape(n.cast(bias, "float32"), (channels,)), scale))
+        bias = None
+    y = _product(n, (a, b, *zeros), vectors, transposed)
+    if bias is not None:
+        y = n("add", y, n("mul", n.cast(bias, "float32"), scale))
+    return y if not n.has(7) else requantized(n, y, n.value(7), n.maybe(8))
+
+
+def _product(
+    n: Call,
+    operands: tuple[Value, Value, Value | None, Value | None],
+    vectors: Sequence[Value],
+    transposed: bool = False,
+) -> Value:
+    """Return a product of bytes times a scale a column, plus a bias if there is one."""
+    made = bytes_product(n, operands, None, vectors, transposed)
+    if made is not None:
+        return made
+    x, w, x_zero, w_zero = operands
+    one = n.like(1, vectors[0])
+    left = dequantized(n, x, one, x_zero)
+    if w_zero is not None and w_zero.spec.size > 1:
+        raise UnsupportedError("zeros by column of weights that do not fit signed bytes")
+    right = dequantized(n, w, one, w_zero)
+    if transposed:
+        right = n("transpose", right, permutation=(1, 0))
+    y = n("mul", product(n, left, right), vectors[0])
+    return n("add", y, vectors[1]) if len(vectors) == 2 else y
+
+
+@rule("MatMulIntegerToFloat", domain=DOMAIN)
+def matmul_integer_to_float(n: Call) -> Value:
+    a, b, bias = n.value(0), n.value(1), n.maybe(6)
+    return _real(n, (a, b, n.maybe(4), n.maybe(5)), (n.value(2), n.value(3)), bias)
+
+
+@rule("DynamicQuantizeMatMul", domain=DOMAIN)
+def dynamic_quantize_matmul(n: Call) -> Value:
+    x, b = n.value(0), n.value(1)
+    zero = n.like(0, x)
+    axes = tuple(range(x.rank))
+    high = n("maximum", n("reduce_max", x, axes=axes, keepdims=False), zero)
+    low = n("minimum", n("reduce_min", x, axes=axes, keepdims=False), zero)
+    # As DynamicQuantizeLinear of ONNX has it.
+    scale = n("affine", n("sub", high, low), scale=1 / 255)
+    place = n("round", n("clip", n("div", n("neg", low), scale), low=0.0, high=255.0))
+    whole = n("cast", place, to="uint8")
+    a = quantized(n, x, scale, whole, "uint8")
+    return _real(n, (a, b, whole, n.maybe(3)), (scale, n.value(2)), n.maybe(4))
+
+
+def _real(
+    n: Call,
+    operands: tuple[Value, Value, Value | None, Value | None],
+    scales: tuple[Value, Value],
+    bias: Value | None,
+) -> Value:
+    channels = operands[1].shape[-1]
+    scale = scale_vector(n, scales, channels)
+    if scale is None:
+        raise UnsupportedError("a scale a row is not supported")
+    if operands[1].rank != 2:
+        raise UnsupportedError(f"weights of rank {operands[1].rank} found; 2 are supported")
+    vectors = [scale] if bias is None else [scale, n.reshape(bias, (channels,))]
+    return _product(n, operands, vectors)
