@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx import from_onnx, to_onnx
     from soapstone.frontend.optimization.optimize import optimize
     from soapstone.frontend.optimization.result import OptimizeResult
+    from soapstone.frontend.quantization.quantize import Quantized, quantize
     from soapstone.frontend.recording import Tensor
     from soapstone.frontend.strategies.preferences import find_strategy
     from soapstone.frontend.training.checkpoint import CheckpointError
@@ -45,6 +46,7 @@ _NAMES = {
     "soapstone.frontend.onnx": ("from_onnx", "to_onnx"),
     "soapstone.frontend.optimization.optimize": ("optimize",),
     "soapstone.frontend.optimization.result": ("OptimizeResult",),
+    "soapstone.frontend.quantization.quantize": ("Quantized", "quantize"),
     "soapstone.frontend.recording": ("Tensor",),
     "soapstone.frontend.strategies.preferences": ("find_strategy",),
     "soapstone.frontend.training.checkpoint": ("CheckpointError",),
@@ -107,6 +109,7 @@ __all__ = [
     "Model",
     "NonFiniteLoss",
     "OptimizeResult",
+    "Quantized",
     "ShapeError",
     "Strategy",
     "StrategyError",
@@ -118,6 +121,7 @@ __all__ = [
     "load_graph",
     "load_layouts",
     "optimize",
+    "quantize",
     "run_app",
     "save_graph",
     "to_onnx",

@@ -1,0 +1,1 @@
+"""Static quantisation of ONNX models: what `soapstone.quantize` and its command do."""
