@@ -26,7 +26,6 @@ from soapstone.ir.tensor import Array
 METHODS = ("minmax", "percentile")
 _BATCH = 8  # samples of a run where the model takes any number
 _WARM, _LEAST = 2, 5  # runs that are not timed, and that are
-Model = str | Path | bytes | onnx.ModelProto
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Quantized:
 
 
 def quantize(
-    model: Model,
+    model: str | Path | bytes | onnx.ModelProto,
     calibration: Mapping[str, Any] | Any,
     path: str | Path | None = None,
     *,
