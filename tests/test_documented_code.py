@@ -51,6 +51,8 @@ LEFT_OUT = {
     r"machine measure|two\.json|mpiexec.*lenet\.json": "half a minute: tests over ranks",
 }
 SMALLER = (
+    (r"samples, \"small.onnx\"\)", r'samples, "small.onnx", seconds=0)'),
+    ("-o small.onnx", "-o small.onnx --seconds 0"),
     (r"\btrain (lenet|inception)\b", "train digits"),
     (r"\b(simulate|frontier|search) (alexnet|nmt --size unrolled=true|rnnlm)\b", r"\1 lenet"),
     (r"\b(optimize|plan|train|export) (resnet|inception)\b( --training)?", r"\1 lenet\3"),
