@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-import soapstone.frontend.onnx.export_movement  # noqa: F401  (registers its rules)
+import soapstone.frontend.onnx.export_movement
+import soapstone.frontend.onnx.export_quantized  # noqa: F401
 from soapstone.files import naming
 from soapstone.frontend.arguments import count
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError

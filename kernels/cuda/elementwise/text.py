@@ -304,6 +304,8 @@ def step(text: Text, name: str, operands: Sequence[Value], attributes: Mapping[s
         return text.set(f"{kind}({a.name} {sign} {text.cast(b, a.type).name})", kind)
     if spec.formula is None:
         raise Declined
+    if kind.startswith("float") and "int" in operands[0].type:  # integers that become real
+        operands = [text.cast(value, kind) for value in operands]
     expression = spec.formula.expressions[spec.formula.value(attributes)]
     values = dict(zip(spec.formula.operands, operands))
     return text.cast(write(text, expression, values, attributes), kind)
