@@ -22,7 +22,7 @@ _PRODUCTS = {name: f"quantized_{name}" for name in CHANNELS}
 _BYTES = ("uint8", "int8")
 _MOVES = ("reshape", "transpose", "slice", "max_pool1d", "max_pool2d", "max_pool3d")
 _EXACT = 1 << 24  # integers up to this are float32 too
-_LEVELS = 255 * 128  # the largest product of a byte and a signed one
+_LEVELS = 255 * 255  # the largest product of two bytes less their zeros
 
 
 def multiplies_bytes(processor: str) -> bool:
@@ -55,8 +55,11 @@ def _number(site: Site, value: str) -> str:
     return value if site.builder.spec(value).rank == 0 else _emit(site, "reshape", value, shape=())
 
 
-def _weights(site: Site, value: str, axis: int) -> tuple[str, str] | None:
-    """Return constant weights as signed bytes, and their scales as a vector along an axis."""
+def _weights(site: Site, value: str, axis: int, centred: bool) -> tuple[str, str, int] | None:
+    """Return constant weights as signed bytes, their scales as a vector along an axis, their zero.
+
+    centred: whether the zero must be 0.
+    """
     if value not in site.fixed:
         return None
     maker = site.builder.maker(value)
@@ -64,8 +67,8 @@ def _weights(site: Site, value: str, axis: int) -> tuple[str, str] | None:
     axis %= rank
     if maker is not None and maker.operator == "transpose":
         order = maker.attributes["permutation"]
-        inner = _weights(site, maker.inputs[0], order[axis])
-        return inner and (site.constant("transpose", inner[0], permutation=order), inner[1])
+        inner = _weights(site, maker.inputs[0], order[axis], centred)
+        return inner and (site.constant("transpose", inner[0], permutation=order), *inner[1:])
     found = _bytes_of(site, value)
     if found is None:
         return None
@@ -82,13 +85,22 @@ def _weights(site: Site, value: str, axis: int) -> tuple[str, str] | None:
         vector = site.constant("broadcast", _number(site, scale), shape=(channels,))
     else:
         vector = site.constant("reshape", scale, shape=(channels,))
+    left = 0
     if contents.dtype != np.int8 or off.any():
         shifted = contents.astype(np.int16) - off
-        if shifted.size and not -128 <= shifted.min() <= shifted.max() < 128:
+        fits = not shifted.size or -128 <= shifted.min() <= shifted.max() < 128
+        if not fits and (centred or off.size != 1):
             return None
-        wide = [site.constant("cast", each, to="int16") for each in (source, zero)]
-        source = site.constant("cast", site.constant("sub", *wide), to="int8")
-    return source, vector
+        if fits or contents.dtype != np.int8:
+            by = site.constant("cast", zero, to="int16")
+            if not fits:
+                left = int(off.reshape(())) - 128
+                by = site.constant("full", shape=(), value=128, dtype="int16")
+            wide = site.constant("cast", source, to="int16")
+            source = site.constant("cast", site.constant("sub", wide, by), to="int8")
+        else:
+            left = int(off.reshape(()))
+    return source, vector, left
 
 
 def _product(site: Site, node: Node) -> str | None:
@@ -98,13 +110,16 @@ def _product(site: Site, node: Node) -> str | None:
     if left is None or x in site.fixed or node.attributes["activation"] is not None:
         return None
     source, scale, zero = left
-    right = _weights(site, w, CHANNELS[node.operator][0])
+    linear = node.operator == "linear"
+    right = _weights(site, w, CHANNELS[node.operator][0], not linear)
     if right is None or not (_is_number(site, scale) and _is_number(site, zero)):
         return None
     whole = _emit(site, "cast", _number(site, zero), to="int32")
     scales = _emit(site, "mul", right[1], _number(site, scale))
     inputs = (source, right[0], whole, scales, *bias)
     at = {name: v for name, v in node.attributes.items() if name != "activation"}
+    if linear:
+        at["w_zero"] = right[2]
     return site.builder.apply(
         _PRODUCTS[node.operator], *inputs, name=node.name, **{**at, "bias": bool(bias)}
     )[0]
@@ -228,7 +243,9 @@ def _real(site: Site, node: Node) -> str | None:
     if whole and terms * _LEVELS >= _EXACT:
         real = "float64"
     left, right, off = (_emit(site, "cast", each, to=real) for each in (x, w, zero))
-    at = {n: v for n, v in node.attributes.items() if n not in ("to", "bias")}
+    at = {n: v for n, v in node.attributes.items() if n not in ("to", "bias", "w_zero")}
+    if node.attributes.get("w_zero"):
+        right = _emit(site, "affine", right, shift=-float(node.attributes["w_zero"]))
     bias = vectors[1:]
     if vectors and vectors[0] in site.fixed:
         axis = CHANNELS[name][0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from soapstone.frontend.onnx.errors import UnsupportedError
 from soapstone.frontend.onnx.export_rules import Given, export
 from soapstone.frontend.onnx.tensors import ONNX_OF
 from soapstone.ir.builder import Emitter
@@ -81,7 +82,15 @@ def _sums(g: Given, total: str, shape: tuple[int, ...]) -> None:
 
 
 def _operands(g: Given) -> tuple[str, ...]:
-    return (*g.inputs[:2], g("Cast", g.inputs[2], to_=ONNX_OF[g.specs[0].dtype]))
+    operands = (*g.inputs[:2], g("Cast", g.inputs[2], to_=ONNX_OF[g.specs[0].dtype]))
+    zero = g.node.attributes.get("w_zero", 0)
+    if not zero:
+        return operands
+    if not -128 <= zero < 128:
+        raise UnsupportedError(
+            f"{g.node.label}: attribute w_zero: {zero} found, a signed byte needed"
+        )
+    return (*operands, g.writer.constant(np.asarray(zero, np.int8)))
 
 
 @export("quantized_linear")

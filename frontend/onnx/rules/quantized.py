@@ -101,25 +101,30 @@ def _centred(n: Call, x: Value, zero: Value | None, line: int | None, terms: int
     return n("sub", y, part)
 
 
-def _signed(n: Call, w: Value, zero: Value | None, axis: int) -> Value | None:
-    """Return known weights minus their zero as signed bytes, or None where they are no such.
+def _signed(
+    n: Call, w: Value, zero: Value | None, axis: int, centred: bool
+) -> tuple[Value, int] | None:
+    """Return known weights as signed bytes and what these call 0, or None where they are no such.
 
-    axis: along which zeros are, if there are several.
+    axis: along which zeros are, if there are several. centred: whether they must call 0 so.
     """
     if w.array is None or (zero is not None and zero.array is None):
         return None
     if zero is None or zero.array is None or not zero.array.any():
         if w.dtype == "int8":
-            return w
+            return w, 0
         zero = n.known(np.zeros((), w.dtype))
     shape = [-1 if each == axis % w.rank else 1 for each in range(w.rank)]
     shape = shape if zero.spec.size > 1 else []
     off = n.array(zero).astype(np.int16).reshape(shape)
-    fits = w.array - off
+    fits, left = w.array - off, 0
     if fits.size and not -128 <= fits.min() <= fits.max() < 128:
-        return None
+        if centred or off.size != 1:
+            return None
+        moved = 128 if w.dtype == "uint8" else 0
+        off, left = np.full_like(off, moved), int(off.reshape(())) - moved
     whole = n.kept("sub", n.kept("cast", w, to="int16"), n.known(off))
-    return n.kept("cast", whole, to="int8")
+    return n.kept("cast", whole, to="int8"), left
 
 
 def bytes_product(
@@ -143,14 +148,18 @@ def bytes_product(
         return None
     if window is not None and min(window["padding"]) < 0:
         return None
-    signed = _signed(n, w, w_zero, 0 if window is not None or transposed else -1)
-    if signed is None:
+    axis = 0 if window is not None or transposed else -1
+    found = _signed(n, w, w_zero, axis, window is not None)
+    if found is None:
         return None
+    signed, left = found
     if transposed:
         signed = n.kept("transpose", signed, permutation=(1, 0))
     zero = n.reshape(n.cast(_zero(n, x_zero, x.dtype), "int32"), ())
     name = "quantized_linear" if window is None else f"quantized_conv{rank}d"
-    own = {"bias": len(vectors) == 2, "to": "float" if vectors else "int32"}
+    own: dict[str, Any] = {"bias": len(vectors) == 2, "to": "float" if vectors else "int32"}
+    if window is None:
+        own["w_zero"] = left
     return n(name, x, signed, zero, *vectors, **own, **(window or {}))
 
 

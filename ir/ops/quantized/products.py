@@ -97,7 +97,7 @@ def _conv(attributes: Attributes, x: Array, w: Array, zero: Array, *vectors: Arr
 
 
 def _linear(attributes: Attributes, x: Array, w: Array, zero: Array, *vectors: Array) -> Array:
-    total = np.matmul(x.astype(_EXACT) - zero, w.astype(_EXACT))
+    total = np.matmul(x.astype(_EXACT) - zero, w.astype(_EXACT) - attributes["w_zero"])
     return _real(attributes, np.asarray(total), -1, vectors)
 
 
@@ -151,15 +151,17 @@ register(
         inputs=("x", "w", "zero", "scale?", "b?"),
         signature=_linear_signature,
         reference=_linear,
-        attributes=_OWN,
+        attributes=_OWN | {"w_zero": Attribute("int", 0)},
         flops_per_point=2,
         cases=(
             _case("4 5", "5 3", "3", {"bias": True}),
+            _case("3 6", "6 4", "4", {"w_zero": -51}, "int8"),
+            _case("3 6", "6 4", "4", {"w_zero": 90, "to": "int32"}),
             _case("2 3 5", "5 4", "4", {}, "int8"),
             _case("4 5", "5 3", "3", {"to": "int32"}),
             _case("1 1", "1 1", "1", {}),
             _case("0 3", "3 2", "2", {}),
         ),
-        doc="x - zero times w, times scale, plus b; w: (k, n)",
+        doc="x - zero times w - w_zero, times scale, plus b; w: (k, n)",
     )
 )

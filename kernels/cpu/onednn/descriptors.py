@@ -282,7 +282,8 @@ class Integers:
     Attributes:
         mask: of the weights' axes that have scales of their own; None: there are none.
         rounds: whether the result is divided by a scale of its own.
-        source_zero, target_zero: whether 0 is called otherwise in the source, and in the result.
+        source_zero, target_zero, weights_zero: whether 0 is called otherwise in the source, the
+            result and the weights.
     """
 
     source: str
@@ -291,6 +292,7 @@ class Integers:
     rounds: bool
     source_zero: bool
     target_zero: bool
+    weights_zero: bool
 
 
 @shared
@@ -307,6 +309,7 @@ def attributes(*posts: Post, integers: Integers | None = None) -> Handle:
         for used, argument in (
             (integers.source_zero, ARG_SRC),
             (integers.target_zero, ARG_DST),
+            (integers.weights_zero, ARG_WEIGHTS),
         ):
             if used:
                 dnnl.dnnl_primitive_attr_set_zero_points_mask(result.address, argument, 0)

@@ -35,7 +35,8 @@ def _scaling(call: Call, rounding: Rounding | None) -> Scaling | None:
     if y.dtype.name not in (bytes_ if rounding else _RESULTS):
         return None
     centred = 2 in call.constants and not zero.any()
-    return Scaling(zero, centred, vectors[0] if vectors else None, rounding)
+    w_zero = call.attributes.get("w_zero", 0)
+    return Scaling(zero, centred, vectors[0] if vectors else None, rounding, w_zero)
 
 
 def conv(call: Call, steps: Sequence[Step] = (), rounding: Rounding | None = None) -> Entry | None:

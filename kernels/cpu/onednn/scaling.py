@@ -28,19 +28,22 @@ class Scaling:
         zero: what x calls 0, int32, one number. centred: whether that is known to be 0.
         scale: of each channel of the result, float32; None: the result is the sums.
         rounding: scale and zero of a result that is bytes, each one number; both are constant.
+        w_zero: what the weights call 0, which convolutions have no other number for.
     """
 
     zero: Array
     centred: bool
     scale: Array | None
     rounding: tuple[Array, Array] | None = None
+    w_zero: int = 0
 
     def integers(self, x: Array, y: Array, mask: int) -> Integers:
         """Return the primitive's part; mask: of the axes of the weights that are channels."""
         ends = x.dtype.name, y.dtype.name
         rounds = self.rounding is not None
         zero = self.rounding is not None and bool(self.rounding[1].any())
-        return Integers(*ends, None if self.scale is None else mask, rounds, not self.centred, zero)
+        zeros = not self.centred, zero, self.w_zero != 0
+        return Integers(*ends, None if self.scale is None else mask, rounds, *zeros)
 
     def arguments(self, program: Program) -> dict[int, Handle]:
         """Return the memories that the primitive is run with."""
@@ -49,6 +52,8 @@ class Scaling:
             given[ARG_SCALES | ARG_WEIGHTS] = self.scale
         if not self.centred:
             given[ARG_ZEROS | ARG_SRC] = self.zero.reshape(1)
+        if self.w_zero:
+            given[ARG_ZEROS | ARG_WEIGHTS] = np.array([self.w_zero], np.int32)
         if self.rounding is not None:
             scale, zero = self.rounding
             given[ARG_SCALES | ARG_DST] = scale.reshape(1)

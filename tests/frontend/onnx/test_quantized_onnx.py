@@ -166,6 +166,14 @@ def test_where_no_kernel_multiplies_bytes_numbers_are_the_same() -> None:
     within_a_step(both(file, feeds)[0], plain)
 
 
+@pytest.mark.parametrize("case", ["QLinearMatMul", "MatMulInteger of any zero", "ConvInteger"])
+def test_operators_of_bytes_are_exact_in_floating_point_too(case: str) -> None:
+    file, feeds, _ = of_case(case)
+    graph, plain = split(file, feeds, "none")
+    assert not any(node.operator.startswith("quantized") for node in graph.nodes)
+    np.testing.assert_array_equal(both(file, feeds)[1], plain)
+
+
 S, Z, T = real(0.02), byte(130), real(0.0371)
 _A, _B = unsigned(3, 8), signed(8, 4)
 _WIDE = (random.uniform(0.5, 1.5, 4) / 100).astype(np.float32)
@@ -216,8 +224,8 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Array | None], int]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_operators_of_bytes_have_the_runtimes_numbers(case: str) -> None:
+def of_case(case: str) -> tuple[bytes, dict[str, Array], str]:
+    """Return a model of one operator, its input, and the type of its output."""
     domain, attributes, inputs, given = CASES[case]
     names = ["" if array is None else f"i{number}" for number, array in enumerate(inputs)]
     arrays = {name: np.asarray(a) for name, a in zip(names, inputs) if a is not None}
@@ -229,7 +237,13 @@ def test_operators_of_bytes_have_the_runtimes_numbers(case: str) -> None:
         out = "float32"
     elif "Integer" in case:
         out = "int32"
-    ours, wanted = both(model([node], feeds, held, out), feeds)
+    return model([node], feeds, held, out), feeds, out
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operators_of_bytes_have_the_runtimes_numbers(case: str) -> None:
+    file, feeds, out = of_case(case)
+    ours, wanted = both(file, feeds)
     if out == "uint8":
         within_a_step(ours, wanted)
     elif out == "int32":
@@ -257,3 +271,23 @@ def test_a_dynamic_product_is_one_of_bytes() -> None:
         assert product.attributes["to"] == "float"
         with soapstone.InferenceSession(soapstone.from_onnx(file)) as session:
             assert "reference" not in session.variants(feeds).values()
+
+
+@pytest.mark.parametrize("weights", [unsigned(8, 4), signed(8, 4)])
+def test_weights_that_do_not_fit_less_their_zero_have_it_in_the_product(weights: Array) -> None:
+    """As quantize_dynamic wrote them for long: bytes from their least to their greatest value."""
+    zero = np.asarray(77, weights.dtype)
+    nodes = [
+        *rounded("x", "r", 0),
+        helper.make_node("DequantizeLinear", ["w", "s0", "wz"], ["v"]),
+        helper.make_node("Transpose", ["v"], ["u"], perm=[1, 0]),
+        helper.make_node("Gemm", ["r", "u"], ["y"], transB=1),
+    ]
+    held = {"w": weights, "wz": zero, "s0": S, "z0": Z}
+    feeds = {"x": numbers(3, 8)}
+    file = model(nodes, feeds, held, "float32")
+    np.testing.assert_allclose(*both(file, feeds), rtol=1e-5, atol=1e-5)
+    if multiplies_bytes("cpu"):
+        graph, _ = split(file, feeds, "cpu")
+        (product,) = [n for n in graph.nodes if n.operator == "quantized_linear"]
+        assert product.attributes["w_zero"] == (77 if weights.dtype == np.int8 else 77 - 128)
