@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from soapstone.errors import DataError
 from soapstone.files import check_targets, write
 from soapstone.frontend.inference import Field, InferenceSession
 from soapstone.frontend.onnx import from_onnx
+from soapstone.frontend.quantization import ranges
 from soapstone.frontend.quantization.choice import choose
 from soapstone.frontend.quantization.network import Network
 from soapstone.frontend.quantization.ranges import Ranges
@@ -23,7 +25,7 @@ from soapstone.frontend.quantization.rewrite import rewrite
 from soapstone.ir.ops.quantized.rounding import BYTES
 from soapstone.ir.tensor import Array
 
-METHODS = ("minmax", "percentile")
+METHODS = ("minmax", "percentile", "entropy")
 _BATCH = 8  # samples of a run where the model takes any number
 _WARM, _LEAST = 2, 5  # runs that are not timed, and that are
 
@@ -107,7 +109,7 @@ def quantize(
     calibration: Mapping[str, Any] | Any,
     path: str | Path | None = None,
     *,
-    method: Literal["minmax", "percentile"] = "minmax",
+    method: Literal["minmax", "percentile", "entropy"] = "minmax",
     percentile: float = 99.99,
     activations: Literal["uint8", "int8"] = "uint8",
     per_channel: bool = True,
@@ -125,7 +127,8 @@ def quantize(
         model: the path of an ONNX file, its bytes, or a message.
         calibration: an array of samples for each input, by name; one array serves a single input.
         path: of the ONNX file to write.
-        method: "minmax" takes whole ranges, "percentile" clips the rarest values.
+        method: "minmax" takes whole ranges, "percentile" clips the rarest values, "entropy" as many
+            as keep the bytes' distribution nearest to the values' own.
         percentile: of that method, how many of 100 values are not clipped.
         activations: the type of bytes between operators; "int8" is symmetric.
         per_channel: whether each channel of weights has its scale, or all have one.
@@ -152,7 +155,9 @@ def quantize(
             found = Ranges(session, list(choice.values))
             found.observe(samples)
             if method == "percentile":
-                found.narrow(samples, percentile)
+                found.narrow(samples, partial(ranges.percentile, percent=percentile))
+            elif method == "entropy":
+                found.narrow(samples, ranges.entropy)
         rewrite(network, choice, found.found, activations, per_channel)
         made = network.model.SerializeToString()
         with InferenceSession(from_onnx(made), threads=threads) as small:

@@ -19,7 +19,8 @@ def quantize(
         Path | None, typer.Option("--output", "-o", help="The ONNX file to write.")
     ] = None,
     method: Annotated[
-        str, typer.Option(help="minmax: whole ranges; percentile: the rarest values are clipped.")
+        str,
+        typer.Option(help="minmax, whole ranges; percentile or entropy: rare values are clipped."),
     ] = "minmax",
     percentile: Annotated[
         float, typer.Option(help="How many of 100 values are not clipped.")

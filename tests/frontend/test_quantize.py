@@ -19,7 +19,7 @@ from soapstone.errors import DataError
 from soapstone.frontend.onnx import OnnxError
 from soapstone.frontend.quantization.choice import choose
 from soapstone.frontend.quantization.network import Network
-from soapstone.frontend.quantization.ranges import scale_of
+from soapstone.frontend.quantization.ranges import entropy, scale_of
 from soapstone.ir.tensor import Array
 
 random = np.random.default_rng(0)
@@ -131,6 +131,17 @@ def test_signed_bytes_and_percentiles() -> None:
         return next(float(numpy_helper.to_array(t)) for t in held if t.name == "x.scale")
 
     assert scale(clipped) < 0.1 * scale(usual)
+    assert quantize(MODEL, SAMPLES, method="entropy").outputs["y"].snr_db > 20
+
+
+def test_entropy_clips_what_is_rare_and_far() -> None:
+    values = np.concatenate([random.standard_normal(100_000), [40.0, -20.0]])
+    counts, _ = np.histogram(values, 4096, (-20.0, 40.0))
+    low, high = entropy(counts, (-20.0, 40.0))
+    assert high < 20
+    assert low == pytest.approx(-high / 2)
+    flat = np.full(4096, 10)
+    assert entropy(flat, (0.0, 8.0)) == (0.0, 8.0)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
@@ -175,7 +186,7 @@ ERRORS: dict[str, dict[str, Any]] = {
     r"input 'x' has shape \(3, 8\)": {"calibration": floats(3, 8)},
     r"input 'x': float32\[8, 3, 9, 8\] found": {"calibration": floats(9, 3, 9, 8)},
     "0 samples found, 1 or more": {"calibration": floats(0, 3, 8, 8)},
-    "method: 'entropi' found, one of minmax, percentile": {"method": "entropi"},
+    "method: 'entropi' found, one of minmax, percentile, entropy": {"method": "entropi"},
     "percentile: 20 found": {"percentile": 20},
     "activations: 'int4' found": {"activations": "int4"},
     "no node 'frist' found.*first": {"exclude": ["frist"]},
