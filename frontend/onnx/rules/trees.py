@@ -89,7 +89,8 @@ def _read(n: Call) -> tuple[_Trees, dict[tuple[int, int], int]]:
         raise OnnxError("a tree without a root, or with several, found")
     feature = np.where(comparison % MISSING, _numbers(n, "nodes_featureids", count), 0)
     values = _numbers(n, "nodes_values", count)
-    return _Trees(feature, values, *map(np.array, leads), comparison, np.array(roots)), place
+    yes, no = map(np.array, leads)
+    return _Trees(feature, values, yes, no, comparison, np.array(roots)), place
 
 
 def _walked(n: Call, trees: _Trees) -> Value:
@@ -220,7 +221,9 @@ def _read_packed(n: Call) -> tuple[_Trees, Array]:
     if not roots.size or ((roots < 0) | (roots >= count)).any():
         raise OnnxError(f"attribute 'tree_roots': {roots} found, 0 to {count - 1} needed")
     sets = _sets(n, int((modes == _MEMBER).sum()))
-    total, made, kinds = count + leaves, [], []  # beyond nodes and leaves: the rests of chains
+    total = count + leaves
+    made: list[Array] = []  # beyond nodes and leaves: the rests of chains
+    kinds: list[int] = []
     comparison = np.zeros(total, np.int64)
     table = np.stack([features, *ends, splits], 1) if count else np.zeros((0, 4))
     for i in range(count):
