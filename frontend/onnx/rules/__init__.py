@@ -14,6 +14,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     quantized_microsoft,
     recurrent,
     reduction,
+    sampling,
     signal,
     trees,
     windows,
