@@ -89,22 +89,22 @@ def record(
 
     def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
         shapes = tuple(builder.spec(value).shape for value in values)
-        graph = built.get(shapes)
-        if graph is None:
-            graph = built[shapes] = _graph(label, net, shapes, wanted)
-            weights = net.weights
-            for own in graph.inputs(Role.CONSTANT):  # those that the batch size decides among them
-                model.constants[before + own] = np.array(weights[own])
+        graph = built.get(shapes) or _graph(label, net, shapes, wanted)
         known = dict(zip((declared.name for declared in net.inputs), values))
-        return inlined(builder, graph, known, before, label)
+        made = inlined(builder, graph, known, before, label)
+        if shapes not in built:
+            built[shapes], weights = graph, net.weights
+            for own in graph.inputs(Role.CONSTANT):  # some of which follow from the batch size
+                model.constants[before + own] = np.array(weights[own])
+        return made
 
     made = model.record(emit, inputs)
-    weights = net.weights
-    graph = built[tuple(tensor.shape for tensor in inputs)]
-    for own, role in graph.roles.items():
+    again = model.given is not None and model.given.calls  # whose weights may be set by now
+    graph, weights = built[tuple(tensor.shape for tensor in inputs)], net.weights
+    for own, role in () if again else graph.roles.items():
         if role in (Role.PARAMETER, Role.STATE):
             kind = _kept_as(role, graph.tensors[own].dtype)
-            model.values.setdefault(before + own, np.array(weights[own], kind))
+            model.values[before + own] = np.array(weights[own], kind)
     one = isinstance(outputs, str) or (outputs is None and len(made) == 1)
     return made[0] if one else made
 

@@ -393,6 +393,18 @@ def test_mistakes_are_one_clear_sentence(make: Callable[[], Any], said: str) -> 
     assert said in str(caught.value)
 
 
+def test_a_name_that_is_taken_changes_nothing() -> None:
+    model = Model("m")
+    mine = model.constant("w", np.ones((6, 4), np.int64))
+    text = "g (int64[n,6] x) => (int64[n,4] y) { y = MatMul(x, w) }"
+    file = model_of(text, w=np.zeros((6, 4), np.int64))
+    x = model.input("x", (8, 6), "int64")
+    with pytest.raises(GraphError, match="'w' exists already"):
+        model.onnx(file, x)
+    model.output(mine, model.onnx(file, x, name="body"))
+    assert model.constants["w"].all() and not model.constants["body.w"].any()
+
+
 def test_what_has_no_gradient_may_stay() -> None:
     with rounded(freeze=["w"]) as model:
         model.fit(reals(8, 6), np.arange(8) % 3, progress=False)
