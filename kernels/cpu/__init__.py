@@ -23,6 +23,7 @@ _FAMILIES = (
     "recurrent.cells",
     "recurrent.gru",
     "attention.variants",
+    "attention.few",
     "winograd.variants",
     "elementwise.machine",
     "reduction.reduce",

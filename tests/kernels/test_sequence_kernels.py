@@ -188,6 +188,19 @@ def test_attention_by_blocks_of_queries(queries: int, keys: int) -> None:
         assert run_all("attention_grad", given, attributes, threads=2)
 
 
+@pytest.mark.parametrize("hides", [-np.inf, np.finfo(np.float32).min])
+@pytest.mark.parametrize("used", [0, 1, 37, 90])
+def test_attention_of_few_queries_reads_keys_in_place(hides: float, used: int) -> None:
+    operands = [draw(0, 2, 3, 2, 8), draw(1, 2, 2, 90, 8), draw(2, 2, 2, 90, 5)]
+    operands[1:] = (each.swapaxes(1, 2) for each in operands[1:])
+    mask = np.full((2, 1, 3, 90), hides, np.float32)
+    mask[..., :used] = draw(3, 90)[:used]
+    mask[1, :, 2, 20:] = hides
+    for causal in (False, True):
+        served = run_all("attention", [*operands, mask], {"causal": causal}, threads=2)
+        assert served == {LIBRARY, "few"}
+
+
 def test_rows_of_which_all_keys_are_hidden_are_zero() -> None:
     operands = heads(False)
     mask = np.zeros((40, 70), np.float32)

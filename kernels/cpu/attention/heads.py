@@ -66,7 +66,8 @@ _stretch_of, _part_of, _products_of, _product_of = (
 _OPERAND_BYTES, _STRETCH_BYTES, _PRODUCT_BYTES = (
     8 * fields.words for fields in (OPERAND, STRETCH, _PRODUCT)
 )
-LEAST = -3.4e38  # stands for the maximum of a row of which every score is minus infinity
+# The least float32 stands for the maximum of a row of which every score is minus infinity.
+LEAST = -3.4028234663852886e38
 
 
 @helper
@@ -105,7 +106,7 @@ def _collect(
 
 
 @routine
-def _scaled(row: int, mask: Any, step: int, scale: Any, n: int) -> Any:
+def scaled(row: int, mask: Any, step: int, scale: Any, n: int) -> Any:
     """Scale a row of scores, add the mask, and give the largest; mask 0: none, step 0: a number."""
     full = n & -64
     low, rest = splat_wide(-float("inf")), splat(-float("inf"))
@@ -136,7 +137,7 @@ def _scaled(row: int, mask: Any, step: int, scale: Any, n: int) -> Any:
 
 
 @routine
-def _powers(row: int, scale: Any, top: Any, n: int) -> Any:
+def weights(row: int, scale: Any, top: Any, n: int) -> Any:
     """Replace a row by exp(row * scale - top), and give its sum."""
     full = n & -64
     total, rest = splat_wide(0.0), splat(0.0)
@@ -152,7 +153,7 @@ def _powers(row: int, scale: Any, top: Any, n: int) -> Any:
 
 
 @helper
-def _floor(top: float) -> Any:
+def floor(top: float) -> Any:
     """The largest of a row, or `LEAST` where every score is minus infinity."""
     return np.float32(LEAST) if top < LEAST else np.float32(top)
 
@@ -198,11 +199,11 @@ def forward(block: Any, begin: int, end: int) -> Any:
             mask = _mask_at(w, b, h, query)
             total = np.float32(0.0)
             if mask == 0 and scale > 0.0:
-                top = _floor(row_max(row, n) * scale)
-                total = _powers(row, scale, top, n)
+                top = floor(row_max(row, n) * scale)
+                total = weights(row, scale, top, n)
             else:
-                top = _floor(_scaled(row, mask, w.mask_step_k, scale, n))
-                total = _powers(row, np.float32(1.0), top, n)
+                top = floor(scaled(row, mask, w.mask_step_k, scale, n))
+                total = weights(row, np.float32(1.0), top, n)
             f32p(part.grads)[i] = total
             fill_floats(row + n * 4, np.float32(0.0), tk - n)
             at = w.lse + b * w.lse_step_b + h * w.lse_step_h + query * w.lse_step_q
@@ -291,7 +292,7 @@ def backward(block: Any, begin: int, end: int) -> Any:
                 n = _visible(w, tk, query)
                 mask = _mask_at(w, b, h, query)
                 at = w.lse + b * w.lse_step_b + h * w.lse_step_h + query * w.lse_step_q
-                shift = _floor(f32p(at)[0])
+                shift = floor(f32p(at)[0])
                 mean = row_dot(part.results + i * dv * 4, _at(operands, Y, b, query, h), dv)
                 if mask != 0 and w.mask_step_k != 0:
                     _score_grad(row, to, mask, scale, shift, mean, n)

@@ -61,7 +61,7 @@ def _part(products: Sequence[Matrices], rows: int, form: Form) -> Part | None:
     return PART.pack(*entries, **buffers), entries
 
 
-def _ahead(call: Call, keys: int) -> int:
+def ahead_of(call: Call, keys: int) -> int:
     """Return how many keys after its own position a query sees."""
     if not call.attributes["causal"]:
         return keys + (1 << 40)
@@ -70,12 +70,12 @@ def _ahead(call: Call, keys: int) -> int:
 
 def _blocks(call: Call, tq: int, tk: int, rows: int) -> list[tuple[int, int]]:
     """Return for each block of queries how many they are, and how many keys the last one sees."""
-    ahead = _ahead(call, tk)
+    ahead = ahead_of(call, tk)
     ends = [min(tq, first + rows) for first in range(0, tq, rows)]
     return [(hi - i * rows, max(1, min(tk, hi + ahead))) for i, hi in enumerate(ends)]
 
 
-def _mask_fields(call: Call, first: int, shape: tuple[int, ...]) -> dict[str, Any] | None:
+def mask_fields(call: Call, first: int, shape: tuple[int, ...]) -> dict[str, Any] | None:
     """Return what a block says of the mask, input `first`, or None if its rows have gaps."""
     if len(call.inputs) <= first:
         return {"mask": 0, "mask_step": (0, 0, 0, 0)}
@@ -126,7 +126,7 @@ def _bind(
         tk=k.shape[1],
         d=q.shape[3],
         dv=v.shape[3],
-        ahead=_ahead(call, k.shape[1]),
+        ahead=ahead_of(call, k.shape[1]),
         **mask,
         lse=lse,
         lse_step=lse.strides,
@@ -159,7 +159,7 @@ def attention(call: Call, form: Form) -> Entry | None:
     tk = k.shape[1]
     if y.size == 0 and lse.size == 0:
         return noop()
-    mask = _mask_fields(call, 3, (samples, heads, tq, tk))
+    mask = mask_fields(call, 3, (samples, heads, tq, tk))
     if mask is None or not all(array.size for array in (*call.inputs, *call.outputs)):
         return None
     rows = _rows(call, tq, tk, LIMIT)
@@ -183,7 +183,7 @@ def attention_grad(call: Call, form: Form) -> Entry | None:
     dq, dk, dv = call.outputs
     samples, tq, heads, d = q.shape
     tk = k.shape[1]
-    mask = _mask_fields(call, 6, (samples, heads, tq, tk))
+    mask = mask_fields(call, 6, (samples, heads, tq, tk))
     if mask is None or not all(array.size for array in (*call.inputs, *call.outputs)):
         return None
     rows = _rows(call, tq, tk, LIMIT // 2)
