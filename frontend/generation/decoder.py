@@ -124,7 +124,7 @@ class Decoder:
             least = self.graph(samples, 1, longest)
             where = differs(graph, least, self.session.weights(), self.logits)
             why = f"{where} depends on the length of the past" if where else ""
-        return why or grouped(keeping(graph, found, self.logits))
+        return why or grouped(keeping(graph, found, self.logits), self.session.weights())
 
 
 def _are_ids(each: Field) -> bool:

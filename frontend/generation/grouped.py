@@ -1,26 +1,148 @@
 """Queries that share keys are rows of one product: keys and values need not be repeated for them.
 
 Files repeat each head of keys and values for all heads of queries that share it, which copies all
-that a decoder remembers at every token. Of one token, those queries are rows beside each other.
+that a decoder remembers at every token. Of one token, those queries are rows beside each other. And
+what files spell out, a product, a scale, a mask, a softmax and a product, is attention: its kernel
+reads keys and values in place, and only those in use (`kernels/cpu/attention/few.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from soapstone.engine.lower.rebuild import called, rebuild
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.ops.products.attention import scale_of
+from soapstone.ir.tensor import Array
 
 _SWAP = (0, 1, 3, 2)
+_OF_ALL_HEADS = ((), (1,), (1, 1))  # the last extents of a mask but that of keys
+_BY_TIME = (0, 2, 1, 3)  # heads and positions in each other's place
 
 
-def grouped(graph: Graph) -> Graph:
-    """Return the graph with products of one row by repeated heads as products of several rows."""
-    return called(rebuild(graph, _product).pruned(), graph.outputs)[0]
+def grouped(graph: Graph, weights: Mapping[str, Array]) -> Graph:
+    """Return the graph with products of one row by repeated heads as products of several rows.
+
+    weights: the contents of parameters, states and constants, by name.
+    """
+
+    def emit(builder: GraphBuilder, node: Node) -> tuple[str, ...] | None:
+        if node.operator == "attention" and not node.attributes["causal"]:
+            return _few_heads(builder, node)
+        if node.operator != "matmul" or any(node.attributes.values()):
+            return None
+        return _attention(builder, node, weights) or _product(builder, node)
+
+    return called(rebuild(graph, emit).pruned(), graph.outputs)[0]
+
+
+def _attention(
+    builder: GraphBuilder, node: Node, weights: Mapping[str, Array]
+) -> tuple[str, ...] | None:
+    """Return attention, of one query a head, where a product ends what it is spelled out as."""
+    shares, values = node.inputs
+    maker = builder.maker(shares)
+    if maker is not None and maker.operator == "where":  # zeros in place of what is not a number
+        guard = builder.maker(maker.inputs[0])
+        if guard is None or (guard.operator, guard.inputs) != ("is_nan", maker.inputs[2:]):
+            return None
+        if _number(weights, maker.inputs[1]) != 0:
+            return None
+        maker = builder.maker(maker.inputs[2])
+    if maker is None or maker.operator != "softmax" or maker.attributes["axis"] != 3:
+        return None
+    added = builder.maker(maker.inputs[0])
+    if added is None or added.operator != "add":
+        return None
+    shape = builder.spec(maker.inputs[0]).shape
+    if len(shape) != 4 or shape[1] == 1 or shape[2] != 1:
+        return None
+    samples, heads = shape[:2]
+    masks = [n for n in added.inputs if builder.spec(n).shape[:-1][-2:] in _OF_ALL_HEADS]
+    if len(masks) != 1:
+        return None
+    scores, scale = _unscaled(builder, *(n for n in added.inputs if n != masks[0]), weights)
+    first = builder.maker(scores)
+    if first is not None and first.spec.view == "reshape":  # of queries that share keys
+        first = builder.maker(first.inputs[0])
+    if first is None or first.operator != "matmul" or any(first.attributes.values()):
+        return None
+    turned, once = _unscaled(builder, first.inputs[1], weights)
+    keys, twice = _unscaled(builder, _before_swap(builder, turned) or "", weights)
+    if not keys:
+        return None
+    values = _unrepeated(builder, values) or values
+    held = builder.spec(keys).shape
+    if len(held) != 4 or held[0] != samples or builder.spec(values).shape[:3] != held[:3]:
+        return None
+    if heads % held[1] or builder.spec(first.inputs[0]).size != samples * heads * held[3]:
+        return None
+    scale *= once * twice
+    y = _attended(builder, first.inputs[0], keys, values, masks[0], scale, heads)
+    return (_reshaped(builder, y, (samples, heads, 1, builder.spec(y).shape[3])),)
+
+
+def _attended(
+    builder: GraphBuilder, q: str, k: str, v: str, mask: str, scale: float, heads: int
+) -> str:
+    """Return attention (b, few, heads / few, d) of a query a head over keys (b, few, t, d)."""
+    samples, few, _, depth = builder.spec(k).shape
+    asked = _reshaped(builder, q, (samples, few, heads // few, depth))
+    operands = [builder.apply("transpose", n, permutation=_BY_TIME)[0] for n in (asked, k, v)]
+    y, _ = builder.apply("attention", *operands, mask, scale=scale)
+    return builder.apply("transpose", y, permutation=_BY_TIME)[0]
+
+
+def _few_heads(builder: GraphBuilder, node: Node) -> tuple[str, ...] | None:
+    """Return attention of one query a head as that of queries which share keys, or None."""
+    q, *held, mask = node.inputs
+    samples, rows, heads, depth = builder.spec(q).shape
+    if len(held) != 2 or rows != 1 or builder.spec(mask).shape[:-1][-2:] not in _OF_ALL_HEADS:
+        return None
+    makers = [builder.maker(value) for value in held]
+    few = [
+        _unrepeated(builder, maker.inputs[0])
+        for maker in makers
+        if maker is not None and maker.attributes.get("permutation") == _BY_TIME
+    ]
+    if len(few) != 2 or few[0] is None or few[1] is None:
+        return None
+    scale = scale_of(node.attributes, depth)
+    y = _attended(builder, q, few[0], few[1], mask, scale, heads)
+    y = _reshaped(builder, y, (samples, 1, heads, builder.spec(y).shape[3]))
+    return (y,)  # the sums, which only gradients read, are made no more
+
+
+def _number(weights: Mapping[str, Array], name: str) -> float | None:
+    """Return a constant that is one number, or None."""
+    found = weights.get(name)
+    return float(found.reshape(())) if found is not None and found.size == 1 else None
+
+
+def _unscaled(builder: GraphBuilder, value: str, weights: Mapping[str, Array]) -> tuple[str, float]:
+    """Return a value before it was multiplied by constant numbers, and these."""
+    scale = 1.0
+    while (node := builder.maker(value)) is not None:
+        if node.operator == "affine" and node.attributes["shift"] == 0:
+            factor: float | None = node.attributes["scale"]
+            source = node.inputs[0]
+        elif node.operator in ("mul", "div"):
+            source, other = node.inputs
+            if node.operator == "mul" and _number(weights, other) is None:
+                source, other = other, source
+            factor = _number(weights, other)
+            if factor and node.operator == "div":
+                factor = 1 / factor
+        else:
+            break
+        if not factor:
+            break
+        value, scale = source, scale * factor
+    return value, scale
 
 
 def _product(builder: GraphBuilder, node: Node) -> tuple[str, ...] | None:
-    if node.operator != "matmul" or any(node.attributes.values()):
-        return None
     a, b = node.inputs
     shape, other = builder.spec(a).shape, builder.spec(b).shape
     if len(shape) != 4 or shape[2] != 1 or shape[:2] != other[:2]:
@@ -41,8 +163,9 @@ def _unrepeated(builder: GraphBuilder, value: str) -> str | None:
     if node is None:
         return None
     shape, source = builder.spec(value).shape, node.inputs[0]
-    if node.operator == "transpose" and node.attributes["permutation"] == _SWAP:
-        least = _unrepeated(builder, source)
+    swapped = _before_swap(builder, value)
+    if swapped is not None:
+        least = _unrepeated(builder, swapped)
         return None if least is None else builder.apply("transpose", least, permutation=_SWAP)[0]
     if node.spec.elementwise and len(node.outputs) == 1:
         whole = [name for name in node.inputs if builder.spec(name).size > 1]
@@ -56,25 +179,32 @@ def _unrepeated(builder: GraphBuilder, value: str) -> str | None:
     if node.spec.view != "reshape":
         return None
     maker = builder.maker(source)
-    if maker is None:
-        return None
-    if maker.operator == "transpose" and maker.attributes["permutation"] == (0, 2, 1):
-        # Matrices of all samples and heads in one row, for a while.
-        joined = builder.maker(maker.inputs[0])
-        if joined is None or joined.spec.view != "reshape":
-            return None
-        before = builder.spec(joined.inputs[0]).shape
-        if before != (*shape[:2], shape[3], shape[2]):
-            return None
-        least = _unrepeated(builder, joined.inputs[0])
-        return None if least is None else builder.apply("transpose", least, permutation=_SWAP)[0]
-    if maker.operator != "broadcast":
+    if maker is None or maker.operator != "broadcast":
         return None
     few, many = builder.spec(maker.inputs[0]).shape, builder.spec(source).shape
     fits = len(few) == len(many) == 5 and few[2] == 1 and few == (*many[:2], 1, *many[3:])
     if not fits or shape != (many[0], many[1] * many[2], *many[3:]):
         return None
     return _reshaped(builder, maker.inputs[0], (*few[:2], *few[3:]))
+
+
+def _before_swap(builder: GraphBuilder, value: str) -> str | None:
+    """Return what a value (b, heads, x, y) is with its last axes in each other's place."""
+    node = builder.maker(value)
+    if node is None:
+        return None
+    if node.operator == "transpose" and node.attributes["permutation"] == _SWAP:
+        return node.inputs[0]
+    turned = builder.maker(node.inputs[0]) if node.spec.view == "reshape" else None
+    if turned is None or turned.operator != "transpose":
+        return None
+    joined = builder.maker(turned.inputs[0])  # matrices of all samples and heads in one row
+    if turned.attributes["permutation"] != (0, 2, 1) or joined is None:
+        return None
+    shape = builder.spec(value).shape
+    before = builder.spec(joined.inputs[0]).shape
+    fits = joined.spec.view == "reshape" and before == (*shape[:2], shape[3], shape[2])
+    return joined.inputs[0] if fits else None
 
 
 def _reshaped(builder: GraphBuilder, value: str, shape: tuple[int, ...]) -> str:

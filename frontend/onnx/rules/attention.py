@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.values import Value, rule
 
@@ -19,6 +21,8 @@ def attention(n: Call) -> Any:
         return NotImplemented
     if len(n) > 4 or any(n.wants(output) for output in (1, 2, 3)) or q.dtype == "float16":
         return NotImplemented
+    if mask is not None and mask.dtype == "bool":
+        mask = n("where", mask, n.like(0, q), n.like(-np.inf, q))
     if mask is not None and (mask.dtype != q.dtype or mask.shape[-1:] != k.shape[-2:-1]):
         return NotImplemented
     if q.rank == 3:
