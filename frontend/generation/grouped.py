@@ -62,7 +62,8 @@ def _attention(
     masks = [n for n in added.inputs if builder.spec(n).shape[:-1][-2:] in _OF_ALL_HEADS]
     if len(masks) != 1:
         return None
-    scores, scale = _unscaled(builder, *(n for n in added.inputs if n != masks[0]), weights)
+    rest = next(name for name in added.inputs if name != masks[0])
+    scores, scale = _unscaled(builder, rest, weights)
     first = builder.maker(scores)
     if first is not None and first.spec.view == "reshape":  # of queries that share keys
         first = builder.maker(first.inputs[0])
