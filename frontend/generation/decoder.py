@@ -80,6 +80,7 @@ class Decoder:
         self.logits = LOGITS if LOGITS in session.outputs else session.outputs[0]
         self.kept = bool(self.past)  # whether keys and values are
         self.filled = True  # whether prompts are
+        self.presents: dict[str, str] = {}  # by input, the output that continues it
         self.tried: set[str] = set()  # what has been found to have no effect
         self.buffers: WeakValueDictionary[tuple[int, int], _Buffers] = WeakValueDictionary()
 
@@ -106,11 +107,8 @@ class Decoder:
         """Return the graph of so many tokens from the first one on, with logits of some alone."""
         return of_last(self.graph(samples, extent, 0), self.logits, extent)
 
-    def step(self, samples: int, rows: int, longest: int) -> Graph | str:
-        """Return the graph of a token with buffers of so many rows, or why there is none.
-
-        longest: how many rows are in use at first: the least length that it will be run with.
-        """
+    def step(self, samples: int, rows: int) -> Graph | str:
+        """Return the graph of a token with buffers of so many rows, or why there is none."""
         if not self.past or self.mask is None:
             return "it has no past and attention_mask among its inputs"
         graph = self.graph(samples, 1, rows - 1)
@@ -120,10 +118,11 @@ class Decoder:
             return f"no output is input {missing[0]!r} joined with what is new"
         weights = self.session.weights()
         why = unfit(graph, found, self.logits, self.mask.name, weights)
-        if not why and longest < rows - 1:
-            least = self.graph(samples, 1, longest)
+        if not why:  # of all lengths that it will be run with, the least and the most
+            least = self.graph(samples, 1, 1)
             where = differs(graph, least, self.session.weights(), self.logits)
             why = f"{where} depends on the length of the past" if where else ""
+        self.presents = {pair.past: pair.present for pair in found}
         return why or grouped(keeping(graph, found, self.logits), self.session.weights())
 
 
@@ -151,7 +150,8 @@ class Run:
     most: int
     seen: list[int] = field(default_factory=list)  # tokens of each that keys and values are of
     buffers: _Buffers | None = None
-    past: dict[str, Array] = field(default_factory=dict)  # where they are in no buffer
+    made: Mapping[str, Array] = field(default_factory=dict)  # with the prompts, by output
+    past: dict[str, Array] = field(default_factory=dict)  # where they are in no buffer, by input
 
     def logits(self, advance: Sequence[bool]) -> Array:
         """Return the logits (samples, words) of the token that follows each of the tokens.
@@ -212,19 +212,9 @@ class Run:
         outputs, logits = self._all()
         self.seen = [len(tokens) for tokens in self.tokens]
         if self.decoder.kept:
-            for name, present in zip(self.decoder.past, self._presents(outputs)):
-                self.past[name] = present.copy()
+            names = (name for name in self.decoder.session.outputs if name != self.decoder.logits)
+            self.made = {name: outputs[name].copy() for name in names}
         return logits
-
-    def _presents(self, outputs: Mapping[str, Array]) -> list[Array]:
-        """Return the outputs with keys and values, in the order of the inputs of the past."""
-        names = [name for name in self.decoder.session.outputs if name != self.decoder.logits]
-        if len(names) != len(self.decoder.past):
-            raise DataError(
-                f"{self.decoder.label}: {len(self.decoder.past)} inputs of the past found and"
-                f" {len(names)} outputs that continue them; as many needed"
-            )
-        return [outputs[name] for name in names]
 
     # One token
 
@@ -247,7 +237,8 @@ class Run:
         assert decoder.mask is not None
         for row, count in enumerate(seen):
             feeds[decoder.mask.name][row, count] = 1
-        if "rows" not in decoder.tried and not self._try(held, seen):
+        hidden = bool((seen + 1 < held.rows).any())
+        if hidden and "rows" not in decoder.tried and not self._try(held, seen):
             self._without("logits depend on rows that attention_mask hides")
             return self._all()[1]
         decoder.session.run_bound(held.bound)
@@ -271,7 +262,7 @@ class Run:
 
     def _without(self, why: str) -> None:
         """Go on without keys and values: on all tokens at once."""
-        self.buffers, self.decoder.kept, self.past = None, False, {}
+        self.buffers, self.decoder.kept, self.made, self.past = None, False, {}, {}
         self._warn(f"{why}, so each token costs as much as all before it")
 
     def _warn(self, what: str) -> None:
@@ -295,7 +286,7 @@ class Run:
 
         def make() -> Graph:
             nonlocal reason
-            made = decoder.step(samples, rows, longest)
+            made = decoder.step(samples, rows)
             if isinstance(made, str):
                 reason = made
                 raise _Unfit
@@ -311,6 +302,9 @@ class Run:
             held = _Buffers(bound, rows)
             decoder.buffers[samples, rows] = held  # for as long as somebody runs on them
         self.buffers = held
+        if self.made:
+            self.past = {name: self.made[present] for name, present in decoder.presents.items()}
+            self.made = {}
 
     def _take(self, held: _Buffers) -> None:
         """Move keys and values into buffers, and those out of them that others have there."""

@@ -81,6 +81,16 @@ def test_buffers_grow(
     assert_greedy(small, SMALL, PROMPTS[0], made)
 
 
+def test_outputs_may_stand_in_any_order(small: onnx.ModelProto) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(small)
+    outputs = list(model.graph.output)[::-1]
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
+    made = InferenceSession(from_onnx(model)).generate(PROMPTS[1], 6)
+    assert_greedy(small, SMALL, PROMPTS[1], made)
+
+
 def test_streams_may_take_turns(session: InferenceSession) -> None:
     streams = [session.stream(prompt, max_new_tokens=12) for prompt in PROMPTS[:2]]
     turns = list(zip(*streams))
