@@ -57,9 +57,9 @@ def rewrite(
             known[key] = _weights(network, *key, per_channel, weights)
         name, own = known[key]
         if len(node.input) > 2 and node.input[2]:
-            bias = network.constants[node.input[2]]
             step = scales[choice.scale_of(node.input[0])] * own
-            if bias.size in (1, max(step.size, 1)) or step.size == 1:
+            channels = network.constants[node.input[1]].shape[axis]
+            if network.constants[node.input[2]].size in (1, channels):
                 node.input[2] = _bias(network, node.input[2], step.astype(np.float32), weights)
         node.input[1] = name
     nodes = [*weights]
@@ -100,8 +100,8 @@ def _weights(
 
 
 def _bias(network: Network, name: str, step: Array, nodes: list[NodeProto]) -> str:
-    """Return a bias that was whole numbers of the step that sums of products have."""
-    bias = network.constants[name]
+    """Return a bias, of each channel, that was whole numbers of the step of sums of products."""
+    bias = network.constants[name].reshape(-1)
     limits = np.iinfo(np.int32)
     steps = np.rint(bias.astype(np.float64) / step)
     held = np.clip(steps, limits.min, limits.max).astype(np.int32)

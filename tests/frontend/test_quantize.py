@@ -37,7 +37,7 @@ def network(opset: int = 17) -> bytes:
         "var": np.ones(8, np.float32),
         "v": floats(8, 8, 3, 3) / 8,
         "u": floats(5, 8),
-        "c": floats(5),
+        "c": floats(1, 5),
         **{name: floats(8) for name in ("beta", "mean", "b")},
     }
     norm = ["a", "gamma", "beta", "mean", "var"]

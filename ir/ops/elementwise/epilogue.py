@@ -90,6 +90,7 @@ _CONV = (
 )
 _LINEAR = (("activation", None), ("bias", True))
 _RESIDUAL = (("add", (0, 1), ()), ("relu", (2,), ()))
+_BYTE = (("to", "uint8"),)
 
 register(
     OpSpec(
@@ -135,6 +136,35 @@ register(
                     "arity": 3,
                     "program": (("gelu", (0,), ()), ("mul", (1, 2), ())),
                 },
+            ),
+            Case(
+                ("2 3 5 5", "4 3 3 3", "4", "", "uint8"),
+                {
+                    "operator": "conv2d",
+                    "items": _CONV,
+                    "arity": 3,
+                    "program": (("relu", (0,), ()), ("quantize", (3, 1, 2), _BYTE)),
+                },
+                positive=True,
+            ),
+            Case(
+                (
+                    *("uint8 3 8 <9", "int8 8 6 >=-9 <9", "int32 <5", "6"),
+                    *("", "uint8 >=99 <140", "uint8 3 6 <256", "", "uint8 >=120 <140"),
+                ),
+                {
+                    "operator": "quantized_linear",
+                    "items": (("bias", False), ("to", "float"), ("w_zero", 0)),
+                    "arity": 4,
+                    "program": (
+                        ("quantize", (0, 1, 2), _BYTE),
+                        ("dequantize", (6, 1, 2), ()),
+                        ("dequantize", (3, 4, 5), ()),
+                        ("add", (7, 8), ()),
+                        ("quantize", (9, 1, 2), _BYTE),
+                    ),
+                },
+                positive=True,
             ),
             Case(
                 ("2 4 3", "2 3 5", "2 4 5"),

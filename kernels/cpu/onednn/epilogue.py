@@ -74,7 +74,7 @@ class _Chain:
         name, numbers, items = self.call.attributes["program"][index]
         if name == "dequantize" and numbers[0] != result:
             scale, zero = map(self._known, numbers[1:])
-            if not 1 <= numbers[0] <= len(self.operands) or scale is None or zero is None:
+            if not (1 <= numbers[0] <= len(self.operands) and scale) or zero is None:
                 return None
             source = self.operands[numbers[0] - 1]
             self._widened[len(self.operands) + index + 1] = source, scale, zero
@@ -124,7 +124,7 @@ class _Chain:
     def _converted(self, name: str, numbers: Sequence[int], to: str, index: int) -> bool | None:
         """Add a rounding of the result to bytes, or what they stand for."""
         scale, zero = map(self._known, numbers[1:])
-        if scale is None or zero is None:
+        if not scale or zero is None:
             return None
         if name == "dequantize":
             self._affine(scale, -zero * scale)
