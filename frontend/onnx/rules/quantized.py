@@ -1,7 +1,7 @@
 """ONNX operators on quantised integers.
 
-Products of bytes by weights that are known are such here too. Others are computed in floating point
-that holds them exactly.
+Products of bytes by weights that are known are such here too. Others are computed in floating
+point, exactly where the sums themselves are results.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def dequantize_linear(n: Call) -> Value:
 
 
 def _centred(n: Call, x: Value, zero: Value | None, line: int | None, terms: int) -> Value:
-    """Return x minus its zero point, in a type that holds sums of `terms` products exactly."""
+    """Return x minus its zero point, in a type that holds sums of `terms` products exactly.
+
+    terms: 0 where sums are scaled and rounded, for which single precision does.
+    """
     dtype = "float32" if terms * _LEVELS < 1 << 24 else "float64"
     y = n.cast(x, dtype)
     if zero is None:
@@ -171,9 +174,10 @@ def matmul_integer(n: Call) -> Value:
 
 
 def _integer_product(
-    n: Call, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None
+    n: Call, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None, whole: bool = True
 ) -> Value:
-    terms = a.shape[-1] if a.rank else 1
+    """Return a product of integers; whole: whether it must be exact."""
+    terms = a.shape[-1] if a.rank and whole else 0
     left = _centred(n, a, a_zero, a.rank - 2, terms)
     return product(n, left, _centred(n, b, b_zero, b.rank - 1, terms))
 
@@ -199,7 +203,7 @@ def qlinear_matmul(n: Call) -> Value:
             return requantized(n, made, y_scale, y_zero)
     if any(part.spec.size != 1 for part in (a_scale, b_scale, y_scale)):
         raise UnsupportedError("scales by row or column are not supported")
-    total = _integer_product(n, a, b, a_zero, b_zero)
+    total = _integer_product(n, a, b, a_zero, b_zero, whole=False)
     return _scaled(n, total, (a_scale, b_scale, y_scale), y_zero, None)
 
 
@@ -213,9 +217,8 @@ def qlinear_conv(n: Call) -> Value:
         made = bytes_product(n, (x, w, x_zero, w_zero), windowed(n, x, w), vectors)
         if made is not None:
             return requantized(n, made, y_scale, y_zero)
-    terms = math.prod(w.shape[1:])
-    left = _centred(n, x, x_zero, None, terms)
-    weights = _centred(n, w, w_zero, 0, terms)
+    left = _centred(n, x, x_zero, None, 0)
+    weights = _centred(n, w, w_zero, 0, 0)
     total = convolved(n, left, weights, n.cast(bias, left.dtype) if bias is not None else None)
     return _scaled(n, total, (x_scale, w_scale, y_scale), y_zero, x.rank - 2)
 
