@@ -114,9 +114,8 @@ def _product(site: Site, node: Node) -> str | None:
     right = _weights(site, w, CHANNELS[node.operator][0], not linear)
     if right is None or not (_is_number(site, scale) and _is_number(site, zero)):
         return None
-    whole = _emit(site, "cast", _number(site, zero), to="int32")
     scales = _emit(site, "mul", right[1], _number(site, scale))
-    inputs = (source, right[0], whole, scales, *bias)
+    inputs = (source, right[0], _number(site, zero), scales, *bias)
     at = {name: v for name, v in node.attributes.items() if name != "activation"}
     if linear:
         at["w_zero"] = right[2]
@@ -269,6 +268,24 @@ def _real(site: Site, node: Node) -> str | None:
     return made
 
 
+def _scale(site: Site, node: Node) -> tuple[str, str]:
+    """The scale and zero of a range, by its least and its greatest value."""
+    x = node.inputs[0]
+    spec = site.builder.spec(x)
+
+    def emit(operator: str, *values: str, **attributes: Any) -> str:
+        return site.builder.apply(operator, *values, **attributes)[0]
+
+    axes, none = tuple(range(spec.rank)), emit("full", shape=(), value=0.0, dtype=spec.dtype)
+    low = emit("minimum", emit("reduce_min", x, axes=axes, keepdims=False), none)
+    high = emit("maximum", emit("reduce_max", x, axes=axes, keepdims=False), none)
+    span = emit("sub", high, low)
+    one = emit("full", shape=(), value=1.0, dtype=spec.dtype)
+    scale = emit("where", emit("greater", span, none), emit("affine", span, scale=1 / 255), one)
+    place = emit("round", emit("clip", emit("div", emit("neg", low), scale), low=0.0, high=255.0))
+    return scale, emit("cast", place, to="uint8")
+
+
 _QUANTIZED = {quantized: name for name, quantized in _PRODUCTS.items()}
 
 IN_BYTES = (
@@ -279,4 +296,7 @@ IN_BYTES = (
     Fold("scale_products", ("mul",), _scaled),
     Fold("round_parts", ("quantize",), _rounded),
 )
-IN_REAL = (Fold("multiply_reals", tuple(_QUANTIZED), _real),)
+IN_REAL = (
+    Fold("multiply_reals", tuple(_QUANTIZED), _real),
+    Fold("open_scales", ("byte_scale",), _scale),
+)

@@ -116,12 +116,13 @@ class Fold:
     """A rule by which nodes of some operators go into others, or become others.
 
     Attributes:
-        rule: the value that takes the place of a node's; None where it does not apply.
+        rule: the value that takes the place of a node's, or those of several; None where it does
+            not apply.
     """
 
     name: str
     operators: tuple[str, ...]
-    rule: Callable[[Site, Node], str | None]
+    rule: Callable[[Site, Node], str | Sequence[str] | None]
 
 
 def fold(
@@ -135,7 +136,7 @@ def fold(
     def emit(builder: GraphBuilder, node: Node) -> Sequence[str]:
         site.builder = builder
         made = by.rule(site, node) if node.operator in by.operators else None
-        outputs = (made,) if made else kept(builder, node, graph)
+        outputs = (made,) if isinstance(made, str) else made or kept(builder, node, graph)
         if site.fixed.issuperset(node.inputs):
             site.fixed.update(outputs)
         for old, new in zip(node.outputs, outputs):

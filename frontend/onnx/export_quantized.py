@@ -82,7 +82,10 @@ def _sums(g: Given, total: str, shape: tuple[int, ...]) -> None:
 
 
 def _operands(g: Given) -> tuple[str, ...]:
-    operands = (*g.inputs[:2], g("Cast", g.inputs[2], to_=ONNX_OF[g.specs[0].dtype]))
+    off = g.inputs[2]
+    if g.specs[2].dtype != g.specs[0].dtype:
+        off = g("Cast", off, to_=ONNX_OF[g.specs[0].dtype])
+    operands = (*g.inputs[:2], off)
     zero = g.node.attributes.get("w_zero", 0)
     if not zero:
         return operands
@@ -91,6 +94,11 @@ def _operands(g: Given) -> tuple[str, ...]:
             f"{g.node.label}: attribute w_zero: {zero} found, a signed byte needed"
         )
     return (*operands, g.writer.constant(np.asarray(zero, np.int8)))
+
+
+@export("byte_scale")
+def _byte_scale(g: Given) -> None:
+    g("DynamicQuantizeLinear", g.inputs[0], to=(g.writer.new("bytes"), *g.outputs))
 
 
 @export("quantized_linear")

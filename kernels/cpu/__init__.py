@@ -27,6 +27,7 @@ _FAMILIES = (
     "winograd.variants",
     "elementwise.machine",
     "reduction.reduce",
+    "reduction.byte_scale",
     "normalization.layer_norm",
     "normalization.batch_norm",
     "normalization.group_norm",

@@ -70,6 +70,13 @@ def quantize_linear(n: Call) -> Value:
     return quantized(n, n.cast(x, "float32"), n.cast(scale, "float32"), zero, dtype)
 
 
+@rule("DynamicQuantizeLinear")
+def dynamic_quantize_linear(n: Call) -> list[Value]:
+    x = n.value()
+    scale, zero = n.all("byte_scale", x)
+    return [n("quantize", x, scale, zero, to="uint8"), scale, zero]
+
+
 @rule("DequantizeLinear")
 def dequantize_linear(n: Call) -> Value:
     x, scale, zero = n.value(0), n.value(1), n.maybe(2)
@@ -158,7 +165,7 @@ def bytes_product(
     signed, left = found
     if transposed:
         signed = n.kept("transpose", signed, permutation=(1, 0))
-    zero = n.reshape(n.cast(_zero(n, x_zero, x.dtype), "int32"), ())
+    zero = n.reshape(_zero(n, x_zero, x.dtype), ())
     name = "quantized_linear" if window is None else f"quantized_conv{rank}d"
     own: dict[str, Any] = {"bias": len(vectors) == 2, "to": "float" if vectors else "int32"}
     if window is None:

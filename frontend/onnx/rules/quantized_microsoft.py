@@ -140,14 +140,7 @@ def matmul_integer_to_float(n: Call) -> Value:
 @rule("DynamicQuantizeMatMul", domain=DOMAIN)
 def dynamic_quantize_matmul(n: Call) -> Value:
     x, b = n.value(0), n.value(1)
-    zero = n.like(0, x)
-    axes = tuple(range(x.rank))
-    high = n("maximum", n("reduce_max", x, axes=axes, keepdims=False), zero)
-    low = n("minimum", n("reduce_min", x, axes=axes, keepdims=False), zero)
-    # As DynamicQuantizeLinear of ONNX has it.
-    scale = n("affine", n("sub", high, low), scale=1 / 255)
-    place = n("round", n("clip", n("div", n("neg", low), scale), low=0.0, high=255.0))
-    whole = n("cast", place, to="uint8")
+    scale, whole = n.all("byte_scale", x)
     a = quantized(n, x, scale, whole, "uint8")
     return _real(n, (a, b, whole, n.maybe(3)), (scale, n.value(2)), n.maybe(4))
 

@@ -49,7 +49,7 @@ def _checked(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> str:
     """
     whole = attributes["to"] == "int32"
     need_count(inputs, 3 if whole else 4 + attributes["bias"])
-    for position, dtypes in enumerate((BYTES, ("int8",), ("int32",))):
+    for position, dtypes in enumerate((BYTES, ("int8",), ("int32", inputs[0].dtype))):
         found = inputs[position]
         if found.dtype not in dtypes:
             raise ShapeError(

@@ -1,4 +1,4 @@
-"""`quantize` and `dequantize`: real numbers as integers of few bits, and back.
+"""`quantize` and `dequantize`, real numbers as integers of few bits and back; `byte_scale`.
 
 An integer q stands for (q - zero) * scale. Dims: d0, d1, … by axis; scale and zero broadcast.
 """
@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.dims import Signature
+from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import Expression, make
 from soapstone.ir.ops.elementwise.pointwise import declare, need_type, pointwise
-from soapstone.ir.spec import Attribute, Attributes, Case
+from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
 BYTES = ("uint8", "int8")
@@ -94,4 +94,41 @@ declare(
         Case(("int8 0 3", "3", "int8 3")),
     ),
     doc="(x - zero) * scale",
+)
+
+
+def _scale_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    need_type(inputs, "f", "a floating-point type")
+    table = DimTable()
+    axes = [along(table, f"d{i}", n, "input 0") for i, n in enumerate(inputs[0].shape)]
+    kinds = dict.fromkeys((dim.name for dim in table.dims()), Kind.WHOLE)
+    results = [Operand(()), Operand(())]
+    return finish(table, [Operand(tuple(axes))], results, [inputs[0].dtype, "uint8"], kinds)
+
+
+def _scale(attributes: Attributes, x: Array) -> tuple[Array, Array]:
+    real = x.dtype.type
+    low, high = x.min(initial=0), x.max(initial=0)
+    scale = (high - low) / real(255) if high > low else real(1)
+    zero = np.rint(np.clip(-low / scale, 0, 255))
+    return np.asarray(scale, x.dtype), np.asarray(zero, np.uint8)
+
+
+register(
+    OpSpec(
+        name="byte_scale",
+        inputs=("x",),
+        outputs=("scale", "zero"),
+        signature=_scale_signature,
+        reference=_scale,
+        flops_per_point=2,
+        cases=(
+            Case(("3 4",)),
+            Case(("2 3 5 4",)),
+            Case(("6",), {}, (), positive=True),
+            Case(("",)),
+            Case(("0 3",)),
+        ),
+        doc="the scale and zero by which unsigned bytes reach from x's least to its greatest value",
+    )
 )

@@ -28,7 +28,9 @@ def _scaling(call: Call, rounding: Rounding | None) -> Scaling | None:
     x, w, zero, *vectors = call.inputs
     (y,) = call.outputs
     bytes_ = ("uint8", "int8")
-    if x.dtype.name not in bytes_ or w.dtype != np.int8 or zero.dtype != np.int32:
+    if x.dtype.name not in bytes_ or w.dtype != np.int8:
+        return None
+    if zero.dtype not in (np.int32, x.dtype):
         return None
     if any(vector.dtype != np.float32 for vector in vectors):
         return None

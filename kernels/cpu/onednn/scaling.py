@@ -18,6 +18,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 from soapstone.kernels.cpu.onednn.execute import Program
 from soapstone.kernels.cpu.onednn.library import Handle
 from soapstone.kernels.entry import Array
+from soapstone.native.memory import aligned_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class Scaling:
     """Scales and zeros of a product of bytes.
 
     Attributes:
-        zero: what x calls 0, int32, one number. centred: whether that is known to be 0.
+        zero: what x calls 0, int32 or a byte as x is. centred: whether that is known to be 0.
         scale: of each channel of the result, float32; None: the result is the sums.
         rounding: scale and zero of a result that is bytes, each one number; both are constant.
         w_zero: what the weights call 0, which convolutions have no other number for.
@@ -51,7 +52,7 @@ class Scaling:
         if self.scale is not None:
             given[ARG_SCALES | ARG_WEIGHTS] = self.scale
         if not self.centred:
-            given[ARG_ZEROS | ARG_SRC] = self.zero.reshape(1)
+            given[ARG_ZEROS | ARG_SRC] = self._whole_zero(program)
         if self.w_zero:
             given[ARG_ZEROS | ARG_WEIGHTS] = np.array([self.w_zero], np.int32)
         if self.rounding is not None:
@@ -67,3 +68,11 @@ class Scaling:
             )
             for argument, array in given.items()
         }
+
+    def _whole_zero(self, program: Program) -> Array:
+        """Return x's zero as int32, which a byte is made on each run."""
+        if self.zero.dtype == np.int32:
+            return self.zero.reshape(1)
+        whole = aligned_array((1,), np.int32)
+        program.native("widened", byte=self.zero, signed=self.zero.dtype == np.int8, target=whole)
+        return whole

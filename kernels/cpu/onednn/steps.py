@@ -12,7 +12,7 @@ import numpy as np
 
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, routine
-from soapstone.native.intrinsics import INT, POINTER, calling, f32p, pointer_cast, u8p
+from soapstone.native.intrinsics import INT, POINTER, calling, f32p, i32p, pointer_cast, u8p
 
 _u32p = pointer_cast("uint32")
 _execute = calling(INT, POINTER, POINTER, INT, POINTER)  # dnnl_primitive_execute
@@ -26,6 +26,7 @@ FIELDS = {
     ),
     "reciprocal_deviation": Fields("size variance rstd", reals="epsilon"),
     "variance_of": Fields("size rstd variance"),
+    "widened": Fields("byte signed target"),
     # height, width: of x; rows, columns: of y; down, right: the padding there; index: an address
     # or 0; x_step, y_step: between neighbouring pixels, 1, or `channels` when channels-last.
     "repair_maxima": Fields(
@@ -33,7 +34,7 @@ FIELDS = {
         " stride_width top left x y index x_step y_step"
     ),
 }
-_primitive_of, _running_of, _reciprocal_of, _variance_of, _pool_of = (
+_primitive_of, _running_of, _reciprocal_of, _variance_of, _widened_of, _pool_of = (
     fields.at for fields in FIELDS.values()
 )
 
@@ -77,6 +78,15 @@ def variance_of(block: Any) -> Any:
     rstd, variance = f32p(w.rstd), f32p(w.variance)
     for i in range(w.size):
         variance[i] = 1 / (np.float64(rstd[i]) * rstd[i])
+    return 0
+
+
+@native()
+def widened(block: Any) -> Any:
+    """A byte as a number of 32 bits."""
+    w = _widened_of(block)
+    value = np.int32(u8p(w.byte)[0])
+    i32p(w.target)[0] = value - 256 if w.signed != 0 and value > 127 else value
     return 0
 
 

@@ -158,7 +158,7 @@ _square_run, _square_row, _square_rows = _along(_plus, load_first, _square)
 
 @routine
 def reduce_run(monoid: int, totals: int, x: int, n: int) -> None:
-    """Combine n floats at x into 64 float64 totals; `fold_run` makes one of them."""
+    """Combine n floats at x into 64 float64 totals."""
     if monoid == SUM:
         sum_run(totals, x, n)
     elif monoid == MAX:
