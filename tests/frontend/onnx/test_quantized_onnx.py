@@ -96,11 +96,14 @@ def rounded(x: str, name: str, number: int) -> list[onnx.NodeProto]:
     ]
 
 
-def network(channels_signed: bool) -> tuple[bytes, dict[str, Array]]:
-    """Return a residual network of convolutions, a pool, a reshape and a product, as QDQ."""
+def network(channels_signed: bool, middle: float = 0.09) -> tuple[bytes, dict[str, Array]]:
+    """Return a residual network of convolutions, a pool, a reshape and a product, as QDQ.
+
+    middle: the scale of a sum's operand.
+    """
     held: dict[str, Array] = {}
     nodes: list[onnx.NodeProto] = []
-    for number, (scale, zero) in enumerate(((0.03, 120), (0.05, 0), (0.09, 128), (0.1, 100))):
+    for number, (scale, zero) in enumerate(((0.03, 120), (0.05, 0), (middle, 128), (0.1, 100))):
         held |= {f"s{number}": real(scale), f"z{number}": byte(zero)}
 
     def weights(name: str, array: Array, axis: int) -> str:
@@ -143,6 +146,15 @@ def network(channels_signed: bool) -> tuple[bytes, dict[str, Array]]:
 def test_a_network_has_the_runtimes_bytes(channels_signed: bool) -> None:
     file, feeds = network(channels_signed)
     within_a_step(*both(file, feeds))
+
+
+def test_a_scale_of_zero_is_no_error() -> None:
+    file, feeds = network(True, middle=0.0)
+    with (
+        soapstone.InferenceSession(soapstone.from_onnx(file)) as session,
+        np.errstate(all="ignore"),
+    ):
+        assert session.run(feeds)["y"].shape == (2, 5)
 
 
 @able
