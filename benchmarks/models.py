@@ -184,15 +184,19 @@ def network(name: str) -> Any:
     return module
 
 
-def export(name: str, folder: Path) -> Path:
-    """Return the ONNX file of a model, made with torch's exporter unless it is there."""
-    path = folder / f"{name}.onnx"
+def export(name: str, folder: Path, symbolic: bool = False) -> Path:
+    """Return the ONNX file of a model, made with torch's exporter unless it is there.
+
+    symbolic: with a batch of any size, and of BERT a length, in place of the numbers of `inputs`.
+    """
+    path = folder / f"{name}{'.symbolic' * symbolic}.onnx"
     if path.exists():
         return path
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
     given = arrays(name)
+    dims = {0: "batch", 1: "length"} if name.startswith("bert") else {0: "batch"}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -203,6 +207,7 @@ def export(name: str, folder: Path) -> Path:
             opset_version=OPSET + _ALL[name].dynamo,
             input_names=list(given),
             **({"external_data": False, "verbose": False} if _ALL[name].dynamo else {}),
+            dynamic_axes=dict.fromkeys(given, dims) if symbolic else None,
         )
     return path
 

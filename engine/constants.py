@@ -58,8 +58,8 @@ class Found:
     def bound(self) -> None:
         """Forget all, where constants of many shapes are known: weights are then packed anew."""
         if len(self._numbers) > _MOST:
-            self._numbers.clear()
-            self._known.clear()
+            for each in (self._weights, self._known, self._numbers):
+                each.clear()
 
     def _number(self, key: Hashable) -> int:
         if key not in self._numbers:

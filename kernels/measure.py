@@ -28,7 +28,7 @@ from soapstone.ir.tensor import name_of
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, registered
 from soapstone.native.memory import call as native_call
-from soapstone.native.memory import run
+from soapstone.native.memory import held, run
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7
@@ -146,7 +146,7 @@ def scratch(call: Call) -> Call:
 
     def clone(array: Array) -> Array:
         if array.size == 0 or (array.dtype.kind == "f" and not array.flags.writeable):
-            return array
+            return held(array)
         extent = sum((n - 1) * s for n, s in zip(array.shape, array.strides)) + array.itemsize
         flat = np.zeros(-(-extent // array.itemsize) + 16, array.dtype)
         if array.dtype.kind == "f":

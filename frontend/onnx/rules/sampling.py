@@ -35,11 +35,8 @@ def grid_sample(n: Call) -> Value:
         g = n.reshape(n.cast(g, "float32"), (grid.shape[0], math.prod(places), 1))
         edges = (0.0, extent - 1.0) if aligned else (-0.5, extent - 0.5)
         at = _at(n, g, extent, aligned=aligned)
-        if kind == "nearest":
-            taps = [(n("round", at), None)]
-        else:
-            at = at if kind == "cubic" else _padded(n, at, edges, padding)
-            taps = _taps(n, at, kind)
+        at = _padded(n, at, edges, padding) if kind == "linear" else at
+        taps = _taps(n, at, kind)
         positions.append([_index(n, tap, extent, edges, padding) for tap, _ in taps])
         weights.append([weight for _, weight in taps])
         whole = n.like(0, at), n.like(extent - 1, at)
@@ -105,6 +102,8 @@ def _folded(n: Call, at: Value, edges: tuple[float, float]) -> Value:
 
 def _taps(n: Call, at: Value, kind: str) -> list[tuple[Value, Value | None]]:
     """Return the pixels around places along one dim, and what each is weighted by."""
+    if kind == "nearest":
+        return [(n("round", at), None)]
     first = n("floor", at)
     t = n("sub", at, first)
     if kind == "linear":

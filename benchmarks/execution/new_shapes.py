@@ -1,0 +1,118 @@
+"""What the first run for a new shape of inputs takes beyond a later one: soapstone, ONNX Runtime.
+
+    python benchmarks/execution/new_shapes.py [--models resnet50,bert_12] [--rounds 3]
+
+A process opens a model whose batch is symbolic, and BERT's length too, answers for batch 1, then
+for other shapes, each several times: of a shape the time of the first run less that of the fastest
+later one, on the clock and of the processor, which a busy machine changes less. A row has the
+medians of all shapes and rounds. Kernels are those that earlier processes have left compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from models import arrays, export
+
+MODELS = ("resnet50", "squeezenet", "bert_12", "nasrnn")
+PEERS = ("soapstone", "onnxruntime")
+BATCHES, LENGTHS = (2, 3, 5), (64, 37)
+LATER = 3  # runs of a shape after its first
+
+
+def opened(library: str, path: Path, threads: int) -> Callable[[Mapping[str, Any]], object]:
+    """Return what runs a model on inputs."""
+    if library == "soapstone":
+        from soapstone import InferenceSession
+
+        return InferenceSession(path, threads=threads).run
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda given: session.run(None, given)
+
+
+def shapes(name: str) -> Iterator[dict[str, Any]]:
+    """Yield inputs of batch 1, then of the other shapes."""
+    given = arrays(name)
+    yield given
+    for batch in BATCHES:
+        yield {key: np.concatenate([array] * batch) for key, array in given.items()}
+    for length in LENGTHS if name.startswith("bert") else ():
+        yield {key: array[:, :length] for key, array in given.items()}
+
+
+def measure(library: str, name: str, path: Path, threads: int) -> list[dict[str, float]]:
+    """Return what each new shape takes, in milliseconds."""
+    run, found = opened(library, path, threads), []
+    for given in shapes(name):
+        times = []
+        for _ in range(1 + LATER):
+            start, used = time.perf_counter(), time.process_time()
+            run(given)
+            times.append((time.perf_counter() - start, time.process_time() - used))
+        first, later = times[0], [min(each) for each in zip(*times[1:])]
+        found.append({"ms": 1e3 * (first[0] - later[0]), "cpu ms": 1e3 * (first[1] - later[1])})
+    return found[1:]
+
+
+def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield what new shapes of each model take."""
+    from harness import median
+
+    for name in options.models.split(","):
+        export(name, options.folder, symbolic=True)
+        command = [sys.executable, __file__, "--models", name, "--folder", str(options.folder)]
+        command += ["--threads", str(options.threads), "--peer"]
+        found: dict[str, list[dict[str, float]]] = {peer: [] for peer in PEERS}
+        subprocess.run([*command, "soapstone"], check=True, capture_output=True)  # compiles
+        for _ in range(options.rounds):
+            for peer in PEERS:
+                done = subprocess.run([*command, peer], check=True, capture_output=True, text=True)
+                found[peer] += json.loads(done.stdout)
+        row: dict[str, Any] = {"model": name}
+        for figure in ("cpu ms", "ms"):
+            row |= {f"{peer} {figure}": median(found[peer], figure) for peer in PEERS}
+        yield row
+
+
+def main() -> None:
+    """Measure, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="Default: all cores.")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
+    parser.add_argument("--peer", choices=PEERS, help="be this process on the one model")
+    parser.add_argument("--no-write", action="store_true")
+    options = parser.parse_args()
+    if options.peer:
+        path = export(options.models, options.folder, symbolic=True)
+        print(json.dumps(measure(options.peer, options.models, path, options.threads)))
+        return
+    from harness import tabulate
+
+    from soapstone.system import usable_cores
+
+    options.threads = options.threads or usable_cores()
+    command = "python benchmarks/execution/new_shapes.py"
+    title = "The first run for a new shape of inputs, beyond a later one"
+    tabulate("new_shapes", title, command, rows(options), [], save=not options.no_write)
+
+
+if __name__ == "__main__":
+    main()
