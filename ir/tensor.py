@@ -98,7 +98,7 @@ def spec_of(array: Array | Sequence[Any]) -> TensorSpec:
 
 @cache
 def name_of(dtype: np.dtype[Any]) -> str:
-    """Return a type's name; NumPy puts it together each time it is asked."""
+    """Return the name of a dtype; NumPy puts it together each time it is asked."""
     return str(dtype.name)
 
 
