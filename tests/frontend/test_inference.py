@@ -28,6 +28,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load
 from soapstone.native import shared
+from soapstone.native.memory import CHECKED
 from soapstone.runtime import Machine
 
 
@@ -225,6 +226,8 @@ def test_shapes_are_bound_as_they_come_and_forgotten_in_turn() -> None:
         assert threading.active_count() == before + 1
 
 
+@pytest.mark.onednn
+@pytest.mark.skipif(CHECKED, reason="checked mode runs entries on copies of their arrays")
 def test_weights_are_read_one_at_a_time_and_not_for_another_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
