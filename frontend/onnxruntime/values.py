@@ -33,6 +33,8 @@ class NodeArg:
     @staticmethod
     def of(value: onnx.ValueInfoProto) -> NodeArg:
         """Return what a file declares. value: an input or output of it."""
+        if value.type.sequence_type.elem_type.HasField("map_type"):
+            return NodeArg(value.name, TYPE_STRINGS["float32"], [None, None])  # ZipMap's scores
         tensor = value.type.tensor_type
         dtype = dtype_of(tensor.elem_type, f"value {value.name!r}")
         shape = [

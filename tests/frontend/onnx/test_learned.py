@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import soapstone.onnxruntime as facade
 from soapstone import InferenceSession, from_onnx
 from soapstone.frontend.onnx import OnnxError
 from soapstone.ir.tensor import Array
@@ -221,6 +222,10 @@ def test_dictionaries_of_scores_are_the_scores() -> None:
     theirs, ours = both(model.SerializeToString(), samples())
     for row, each in zip(ours[1], theirs[1], strict=True):
         np.testing.assert_allclose(row, [each[label] for label in range(3)], rtol=1e-5, atol=1e-6)
+    session = facade.InferenceSession(model.SerializeToString())
+    scores = session.get_outputs()[1]
+    assert (scores.name, scores.type, scores.shape) == ("z", "tensor(float)", [None, None])
+    np.testing.assert_array_equal(session.run(["z"], {"x": samples()})[0], ours[1])
 
 
 @pytest.mark.parametrize(
