@@ -189,8 +189,9 @@ def written(
 ) -> tuple[Array, dict[str, str]]:
     """Return a file's message as bytes, and by initializer the weights that are kept beside it.
 
-    What no chosen output needs is left out. carried: the weights that are there; outputs and name
-    are as of `Model.onnx`.
+    What no chosen output needs is left out. A weight that is also a statistic stays in the message
+    too: the statistic has the contents of the file however the weight is trained. carried: the
+    weights that are there; outputs and name are as of `Model.onnx`.
     """
     source, before = net.source, f"{name}." if name else ""
     nodes = list(source.graph.node)
@@ -198,7 +199,7 @@ def written(
         nodes = needed(nodes, (outputs,) if isinstance(outputs, str) else outputs)
     ends = {declared.name for declared in source.outputs} if outputs is None else set[str]()
     read_here = ends.union(*map(read_by, nodes))
-    roles = roles_of(source)
+    roles, statistics = roles_of(source), _statistics(nodes)
     beside: dict[str, str] = {}
     graph = onnx.GraphProto(name=source.name, node=nodes)
     graph.input.extend(source.graph.input)
@@ -206,7 +207,8 @@ def written(
     for own, array in source.weights.items():
         if own not in read_here:
             continue
-        if own in roles and before + own in carried:
+        both = own in statistics and roles.get(own) is Role.PARAMETER
+        if own in roles and before + own in carried and not both:
             beside[own] = before + own
             kind = ONNX_OF[array.dtype.name]
             tensor = onnx.TensorProto(name=own, dims=array.shape, data_type=kind)
@@ -219,6 +221,19 @@ def written(
         ir_version=onnx.IR_VERSION, graph=graph, opset_import=opsets, functions=functions
     )
     return np.frombuffer(message.SerializeToString(), np.uint8), beside
+
+
+def _statistics(nodes: Sequence[onnx.NodeProto]) -> set[str]:
+    """Return the names of what nodes read as statistics, and of what that is a copy of."""
+    copied = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Identity"}
+    found = set[str]()
+    for node in nodes:
+        for name in node.input[_STATISTICS.get(node.op_type, len(node.input)) :]:
+            found.add(name)
+            while name in copied and copied[name] not in found:
+                name = copied[name]
+                found.add(name)
+    return found
 
 
 def restored(message: Array, beside: Mapping[str, Array]) -> OnnxModel:

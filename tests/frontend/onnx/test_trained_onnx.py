@@ -225,6 +225,22 @@ def test_a_weight_that_is_also_a_statistic_is_trained_where_it_is_a_weight() -> 
     np.testing.assert_array_equal(constants, [np.zeros(6), np.ones(6)])
 
 
+@pytest.mark.parametrize("variance", ["ones", "v"])
+def test_a_weight_that_is_also_a_statistic_is_saved_as_both(variance: str, tmp_path: Path) -> None:
+    text = f"""g (float[n,6] x) => (float[n,6] y)
+        {{ v = Identity(ones)  a = BatchNormalization(x, ones, zeros, zeros, {variance})
+          y = Relu(a) }}"""
+    model = headed(model_of(text, ones=np.ones(6, "f4"), zeros=np.zeros(6, "f4")))
+    with model:
+        model.compile(SGD(0.5), cpus=1)
+        model.fit(reals(8, 6), np.arange(8) % 3, epochs=2, progress=False)
+        wanted = model.predict(reals(8, 6))
+    for name in ("first", "second"):
+        model.save(tmp_path / f"{name}.safetensors")
+        model = soapstone.load(tmp_path / f"{name}.safetensors")
+        np.testing.assert_allclose(model.predict(reals(8, 6)), wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_any_batch_size_and_length() -> None:
     text = "g (float[n,t,6] x) => (float[n,4] y) { m = MatMul(x, w)  y = ReduceMean(m, axis) }"
     weights = {"w": reals(6, 4), "axis": np.array([1])}
