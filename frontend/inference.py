@@ -314,17 +314,19 @@ class InferenceSession:
         drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         return generated(self, prompts, max_new_tokens, stop, drawn, on_tokens)
 
-    def stream(self, prompt: Sequence[int] | Array, **options: Any) -> Iterator[int]:
+    def stream(
+        self, prompt: Sequence[int] | Array, max_new_tokens: int = 128, **options: Any
+    ) -> Iterator[int]:
         """Yield the tokens that a decoder continues one prompt with, each as soon as it is known.
 
-        prompt: its tokens. options: as of `generate`.
+        prompt: its tokens. max_new_tokens, options: as of `generate`, without `on_tokens`.
 
         Raises:
             DataError: as `generate`.
         """
         from soapstone.frontend.generation.loop import streamed
 
-        return streamed(self, prompt, **options)
+        return streamed(self, prompt, max_new_tokens, **options)
 
     def run_async(self, inputs: Mapping[str, Any] | Any) -> Future[dict[str, Array]]:
         """Return the future of `run`: a thread of the session runs, in the order of calls.

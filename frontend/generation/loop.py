@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,11 @@ def generated(
     on_tokens: Callable[[Tokens], object] | None,
 ) -> list[Any]:
     """Return what follows one prompt, or each of several; see `InferenceSession.generate`."""
-    one = np.ndim(prompts[0]) == 0 if len(prompts) else True
+    try:
+        one = not len(prompts) or np.ndim(prompts[0]) == 0
+    except (TypeError, KeyError, ValueError):
+        kind = type(prompts).__name__
+        raise DataError(f"generate: {kind} found; tokens of one prompt or several needed") from None
     rows = _checked([prompts] if one else prompts)
     made: list[list[int]] = [[] for _ in rows]
     for tokens in _loop(session, rows, max_new_tokens, stop, Sampling(**drawn)):
@@ -48,22 +52,25 @@ def streamed(
     stop: int | Sequence[int] = (),
     **drawn: Any,
 ) -> Iterator[int]:
-    """Yield what follows one prompt; see `InferenceSession.stream`."""
-    sampling, rows = Sampling(**drawn), _checked([prompt])
-    for (token,) in _loop(session, rows, max_new_tokens, stop, sampling):
-        assert token is not None  # a loop of one row ends with it
-        yield token
+    """Return an iterator of what follows one prompt; see `InferenceSession.stream`."""
+    tokens = _loop(session, _checked([prompt]), max_new_tokens, stop, Sampling(**drawn))
+    return (token for (token,) in tokens if token is not None)
 
 
 def _checked(prompts: Any) -> list[list[int]]:
     rows = []
     for number, prompt in enumerate(prompts):
-        array = np.asarray(prompt)
+        try:
+            array = np.asarray(prompt)
+        except ValueError:  # rows of different lengths
+            array = np.empty(len(prompt), object)
         if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
             raise DataError(
                 f"generate: prompt {number}: {array.dtype}{list(array.shape)} found; integers, one"
                 " or more in a row, needed"
             )
+        if (least := array.min()) < 0:
+            raise DataError(f"generate: prompt {number}: token {least} found; 0 or more needed")
         rows.append(array.tolist())
     if not rows:
         raise DataError("generate: no prompts found; one or more needed")
@@ -77,18 +84,31 @@ def _loop(
     stop: int | Sequence[int],
     sampling: Sampling,
 ) -> Iterator[Tokens]:
-    """Yield the next token of every row, None where it has ended, until all have."""
-    if max_new_tokens < 0:
-        raise DataError(f"max_new_tokens: {max_new_tokens} found; 0 or more needed")
+    """Return an iterator of the next token of every row, None where it has ended, until all have.
+
+    Raises:
+        DataError: what does not fit, before any token is made.
+    """
+    if not (isinstance(max_new_tokens, int | np.integer) and max_new_tokens >= 0):
+        raise DataError(f"max_new_tokens: {max_new_tokens!r} found; an integer, 0 or more, needed")
+    ends = set(stop) if isinstance(stop, Iterable) else {stop}
+    if not all(isinstance(token, int | np.integer) for token in ends):
+        raise DataError(f"stop: {stop!r} found; a token, or several, needed")
     if session.decoder is None:
         session.decoder = Decoder(session)
-    ends = {stop} if isinstance(stop, int | np.integer) else set(stop)
     run = Run(session.decoder, [list(row) for row in rows], max(map(len, rows)) + max_new_tokens)
-    random = [sampling.generator(row) for row in range(len(rows))]
-    going = [True] * len(rows)
-    for _ in range(max_new_tokens):
+    return _tokens(session, run, max_new_tokens, ends, sampling)
+
+
+def _tokens(
+    session: InferenceSession, run: Run, most: int, ends: set[int], sampling: Sampling
+) -> Iterator[Tokens]:
+    """Yield the tokens of a run; session: its own, which nobody else may hold."""
+    random = [sampling.generator(row) for row in range(len(run.tokens))]
+    going = [True] * len(run.tokens)
+    for _ in range(most):
         logits = run.logits(going)
-        tokens: list[int | None] = [None] * len(rows)
+        tokens: list[int | None] = [None] * len(going)
         for row, alive in enumerate(going):
             if alive:
                 token = tokens[row] = sampling.choose(logits[row], random[row])

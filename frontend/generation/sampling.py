@@ -38,6 +38,8 @@ class Sampling:
             raise DataError(f"top_k: {self.top_k} found; 1 or more needed")
         if not 0 < self.top_p <= 1:
             raise DataError(f"top_p: {self.top_p} found; more than 0 and at most 1 needed")
+        if not (isinstance(self.seed, int | np.integer) and self.seed >= 0):
+            raise DataError(f"seed: {self.seed!r} found; an integer, 0 or more, needed")
 
     def generator(self, row: int) -> np.random.Generator:
         """Return the random numbers of a row of a batch."""

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -188,6 +189,19 @@ def test_sessions_that_are_not_held_are_gone(small: onnx.ModelProto) -> None:
     assert seen() is None
 
 
+WRONG: tuple[tuple[Any, dict[str, Any], str], ...] = (
+    (None, {}, "NoneType found; tokens"),
+    ([1, -1], {}, "prompt 0: token -1 found"),
+    ([[1], [2], [[1], [2, 3]]], {}, r"prompt 2: object\[2\] found"),
+    ([1], {"max_new_tokens": "3"}, "max_new_tokens: '3' found"),
+    ([1], {"max_new_tokens": 3.0}, r"max_new_tokens: 3\.0 found"),
+    ([1], {"seed": -1}, "seed: -1 found"),
+    ([1], {"seed": "a"}, "seed: 'a' found"),
+    ([1], {"stop": None}, "stop: None found"),
+    ([1], {"stop": "end"}, "stop: 'end' found"),
+)
+
+
 def test_what_does_not_fit_is_named(session: InferenceSession) -> None:
     net = Model("net")
     net.output(net.dense(net.input("x", (1, 8)), 3))
@@ -203,6 +217,12 @@ def test_what_does_not_fit_is_named(session: InferenceSession) -> None:
         session.generate([1], 3, top_k=0)
     with pytest.raises(DataError, match="max_new_tokens: -1"):
         session.generate([1], -1)
+    for prompts, options, message in WRONG:
+        with pytest.raises(DataError, match=message):
+            session.generate(prompts, **options)
+    for prompt, options, message in (([[1], [2, 3]], {}, "prompt 0"), ([1], {"seed": -1}, "seed")):
+        with pytest.raises(DataError, match=message):
+            session.stream(prompt, **options)  # at once, not with the first token
     bounded = InferenceSession(from_onnx(SMALL.model()), fast_memory=1 << 24)
     with bounded, pytest.raises(DataError, match="without a fast memory"):
         bounded.generate([1], 3)
