@@ -133,6 +133,10 @@ def _inside(graph: onnx.GraphProto) -> set[str]:
 def _read(model: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         return model
+    if not isinstance(model, str | Path | bytes):
+        kind = type(model).__name__
+        raise OnnxError(f"model: {kind} found; a path, the bytes of a file or a message needed")
+    where = "model" if isinstance(model, bytes) else f"file {str(model)!r}"
     try:
         if isinstance(model, bytes):
             return onnx.load_from_string(model)
@@ -140,7 +144,7 @@ def _read(model: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
     except OSError:
         raise
     except Exception as error:  # of whichever parser
-        raise OnnxError(f"model: no ONNX file found: {error}") from None
+        raise OnnxError(f"{where}: no ONNX file found: {error}") from None
 
 
 def _current(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -26,6 +26,7 @@ from soapstone.ir.ops.quantized.rounding import BYTES
 from soapstone.ir.tensor import Array
 
 METHODS = ("minmax", "percentile", "entropy")
+_PERCENTILE = 99.99  # values of 100 that are not clipped, where nothing else is said
 _BATCH = 8  # samples of a run where the model takes any number
 _WARM, _LEAST = 2, 5  # runs that are not timed, and that are
 
@@ -110,7 +111,7 @@ def quantize(
     path: str | Path | None = None,
     *,
     method: Literal["minmax", "percentile", "entropy"] = "minmax",
-    percentile: float = 99.99,
+    percentile: float = _PERCENTILE,
     activations: Literal["uint8", "int8"] = "uint8",
     per_channel: bool = True,
     exclude: Sequence[str] = (),
@@ -143,6 +144,10 @@ def quantize(
         OnnxError: the model is malformed, or needs what is not supported.
     """
     _check(method, percentile, activations)
+    if isinstance(exclude, str):
+        raise DataError(f"exclude: {exclude!r} found, a list of names needed")
+    if batch_size is not None and batch_size < 1:
+        raise DataError(f"batch_size: {batch_size} found, 1 or more needed")
     if path is not None:
         check_targets(Path(path))
     network = Network(model)
@@ -175,6 +180,10 @@ def _check(method: str, percentile: float, activations: str) -> None:
         raise DataError(f"method: {method!r} found, one of {', '.join(METHODS)} needed")
     if not 50 < percentile <= 100:
         raise DataError(f"percentile: {percentile} found, more than 50 and at most 100 needed")
+    if percentile != _PERCENTILE and method != "percentile":
+        raise DataError(
+            f"percentile: {percentile} found with method {method!r}; it is of method 'percentile'"
+        )
     if activations not in BYTES:
         raise DataError(f"activations: {activations!r} found, one of {', '.join(BYTES)} needed")
 

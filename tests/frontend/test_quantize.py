@@ -188,6 +188,9 @@ ERRORS: dict[str, dict[str, Any]] = {
     "0 samples found, 1 or more": {"calibration": floats(0, 3, 8, 8)},
     "method: 'entropi' found, one of minmax, percentile, entropy": {"method": "entropi"},
     "percentile: 20 found": {"percentile": 20},
+    "percentile: 90 found with method 'minmax'": {"percentile": 90},
+    "batch_size: 0 found, 1 or more": {"batch_size": 0},
+    "exclude: 'first' found, a list": {"exclude": "first"},
     "activations: 'int4' found": {"activations": "int4"},
     "no node 'frist' found.*first": {"exclude": ["frist"]},
     "is nan to nan|nan": {"calibration": np.full((8, 3, 8, 8), np.nan, np.float32)},
@@ -208,6 +211,8 @@ def test_models_without_products_and_files_that_are_none_are_refused() -> None:
         quantize(model, floats(2))
     with pytest.raises(OnnxError, match="no ONNX file"):
         quantize(b"nothing", floats(2))
+    with pytest.raises(OnnxError, match="int found; a path"):
+        quantize(3, floats(2))  # type: ignore[arg-type]
 
 
 def test_the_command_writes_a_file_and_shows_error_and_gain(tmp_path: Path) -> None:
