@@ -93,6 +93,9 @@ def read(
             raise type(error)(f"{label}: {(error.strerror or str(error)).lower()}") from None
         if not data.size:
             raise OnnxError(f"{label}: empty; an ONNX model needed")
+    elif not isinstance(model, bytes | bytearray | memoryview):
+        kind = type(model).__name__
+        raise OnnxError(f"model: {kind} found; a path, the bytes of a file or a message needed")
     else:
         data, title = np.frombuffer(model, np.uint8), "model"
     try:

@@ -331,3 +331,8 @@ def test_check_says_supported_of_what_sessions_run(tmp_path: Path) -> None:
     x = np.arange(12, dtype=np.float32).reshape(2, 6)
     found = InferenceSession(path).run({"x": x, "shape": np.array([3, 4])})["y"]
     np.testing.assert_array_equal(found, x.reshape(3, 4))
+
+
+def test_what_is_no_file_is_named() -> None:
+    with pytest.raises(OnnxError, match="model: int found; a path, the bytes"):
+        from_onnx(3)  # type: ignore[arg-type]
