@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from soapstone.frontend.generation.decoder import Decoder
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
+    from soapstone.frontend.onnx.pieces import Pieces
+    from soapstone.frontend.onnx.read import Source as OnnxSource
     from soapstone.frontend.planned import Plans
 
 _MANY = 1 << 24  # bytes of weights that were read
@@ -80,6 +82,7 @@ class Source:
     graph: Callable[[Mapping[str, Array]], tuple[Graph, Mapping[str, Array]]]
     weights: Callable[[], Mapping[str, Array]]
     layouts: Layouts | None = None  # axis orders that came with the model
+    onnx: OnnxSource | None = None  # the file, which can be run in pieces
 
     @staticmethod
     def of(model: Model | OnnxModel | Graph | str | Path, weights: Mapping[str, Array]) -> Source:
@@ -100,9 +103,10 @@ class Source:
             found.name,
             tuple(Field(v.name, v.dtype, v.shape) for v in found.inputs),
             tuple(v.name for v in found.outputs),
-            found.graph_for,
+            lambda given: found.graph_for(given, rare=True),
             lambda: found.weights,
             found.layouts,
+            found.source,
         )
 
 
@@ -207,6 +211,7 @@ class InferenceSession:
         self._found = Found()  # what kernels made of weights, for the next shape
         self._values: dict[str, Array] = {}  # what streamed weights begin with
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
+        self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
         self._pool: ThreadPoolExecutor | None = None  # of one thread, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one
         self._most = max(1, bound_shapes)
@@ -267,6 +272,13 @@ class InferenceSession:
         """
         given = self.checked(inputs)
         with self._lock:
+            pieces = self._in_pieces(given)
+            if pieces is not None:
+                found = pieces.run(given)
+                for name, array in self._into(out, found).items():
+                    np.copyto(array, found[name])
+                    found[name] = array
+                return found
             bound = self._bound(given)
             into = self._into(out, bound.results)
             for name, feed in bound.feeds.items():
@@ -358,10 +370,14 @@ class InferenceSession:
         timeline.save(path)
 
     def variants(self, inputs: Mapping[str, Array] | Array) -> Mapping[str, str]:
-        """Return which kernel variant serves each launch for inputs of these shapes."""
+        """Return which kernel variant serves each launch for inputs of these shapes.
+
+        A model that is run in pieces is run for that, since its shapes depend on computed values.
+        """
         given = self.checked(inputs)
         with self._lock:
-            return dict(self._bound(given).variants)
+            pieces = self._in_pieces(given)
+            return dict(self._bound(given).variants if pieces is None else pieces.variants(given))
 
     def meeting_samples(self, inputs: Mapping[str, Any] | Any) -> str:
         """Return where outputs depend on other rows of the inputs than theirs; "" for nowhere.
@@ -369,7 +385,11 @@ class InferenceSession:
         Rows are along the first axis of all inputs and outputs. inputs: as of `run`, of two rows or
         more.
         """
-        graph, contents = self._source.graph(self.checked(inputs))
+        given = self.checked(inputs)
+        with self._lock:
+            if self._in_pieces(given) is not None:
+                return "shapes that depend on computed values"
+        graph, contents = self._source.graph(given)
         if contents:
             return f"input {next(iter(contents))!r}, on whose contents shapes depend"
         return meeting_samples(graph, self._source.weights())
@@ -383,11 +403,12 @@ class InferenceSession:
     def moved_bytes(self, inputs: Mapping[str, Array] | Array) -> tuple[int, int] | None:
         """Return what a run on inputs of these shapes copies between the fast memory and the other.
 
-        Two counts, by its memory plan and as it is compiled; None without a plan.
+        Two counts, by its memory plan and as it is compiled; None without a plan, and for a model
+        that is run in pieces.
         """
         given = self.checked(inputs)
         with self._lock:
-            return self._bound(given).moved_bytes
+            return None if self._in_pieces(given) is not None else self._bound(given).moved_bytes
 
     def close(self) -> None:
         """Stop the workers and free the memory; a closed session runs no more.
@@ -493,16 +514,24 @@ class InferenceSession:
             )
         return graph
 
-    def bound_as(self, key: tuple[object, ...], make: Callable[[], Graph]) -> Bound:
+    def bound_as(
+        self,
+        key: tuple[object, ...],
+        make: Callable[[], Graph],
+        constants: Mapping[str, Array] = NOTHING,
+        runs: int = 1,
+    ) -> Bound:
         """Return a graph bound under a key of its own, among those of shapes; made if need be.
 
         Updates of its inputs are carried out where they lie. key: of it. make: returns the graph.
+        constants: what it reads besides the model's weights. runs: of how many graphs one run of
+        the model consists, each of which stays bound.
         """
         bound = self._bounds.get(key)
         if bound is None:
             graph = make()
-            self._leave_room()
-            bound = self._bounds[key] = self._bind(graph)
+            self._leave_room(runs)
+            bound = self._bounds[key] = self._bind(graph, constants)
         self._bounds.move_to_end(key)
         return bound
 
@@ -510,8 +539,13 @@ class InferenceSession:
         """Run a bound graph once on what its feeds hold. bound: of `bound_as`."""
         self._session.run(bound)
 
-    def _leave_room(self) -> None:
-        if len(self._bounds) >= self._most:
+    @property
+    def most_bound(self) -> int:
+        """How many shapes of inputs stay bound."""
+        return self._most
+
+    def _leave_room(self, runs: int = 1) -> None:
+        if len(self._bounds) >= self._most * runs:
             self._session.forget(self._bounds.popitem(last=False)[1])
 
     def _check_open(self) -> None:
@@ -530,13 +564,33 @@ class InferenceSession:
         self._bounds.move_to_end(self._key(given))
         return bound
 
-    def _bind(self, graph: Graph) -> Bound:
-        """Return an inference graph compiled to a trace, over constant or streamed weights."""
-        layouts, held = self._orders(graph), _held(graph, self._source.weights())
+    def _in_pieces(self, given: Mapping[str, Array]) -> Pieces | None:
+        """Return what runs the model where its shapes depend on computed values; else None."""
+        from soapstone.frontend.onnx import UnboundError
+
+        if self._pieces is None:
+            try:
+                self._bound(given)
+            except UnboundError:
+                if self._source.onnx is None:
+                    raise
+                from soapstone.frontend.onnx.pieces import Pieces
+
+                self._pieces = Pieces(self._source.onnx, self)
+        self._check_open()
+        return self._pieces
+
+    def _bind(self, graph: Graph, constants: Mapping[str, Array] = NOTHING) -> Bound:
+        """Return an inference graph compiled to a trace, over constant or streamed weights.
+
+        constants: what it reads besides the weights.
+        """
+        weights = {**self._source.weights(), **constants}
+        layouts, held = self._orders(graph), _held(graph, weights)
         names, graph = graph.outputs, graph.pruned()
-        constants: Mapping[str, Array]
+        fixed: Mapping[str, Array]
         if self._plans is not None:
-            constants = {name: held.pop(name) for name in graph.inputs(Role.CONSTANT)}
+            fixed = {name: held.pop(name) for name in graph.inputs(Role.CONSTANT)}
             self._values.update(held)
         else:
             prologue = replace(graph, nodes=(), outputs=())
@@ -544,14 +598,14 @@ class InferenceSession:
                 kind = self._machine.processors[0].kind
                 prologue, graph = folded(graph, held, processor=kind)
             self._found.bound()
-            constants = Constants(held, prologue, self._found)
+            fixed = Constants(held, prologue, self._found)
         try:
             strategy = _strategy(self._session.mapper, graph, self._machine, layouts)
             fuse = not self._plain
-            bound = self._session.bind(graph, strategy, constants, names=names, fuse=fuse)
+            bound = self._session.bind(graph, strategy, fixed, names=names, fuse=fuse)
         finally:
             self._values.clear()
-        if isinstance(constants, Constants) and constants.read_bytes > _MANY:
+        if isinstance(fixed, Constants) and fixed.read_bytes > _MANY:
             give_back_freed()  # what weights were before they were packed
         return bound
 

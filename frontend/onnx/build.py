@@ -9,7 +9,8 @@ known condition are taken and loops of a known count unrolled, all under limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -260,24 +261,15 @@ class Importer:
                 f"functions and subgraphs {scope.depth} deep found, {MOST_DEPTH} at most"
             )
         for position, node in enumerate(nodes):
-            self._steps += 1
-            if self._steps > MOST_STEPS:
-                raise OnnxError(f"more than {MOST_STEPS} nodes, once expanded")
-            label = f"node {node.name!r}" if node.name else f"node {position}"
-            label = f"{scope.prefix}{label} ({node.op_type})"
-            try:
-                self._node(node, scope)
-            except OnnxError as error:
-                if not getattr(error, "placed", False):
-                    error.args = (f"{label}: {error}",)
-                    error.placed = True  # type: ignore[attr-defined]
-                raise
-            except GraphError as error:
-                raise _placed(label, str(error)) from None
-            except RecursionError:
-                raise _placed(label, "nested too deeply") from None
-            except _MALFORMED as error:  # an attribute or operand that no check foresaw
-                raise _placed(label, f"malformed: {error}") from error
+            self.step(node, position, scope)
+
+    def step(self, node: onnx.NodeProto, position: int, scope: Scope) -> None:
+        """Translate one node, the `position`-th of its graph; errors name it."""
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise OnnxError(f"more than {MOST_STEPS} nodes, once expanded")
+        with placed(node, position, scope.prefix):
+            self._node(node, scope)
 
     def _node(self, node: onnx.NodeProto, scope: Scope) -> None:
         inputs: list[Slot | None] = []
@@ -362,13 +354,30 @@ class Importer:
         defaults: Mapping[str, onnx.AttributeProto] = MappingProxyType({}),
     ) -> Sequence[Slot | None]:
         """Return what a function's body makes of these inputs."""
+        nodes, inner = self.entered(body, node, inputs, scope, opsets, defaults)
+        inner.values.update((n, slot) for n, slot in zip(body.input, inputs) if slot is not None)
+        self.run(nodes, inner)
+        return [inner.find(name) for name in body.output[: len(node.output)]]
+
+    def entered(
+        self,
+        body: onnx.FunctionProto,
+        node: onnx.NodeProto,
+        inputs: Sequence[object | None],
+        scope: Scope,
+        opsets: Mapping[str, int],
+        defaults: Mapping[str, onnx.AttributeProto] = MappingProxyType({}),
+    ) -> tuple[Sequence[onnx.NodeProto], Scope]:
+        """Return the nodes of a function's body as a node calls it, and their scope, still empty.
+
+        inputs: of the node; it matters here which of them are None.
+        """
         key = (domain_of(body.domain), body.name)
         if key in scope.calls:
             raise OnnxError(f"function {body.name!r} calls itself")
         given = dict(defaults) | {a.name: a for a in body.attribute_proto}
-        given |= Call(self, node, inputs, scope, 0).attributes
+        given |= Call(self, node, (), scope, 0).attributes
         inner = Scope(
-            values={n: slot for n, slot in zip(body.input, inputs) if slot is not None},
             opsets=opsets,
             attributes=given,
             calls=(*scope.calls, key),
@@ -376,10 +385,8 @@ class Importer:
             prefix=f"{scope.prefix}function {body.name!r}: ",
         )
         # Inputs that are left out are empty names inside.
-        absent = set(body.input) - set(inner.values)
-        nodes = body.node if not absent else [_without(n, absent) for n in body.node]
-        self.run(nodes, inner)
-        return [inner.find(name) for name in body.output[: len(node.output)]]
+        absent = set(body.input) - {n for n, each in zip(body.input, inputs) if each is not None}
+        return body.node if not absent else [_without(n, absent) for n in body.node], inner
 
     def subgraph(
         self, graph: onnx.GraphProto, scope: Scope, arguments: Sequence[Slot], label: str
@@ -423,12 +430,12 @@ class Importer:
         for other in self.builder.build().tensors:
             if other in taken and other not in renamed:
                 renamed[other] = self.builder.unique(f"{other}.inner")
-        graph = self.builder.build().pruned()
-        read = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
-        roles = {n: r for n, r in graph.roles.items() if r is Role.INPUT or n in read}
-        unread = graph.roles.keys() - roles.keys()
-        tensors = {name: spec for name, spec in graph.tensors.items() if name not in unread}
-        return replace(graph, roles=roles, tensors=tensors).renamed(renamed)
+        return _without_unread(self.builder.build().pruned(), Role.INPUT).renamed(renamed)
+
+    def piece(self, outputs: Iterable[str]) -> Graph:
+        """Return the graph of some of the values made, with those inputs that they need."""
+        self.builder.output(*outputs)
+        return _without_unread(self.builder.build().pruned())
 
 
 def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
@@ -448,6 +455,40 @@ def read_by(node: onnx.NodeProto) -> set[str]:
     inner = (read_by(each) for graph in graphs for each in graph.node)
     ends = (value.name for graph in graphs for value in graph.output)
     return set(node.input).union(ends, *inner)
+
+
+def _without_unread(graph: Graph, *kept: Role) -> Graph:
+    """Return the graph without what no node makes or reads, but for some roles."""
+    read = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
+    roles = {n: r for n, r in graph.roles.items() if r in kept or n in read}
+    unread = graph.roles.keys() - roles.keys()
+    tensors = {name: spec for name, spec in graph.tensors.items() if name not in unread}
+    return replace(graph, roles=roles, tensors=tensors)
+
+
+@contextmanager
+def placed(node: onnx.NodeProto, position: int, prefix: str) -> Iterator[None]:
+    """Let errors inside be `OnnxError`s that name a node, the `position`-th of its graph."""
+    label = f"{prefix}{title(node, position)}"
+    try:
+        yield
+    except OnnxError as error:
+        if not getattr(error, "placed", False):
+            error.args = (f"{label}: {error}",)
+            error.placed = True  # type: ignore[attr-defined]
+        raise
+    except GraphError as error:
+        raise _placed(label, str(error)) from None
+    except RecursionError:
+        raise _placed(label, "nested too deeply") from None
+    except _MALFORMED as error:  # an attribute or operand that no check foresaw
+        raise _placed(label, f"malformed: {error}") from error
+
+
+def title(node: onnx.NodeProto, position: int) -> str:
+    """Return how errors call a node, the `position`-th of its graph."""
+    name = f"node {node.name!r}" if node.name else f"node {position}"
+    return f"{name} ({node.op_type})"
 
 
 def _placed(label: str, text: str) -> OnnxError:

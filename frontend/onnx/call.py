@@ -97,8 +97,11 @@ class Call:
         """Return whether an optional output has a name."""
         return output < len(self.node.output) and bool(self.node.output[output])
 
-    def array(self, value: Value | int) -> Array:
+    def array(self, value: Value | int, *, apart: bool = False) -> Array:
         """Return the contents of a value that must be known while the graph is built.
+
+        apart: whether the operator is one to run between graphs where they are not, since they are
+        data rather than a shape.
 
         Raises:
             UnboundError: they come from the graph's inputs; names those.
@@ -110,8 +113,11 @@ class Call:
         names = ", ".join(map(repr, sources))
         raise UnboundError(
             f"the contents of {value.label!r} must be known, since shapes are fixed when a graph is"
-            f" built; they depend on {f'input {names}' if sources else 'values too large to fold'}",
+            f" built; they depend on {f'input {names}' if sources else 'values too large to fold'}"
+            " (an InferenceSession runs such a model in pieces)",
             inputs=sources,
+            value=value.name,
+            apart=apart,
         )
 
     def ints(self, name: str, position: int | None = None) -> tuple[int, ...] | None:

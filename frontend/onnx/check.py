@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.model import OnnxModel, from_onnx
+from soapstone.frontend.onnx.pieces import Pieces
 from soapstone.frontend.onnx.read import Source
 from soapstone.frontend.onnx.schema import schema
 from soapstone.frontend.onnx.values import RULES, domain_of
@@ -25,7 +27,8 @@ class Report:
     `unsupported` names operators without a translation, in branches that are never taken too;
     `problem` says what keeps the graph from being built, or is None. `contents` names the inputs on
     whose contents shapes depend: sessions see those when they run. `flops` are known once all
-    symbolic dims are, and no such input is left.
+    symbolic dims are, and no such input is left. `cuts` are the nodes at which a model that
+    sessions run in pieces is cut first; what lies behind them has shapes that only a run tells.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Report:
     flops: float | None
     problem: str | None
     contents: tuple[str, ...] = ()
+    cuts: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready data."""
@@ -59,6 +63,8 @@ class Report:
             lines.append(f"{self.flops / 1e9:,.3f} GFLOP a run")
         if self.contents:
             lines.append(f"shapes depend on the contents of {', '.join(self.contents)}")
+        if self.cuts:
+            lines.append(f"run in pieces, first cut at {', '.join(self.cuts)}")
         lines.append(self.problem or "supported")
         return "\n".join(lines)
 
@@ -79,7 +85,7 @@ def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Repor
         operators[name] += 1
         if not _known(source, node):
             unsupported[name] = None
-    flops, problem, contents = _built(model)
+    flops, problem, contents, cuts = _built(model, dims or {})
     if unsupported and problem is None and flops is None:  # a graph that was built lacks nothing
         problem = f"not supported: {', '.join(unsupported)}"
     weights = source.weights.values()
@@ -95,6 +101,7 @@ def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Repor
         flops,
         problem,
         contents,
+        cuts,
     )
 
 
@@ -119,16 +126,33 @@ def _known(source: Source, node: onnx.NodeProto) -> bool:
     )
 
 
-def _built(model: OnnxModel) -> tuple[float | None, str | None, tuple[str, ...]]:
-    """Return the graph's work if it is known, what kept it from being built, and `contents`.
+def _built(
+    model: OnnxModel, dims: Mapping[str, int]
+) -> tuple[float | None, str | None, tuple[str, ...], tuple[str, ...]]:
+    """Return the graph's work if known, what kept it from being built, `contents` and `cuts`.
 
     Sessions build it for the contents of inputs of one axis at most: vectors, such as shapes.
     """
     try:
-        return model.graph().flops(), None, ()
+        return model.graph().flops(), None, (), ()
     except UnboundError as error:
         vectors = {declared.name for declared in model.inputs if len(declared.shape) <= 1}
-        known = bool(error.inputs) and vectors.issuperset(error.inputs)
-        return None, None if error.dims or known else str(error), error.inputs
+        if error.inputs and vectors.issuperset(error.inputs) and not error.apart:
+            return None, None, error.inputs, ()
+        if not error.dims and not error.value:
+            return None, str(error), (), ()
+        try:
+            return None, None, (), _cuts(model, dims)
+        except OnnxError as other:
+            return None, None if error.dims else str(other), (), ()
     except OnnxError as error:
-        return None, str(error), ()
+        return None, str(error), (), ()
+
+
+def _cuts(model: OnnxModel, dims: Mapping[str, int]) -> tuple[str, ...]:
+    """Return where a session would cut a model first, dims without an extent being 1."""
+    given = {}
+    for declared in model.inputs:
+        shape = [each if isinstance(each, int) else dims.get(each, 1) for each in declared.shape]
+        given[declared.name] = np.broadcast_to(np.zeros((), declared.dtype), shape)
+    return tuple(Pieces(model.source, None).cuts(given))

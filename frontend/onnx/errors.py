@@ -13,15 +13,24 @@ class UnboundError(OnnxError):
     """Something must be known to fix the graph's shapes, and is not.
 
     `inputs` names graph inputs of which a shape depends on the *contents*; `dims` names symbolic
-    dims without an extent.
+    dims without an extent. `value` is the graph's name of the value whose contents are needed, and
+    `apart` says that no graph should be made for certain contents of it (`pieces.py`).
     """
 
     def __init__(
-        self, message: str, *, inputs: tuple[str, ...] = (), dims: tuple[str, ...] = ()
+        self,
+        message: str,
+        *,
+        inputs: tuple[str, ...] = (),
+        dims: tuple[str, ...] = (),
+        value: str | None = None,
+        apart: bool = False,
     ) -> None:
         super().__init__(message)
         self.inputs = inputs
         self.dims = dims
+        self.value = value
+        self.apart = apart
 
 
 class UnsupportedError(OnnxError):

@@ -20,6 +20,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 
 MOST_CONTENTS = 1 << 12  # elements of an input whose contents may be part of a graph
+MOST_SHAPE = 64  # such elements where a model can be run in pieces instead
 
 
 class OnnxModel:
@@ -138,14 +139,18 @@ class OnnxModel:
         extents = {**self._dims, **(dims or {})}
         return Importer(self._source, extents, contents or {}, self._keep, wanted).build()
 
-    def graph_for(self, arrays: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
+    def graph_for(
+        self, arrays: Mapping[str, Array], *, rare: bool = False
+    ) -> tuple[Graph, dict[str, Array]]:
         """Return the graph for these inputs, and those of them whose contents it is made for.
 
-        arrays: an input each, by name, of the shapes that the graph is to have.
+        arrays: an input each, by name, of the shapes that the graph is to have. rare: whether the
+        contents have to be such as seldom change, a few integers that are a shape, not data.
 
         Raises:
             OnnxError: as `bind` and `graph`.
         """
+        most = MOST_SHAPE if rare else MOST_CONTENTS
         dims = self.bind({name: np.asarray(array).shape for name, array in arrays.items()})
         contents: dict[str, Array] = {}
         while True:
@@ -153,8 +158,9 @@ class OnnxModel:
                 return self.graph(dims, contents=contents), contents
             except UnboundError as error:
                 new = [n for n in error.inputs if n in arrays and n not in contents]
-                fits = all(arrays[n].ndim <= 1 and arrays[n].size <= MOST_CONTENTS for n in new)
-                if not new or not fits:
+                fits = all(arrays[n].ndim <= 1 and arrays[n].size <= most for n in new)
+                data = error.apart or any(arrays[n].dtype.kind == "f" for n in new)
+                if not new or not fits or (rare and data):
                     raise
                 contents |= {name: arrays[name] for name in new}
 

@@ -4,6 +4,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     attention,
     contrib,
     control,
+    detection,
     elementwise,
     indexing,
     learned,

@@ -40,14 +40,14 @@ def if_(n: Call) -> Any:
 def loop(n: Call) -> Any:
     """Unroll a loop of a known count whose condition is known at every step."""
     body = n.attribute("body")
-    trips = int(n.array(0).reshape(())) if n.has(0) else MOST_TRIPS + 1
+    trips = int(n.array(0, apart=True).reshape(())) if n.has(0) else MOST_TRIPS + 1
     going = n.value(1) if n.has(1) else n.known(True)
     states: list[Slot] = list(n.inputs[2:])  # type: ignore[arg-type]
     if any(state is None for state in states):
         raise OnnxError("an empty state found")
     collected: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - len(states))]
     trip = 0
-    while trip < trips and bool(n.array(going).reshape(())):
+    while trip < trips and bool(n.array(going, apart=True).reshape(())):
         if trip >= MOST_TRIPS:
             raise UnsupportedError(f"more than {MOST_TRIPS} trips are not supported")
         step = n.known(np.asarray(trip, np.int64))

@@ -124,13 +124,16 @@ def _within(n: Call, ids: Value, count: int) -> tuple[Value, Value]:
 
 @rule("NonZero")
 def non_zero(n: Call) -> Value:
-    return n.known(np.stack(np.nonzero(n.array(0))).astype(np.int64))
+    x = np.atleast_1d(n.array(0, apart=True))
+    return n.known(np.stack(np.nonzero(x)).astype(np.int64))
 
 
 @rule("Compress")
 def compress(n: Call) -> Value:
-    x, keep = n.value(), n.array(1)
+    x, keep = n.value(), n.array(1, apart=True)
     axis = n.attribute("axis")
+    if x.array is not None:
+        return n.known(np.compress(keep, x.array, axis))
     if axis is None:
         x, axis = n.reshape(x, (x.spec.size,)), 0
     axis = n.axis_of(axis, x.rank)
@@ -180,7 +183,7 @@ def tensor_scatter(n: Call) -> Value:
 
 @rule("Unique")
 def unique(n: Call) -> Any:
-    x, axis = n.array(0), n.attribute("axis")
+    x, axis = n.array(0, apart=True), n.attribute("axis")
     if axis is not None:
         axis = n.axis_of(axis, x.ndim)
     found, first, inverse, counts = np.unique(
