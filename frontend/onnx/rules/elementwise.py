@@ -149,7 +149,7 @@ def bit_cast(n: Call) -> Value:
     x, dtype = n.value(), dtype_of(n.attribute("to"), "attribute 'to'")
     if x.dtype == dtype:
         return x
-    array = n.array(0)
+    array = n.array(0, apart=True)
     if np.dtype(dtype).itemsize != array.dtype.itemsize:
         raise OnnxError(f"{x.dtype} found; a type as wide as {dtype} needed")
     return n.known(array.view(dtype))
