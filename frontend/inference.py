@@ -272,14 +272,13 @@ class InferenceSession:
         """
         given = self.checked(inputs)
         with self._lock:
-            pieces = self._in_pieces(given)
-            if pieces is not None:
-                found = pieces.run(given)
+            bound = self._bound_or_pieces(given)
+            if not isinstance(bound, Bound):
+                found = bound.run(given)
                 for name, array in self._into(out, found).items():
                     np.copyto(array, found[name])
                     found[name] = array
                 return found
-            bound = self._bound(given)
             into = self._into(out, bound.results)
             for name, feed in bound.feeds.items():
                 np.copyto(feed, given[name])
@@ -376,8 +375,8 @@ class InferenceSession:
         """
         given = self.checked(inputs)
         with self._lock:
-            pieces = self._in_pieces(given)
-            return dict(self._bound(given).variants if pieces is None else pieces.variants(given))
+            bound = self._bound_or_pieces(given)
+            return dict(bound.variants if isinstance(bound, Bound) else bound.variants(given))
 
     def meeting_samples(self, inputs: Mapping[str, Any] | Any) -> str:
         """Return where outputs depend on other rows of the inputs than theirs; "" for nowhere.
@@ -385,11 +384,12 @@ class InferenceSession:
         Rows are along the first axis of all inputs and outputs. inputs: as of `run`, of two rows or
         more.
         """
-        given = self.checked(inputs)
-        with self._lock:
-            if self._in_pieces(given) is not None:
-                return "shapes that depend on computed values"
-        graph, contents = self._source.graph(given)
+        from soapstone.frontend.onnx import UnboundError
+
+        try:
+            graph, contents = self._source.graph(self.checked(inputs))
+        except UnboundError:
+            return "shapes that depend on computed values"
         if contents:
             return f"input {next(iter(contents))!r}, on whose contents shapes depend"
         return meeting_samples(graph, self._source.weights())
@@ -408,7 +408,8 @@ class InferenceSession:
         """
         given = self.checked(inputs)
         with self._lock:
-            return None if self._in_pieces(given) is not None else self._bound(given).moved_bytes
+            bound = self._bound_or_pieces(given)
+            return bound.moved_bytes if isinstance(bound, Bound) else None
 
     def close(self) -> None:
         """Stop the workers and free the memory; a closed session runs no more.
@@ -564,15 +565,15 @@ class InferenceSession:
         self._bounds.move_to_end(self._key(given))
         return bound
 
-    def _in_pieces(self, given: Mapping[str, Array]) -> Pieces | None:
-        """Return what runs the model where its shapes depend on computed values; else None."""
-        from soapstone.frontend.onnx import UnboundError
-
+    def _bound_or_pieces(self, given: Mapping[str, Array]) -> Bound | Pieces:
+        """Return the bound graph, or what runs a model whose shapes depend on computed values."""
         if self._pieces is None:
             try:
-                self._bound(given)
-            except UnboundError:
-                if self._source.onnx is None:
+                return self._bound(given)
+            except GraphError as error:
+                from soapstone.frontend.onnx import UnboundError
+
+                if self._source.onnx is None or not isinstance(error, UnboundError):
                     raise
                 from soapstone.frontend.onnx.pieces import Pieces
 
