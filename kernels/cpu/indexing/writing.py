@@ -22,6 +22,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
 from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
 from soapstone.native.intrinsics import i32p, i64p
+from soapstone.native.memory import address
 from soapstone.native.moves import row_at
 from soapstone.native.walks import merge
 
@@ -57,7 +58,7 @@ def write_at(call: Call) -> Entry | None:
     if not (indices_served(starts) and elements_served(x, rows, y)):
         return None
     entries = []
-    if x.ctypes.data != y.ctypes.data or x.strides != y.strides:
+    if address(x) != address(y) or x.strides != y.strides:
         copied = copy(y, x, call.threads)
         if copied is None:
             return None
