@@ -215,6 +215,14 @@ def test_models_without_products_and_files_that_are_none_are_refused() -> None:
         quantize(3, floats(2))  # type: ignore[arg-type]
 
 
+def test_a_model_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(MODEL)
+    with pytest.raises(DataError, match="path: .*net.onnx' found, which is the model's own file"):
+        quantize(path, floats(2), tmp_path / "." / "net.onnx")
+    assert path.read_bytes() == MODEL
+
+
 def test_the_command_writes_a_file_and_shows_error_and_gain(tmp_path: Path) -> None:
     model, samples, target = (tmp_path / name for name in ("m.onnx", "x.npz", "q.onnx"))
     model.write_bytes(MODEL)
