@@ -218,7 +218,7 @@ def test_models_without_products_and_files_that_are_none_are_refused() -> None:
 def test_a_model_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(MODEL)
-    with pytest.raises(DataError, match="path: .*net.onnx' found, which is the model's own file"):
+    with pytest.raises(DataError, match="found, which is the model's own file"):
         quantize(path, floats(2), tmp_path / "." / "net.onnx")
     assert path.read_bytes() == MODEL
 
