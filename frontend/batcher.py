@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.inference import Field, InferenceSession
+from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.sources import Field
 from soapstone.ir.tensor import Array
 from soapstone.runtime import StoppedError
 from soapstone.runtime.forks import FORKED, tell

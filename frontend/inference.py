@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import as_array
+from soapstone.frontend.sources import Field, Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
@@ -44,95 +45,9 @@ if TYPE_CHECKING:
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.onnx.pieces import Pieces
-    from soapstone.frontend.onnx.read import Source as OnnxSource
     from soapstone.frontend.planned import Plans
 
 _MANY = 1 << 24  # bytes of weights that were read
-Dims = tuple[int | str | None, ...]
-
-
-@dataclass(frozen=True)
-class Field:
-    """An input as a model declares it.
-
-    Attributes:
-        name: of the input. dtype: its element type, such as "float32".
-        shape: a number, a symbolic name or None for each axis.
-    """
-
-    name: str
-    dtype: str
-    shape: Dims
-
-    def __str__(self) -> str:
-        dims = ", ".join("?" if dim is None else str(dim) for dim in self.shape)
-        return f"{self.name}: {self.dtype}[{dims}]"
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a session serves: declared inputs, weights, and a graph for the inputs of a run.
-
-    `graph` also returns those inputs on whose contents, not only shapes, the graph depends.
-    """
-
-    name: str
-    inputs: tuple[Field, ...]
-    outputs: tuple[str, ...]
-    graph: Callable[[Mapping[str, Array]], tuple[Graph, Mapping[str, Array]]]
-    weights: Callable[[], Mapping[str, Array]]
-    layouts: Layouts | None = None  # axis orders that came with the model
-    onnx: OnnxSource | None = None  # the file, which can be run in pieces
-
-    @staticmethod
-    def of(model: Model | OnnxModel | Graph | str | Path, weights: Mapping[str, Array]) -> Source:
-        """Return the source of a model, an ONNX file, or a graph with its weights."""
-        if isinstance(model, Graph):
-            return _of_graph(model, dict(weights))
-        if not isinstance(model, str | Path):  # a file needs nothing of layers
-            from soapstone.frontend.model import Model
-
-            if isinstance(model, Model):
-                return _of_model(model, weights)
-        from soapstone.frontend.onnx import OnnxModel, from_onnx
-
-        if weights:
-            raise DataError("weights found with an ONNX model, which has its own; none needed")
-        found = model if isinstance(model, OnnxModel) else from_onnx(model)
-        return Source(
-            found.name,
-            tuple(Field(v.name, v.dtype, v.shape) for v in found.inputs),
-            tuple(v.name for v in found.outputs),
-            lambda given: found.graph_for(given, rare=True),
-            lambda: found.weights,
-            found.layouts,
-            found.source,
-        )
-
-
-def _of_graph(graph: Graph, weights: Mapping[str, Array]) -> Source:
-    fields = tuple(
-        Field(name, graph.tensors[name].dtype, graph.tensors[name].shape)
-        for name in graph.inputs(Role.INPUT)
-    )
-    return Source(graph.name, fields, graph.outputs, lambda given: (graph, {}), lambda: weights)
-
-
-def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
-    graph = model.graph
-    fields = tuple(
-        Field(name, graph.tensors[name].dtype, ("batch", *graph.tensors[name].shape[1:]))
-        for name in graph.inputs(Role.INPUT)
-    )
-
-    def build(given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
-        sizes = {name: array.shape[0] for name, array in given.items()}
-        if len(set(sizes.values())) > 1:
-            raise DataError(f"model {model.name!r}: batch sizes {sizes} found; one needed")
-        return model.build(next(iter(sizes.values()))), {}
-
-    held = weights or model.weights()  # constants may come with another batch size
-    return Source(model.name, fields, graph.outputs, build, lambda: {**held, **model.constants})
 
 
 class InferenceSession:
@@ -628,64 +543,6 @@ class InferenceSession:
 def _close(session: Session, bounds: OrderedDict[tuple[object, ...], Bound]) -> None:
     bounds.clear()
     session.close()
-
-
-def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple[Array, ...]:
-    """Return the outputs for all samples of x, run in batches; see `Model.predict`.
-
-    Raises:
-        DataError: no samples, or such as do not fit the model.
-    """
-    from soapstone.frontend.data.batches import Batches
-
-    declared = {field.name: field.dtype for field in session.inputs}
-
-    def run(inputs: Mapping[str, Array]) -> list[Array]:
-        if len(inputs) == len(declared) == 1:
-            inputs = {session.inputs[0].name: next(iter(inputs.values()))}
-        cast = {
-            name: array.astype(declared[name], copy=False)
-            if name in declared and np.can_cast(array.dtype, declared[name], "same_kind")
-            else array
-            for name, array in inputs.items()
-        }
-        found = session.run(cast)
-        return [found[name] for name in session.outputs]
-
-    in_order(x)
-    batches = Batches(x, None, batch_size, shuffle=False, seed=0)
-    return concatenated(run(inputs) for inputs, _ in batches.epoch(0))
-
-
-def in_order(x: object) -> None:
-    """Refuse data whose batches have an order of their own: outputs would be of other samples.
-
-    Raises:
-        DataError: x is such data.
-    """
-    from soapstone.frontend.data.buckets import Buckets
-    from soapstone.frontend.data.samples import Samples
-
-    if isinstance(x, Buckets):
-        raise DataError(
-            "predict: buckets found, whose batches have an order of their own; x.arrays()[0] needed"
-        )
-    if isinstance(x, Samples) and x.balanced:
-        raise DataError(
-            "predict: samples with a balance found, whose order is drawn; samples without needed"
-        )
-
-
-def concatenated(parts: Iterable[Sequence[Array]]) -> Array | tuple[Array, ...]:
-    """Return the outputs of all batches, each as one array: one array alone, or several.
-
-    Raises:
-        DataError: there was no batch.
-    """
-    outputs = tuple(np.concatenate(part) for part in zip(*parts))
-    if not outputs:
-        raise DataError("predict: no samples found, 1 or more needed")
-    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _held(graph: Graph, weights: Mapping[str, Array]) -> dict[str, Array]:

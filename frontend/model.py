@@ -275,7 +275,7 @@ class Model(Trainable):
         """
         if self._trainer is not None:
             return self.trainer.predict(x, batch_size=batch_size)
-        from soapstone.frontend.inference import predict
+        from soapstone.frontend.in_batches import predict
 
         with self.inference() as session:
             return predict(session, x, self.batch_size if batch_size is None else batch_size)

@@ -20,6 +20,7 @@ from soapstone.frontend.onnx.export_batch import for_any
 from soapstone.frontend.onnx.export_rules import Given
 from soapstone.frontend.onnx.read import LAYOUTS
 from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
+from soapstone.frontend.onnx.values import unused
 from soapstone.ir.files.layouts import Layouts, layouts_to_text
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
@@ -49,12 +50,7 @@ class Writer:
 
     def new(self, base: str) -> str:
         """Return a name that nothing has."""
-        name, count = base, 0
-        while name in self._names:
-            count += 1
-            name = f"{base}.{count}"
-        self._names.add(name)
-        return name
+        return unused(base, self._names)
 
     def constant(self, array: Array) -> str:
         """Return the name of a small constant; equal ones are one."""

@@ -96,6 +96,16 @@ class Scope:
         return None
 
 
+def unused(base: str, names: set[str]) -> str:
+    """Return a name that is none of these, and add it to them."""
+    name, count = base, 0
+    while name in names:
+        count += 1
+        name = f"{base}.{count}"
+    names.add(name)
+    return name
+
+
 def sized(spec: TensorSpec, where: str) -> TensorSpec:
     """Return the spec.
 

@@ -9,6 +9,7 @@ import onnx
 from onnx import NodeProto, numpy_helper
 
 from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.values import unused
 from soapstone.ir.tensor import Array
 
 OPSET = 13  # the first that has a scale a channel
@@ -53,12 +54,7 @@ class Network:
 
     def unique(self, base: str) -> str:
         """Return a name that no value has, and that is taken from now on."""
-        name, count = base, 0
-        while name in self.names:
-            count += 1
-            name = f"{base}_{count}"
-        self.names.add(name)
-        return name
+        return unused(base, self.names)
 
     def hold(self, base: str, array: Array) -> str:
         """Add a constant and return its name."""

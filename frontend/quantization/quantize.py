@@ -15,13 +15,14 @@ import onnx
 
 from soapstone.errors import DataError
 from soapstone.files import check_targets, write
-from soapstone.frontend.inference import Field, InferenceSession
+from soapstone.frontend.inference import InferenceSession
 from soapstone.frontend.onnx import from_onnx
 from soapstone.frontend.quantization import ranges
 from soapstone.frontend.quantization.choice import choose
 from soapstone.frontend.quantization.network import Network
 from soapstone.frontend.quantization.ranges import Ranges
 from soapstone.frontend.quantization.rewrite import rewrite
+from soapstone.frontend.sources import Field
 from soapstone.ir.ops.quantized.rounding import BYTES
 from soapstone.ir.tensor import Array
 

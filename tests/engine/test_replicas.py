@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import legate_environment
 from helpers.parallel_problems import product
-from helpers.processes import PROGRAMS, TESTS, mpiexec, ranks
+from helpers.processes import PROGRAMS, mpiexec, ranks
 from programs.carried_training import compiled, kept, trained
 from programs.replicated_training import WAYS, at_random, close
 
@@ -109,20 +107,8 @@ def test_two_ranks_train_to_the_same_numbers() -> None:
 
 @pytest.mark.long
 def test_legate_trains_to_the_same_numbers(tmp_path: Path) -> None:
-    try:
-        environment = legate_environment.environment(tmp_path)
-    except ImportError as error:
-        pytest.skip(str(error))
-    done = subprocess.run(
-        [sys.executable, "-m", "programs.replicated_training", "legate", "1"],
-        env=environment,
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "7 strategies equal" in done.stdout
+    output = legate_environment.printed(tmp_path, "replicated_training", "legate", "1")
+    assert "7 strategies equal" in output
 
 
 def test_files_say_what_is_in_copies_and_older_ones_do_not(tmp_path: Path) -> None:

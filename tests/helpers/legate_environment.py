@@ -11,7 +11,10 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from soapstone.runtime.executors.legate.start import LAUNCHERS
 
@@ -40,3 +43,22 @@ def environment(folder: Path) -> dict[str, str]:
         paths = [str(folder), found.get("LD_LIBRARY_PATH", "")]
         found["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
     return found
+
+
+def printed(folder: Path, program: str, *arguments: object) -> str:
+    """What a program of tests/programs prints under Legate; skips where that cannot be run here."""
+    try:
+        variables = environment(folder)
+    except ImportError as error:
+        pytest.skip(str(error))
+    done = subprocess.run(
+        [sys.executable, "-m", f"programs.{program}", *map(str, arguments)],
+        env=variables,
+        cwd=STUB.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import legate_environment
-from helpers.processes import PROGRAMS, TESTS, mpiexec, ranks
+from helpers.processes import PROGRAMS, mpiexec, ranks
 from programs import data_training
 
 COUNT = len(data_training.SOURCES) + len(data_training.DRAWN) + 1  # buckets
@@ -43,19 +41,6 @@ def test_two_ranks(folder: Path) -> None:
 
 @pytest.mark.long
 def test_legate(folder: Path) -> None:
-    try:
-        environment = legate_environment.environment(folder)
-    except ImportError as error:
-        pytest.skip(str(error))
-    done = subprocess.run(
-        [sys.executable, "-m", "programs.data_training", "legate", str(folder)],
-        env=environment,
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    told = [line for line in done.stdout.splitlines() if "strategy" in line]
+    output = legate_environment.printed(folder, "data_training", "legate", str(folder))
+    told = [line for line in output.splitlines() if "strategy" in line]
     assert told == EQUAL

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import legate_environment
-from helpers.processes import PROGRAMS, TESTS, mpiexec, ranks
+from helpers.processes import PROGRAMS, mpiexec, ranks
 from programs import objective_training
 
 from soapstone.ir.strategy import Configuration, Strategy
@@ -53,18 +51,5 @@ def test_two_ranks_train_and_measure_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_legate_trains_and_measures_the_same(tmp_path: Path) -> None:
-    try:
-        environment = legate_environment.environment(tmp_path)
-    except ImportError as error:
-        pytest.skip(str(error))
-    done = subprocess.run(
-        [sys.executable, "-m", "programs.objective_training", "legate"],
-        env=environment,
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "2 runs equal" in done.stdout
+    output = legate_environment.printed(tmp_path, "objective_training", "legate")
+    assert "2 runs equal" in output
