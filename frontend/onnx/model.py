@@ -115,7 +115,8 @@ class OnnxModel:
             for axis, (found, needed) in enumerate(zip(shape, declared.shape)):
                 extent = dims.setdefault(needed, found) if isinstance(needed, str) else needed
                 if extent != found:
-                    raise OnnxError(f"{where}: axis {axis} is {found}; {extent} needed ({needed})")
+                    named = f" ({needed})" if isinstance(needed, str) else ""
+                    raise OnnxError(f"{where}: axis {axis} is {found}; {extent} needed{named}")
         return dims
 
     def graph(

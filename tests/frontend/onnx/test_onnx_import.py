@@ -70,8 +70,10 @@ def test_names_roles_and_symbolic_dims() -> None:
         assert graph.inputs(Role.INPUT) == ("x", "z")
         assert graph.inputs(Role.PARAMETER) == ("w", "b")
         assert graph.outputs == ("y",)
-    with pytest.raises(OnnxError, match="input 'z': axis 0 is 3; 2 needed"):
+    with pytest.raises(OnnxError, match=r"input 'z': axis 0 is 3; 2 needed \(batch\)$"):
         found.bind({"x": (2, 3), "z": (3, 5)})
+    with pytest.raises(OnnxError, match="input 'x': axis 1 is 4; 3 needed$"):
+        found.bind({"x": (2, 4), "z": (2, 1)})
     with pytest.raises(OnnxError, match="'rows' found; symbolic dims are batch, t"):
         from_onnx(model, dims={"rows": 3})
     assert from_onnx(model, dims={"t": 5}).graph({"batch": 2}).tensors["z"].shape == (2, 5)
