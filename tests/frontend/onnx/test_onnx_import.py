@@ -72,7 +72,7 @@ def test_names_roles_and_symbolic_dims() -> None:
         assert graph.outputs == ("y",)
     with pytest.raises(OnnxError, match=r"input 'z': axis 0 is 3; 2 needed \(batch\)$"):
         found.bind({"x": (2, 3), "z": (3, 5)})
-    with pytest.raises(OnnxError, match="input 'x': axis 1 is 4; 3 needed$"):
+    with pytest.raises(OnnxError, match=r"input 'x': axis 1 is 4; 3 needed$"):
         found.bind({"x": (2, 4), "z": (2, 1)})
     with pytest.raises(OnnxError, match="'rows' found; symbolic dims are batch, t"):
         from_onnx(model, dims={"rows": 3})
