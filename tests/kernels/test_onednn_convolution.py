@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -22,6 +23,8 @@ from helpers.kernel_calls import (
 )
 
 from soapstone.ir.tensor import Array
+from soapstone.kernels.cpu.onednn.descriptors import Primitive, compile_primitive, implementation
+from soapstone.kernels.cpu.onednn.library import Handle
 from soapstone.kernels.entry import Call
 
 by_onednn = partial(served, only="onednn", tolerance=2e-4)
@@ -119,3 +122,22 @@ def test_convolution_without_elements(operator: str) -> None:
     }
     inputs, outputs = operands[operator]
     run(bound(Call(operator, {"bias": False, **at}, inputs, outputs)))
+
+
+def test_kernels_that_onednn_does_not_free_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("soapstone.kernels.cpu.onednn.convolution")
+    monkeypatch.setattr(module, "_MOST_KEPT", 0)
+    made: list[str] = []
+
+    def compiled(name: str, description: Handle) -> Primitive:
+        made.append(implementation(description))
+        return compile_primitive(name, description)
+
+    monkeypatch.setattr(module, "compile_primitive", compiled)
+    w = random(16, 16, 3, 3, seed=1)
+    for height in (37, 38):  # of no other test
+        x = random(1, 16, height, 9)
+        at = {**PLAIN, "padding": (1, 1, 1, 1), "stride": (1, 1), "groups": 1, "dilation": (1, 1)}
+        given = {**at, "activation": "relu"}
+        assert by_onednn("conv2d", [x, w], given, layout="last")
+    assert made and not any("brgconv" in name for name in made)

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from soapstone.ir.ops.products.matmul import ACTIVATIONS as FUSED
@@ -18,12 +19,12 @@ from soapstone.ir.spec import operator
 from soapstone.ir.tensor import name_of
 from soapstone.kernels.cpu.onednn.library import (
     LAST_IMPLEMENTATION,
+    Descriptor,
     Handle,
     OneDnnError,
     create,
     engine,
     library,
-    shared,
     threads,
 )
 from soapstone.kernels.entry import Array
@@ -113,11 +114,11 @@ class Layout:
 
     @property
     def descriptor(self) -> Handle:
-        """The memory descriptor (shared between equal layouts)."""
+        """The memory descriptor; oneDNN copies it into what is made with it."""
         return _descriptor(self)
 
 
-@shared
+@lru_cache(maxsize=1024)
 def _descriptor(layout: Layout) -> Handle:
     rank, shape, kind = len(layout.shape), dims(layout.shape), TYPES[layout.dtype]
     if layout.strides is None:
@@ -163,7 +164,7 @@ _NUMBERS: dict[int, list[Handle]] = {}  # by bytes: the descriptors that have a 
 _NUMBERING = threading.Lock()
 
 
-def number(descriptor: int) -> tuple[int, int]:
+def number(descriptor: Descriptor) -> tuple[int, int]:
     """Return what stands for a descriptor's layout: the same for equal ones, in this process."""
     size = nbytes(descriptor)
     with _NUMBERING:
@@ -175,7 +176,7 @@ def number(descriptor: int) -> tuple[int, int]:
         return size, len(kept) - 1
 
 
-def nbytes(descriptor: int) -> int:
+def nbytes(descriptor: Descriptor) -> int:
     """Return the bytes a memory of this descriptor needs."""
     return int(library().dnnl_memory_desc_get_size(descriptor))
 
@@ -191,7 +192,7 @@ def dense_order(array: Array) -> tuple[int, ...]:
     return tuple(sorted(range(array.ndim), key=lambda axis: (-array.strides[axis], axis)))
 
 
-def equal(first: int, second: int) -> bool:
+def equal(first: Descriptor, second: Descriptor) -> bool:
     """Return whether two memory descriptors describe the same layout."""
     return bool(library().dnnl_memory_desc_equal(first, second))
 
@@ -295,7 +296,7 @@ class Integers:
     weights_zero: bool
 
 
-@shared
+@lru_cache(maxsize=256)
 def attributes(*posts: Post, integers: Integers | None = None) -> Handle:
     """Return primitive attributes: the caller's scratchpad, strict float32, then the `posts`."""
     dnnl = library()
@@ -322,7 +323,7 @@ def attributes(*posts: Post, integers: Integers | None = None) -> Handle:
                 )
             else:
                 dnnl.dnnl_post_ops_append_binary(
-                    chain.address, post.algorithm, post.operand.descriptor.address
+                    chain.address, post.algorithm, post.operand.descriptor
                 )
         dnnl.dnnl_primitive_attr_set_post_ops(result.address, chain.address)
     return result
@@ -373,17 +374,17 @@ def next_implementation(description: Handle) -> bool:
     return not status
 
 
-def memory(descriptor: int, array: Array) -> Handle:
+def memory(descriptor: Descriptor, array: Array) -> Handle:
     """Return a memory object on an array, which it keeps."""
     place = address(array)
     return create("memory", "memory_create", descriptor, engine(), int(place), keep=place.owner)
 
 
-def reorder_primitive(source: int, target: int, count: int) -> Primitive:
+def reorder_primitive(source: Descriptor, target: Descriptor, count: int) -> Primitive:
     """Return the primitive that copies between two descriptors, made for `count` threads."""
     with threads(count):
         description = describe(
             "reorder",
-            *(source, engine(), target, engine(), attributes().address),
+            *(source, engine(), target, engine(), attributes()),
         )
         return compile_primitive("reorder", description)

@@ -27,7 +27,14 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     reorder_primitive,
     usable,
 )
-from soapstone.kernels.cpu.onednn.library import STATUSES, Handle, OneDnnError, library, stream
+from soapstone.kernels.cpu.onednn.library import (
+    STATUSES,
+    Descriptor,
+    Handle,
+    OneDnnError,
+    library,
+    stream,
+)
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.native.memory import Block, aligned_array, pack, run
 from soapstone.native.shared import packed
@@ -55,12 +62,12 @@ class Program:
     _steps: list[_Step] = field(default_factory=list)
     _after: list[_Step] = field(default_factory=list)
 
-    def private(self, descriptor: int) -> Handle:
+    def private(self, descriptor: Descriptor) -> Handle:
         """Return memory of the descriptor in a buffer of its own."""
         return memory(descriptor, buffer(nbytes(descriptor)))
 
     def source(
-        self, array: Array, layout: Layout, wanted: int = 0, *, constant: bool = False
+        self, array: Array, layout: Layout, wanted: Descriptor = 0, *, constant: bool = False
     ) -> Handle:
         """Return memory with the array's contents in the `wanted` descriptor (0: as it is).
 
@@ -68,35 +75,35 @@ class Program:
         keep it, and shares the copy with those that have the same.
         """
         own = layout.descriptor
-        if not wanted or equal(own.address, wanted):
-            return memory(own.address, array)
+        if not wanted or equal(own, wanted):
+            return memory(own, array)
         if constant:
             return memory(
                 wanted,
                 packed(array, ("onednn", number(wanted)), lambda: self._packed(array, own, wanted)),
             )
         staged = self.private(wanted)
-        self.copy(memory(own.address, array), own.address, staged, wanted)
+        self.copy(memory(own, array), own, staged, wanted)
         return staged
 
-    def _packed(self, array: Array, own: Handle, wanted: int) -> Array:
+    def _packed(self, array: Array, own: Descriptor, wanted: Descriptor) -> Array:
         """Return a copy of the array's contents in the `wanted` descriptor."""
         store = buffer(nbytes(wanted))
-        step = reorder_primitive(own.address, wanted, self.threads)
-        ends = {ARG_SRC: memory(own.address, array), ARG_DST: memory(wanted, store)}
+        step = reorder_primitive(own, wanted, self.threads)
+        ends = {ARG_SRC: memory(own, array), ARG_DST: memory(wanted, store)}
         status = run(self._entry([_Step(step, ends)]))
         if status:
             raise OneDnnError(f"packing weights: {STATUSES.get(status, status)}", status)
         return store
 
-    def target(self, array: Array, layout: Layout, wanted: int = 0) -> Handle:
+    def target(self, array: Array, layout: Layout, wanted: Descriptor = 0) -> Handle:
         """Return memory in the `wanted` descriptor whose contents end up in the array."""
         own = layout.descriptor
-        here = memory(own.address, array)
-        if not wanted or equal(own.address, wanted):
+        here = memory(own, array)
+        if not wanted or equal(own, wanted):
             return here
         staged = self.private(wanted)
-        step = reorder_primitive(wanted, own.address, self.threads)
+        step = reorder_primitive(wanted, own, self.threads)
         self._after.append(_Step(step, {ARG_SRC: staged, ARG_DST: here}))
         return staged
 
@@ -104,10 +111,10 @@ class Program:
         """Return a private C-contiguous array that is given the array's contents on each run."""
         own, flat = Layout.of(array), Layout.dense(array.shape, dtype=array.dtype.name)
         store = private_array(array)
-        here = memory(own.descriptor.address, array)
+        here = memory(own.descriptor, array)
         self.copy(
-            *(here, own.descriptor.address),
-            *(memory(flat.descriptor.address, store), flat.descriptor.address),
+            *(here, own.descriptor),
+            *(memory(flat.descriptor, store), flat.descriptor),
         )
         return store
 
@@ -115,10 +122,10 @@ class Program:
         """Return a private C-contiguous array whose contents end up in the array."""
         own, flat = Layout.of(array), Layout.dense(array.shape, dtype=array.dtype.name)
         store = private_array(array)
-        step = reorder_primitive(flat.descriptor.address, own.descriptor.address, self.threads)
+        step = reorder_primitive(flat.descriptor, own.descriptor, self.threads)
         arguments = {
-            ARG_SRC: memory(flat.descriptor.address, store),
-            ARG_DST: memory(own.descriptor.address, array),
+            ARG_SRC: memory(flat.descriptor, store),
+            ARG_DST: memory(own.descriptor, array),
         }
         self._after.append(_Step(step, arguments))
         return store
@@ -131,7 +138,9 @@ class Program:
         """Append the function `name` of `steps`, on the values of its `FIELDS`."""
         self._steps.append(_Step(_native(name, (), **values)))
 
-    def copy(self, source: Handle, source_md: int, target: Handle, target_md: int) -> None:
+    def copy(
+        self, source: Handle, source_md: Descriptor, target: Handle, target_md: Descriptor
+    ) -> None:
         """Append a reorder between two memories."""
         step = reorder_primitive(source_md, target_md, self.threads)
         self._steps.append(_Step(step, {ARG_SRC: source, ARG_DST: target}))

@@ -11,17 +11,16 @@ import os
 import site
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes.util import find_library
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from soapstone import system
 from soapstone.kernels.entry import Declined
 
-T = TypeVar("T")
 VARIABLE = "SOAPSTONE_ONEDNN"
 OFF = "off"
 MAJOR = 3
@@ -277,7 +276,10 @@ def version() -> str:
 
 
 class Handle:
-    """An object of oneDNN's, destroyed with this one. `address` is the C handle."""
+    """An object of oneDNN's, destroyed with this one. `address` is the C handle.
+
+    It is an argument of oneDNN's functions as it is, and so lives until they return.
+    """
 
     __slots__ = ("_destroy", "address", "keep")
 
@@ -289,6 +291,13 @@ class Handle:
     def __del__(self) -> None:
         if self._destroy is not None:
             self._destroy(self.address)
+
+    @property
+    def _as_parameter_(self) -> int:  # what ctypes passes
+        return self.address
+
+
+Descriptor = int | Handle  # of a memory: one that a primitive owns, or one's own
 
 
 def create(
@@ -309,29 +318,17 @@ def create(
     return Handle(int(result.value or 0), destroy, keep)
 
 
-def shared(function: Callable[..., T]) -> Callable[..., T]:
-    """Return the function with each result made once, by one thread, and kept for good.
-
-    For handles whose address outlives the expression that asked for it: a cache that evicts, or
-    that lets two threads make the same handle, would destroy one that is still in use.
-    """
-    lock = threading.Lock()
-    kept: dict[tuple[Any, ...], T] = {}
-
-    @wraps(function)
-    def call(*arguments: Any, **named: Any) -> T:
-        key = (*arguments, *named.items())
-        with lock:
-            if key not in kept:
-                kept[key] = function(*arguments, **named)
-            return kept[key]
-
-    return call
-
-
-@shared
 def engine() -> int:
     """Return the CPU engine's handle: one for the process, which is never destroyed."""
+    with _MAKING:
+        return _engine()
+
+
+_MAKING = threading.Lock()  # objects of two engines do not go together
+
+
+@cache
+def _engine() -> int:
     result = C.c_void_p()
     library().dnnl_engine_create(C.byref(result), _CPU, 0)
     return int(result.value or 0)

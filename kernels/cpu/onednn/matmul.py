@@ -79,12 +79,12 @@ class Product:
 def _description(product: Product) -> Handle:
     columns = product.b.shape[-1]
     shape = (1,) * (len(product.y.shape) - 1) + (columns,)
-    bias = Layout.dense(shape).descriptor.address if product.bias else None
+    bias = Layout.dense(shape).descriptor if product.bias else None
     attribute = attributes(*product.posts, integers=product.integers)
     return describe(
         "matmul",
-        *(engine(), product.a.descriptor.address, product.b.descriptor.address, bias),
-        *(product.y.descriptor.address, attribute.address),
+        *(engine(), product.a.descriptor, product.b.descriptor, bias),
+        *(product.y.descriptor, attribute),
         what=f"matmul {product}",
     )
 
@@ -172,20 +172,20 @@ def product(
             break
     else:
         return None
-    wanted = primitive.descriptor(WEIGHTS) if packed else right.descriptor.address
+    wanted = primitive.descriptor(WEIGHTS) if packed else right.descriptor
     own = [layout or Layout.of(array) for layout, array in zip(layouts, operands)]
     arguments = {
-        ARG_SRC: program.source(a, own[0], left.descriptor.address),
+        ARG_SRC: program.source(a, own[0], left.descriptor),
         ARG_WEIGHTS: program.source(b, own[1], wanted, constant=constant),
-        ARG_DST: program.target(y, own[2], out.descriptor.address),
+        ARG_DST: program.target(y, own[2], out.descriptor),
     }
     if bias is not None:
         row = bias.reshape((1,) * (y.ndim - 1) + bias.shape)
-        flat = Layout.dense(row.shape).descriptor.address
+        flat = Layout.dense(row.shape).descriptor
         arguments[ARG_BIAS] = program.source(row, Layout.of(row), flat)
     for index, step in enumerate(steps):
         if not isinstance(step, Activation):
-            flat = Layout.dense(step[1].shape, dtype=step[1].dtype.name).descriptor.address
+            flat = Layout.dense(step[1].shape, dtype=step[1].dtype.name).descriptor
             arguments[post_argument(index)] = program.source(step[1], Layout.of(step[1]), flat)
     if scaling is not None:
         arguments |= scaling.arguments(program)

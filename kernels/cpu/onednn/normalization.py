@@ -43,8 +43,8 @@ def _primitive(kind: str, x: Layout, epsilon: float, what: str, count: int) -> P
     `kind` is batch or layer; `what` is training, inference or gradient.
     """
     name = f"{kind}_normalization"
-    md, attribute = x.descriptor.address, attributes().address
-    statistics = Layout.dense(x.shape[:-1]).descriptor.address
+    md, attribute = x.descriptor, attributes()
+    statistics = Layout.dense(x.shape[:-1]).descriptor
     extra = () if kind == "batch" else (statistics,)
     flags = _SCALE_SHIFT | (_GLOBAL if what == "inference" else 0)
     direction = _INFERENCE if what == "inference" else _TRAINING
@@ -88,7 +88,7 @@ def _forward(
     if primitive is None:
         return None
     program = Program(call.threads)
-    wanted = dense.descriptor.address
+    wanted = dense.descriptor
     arguments = {
         ARG_SRC: program.source(x, Layout.of(x, order), wanted),
         ARG_DST: program.target(y, Layout.of(y, order), wanted),
@@ -160,7 +160,7 @@ def _gradient(call: Call, kind: str, order: tuple[int, ...] | None) -> Entry | N
     program = Program(call.threads)
     variance = private_array(rstd)
     program.native("variance_of", size=rstd.size, rstd=rstd, variance=variance)
-    md = dense.descriptor.address
+    md = dense.descriptor
     vectors = {
         ARG_SCALE: gamma,
         ARG_MEAN: mean,

@@ -123,9 +123,9 @@ def _primitive(pool: _Pool, backward: bool) -> Primitive | None:
         *(dims(pool.stride), dims(pool.kernel), dims([step - 1 for step in pool.dilation])),
         *(dims(pool.low), dims(pool.high)),
     )
-    x = Layout.dense(pool.x, pool.order, pool.dtype).descriptor.address
-    y = Layout.dense(pool.y, pool.order, pool.dtype).descriptor.address
-    attribute = attributes().address
+    x = Layout.dense(pool.x, pool.order, pool.dtype).descriptor
+    y = Layout.dense(pool.y, pool.order, pool.dtype).descriptor
+    attribute = attributes()
     with threads(pool.threads):
         try:
             found = describe(
@@ -149,7 +149,7 @@ def _indices(program: Program, primitive: Primitive, index: Array, order: Any) -
     layout = Layout.of(index, order)
     if index.dtype != np.uint8 or not usable(index) or layout.overlaps:
         return None
-    if not workspace or not equal(workspace, layout.descriptor.address):
+    if not workspace or not equal(workspace, layout.descriptor):
         return None
     return program.source(index, layout)
 

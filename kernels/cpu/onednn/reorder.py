@@ -30,8 +30,8 @@ def reorder(source: Array, target: Array, count: int = 1) -> Entry | None:
     ends = Layout.of(source), Layout.of(target)
     try:
         program.copy(
-            *(program.source(source, ends[0]), ends[0].descriptor.address),
-            *(program.source(target, ends[1]), ends[1].descriptor.address),
+            *(program.source(source, ends[0]), ends[0].descriptor),
+            *(program.source(target, ends[1]), ends[1].descriptor),
         )
     except UnsupportedError:
         return None

@@ -64,7 +64,7 @@ class Scaling:
             argument: program.source(
                 array,
                 Layout.of(array),
-                Layout.dense(array.shape, dtype=array.dtype.name).descriptor.address,
+                Layout.dense(array.shape, dtype=array.dtype.name).descriptor,
             )
             for argument, array in given.items()
         }

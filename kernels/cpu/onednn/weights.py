@@ -18,7 +18,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     equal,
 )
 from soapstone.kernels.cpu.onednn.execute import Program
-from soapstone.kernels.cpu.onednn.library import Handle
+from soapstone.kernels.cpu.onednn.library import Descriptor, Handle
 from soapstone.kernels.cpu.onednn.matmul import Product, matmul_primitive
 from soapstone.kernels.cpu.products.forms import Form
 from soapstone.kernels.entry import Array, Entry
@@ -37,7 +37,7 @@ class Weights:
         self.prepare: list[Entry] = []
         self._array, self._layout = array, Layout.of(array)
         self._threads, self._form, self._constant = threads, form, constant
-        self._packed: list[tuple[int, Handle]] = []
+        self._packed: list[tuple[Descriptor, Handle]] = []
 
     def product(self, a: Array, y: Array, bias: Array | None = None) -> Entry | None:
         """Return the entry of y = a b + bias, or None where the form does not serve it.
@@ -67,11 +67,11 @@ class Weights:
         if bias is not None:
             row = bias.reshape(1, bias.size)
             flat = Layout.dense(row.shape)
-            arguments[ARG_BIAS] = program.source(row, Layout.of(row), flat.descriptor.address)
+            arguments[ARG_BIAS] = program.source(row, Layout.of(row), flat.descriptor)
         program.step(primitive, arguments)
         return program.entry()
 
-    def _pack(self, wanted: int) -> Handle:
+    def _pack(self, wanted: Descriptor) -> Handle:
         for descriptor, handle in self._packed:
             if equal(descriptor, wanted):
                 return handle
