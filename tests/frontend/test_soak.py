@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from helpers.serving import serve, services
+from helpers.soak import serve, services
 
 
 @pytest.mark.long

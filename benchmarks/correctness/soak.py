@@ -1,8 +1,8 @@
 """A day of requests in fast motion: many threads share sessions, and each answer is compared.
 
-    python benchmarks/correctness/serving.py --requests 86400 --callers 64
+    python benchmarks/correctness/soak.py --requests 86400 --callers 64
 
-Requests (tests/helpers/serving.py) follow from the seed. After each tenth of them all threads
+Requests (tests/helpers/soak.py) follow from the seed. After each tenth of them all threads
 rest, and what the process has in memory is looked at: it must not grow. A row has how many answers
 were wrong, megabytes after a tenth, half and all, and how many shapes were asked for.
 """
@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 from harness import write
-from helpers.serving import serve, services
+from helpers.soak import serve, services
 
 SHARES = 10
 
@@ -50,9 +50,9 @@ def main() -> None:
         "requests a second": given.requests / seconds,
     }
     write(
-        "serving",
+        "soak",
         "A day of requests from many threads, answers held against ONNX Runtime's",
-        f"python benchmarks/correctness/serving.py {command}",
+        f"python benchmarks/correctness/soak.py {command}",
         list(row),
         [row],
     )
