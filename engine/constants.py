@@ -9,6 +9,8 @@ weights, for inputs of other shapes, finds what kernels made of them (`Found`) a
 from __future__ import annotations
 
 import mmap
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +28,7 @@ from soapstone.native.memory import Promise, address, aligned
 from soapstone.native.shared import LEAST, shared
 from soapstone.system import let_go
 
+_NONE = np.zeros(0, np.uint8)
 _MOST = 1 << 16  # constants that are told apart before all are forgotten
 
 
@@ -40,6 +43,7 @@ class Found:
         self._known: dict[Hashable, WeakValueDictionary[Hashable, Array]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._fresh = count()  # no number is ever another constant's
+        self._locks: dict[int, threading.RLock] = defaultdict(threading.RLock)
 
     def weight(self, array: Array) -> int:
         """Return the number of a weight."""
@@ -55,10 +59,14 @@ class Found:
         """Return what has been made of the constant of a number, by what that is."""
         return self._known.setdefault(number, WeakValueDictionary())
 
+    def lock(self, number: int) -> threading.RLock:
+        """Return what one of several processors holds while it makes something of a constant."""
+        return self._locks[number]
+
     def bound(self) -> None:
         """Forget all, where constants of many shapes are known: weights are then packed anew."""
         if len(self._numbers) > _MOST:
-            for each in (self._weights, self._known, self._numbers):
+            for each in (self._weights, self._known, self._numbers, self._locks):
                 each.clear()
 
     def _number(self, key: Hashable) -> int:
@@ -85,7 +93,7 @@ class Constants(Mapping[str, Array]):
             self._numbers.update(zip(node.outputs, self._found.outputs(node, inputs)))
         self._made = prologue.producers
         self.read_bytes = 0
-        self._room = aligned(0)
+        self._room = threading.local()  # where a processor's thread copies what is not aligned
         total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
         check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
 
@@ -109,9 +117,10 @@ class Constants(Mapping[str, Array]):
         spec = self._prologue.tensors[name] if made else spec_of(self._weights[name])
         if spec.nbytes < LEAST:
             return self[name]
-        known = self._found.known(self._numbers[name])
+        number = self._numbers[name]
+        known, lock = self._found.known(number), self._found.lock(number)
         return Promise.of(
-            spec.shape, spec.dtype, lambda: self[name], lambda: self.lent(name), known
+            spec.shape, spec.dtype, lambda: self[name], lambda: self.lent(name), known, lock
         )
 
     @contextmanager
@@ -126,9 +135,10 @@ class Constants(Mapping[str, Array]):
             read.append(array)
             if array.flags.aligned or name in self._made or not array.flags.c_contiguous:
                 return np.require(array, requirements=["C", "A"])
-            if self._room.nbytes < array.nbytes:
-                self._room = aligned(array.nbytes)
-            room = self._room[: array.nbytes]
+            room: Array = getattr(self._room, "bytes", _NONE)
+            if room.nbytes < array.nbytes:
+                room = self._room.bytes = aligned(array.nbytes)
+            room = room[: array.nbytes]
             room[...] = array.reshape(-1).view(np.uint8)
             return room.view(array.dtype).reshape(array.shape)
 

@@ -7,6 +7,7 @@ the product before them (docs/lowering.md). A session keeps what it bound for ea
 
 from __future__ import annotations
 
+import queue
 import threading
 import weakref
 from collections import OrderedDict
@@ -20,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.engine.constants import Constants, Found
-from soapstone.engine.lower import boundary_orders, stored
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import as_array
+from soapstone.frontend.followed import Followed
 from soapstone.frontend.sources import Field, Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
@@ -38,7 +39,7 @@ from soapstone.kernels.choices import Choices, Tune
 from soapstone.runtime import Machine, Profile, StoppedError
 from soapstone.runtime.forks import tell
 from soapstone.runtime.machines.machine import CUDA
-from soapstone.system import give_back_freed, usable_cores
+from soapstone.system import give_back_freed
 
 if TYPE_CHECKING:
     from soapstone.frontend.generation.decoder import Decoder
@@ -53,9 +54,8 @@ _MANY = 1 << 24  # bytes of weights that were read
 class InferenceSession:
     """A model bound to its weights.
 
-    `run` may be called from several threads: the runs of one session follow each other, those of
-    several sessions go on at once. For runs at once on a machine of many cores, make a session a
-    thread, of fewer `threads` each; for many small requests at once, a `Batcher` of one session.
+    `run` may be called from several threads: as many runs as `requests` go on at once, each on
+    processors of its own, the others wait. For many small requests at once there is the `Batcher`.
 
     Inputs are arrays, or anything with `__dlpack__`, such as tensors of torch (docs/inference.md).
 
@@ -63,8 +63,14 @@ class InferenceSession:
         model: a Model, an OnnxModel or its file, or a Graph.
         weights: the parameters and states of a Graph, by name; those of a Model default to what a
             compiled model has now.
-        threads: how many threads compute; all cores by default. gpus: 1 for a GPU instead
-            (docs/cuda.md); a session runs on one processor.
+        threads: of each processor; by default all cores are shared out. gpus: 1 for a GPU instead
+            (docs/cuda.md).
+        cpus: how many processors a run is split over, 1 by default, or as many as the strategy
+            was made for. machine: what to run on, in place of these numbers.
+        strategy: how a run is split over them: a Strategy, or its file (docs/strategies.md), of
+            the model's graph for some shapes of inputs; for others it is fitted. Without one,
+            samples are split, or what touches fewer bytes (the `data_parallel` mapper).
+        requests: how many runs may go on at once, each on so many processors; they share weights.
         plain: run one kernel an operator, without folding or fusing, for comparison.
         layouts: axis orders of values, such as `OptimizeResult.layouts`, the rest in C order; by
             default those of the model's file, or where there are none what `channels_last` says.
@@ -80,7 +86,10 @@ class InferenceSession:
             or a plan or its file, which is of the graph of one shape.
 
     Raises:
-        GraphError: an unknown plan, or one without a fast memory; another `tune`.
+        GraphError: an unknown plan, or one without a fast memory; another `tune`; numbers of
+            processors or requests that do not fit.
+        StrategyError: the strategy is for another graph or machine, or not legal; where the model
+            has symbolic dims that the strategy does not tell, `run` says so.
 
     Example:
         >>> session = InferenceSession("resnet50.onnx")
@@ -89,11 +98,15 @@ class InferenceSession:
 
     def __init__(
         self,
-        model: Model | OnnxModel | Graph | str | Path,
+        model: Model | OnnxModel | Graph | Source | str | Path,
         weights: Mapping[str, Array] = NOTHING,
         *,
         threads: int | None = None,
         gpus: int = 0,
+        cpus: int | None = None,
+        machine: Machine | None = None,
+        strategy: Strategy | str | Path | None = None,
+        requests: int = 1,
         plain: bool = False,
         layouts: Layouts | None = None,
         bound_shapes: int = 8,
@@ -103,19 +116,18 @@ class InferenceSession:
     ) -> None:
         if tune not in (True, False, "now"):
             raise GraphError(f"tune: {tune!r} found; True, False or 'now' needed")
-        self._source = Source.of(model, weights)
+        self._source = model if isinstance(model, Source) else Source.of(model, weights)
         self._tune: Tune = tune
         self._layouts = layouts
         self._plain = plain
         if gpus > 1:
-            raise GraphError(f"gpus: {gpus} found; a session runs on one processor, so 1 at most")
-        self._machine = (
-            Machine.local(gpus=gpus)
-            if gpus
-            else Machine.local(cpus=1, threads=threads or usable_cores())
-        )
+            raise GraphError(f"gpus: {gpus} found; a session runs on one GPU, so 1 at most")
+        self._followed = Followed(strategy, self._source, machine, cpus, threads, gpus, requests)
+        self._machine = self._followed.machine
         self._plans: Plans | None = None
         if fast_memory is not None or plan is not None:
+            if requests > 1:
+                raise GraphError(f"requests: {requests} found with a fast memory; 1 needed")
             from soapstone.frontend.planned import Plans
 
             self._plans = Plans("dp" if plan is None else plan, fast_memory)
@@ -130,8 +142,30 @@ class InferenceSession:
         self._pool: ThreadPoolExecutor | None = None  # of one thread, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one
         self._most = max(1, bound_shapes)
+        self._binding = threading.Lock()  # held while a graph is made and bound
         self._start()
         tell(self)
+        self._others: list[InferenceSession] = []  # each runs one more request at once
+        for _ in range(requests - 1):
+            other = InferenceSession(
+                self._source,
+                machine=self._machine,
+                plain=plain,
+                layouts=layouts,
+                bound_shapes=bound_shapes,
+                tune=tune,
+            )
+            other._followed, other._found = self._followed, self._found
+            other._binding = self._binding
+            self._others.append(other)
+        self._free = self._all_free()
+
+    def _all_free(self) -> queue.LifoQueue[int]:
+        """Return the numbers of those who run nothing: this session's is 0."""
+        free: queue.LifoQueue[int] = queue.LifoQueue()
+        for number in reversed(range(self.requests)):
+            free.put(number)
+        return free
 
     def _start(self) -> None:
         mapper = GraphMapper()
@@ -146,7 +180,9 @@ class InferenceSession:
     def forked(self) -> None:
         """In a child process nobody holds the lock, and shapes are bound anew, to new workers."""
         self._lock = threading.Lock()
+        self._binding = threading.Lock()
         self._pool = None
+        self._free = self._all_free()
         self._bounds.clear()
         if self._close.detach():
             self._start()
@@ -158,8 +194,18 @@ class InferenceSession:
 
     @property
     def threads(self) -> int:
-        """How many threads compute."""
+        """How many threads each processor has."""
         return self._machine.processors[0].threads
+
+    @property
+    def cpus(self) -> int:
+        """How many processors a run is split over."""
+        return len(self._machine.workers)
+
+    @property
+    def requests(self) -> int:
+        """How many runs may go on at once."""
+        return 1 + len(self._others)
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -186,6 +232,13 @@ class InferenceSession:
             GraphError: the model has no graph for these shapes; names the operator.
         """
         given = self.checked(inputs)
+        number = self._free.get()
+        try:
+            return (self._others[number - 1] if number else self)._run(given, out)
+        finally:
+            self._free.put(number)
+
+    def _run(self, given: Mapping[str, Array], out: Mapping[str, Any]) -> dict[str, Array]:
         with self._lock:
             bound = self._bound_or_pieces(given)
             if not isinstance(bound, Bound):
@@ -255,7 +308,7 @@ class InferenceSession:
         return streamed(self, prompt, max_new_tokens, **options)
 
     def run_async(self, inputs: Mapping[str, Any] | Any) -> Future[dict[str, Array]]:
-        """Return the future of `run`: a thread of the session runs, in the order of calls.
+        """Return the future of `run`: threads of the session run, as many as `requests`, in order.
 
         inputs: as of `run`; they must stay as they are until the future is done.
 
@@ -267,20 +320,28 @@ class InferenceSession:
         with self._lock:
             self._check_open()
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, f"run_async of {self.name}")
+                self._pool = ThreadPoolExecutor(self.requests, f"run_async of {self.name}")
             return self._pool.submit(self.run, given)
 
     @contextmanager
     def profile(self, path: str | Path) -> Iterator[Profile]:
         """Time every task run inside, and write a timeline to a file (docs/profiles.md).
 
-        Yields the timeline. path: of the file, in the trace-event format.
+        Yields the timeline. Runs follow each other meanwhile, on processors of one request. path:
+        of the file, in the trace-event format.
 
         Raises:
             ProfileError: another timeline is being taken.
         """
-        with self._session.timed() as timeline:
-            yield timeline
+        for _ in range(self.requests):
+            self._free.get()
+        self._free.put(0)
+        try:
+            with self._session.timed() as timeline:
+                yield timeline
+        finally:
+            for number in range(1, self.requests):
+                self._free.put(number)
         timeline.save(path)
 
     def variants(self, inputs: Mapping[str, Array] | Array) -> Mapping[str, str]:
@@ -312,8 +373,11 @@ class InferenceSession:
     @property
     def peak_bytes(self) -> int:
         """Bytes of inputs, outputs and arenas of all bound shapes; packed weights come on top."""
-        with self._lock:
-            return self._session.peak_bytes
+        found = 0
+        for each in (self, *self._others):
+            with each._lock:
+                found += each._session.peak_bytes
+        return found
 
     def moved_bytes(self, inputs: Mapping[str, Array] | Array) -> tuple[int, int] | None:
         """Return what a run on inputs of these shapes copies between the fast memory and the other.
@@ -335,8 +399,9 @@ class InferenceSession:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
-        with self._lock:
-            self._close()
+        for each in (self, *self._others):
+            with each._lock:
+                each._close()
 
     def __enter__(self) -> InferenceSession:
         return self
@@ -473,9 +538,10 @@ class InferenceSession:
         bound = self._bounds.get(self._key(given))
         if bound is None:
             self._leave_room()
-            graph, contents = self._source.graph(given)
-            self._telling.update(contents)
-            bound = self._bind(replace(graph, updates={}))
+            with self._binding:
+                graph, contents = self._source.graph(given)
+                self._telling.update(contents)
+                bound = self._bind(replace(graph, updates={}))
             self._bounds[self._key(given)] = bound
         self._bounds.move_to_end(self._key(given))
         return bound
@@ -502,7 +568,7 @@ class InferenceSession:
         constants: what it reads besides the weights.
         """
         weights = {**self._source.weights(), **constants}
-        layouts, held = self._orders(graph), _held(graph, weights)
+        layouts, held, given = self._orders(graph), _held(graph, weights), graph
         names, graph = graph.outputs, graph.pruned()
         fixed: Mapping[str, Array]
         if self._plans is not None:
@@ -516,7 +582,7 @@ class InferenceSession:
             self._found.bound()
             fixed = Constants(held, prologue, self._found)
         try:
-            strategy = _strategy(self._session.mapper, graph, self._machine, layouts)
+            strategy = self._followed.of(given, graph, layouts)
             fuse = not self._plain
             bound = self._session.bind(graph, strategy, fixed, names=names, fuse=fuse)
         finally:
@@ -558,14 +624,3 @@ def _held(graph: Graph, weights: Mapping[str, Array]) -> dict[str, Array]:
                 f"model {graph.name!r}: weight {name!r}: {found} found, {needed} needed"
             )
     return {name: weights[name] for name in fixed}
-
-
-def _strategy(
-    mapper: GraphMapper, graph: Graph, machine: Machine, layouts: Layouts | None
-) -> Strategy:
-    strategy = mapper.strategy(graph, machine)
-    if layouts is None:
-        return strategy
-    outlive = stored(graph)
-    free = {name: order for name, order in layouts.items() if name not in outlive}
-    return replace(strategy, layouts=boundary_orders(graph, free))

@@ -62,11 +62,13 @@ class Promise(mmap.mmap):
     make: returns the contents, which `known` keeps for whoever else is promised the same constant.
     lend: gives contents that are read at once and not kept. Both are C-contiguous and aligned.
     known: what has been made of the constant, by what that is (`shared.packed`); weakly.
+    lock: held by whoever adds to `known`; one for all promises of the constant.
     """
 
     make: Callable[[], Array]
     lend: Callable[[], AbstractContextManager[Array]]
     known: MutableMapping[Hashable, Array]
+    lock: AbstractContextManager[object]
     _lent: Array | None = None
 
     @staticmethod
@@ -76,11 +78,12 @@ class Promise(mmap.mmap):
         make: Callable[[], Array],
         lend: Callable[[], AbstractContextManager[Array]],
         known: MutableMapping[Hashable, Array],
+        lock: AbstractContextManager[object],
     ) -> Array:
         """Return the C-contiguous array, not empty, whose contents are promised."""
         kind, size = np.dtype(dtype), math.prod(shape)
         promise = Promise(-1, size * kind.itemsize)
-        promise.make, promise.lend, promise.known = make, lend, known
+        promise.make, promise.lend, promise.known, promise.lock = make, lend, known, lock
         made: Array = np.frombuffer(promise, kind, size).reshape(shape)
         made.flags.writeable = False
         return made

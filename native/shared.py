@@ -62,10 +62,11 @@ def packed(array: Array, layout: Hashable, make: Callable[[], Array]) -> Array:
     if promise is None:
         return shared(make())
     key = layout, promise.place(array)
-    found = promise.known.get(key)
-    if found is None:
-        with promise.lending():
-            found = promise.known[key] = shared(make())
+    with promise.lock:  # of several processors that bind the constant at once, one makes it
+        found = promise.known.get(key)
+        if found is None:
+            with promise.lending():
+                found = promise.known[key] = shared(make())
     return found
 
 

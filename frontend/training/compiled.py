@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -42,8 +41,7 @@ from soapstone.mappers.ranges import RangesMapper
 from soapstone.native.memory import address
 from soapstone.runtime import Machine
 from soapstone.runtime.analysis.policy import attach
-from soapstone.runtime.machines.start import machine_of, rank_of
-from soapstone.system import usable_cores
+from soapstone.runtime.machines.start import machine_of, rank_of, warn_of_turns
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -129,12 +127,8 @@ class Compiled:
             self._plans = self._planned(mapper, fast_memory, plan)
         elif overlap:
             raise GraphError("overlap: found without a fast memory; its bytes needed")
-        if machine is None and cpus is not None and cpus * threads > usable_cores():
-            warnings.warn(
-                f"cpus: {cpus} processors of {threads} threads found; the {usable_cores()} cores of"
-                " this computer take turns",
-                stacklevel=4,
-            )
+        if machine is None and cpus is not None:
+            warn_of_turns(cpus, threads, 4)
         self.machine = machine or machine_of(executor, cpus, threads, gpus)
         if strategy is not None and not isinstance(strategy, Strategy):
             strategy = Strategy.load(Path(strategy))

@@ -48,6 +48,7 @@ class Strategy:
         variants: kernel variant by node name.
         model: name of the graph; model_hash: its structural hash, empty for any graph.
         machine: the description of the machine it was made for, empty for any machine.
+        inputs: the shapes of that graph's inputs, by name; empty where they are not told.
         provenance: how it was found.
     """
 
@@ -59,11 +60,13 @@ class Strategy:
     model: str = ""
     model_hash: str = ""
     machine: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict, metadata={"optional": True})
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        layouts = {name: tuple(order) for name, order in self.layouts.items()}
-        object.__setattr__(self, "layouts", layouts)
+        for each in ("layouts", "inputs"):
+            made = {name: tuple(numbers) for name, numbers in getattr(self, each).items()}
+            object.__setattr__(self, each, made)
         for name in (
             "configurations",
             "reshards",
@@ -71,6 +74,7 @@ class Strategy:
             "layouts",
             "variants",
             "machine",
+            "inputs",
             "provenance",
         ):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))

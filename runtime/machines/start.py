@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 from soapstone.errors import hint
 from soapstone.runtime.analysis.policy import attach
@@ -10,6 +11,7 @@ from soapstone.runtime.core import Runtime
 from soapstone.runtime.errors import MachineError
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.model.mapper import Mapper
+from soapstone.system import usable_cores
 
 EXECUTORS = ("local", "mpi", "legate")
 
@@ -63,6 +65,16 @@ def machine_of(executor: str, cpus: int | None = None, threads: int = 1, gpus: i
 
         return legate_machine(cpus, threads)
     return Machine.local(cpus=cpus, threads=threads)
+
+
+def warn_of_turns(cpus: int, threads: int, stacklevel: int) -> None:
+    """Warn where there are more threads than cores. stacklevel: of who asked, seen from here."""
+    if cpus * threads > usable_cores():
+        warnings.warn(
+            f"cpus: {cpus} processors of {threads} threads found; the {usable_cores()} cores of"
+            " this computer take turns",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def rank_of(executor: str) -> int:

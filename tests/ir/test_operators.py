@@ -157,7 +157,9 @@ def promised(array: Array) -> Array:
     dense = np.ascontiguousarray(array)
     if array.size == 0:
         return array
-    return Promise.of(array.shape, array.dtype, lambda: dense, lambda: nullcontext(dense), {})
+    return Promise.of(
+        array.shape, array.dtype, lambda: dense, lambda: nullcontext(dense), {}, nullcontext()
+    )
 
 
 def served(

@@ -17,6 +17,7 @@ from soapstone.ir.strategy.configuration import (
     check_configuration,
     check_replicated,
 )
+from soapstone.ir.tensor import Role
 from soapstone.search.parallel.problem.arrays import (
     BOX,
     COLLECTED,
@@ -340,6 +341,7 @@ def as_strategy(
         model=graph.name,
         model_hash=graph.structural_hash,
         machine=model.machine.describe(),
+        inputs={name: graph.tensors[name].shape for name in graph.inputs(Role.INPUT)},
         provenance=dict(provenance),
     )
 
