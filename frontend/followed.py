@@ -15,7 +15,6 @@ from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.strategy.following import followed
-from soapstone.mappers.plugins import DataParallelMapper
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.start import warn_of_turns
 from soapstone.system import usable_cores
@@ -96,8 +95,11 @@ class Followed:
             StrategyError: the strategy is of another graph or machine.
         """
         if self.given is None:
-            mapper = DataParallelMapper()
-            items = {DEFAULT: Configuration(), **mapper.configure(served, self.machine)}
+            items = {DEFAULT: Configuration()}
+            if len(self.machine.workers) > 1:
+                from soapstone.mappers.plugins import DataParallelMapper
+
+                items |= DataParallelMapper().configure(served, self.machine)
             strategy = Strategy(items, layouts=channels_last(served))
         else:
             if self._made_for is None:

@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from soapstone.deadline import Deadline, TimeUpError
+from soapstone.engine.session import NOTHING
 from soapstone.errors import hint
 from soapstone.frontend.app import AppError, load_app
 from soapstone.frontend.strategies.task_times import Progress as Stage
@@ -25,6 +26,9 @@ from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel import NAMED, Simulation, Simulator, simulate
 from soapstone.search.parallel.problem.prepare import prepare
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Model
 
 
 def graph_of(
@@ -96,6 +100,31 @@ def with_constants(
         return training_graph(forward, options["loss"], chosen, metrics), constants
 
 
+def forward_of(
+    model: Model | str | Path,
+    batch_size: int | None = None,
+    *,
+    sizes: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> tuple[Graph, Mapping[str, Array]]:
+    """Return the forward graph of `graph_of`, or of a model, and its weights where there are any.
+
+    Arguments and errors are those of `graph_of`.
+    """
+    from soapstone.frontend.model import Model
+    from soapstone.frontend.optimization.optimize import taken
+
+    if isinstance(model, Model):
+        return taken(model, {}, batch_size or model.batch_size, dims or {})[:2]
+    graph = graph_of(model, batch_size, training=False, sizes=sizes, dims=dims)
+    path = Path(model)
+    if path.suffix in (".onnx", ".json") or path.is_dir():
+        return taken(path, {}, batch_size or 1, dims or {})[:2]
+    app = load_app(model)
+    with app.build(batch_size or app.options["batch_size"], **dict(sizes or {})) as made:
+        return graph, {**made.weights(), **made.constants}
+
+
 def machine_of(name: str | Path, devices: int | None = None) -> Machine:
     """Return the machine of a name or file; `local` is this computer, measured.
 
@@ -114,6 +143,7 @@ def measure_tasks(
     machine: Machine,
     progress: Stage | None = None,
     deadline: Deadline | None = None,
+    constants: Mapping[str, Array] = NOTHING,
 ) -> int:
     """Measure what this computer's times of tasks lack for a graph; return how many, 0 elsewhere.
 
@@ -123,6 +153,7 @@ def measure_tasks(
         graph: a training step or inference. machine: that of `machine_of("local")`, or another,
             of which nothing is measured.
         progress: called with a stage, what is done of it and how much it has in all, or None.
+        constants: the contents of inputs that never change, by name.
 
     Raises:
         GraphError, StrategyError: the graph does not run here.
@@ -138,7 +169,7 @@ def measure_tasks(
 
     known = len(machine.times)
     try:
-        return measure(graph, machine, say)
+        return measure(graph, machine, say, constants=constants)
     except TimeUpError:
         return len(machine.times) - known
 

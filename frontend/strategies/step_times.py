@@ -13,6 +13,7 @@ import numpy as np
 
 from soapstone.engine.measuring import hold, running
 from soapstone.engine.peers import Peers
+from soapstone.engine.session import NOTHING
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 from soapstone.runtime.analysis.message import ENDS, STARTS
@@ -61,15 +62,23 @@ class Run:
     Args:
         tasks: whether to take timelines, and what each task took on each device. No two points of
             an operator may share a device, and the strategy has configurations alone.
+        constants: the contents of inputs that never change, by name.
     """
 
     def __init__(
-        self, model: Model, strategy: Strategy, tasks: bool = True, executor: str = "local"
+        self,
+        model: Model,
+        strategy: Strategy,
+        tasks: bool = True,
+        executor: str = "local",
+        constants: Mapping[str, Array] = NOTHING,
     ) -> None:
         self._stack = ExitStack()
         self._shape = len(model.tasks), len(model.machine.processors)
         self.peers = Peers(executor)
-        context = running(model.graph, model.machine, strategy, executor=executor)
+        context = running(
+            model.graph, model.machine, strategy, executor=executor, constants=constants
+        )
         self.session, self._bound = self._stack.enter_context(context)
         hold(self._bound)
         self._tasks = tasks

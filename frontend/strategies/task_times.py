@@ -16,6 +16,7 @@ import numpy as np
 
 from soapstone.cache.sources import stamp
 from soapstone.cache.store import Store
+from soapstone.engine.session import NOTHING
 from soapstone.frontend.strategies.step_times import Run, Step, Turns
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
@@ -46,6 +47,7 @@ def measure(
     progress: Progress | None = None,
     *,
     store: Store | None = None,
+    constants: Mapping[str, Array] = NOTHING,
 ) -> int:
     """Measure the tasks of a graph that the machine's times lack; return how many.
 
@@ -55,6 +57,7 @@ def measure(
     Args:
         progress: called with a stage, and how many of its runs are done.
         store: the cost database, by default the process's.
+        constants: the contents of inputs that never change, by name.
 
     Raises:
         GraphError, StrategyError: the graph does not run here.
@@ -86,7 +89,8 @@ def measure(
                     for number in range(len(taken), len(covers)):
                         if progress is not None:
                             progress("compiling covering strategies", number, len(covers))
-                        run = Run(model, strategy_of(model, covers[number].configurations))
+                        strategy = strategy_of(model, covers[number].configurations)
+                        run = Run(model, strategy, constants=constants)
                         stack.callback(run.close)
                         group[number] = run
                         if sum(run.session.peak_bytes for run in group.values()) > most_bytes:

@@ -11,8 +11,12 @@ import typer
 from soapstone.cli.common import Dims, Json, answer, command, dims_of, tell
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from soapstone.deadline import Deadline
+    from soapstone.frontend.strategies.serving import Served
     from soapstone.ir.graph import Graph
+    from soapstone.ir.tensor import Array
     from soapstone.runtime import Machine
 
 app = typer.Typer(help="Parallelization strategies: search, simulate, show.", no_args_is_help=True)
@@ -38,7 +42,13 @@ BatchSize = Annotated[
 Sizes = Annotated[
     list[str] | None, typer.Option("--size", help="NAME=VALUE for an app's build; may repeat.")
 ]
-Inference = Annotated[bool, typer.Option("--inference", help="An app's forward graph alone.")]
+Inference = Annotated[
+    bool,
+    typer.Option(
+        "--inference",
+        help="An app's forward graph alone; on this computer, as it is served: weights constant.",
+    ),
+]
 MemoryBytes = Annotated[
     int | None,
     typer.Option("--memory", min=1, help="Bytes that a device may hold; default: the machine's."),
@@ -67,16 +77,41 @@ def _prepared(
     return graph, where if memory is None else where.limited(memory)
 
 
-def _measure(graph: Graph, machine: Machine, deadline: Deadline | None = None) -> None:
+def _served(
+    model: str,
+    machine: Machine,
+    batch_size: int | None,
+    size: list[str] | None,
+    dim: list[str] | None,
+    inference: bool,
+) -> Served | None:
+    """Return a model as it is served, where that is asked for and the machine is this one."""
+    from soapstone.search.cost.tasks import MeasuredMachine
+
+    if not (inference and isinstance(machine, MeasuredMachine)):
+        return None
+    from soapstone.frontend.strategies import finding
+    from soapstone.frontend.strategies.serving import Served
+
+    sizes = finding.parse_sizes(size)
+    return Served.of(*finding.forward_of(model, batch_size, sizes=sizes, dims=dims_of(dim)))
+
+
+def _measure(
+    graph: Graph,
+    machine: Machine,
+    deadline: Deadline | None = None,
+    constants: Mapping[str, Array] | None = None,
+) -> None:
     """Measure a graph's tasks if the machine is this one: long, so after whatever can be refused.
 
-    deadline: until which they are.
+    deadline: until which they are. constants: the contents of inputs that never change.
     """
     from soapstone.frontend.progress import staged
     from soapstone.frontend.strategies import finding
 
     with staged() as stages:
-        finding.measure_tasks(graph, machine, stages, deadline)
+        finding.measure_tasks(graph, machine, stages, deadline, constants or {})
 
 
 @command(app, "search")
@@ -117,6 +152,13 @@ def search(
         ),
     ] = None,
     simulation: Annotated[str, typer.Option(help="delta or full.")] = "delta",
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="latency or throughput, with --inference: this computer's cores are shared out"
+            " among requests in all ways, and each is measured."
+        ),
+    ] = None,
     start: Annotated[
         Path | None, typer.Option("--from", help="A strategy file to begin with, besides others.")
     ] = None,
@@ -132,14 +174,38 @@ def search(
     """Search for the fastest parallelization of a model on a machine, real or described."""
     from soapstone.deadline import Deadline
     from soapstone.files import check_targets
-    from soapstone.frontend.progress import searching
+    from soapstone.frontend.progress import searching, staged
     from soapstone.frontend.strategies import finding
     from soapstone.frontend.strategies.picture import save_picture
+    from soapstone.frontend.strategies.serving import find_serving
+    from soapstone.ir.errors import GraphError
+    from soapstone.ir.strategy import Strategy
     from soapstone.search.parallel import Options, method_named
 
     check_targets(output, picture, timeline)
     deadline = Deadline(_SECONDS if budget is None else budget)
     half = deadline.part(_MEASURING) if budget is not None else None
+    if objective is not None:
+        if not inference or machine != "local":
+            raise GraphError("objective: found without --inference on machine 'local'")
+        with staged() as stages:
+            serving = find_serving(
+                model,
+                objective=objective,
+                batch_size=batch_size,
+                sizes=finding.parse_sizes(size),
+                dims=dims_of(dim),
+                cores=devices,
+                options=Options(seconds=_SECONDS / 6 if budget is None else budget / 6, seed=seed),
+                stage=stages,
+                deadline=half,
+            )
+        if output is not None:
+            serving.strategy.save(output)
+        if picture is not None:
+            save_picture(serving.strategy, None, picture)
+        tell(serving, {**serving.as_dict(), "output": str(output or "") or None}, as_json)
+        return
     graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference, memory)
     given = None if start is None else finding.imported(graph, where, start)
     find = method_named(method)
@@ -152,11 +218,17 @@ def search(
         seed=seed,
     )
     options.check()
-    _measure(graph, where, half)
+    served = _served(model, where, batch_size, size, dim, inference)
+    split = graph if served is None else served.graph
+    if served is not None and given is not None:
+        given = dict(served.followed(Strategy(given)).configurations)
+    _measure(split, where, half, None if served is None else served.contents)
     if proposals is None and budget is not None:
         options = replace(options, seconds=deadline.left)
     with searching() as progress:
-        result = find(graph, where, options, start=given, progress=progress)
+        result = find(split, where, options, start=given, progress=progress)
+    if served is not None:
+        result = served.told(result)
     if output is not None:
         result.strategy.save(output)
     if picture is not None:
@@ -189,7 +261,11 @@ def simulate(
     check_targets(timeline)
     graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference, memory)
     given = finding.given(graph, where, strategy)
-    _measure(graph, where)
+    served = _served(model, where, batch_size, size, dim, inference)
+    if served is not None:
+        graph = served.graph
+        given = given if isinstance(given, str) else served.followed(given)
+    _measure(graph, where, constants=None if served is None else served.contents)
     result = finding.simulated(graph, where, given)
     if timeline is not None:
         result.timeline.save(timeline)

@@ -1,0 +1,288 @@
+"""Strategies for serving: how the cores of this computer are shared out among requests.
+
+Cores are divided in every way: so many requests at once, each on so many processors of so many
+threads. For each kind of group the search finds the fastest way through the graph that is served,
+whose weights are constant and folded, by times measured in it; then every division runs. A request
+takes its latency, all of them give the throughput: what no other division passes in both is best.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soapstone.deadline import Deadline
+from soapstone.engine.constants import Constants
+from soapstone.engine.measuring import drawn
+from soapstone.engine.prepare import folded
+from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.model import Model
+from soapstone.frontend.strategies.finding import forward_of, measure_tasks
+from soapstone.frontend.strategies.task_times import Progress as Stage
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.following import followed, told
+from soapstone.ir.tensor import Array, Role
+from soapstone.search.cost.profile import measured_machine
+from soapstone.search.cost.tasks import MeasuredMachine
+from soapstone.search.parallel import Options
+from soapstone.search.parallel.mcmc.search import Progress, StrategyResult, search
+from soapstone.search.parallel.problem.timing import step_kind
+from soapstone.system import usable_cores
+
+OBJECTIVES = ("latency", "throughput")
+_ROUNDS, _ROUND_S = 5, 0.4  # of runs of each division, in turns
+_SECONDS = 10.0  # of the search for one kind of group
+
+
+@dataclass(frozen=True)
+class Served:
+    """A forward graph as sessions serve it.
+
+    Attributes:
+        given: the graph of the model. made: what is left of it when its weights are folded.
+        contents: of those.
+    """
+
+    given: Graph
+    made: Graph
+    contents: Mapping[str, Array]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph of `made` by itself: weights are its constants, nodes do their own work."""
+        roles = {name: role for name, role in self.made.roles.items() if role is Role.INPUT}
+        fixed = dict.fromkeys(self.made.roles.keys() - roles.keys(), Role.CONSTANT)
+        nodes = tuple(replace(node, sources=()) for node in self.made.nodes)
+        return replace(self.made, nodes=nodes, roles={**roles, **fixed})
+
+    @staticmethod
+    def of(graph: Graph, weights: Mapping[str, Array]) -> Served:
+        """Return a forward graph as it is served; weights that are not given are drawn."""
+        graph = replace(graph, updates={})
+        names = [name for name, role in graph.roles.items() if role is not Role.INPUT]
+        held = {name: weights[name] if name in weights else drawn(graph, name) for name in names}
+        first, made = folded(graph, held)
+        return Served(graph, made, Constants(held, first))
+
+    def told(self, result: StrategyResult) -> StrategyResult:
+        """Return what a search of `graph` has found, its strategy one of the model's graph."""
+        return replace(result, strategy=told(result.strategy, self.made, self.given))
+
+    def followed(self, strategy: Strategy) -> Strategy:
+        """Return a strategy of the model's graph as one of `graph`."""
+        return followed(strategy, self.given, self.made)
+
+
+@dataclass(frozen=True)
+class Division:
+    """One way to share out the cores, and what it gives.
+
+    Attributes:
+        requests: at once. cpus, threads: processors of each, and threads of those.
+        strategy: that each request runs under.
+        simulated_ms: what a request takes while as many as may are under way.
+        latency_ms, requests_per_s: the same, and how many end in a second, as measured.
+    """
+
+    requests: int
+    cpus: int
+    threads: int
+    strategy: Strategy
+    simulated_ms: float
+    latency_ms: float
+    requests_per_s: float
+
+    @property
+    def simulated_per_s(self) -> float:
+        """How many requests end in a second, by simulation."""
+        return self.requests / self.simulated_ms * 1e3
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as JSON can say them."""
+        names = [name for name in self.__dataclass_fields__ if name != "strategy"]
+        return {name: getattr(self, name) for name in (*names, "simulated_per_s")}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The divisions of this computer's cores for a model.
+
+    Attributes:
+        divisions: all that were measured.
+        objective: by which `best` is chosen.
+    """
+
+    divisions: tuple[Division, ...]
+    objective: str
+
+    @property
+    def frontier(self) -> tuple[Division, ...]:
+        """Those that no other passes in latency and throughput, by latency."""
+        found: list[Division] = []
+        ordered = sorted(self.divisions, key=lambda d: (d.latency_ms, -d.requests_per_s))
+        for each in ordered:
+            if not found or each.requests_per_s > found[-1].requests_per_s:
+                found.append(each)
+        return tuple(found)
+
+    @property
+    def best(self) -> Division:
+        """The division of the least latency, or of the most requests in a second."""
+        return self.frontier[0 if self.objective == "latency" else -1]
+
+    @property
+    def strategy(self) -> Strategy:
+        """That of the best division."""
+        return self.best.strategy
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as JSON can say them."""
+        return {
+            "objective": self.objective,
+            "best": self.best.as_dict(),
+            "frontier": [each.as_dict() for each in self.frontier],
+            "divisions": [each.as_dict() for each in self.divisions],
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            "requests  processors  threads     ms (simulated)   requests/s (simulated)",
+            *(
+                f"{d.requests:8}  {d.cpus:10}  {d.threads:7}"
+                f"  {d.latency_ms:9.3f} ({d.simulated_ms:9.3f})"
+                f"  {d.requests_per_s:10.1f} ({d.simulated_per_s:10.1f})"
+                f"{'  best trade-off' if d in self.frontier else ''}"
+                for d in self.divisions
+            ),
+            f"{self.objective}: requests={self.best.requests}, cpus={self.best.cpus},"
+            f" threads={self.best.threads}",
+        ]
+        return "\n".join(rows)
+
+
+def find_serving(
+    model: Model | Graph | str | Path,
+    weights: Mapping[str, Array] | None = None,
+    *,
+    objective: str = "latency",
+    batch_size: int | None = None,
+    sizes: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+    cores: int | None = None,
+    options: Options | None = None,
+    stage: Stage | None = None,
+    deadline: Deadline | None = None,
+    progress: Progress | None = None,
+) -> Serving:
+    """Return the ways to share out this computer's cores among requests, and the best of them.
+
+    Args:
+        model: an app's name or script, an ONNX file, a graph file, or a graph with its weights.
+        objective: "latency", of one request, or "throughput", requests in a second.
+        batch_size, sizes, dims: see `finding.graph_of`.
+        cores: how many are shared out; all by default.
+        options: of the search for one kind of group; by default 10 s.
+        stage, progress: called with what is measured, and with what is searched. deadline: until
+            which tasks are measured.
+
+    Raises:
+        GraphError: an unknown objective, or a model that does not run here.
+    """
+    if objective not in OBJECTIVES:
+        raise GraphError(f"objective: {objective!r} found; {' or '.join(OBJECTIVES)} needed")
+    if isinstance(model, Graph):
+        graph, held = model, dict(weights or {})
+    else:
+        graph, held = forward_of(model, batch_size, sizes=sizes, dims=dims)
+    served = Served.of(graph, held)
+    held = {n: held[n] if n in held else drawn(graph, n) for n in served.given.roles}
+    options = options or Options(seconds=_SECONDS)
+    found: dict[tuple[int, int], tuple[StrategyResult, MeasuredMachine]] = {}
+    ways = divisions(cores or usable_cores())
+    for cpus, threads in dict.fromkeys((p, t) for _, p, t in ways):
+        machine = measured_machine(cpus, threads)
+        measure_tasks(served.graph, machine, stage, deadline, served.contents)
+        result = search(served.graph, machine, options, progress=progress)
+        found[cpus, threads] = served.told(result), machine
+    kind = step_kind(served.graph)
+    slower = {t: m.times.step(kind).slower for (p, t), (_, m) in found.items() if p > 1}
+    with ExitStack() as stack:
+        sessions = [
+            stack.enter_context(
+                InferenceSession(
+                    served.given, held, strategy=found[p, t][0].strategy, requests=requests
+                )
+            )
+            for requests, p, t in ways
+        ]
+        given = {name: drawn(served.given, name) for name in served.given.inputs(Role.INPUT)}
+        taken: list[list[tuple[float, float]]] = [[] for _ in ways]
+        for _ in range(1 + _ROUNDS):
+            for session, times in zip(sessions, taken):
+                times.append(loaded(session, given, _ROUND_S))
+    rows = []
+    for (requests, p, t), times in zip(ways, taken):
+        result = found[p, t][0]
+        shared = 1 + slower.get(t, 0.0) if requests > 1 and p == 1 else 1.0
+        provenance = {**result.strategy.provenance, "requests": requests}
+        rows.append(
+            Division(
+                requests,
+                p,
+                t,
+                replace(result.strategy, provenance=provenance),
+                result.simulation.step_us * shared / 1e3,
+                *(statistics.median(column) for column in zip(*times[1:])),
+            )
+        )
+    return Serving(tuple(rows), objective)
+
+
+def divisions(cores: int) -> list[tuple[int, int, int]]:
+    """Return all (requests, processors of each, threads of those) of so many cores."""
+    numbers = [n for n in range(1, cores + 1) if cores % n == 0]
+    return [
+        (requests, cpus, cores // (requests * cpus))
+        for requests in numbers
+        for cpus in numbers
+        if cores % (requests * cpus) == 0
+    ]
+
+
+def loaded(
+    session: InferenceSession, given: Mapping[str, Array], seconds: float
+) -> tuple[float, float]:
+    """Return the median ms of a run, and runs in a second, while as many as may are under way."""
+    times: list[list[float]] = [[] for _ in range(session.requests)]
+    began = time.perf_counter()
+
+    def ask(mine: list[float]) -> None:
+        now = time.perf_counter()
+        while now - began < seconds or not mine:
+            session.run(given)
+            before, now = now, time.perf_counter()
+            mine.append(now - before)
+
+    others = [threading.Thread(target=ask, args=(mine,)) for mine in times[1:]]
+    for thread in others:
+        thread.start()
+    ask(times[0])
+    for thread in others:
+        thread.join()
+    spent = time.perf_counter() - began
+    whole = [each for mine in times for each in mine]
+    return float(np.median(whole)) * 1e3, len(whole) / spent
+
+
+__all__ = ["Division", "Served", "Serving", "divisions", "find_serving", "loaded"]
