@@ -252,6 +252,18 @@ def yield_processor(typing: Any) -> Any:
     return types.void(), emit
 
 
+@intrinsic
+def rest(typing: Any) -> Any:
+    """Sleep for as short as the operating system can: some 50 us."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(INT, [INT])
+        builder.call(_declare(builder.module, kind, system.REST), [INT(0 if system.WINDOWS else 1)])
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
 def _declare(module: Any, kind: Any, name: str) -> Any:
     found = module.globals.get(name)
     return found if found is not None else ir.Function(module, kind, name=name)

@@ -84,6 +84,7 @@ def memory_nodes() -> int | None:
 CLOCK = "QueryPerformanceCounter" if WINDOWS else "clock_gettime"
 CLOCK_ID: int | None = getattr(time, "CLOCK_UPTIME_RAW", getattr(time, "CLOCK_MONOTONIC", None))
 YIELD = "SwitchToThread" if WINDOWS else "sched_yield"  # C function that lets other threads run
+REST = "Sleep" if WINDOWS else "usleep"  # C function that sleeps for a number of ms, or us
 
 
 def performance_frequency() -> int:

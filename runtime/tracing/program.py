@@ -23,6 +23,7 @@ from soapstone.native.intrinsics import (
     i64p,
     load_acquire,
     pause,
+    rest,
     store_release,
     u8p,
     yield_processor,
@@ -34,13 +35,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 LINE = 8  # int64 words of a cache line: progress words are kept apart
 ABORT = 0  # control[0]: any other value than 0 stops all workers
 SPINS = 256  # polls before a waiting worker lets other threads run
+LONG = 2000  # where each has a core: some 50 us, before it sleeps for about as long
 
 
 # count: of entries; number: the worker's word of `progress`; stamps: an address, or 0: when each
 # entry began to wait, started and ended (ns).
 _WORKER = Fields(
     "count fn block first_wait wait_word wait_value publish progress word control result spins"
-    " stamps"
+    " rests stamps"
 )
 _worker_of = _WORKER.at
 
@@ -67,8 +69,10 @@ def _run(block: Any) -> int:
                 polls += 1
                 if polls < w.spins:
                     pause()
-                else:
+                elif w.rests == 0:
                     yield_processor()
+                else:
+                    rest()
         if w.stamps != 0:
             stamps[3 * k + 1] = clock_ns()
         status = call_entry(i64p(w.fn)[k], i64p(w.block)[k])
@@ -116,6 +120,7 @@ class NativeProgram:
     progress: Array
     result: Array
     spins: int
+    rests: bool
 
     def reset(self) -> None:
         """Make the program ready to run: no progress, no failure, no abort."""
@@ -155,6 +160,7 @@ class NativeProgram:
             control=self.control,
             result=self.result[number],
             spins=self.spins,
+            rests=self.rests,
             stamps=stamps,
         )
 
@@ -219,12 +225,14 @@ def assemble(
     addresses: Sequence[int],
     blocks: Sequence[int],
     control: Array | None = None,
-    spins: int = SPINS,
+    crowded: bool = True,
 ) -> NativeProgram:
     """The native program of operations with entries, on workers that follow one global order.
 
     processors, addresses, blocks, predecessors: by operation. Processors without operations get
     no worker. Everything the loops need is allocated here, but `control` where that is given.
+    crowded: whether there may be more threads than cores: a worker that waits then soon yields to
+    others. Else it sleeps, since who it would yield to is another process, for milliseconds.
     """
     used = sorted(set(processors))
     number = {processor: place for place, processor in enumerate(used)}
@@ -255,5 +263,6 @@ def assemble(
         control=control if control is not None else control_words(),
         progress=np.zeros(max(1, len(used)) * LINE, dtype=np.int64),
         result=np.full((max(1, len(used)), LINE), -1, dtype=np.int64),
-        spins=spins,
+        spins=SPINS if crowded else LONG,
+        rests=not crowded,
     )

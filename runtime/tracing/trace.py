@@ -31,6 +31,7 @@ from soapstone.runtime.tracing.capture import (
 )
 from soapstone.runtime.tracing.lifetime import ArenaLayout
 from soapstone.runtime.tracing.ordering import Part
+from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
     from soapstone.runtime.core import Runtime
@@ -160,7 +161,11 @@ class Trace:
         predecessors: list[list[int]] = [[] for _ in self.operations]
         for source, target in self.edges.tolist():
             predecessors[target].append(source)
-        return program.assemble(self.order, processors, predecessors, addresses, blocks, control)
+        threads = sum(each.threads for each in self._runtime.machine.workers)
+        crowded = threads * self._runtime.executor.world.size > usable_cores()
+        return program.assemble(
+            self.order, processors, predecessors, addresses, blocks, control, crowded
+        )
 
     def _prepare(self, operation: Operation) -> Callable[[], object]:
         """The call of an operation's Python body, its arrays and context made once."""
