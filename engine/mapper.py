@@ -23,6 +23,7 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.strategy.configuration import Keep
+from soapstone.ir.tensor import Role
 from soapstone.runtime import DefaultMapper, Launch, Machine, MapperError, Processor, Region
 from soapstone.runtime.analysis.policy import ask, name_of
 from soapstone.runtime.model.mapper import by_point
@@ -72,6 +73,7 @@ class GraphMapper(DefaultMapper):
             model=graph.name,
             model_hash=graph.structural_hash,
             machine=machine.describe(),
+            inputs={name: graph.tensors[name].shape for name in graph.inputs(Role.INPUT)},
             provenance={"mapper": self.name},
         )
 

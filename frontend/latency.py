@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,27 +17,28 @@ from soapstone.frontend.inference import InferenceSession
 from soapstone.frontend.predict import source_of
 from soapstone.ir.tensor import Array
 
-if TYPE_CHECKING:
-    from soapstone.kernels.choices import Tune
-
 WARM, LEAST, MOST, SECONDS = 5, 20, 10_000, 3.0  # runs that are not counted, that are; how long
 PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
 class Latency:
-    """What was run and how long runs took, one after the other.
+    """What was run and how long runs took.
 
     Attributes:
-        inputs: their types and shapes, by name. threads: that computed.
-        seconds: of each run that was counted. warm: how many ran before.
+        inputs: their types and shapes, by name. requests: at once. cpus, threads: processors of
+            each, and threads of those.
+        seconds: of each run that was counted. wall_seconds: of all. warm: how many ran before.
         bind_seconds: of reading, compiling and binding. samples: in a run, where inputs agree.
     """
 
     model: str
     inputs: Mapping[str, str]
+    requests: int
+    cpus: int
     threads: int
     seconds: tuple[float, ...]
+    wall_seconds: float
     warm: int
     bind_seconds: float
     samples: int | None
@@ -49,13 +52,15 @@ class Latency:
     @property
     def runs_per_s(self) -> float:
         """How many runs ended in a second."""
-        return len(self.seconds) / sum(self.seconds)
+        return len(self.seconds) / self.wall_seconds
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for JSON."""
         return {
             "model": self.model,
             "inputs": dict(self.inputs),
+            "requests": self.requests,
+            "cpus": self.cpus,
             "threads": self.threads,
             "runs": len(self.seconds),
             "warm_runs": self.warm,
@@ -72,10 +77,12 @@ class Latency:
         rate = f"{self.runs_per_s:,.1f} runs/s"
         if self.samples is not None:
             rate += f", {self.samples * self.runs_per_s:,.1f} samples/s"
-        runs = f"{len(self.seconds):,} runs one after the other, {self.warm} more before"
+        how = f"{self.requests} at once" if self.requests > 1 else "one after the other"
+        runs = f"{len(self.seconds):,} runs {how}, {self.warm} more before"
+        cpus = f"; processors: {self.cpus}" if self.cpus > 1 else ""
         return "\n".join(
             [
-                f"{self.model}: {shown}; threads: {self.threads}",
+                f"{self.model}: {shown}{cpus}; threads: {self.threads}",
                 f"{times}; {rate}",
                 f"{runs}; {self.bind_seconds * 1e3:.0f} ms to bind",
             ]
@@ -88,10 +95,8 @@ def measure(
     *,
     dims: Mapping[str, int] | None = None,
     checkpoint: Path | None = None,
-    threads: int | None = None,
-    plain: bool = False,
     runs: int | None = None,
-    tune: Tune = True,
+    **options: Any,
 ) -> Latency:
     """Return how long runs of a model take.
 
@@ -100,39 +105,64 @@ def measure(
         arrays: the inputs, by name; by default drawn: normal numbers, integers of 0.
         dims: extents of symbolic dims of inputs that are drawn, 1 where not given.
         checkpoint: the weights of an app. runs: how many to count; by default those of 3 s.
-        threads, plain, tune: see `InferenceSession`.
+        options: see `InferenceSession`; with `requests`, as many runs are under way at any time.
 
     Raises:
         DataError, GraphError: a model, arrays or dims that do not fit.
     """
     started = time.perf_counter()
     source = source_of(model, checkpoint, initial=True)
-    with InferenceSession(source, threads=threads, plain=plain, tune=tune) as session:
+    with InferenceSession(source, **options) as session:
         if arrays is not None and dims:
             raise DataError("dims found with inputs, which have theirs; one of both needed")
         given = session.checked(_drawn(session, dims or {}) if arrays is None else arrays)
         session.run(given)
         bound = time.perf_counter()
-        for _ in range(WARM):
-            session.run(given)
-        seconds: list[float] = []
-        end = time.perf_counter() + SECONDS
-        while len(seconds) < (runs or LEAST) or (
-            runs is None and len(seconds) < MOST and time.perf_counter() < end
-        ):
-            start = time.perf_counter()
-            session.run(given)
-            seconds.append(time.perf_counter() - start)
+        warm = WARM * session.requests  # of each request's processors
+        asked(session, given, lambda count, spent: count >= warm)
+
+        def enough(count: int, spent: float) -> bool:
+            over = runs is None and (count >= MOST or spent >= SECONDS)
+            return count >= (runs or LEAST) and (runs is not None or over)
+
+        seconds, wall = asked(session, given, enough)
         firsts = {array.shape[0] if array.ndim else None for array in given.values()}
         return Latency(
             model,
             {name: f"{a.dtype.name}{list(a.shape)}" for name, a in given.items()},
-            session.threads,
+            *(session.requests, session.cpus, session.threads),
             tuple(seconds),
-            WARM + 1,
+            wall,
+            warm + 1,
             bound - started,
             firsts.pop() if len(firsts) == 1 else None,
         )
+
+
+def asked(
+    session: InferenceSession, given: Mapping[str, Array], enough: Callable[[int, float], bool]
+) -> tuple[list[float], float]:
+    """Return the seconds of each run, and of all, while as many as may are under way.
+
+    given: the inputs. enough: told how many runs were begun, and the seconds since the first;
+    returns whether that will do.
+    """
+    times: list[float] = []
+    places = itertools.count()  # taken in turns, without a lock
+    began = time.perf_counter()
+
+    def ask() -> None:
+        while not enough(next(places), time.perf_counter() - began):
+            start = time.perf_counter()
+            session.run(given)
+            times.append(time.perf_counter() - start)
+
+    with ThreadPoolExecutor(session.requests) as pool:
+        others = [pool.submit(ask) for _ in range(session.requests - 1)]
+        ask()
+        for other in others:
+            other.result()
+    return times, time.perf_counter() - began
 
 
 def _drawn(session: InferenceSession, dims: Mapping[str, int]) -> dict[str, Array]:
@@ -152,4 +182,4 @@ def _drawn(session: InferenceSession, dims: Mapping[str, int]) -> dict[str, Arra
     return made
 
 
-__all__ = ["Latency", "measure"]
+__all__ = ["Latency", "asked", "measure"]

@@ -284,6 +284,9 @@ class Model(Trainable):
         self,
         *,
         threads: int | None = None,
+        cpus: int | None = None,
+        strategy: Strategy | str | Path | None = None,
+        requests: int = 1,
         plain: bool = False,
         bound_shapes: int = 8,
         fast_memory: int | None = None,
@@ -292,13 +295,17 @@ class Model(Trainable):
     ) -> InferenceSession:
         """Return a session that serves the model with its present weights.
 
-        threads, plain, bound_shapes, fast_memory, plan and tune are those of `InferenceSession`.
+        threads, cpus, strategy, requests, plain, bound_shapes, fast_memory, plan and tune are those
+        of `InferenceSession`.
         """
         from soapstone.frontend.inference import InferenceSession
 
         return InferenceSession(
             self,
             threads=threads,
+            cpus=cpus,
+            strategy=strategy,
+            requests=requests,
             plain=plain,
             bound_shapes=bound_shapes,
             fast_memory=fast_memory,

@@ -18,7 +18,6 @@ from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
-    from soapstone.kernels.choices import Tune
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,8 @@ def predict(
     arrays: Mapping[str, Array],
     *,
     checkpoint: Path | None = None,
-    threads: int | None = None,
-    plain: bool = False,
     runs: int = 1,
-    fast_memory: int | None = None,
-    plan: str | None = None,
-    tune: Tune = True,
+    **options: Any,
 ) -> Prediction:
     """Return the outputs of an ONNX file, or of an app with a checkpoint's weights.
 
@@ -96,16 +91,14 @@ def predict(
         model: the path of an `.onnx` file, or an app's name.
         arrays: the inputs by name; a model of one input takes the only array, whatever its name.
         runs: how often to run for the time; outputs are those of the last.
-        fast_memory, plan, tune: see `InferenceSession`.
+        options: see `InferenceSession`.
 
     Raises:
         DataError, GraphError: a model or arrays that do not fit.
     """
     started = time.perf_counter()
     source = source_of(model, checkpoint)
-    with InferenceSession(
-        source, threads=threads, plain=plain, fast_memory=fast_memory, plan=plan, tune=tune
-    ) as session:
+    with InferenceSession(source, **options) as session:
         if len(session.inputs) == 1 and len(arrays) == 1:
             arrays = {session.inputs[0].name: next(iter(arrays.values()))}
         variants = session.variants(arrays)

@@ -131,6 +131,14 @@ from soapstone.runtime import Machine
 machine = Machine.local(cpus=4)
 strategy_of(load("data_parallel"), graph_of("alexnet", None), machine).save("alexnet.json")
 """
+SERVED = """
+from soapstone.engine.mapper import strategy_of
+from soapstone.frontend.strategies.finding import graph_of
+from soapstone.mappers import load
+from soapstone.runtime import Machine
+machine = Machine.local(cpus=2)
+strategy_of(load("data_parallel"), graph_of("model.onnx"), machine).save("fast.json")
+"""
 DECODER = """
 import onnx
 from helpers.decoders import SMALL
@@ -155,7 +163,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
         *(f"soapstone graph generate blocks {name}.npz --vertices 200" for name in ("cora", "a")),
         file("edges.txt", "0 1\n1 2\n"),
     ),
-    "inference.md": ("soapstone onnx export lenet model.onnx", DECODER),
+    "inference.md": ("soapstone onnx export lenet model.onnx", SERVED, DECODER),
     "lowering.md": (STRATEGY, "soapstone onnx export lenet model.onnx"),
     "mappers.md": (file("mymodule.py", MAPPER),),
     "memory.md": (SCRIPT, IMAGE, "soapstone onnx export lenet resnet50.onnx"),

@@ -1,12 +1,13 @@
 """Inference at batch 1: soapstone, ONNX Runtime, OpenVINO, torch eager on the same files.
 
     python benchmarks/execution/inference.py [--models resnet50,bert_12] [--rounds 7] [--threads 2]
-    python benchmarks/execution/inference.py --beside 1 --models resnet50
+    python benchmarks/execution/inference.py --beside 1 --pinned --models resnet50
     python benchmarks/execution/inference.py --models newer
 
 Needs `pip install -e ".[bench]"`. Each library works in its own process, in turns. "peak MB" is the
 peak resident memory above that of the library once it has run a model of one operator. With
---beside, each is measured again beside some processes that compute without end.
+--beside, each is measured again beside some processes that compute without end; with --pinned, each
+of those has a core that it never leaves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from harness import geometric_means, in_turns, median, rounds_of, serve, show, write
 from models import MODELS, NEWER, OPSET, arrays, export, network
 
-from soapstone.system import peak_bytes, resident_bytes, usable_cores
+from soapstone.system import core_numbers, peak_bytes, resident_bytes, usable_cores
 
 PEERS = ("soapstone", "onnxruntime", "openvino", "torch")
 
@@ -111,10 +112,14 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
 
 
 @contextlib.contextmanager
-def beside(count: int) -> Iterator[None]:
-    """Let some processes compute without end meanwhile."""
-    command = [sys.executable, "-c", "while True: pass"]
-    busy = [subprocess.Popen(command) for _ in range(count)]
+def beside(count: int, pinned: bool = False) -> Iterator[None]:
+    """Let some processes compute without end meanwhile, each pinned to one of the last cores."""
+    cores = [f"{{{core}}}" for core in (core_numbers() or [])[::-1]] if pinned else []
+    busy = []
+    for number in range(count):
+        where = f"os.sched_setaffinity(0, {cores[number % len(cores)]})" if cores else ""
+        command = f"import os\n{where}\nwhile True: pass"
+        busy.append(subprocess.Popen([sys.executable, "-c", command]))
     try:
         yield
     finally:
@@ -131,6 +136,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--beside", type=int, default=0, help="busy processes of a second run")
+    parser.add_argument("--pinned", action="store_true", help="keep each of them on a core")
     parser.add_argument("--peer", help="be this library on the one model")
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
@@ -153,7 +159,7 @@ def main() -> None:
             if other in ms and "soapstone" in ms:
                 row[f"/ {other}"] = ms["soapstone"] / ms[other]
         if options.beside:
-            with beside(options.beside):
+            with beside(options.beside, options.pinned):
                 slowed = in_turns(commands, options.rounds)
             for p, found in slowed.items():
                 row[f"{p} slow-down"] = median(found, "ms") / ms[p]
@@ -172,7 +178,8 @@ def main() -> None:
         columns = list(dict.fromkeys(key for row in rows for key in row))
         script = "python benchmarks/execution/inference.py"
         if options.beside:
-            command_text = f"{script} --beside {options.beside} --models {options.models}"
+            pinned = " --pinned" if options.pinned else ""
+            command_text = f"{script} --beside {options.beside}{pinned} --models {options.models}"
             title = "Inference, batch 1, beside other processes that compute"
             write("inference_beside", title, command_text, columns, rows)
         elif options.models == "newer":

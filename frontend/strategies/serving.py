@@ -9,8 +9,6 @@ takes its latency, all of them give the throughput: what no other division passe
 from __future__ import annotations
 
 import statistics
-import threading
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,13 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from soapstone.deadline import Deadline
 from soapstone.engine.constants import Constants
 from soapstone.engine.measuring import drawn
 from soapstone.engine.prepare import folded
 from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.latency import asked
 from soapstone.frontend.model import Model
 from soapstone.frontend.strategies.finding import forward_of, measure_tasks
 from soapstone.frontend.strategies.task_times import Progress as Stage
@@ -264,25 +261,9 @@ def loaded(
     session: InferenceSession, given: Mapping[str, Array], seconds: float
 ) -> tuple[float, float]:
     """Return the median ms of a run, and runs in a second, while as many as may are under way."""
-    times: list[list[float]] = [[] for _ in range(session.requests)]
-    began = time.perf_counter()
-
-    def ask(mine: list[float]) -> None:
-        now = time.perf_counter()
-        while now - began < seconds or not mine:
-            session.run(given)
-            before, now = now, time.perf_counter()
-            mine.append(now - before)
-
-    others = [threading.Thread(target=ask, args=(mine,)) for mine in times[1:]]
-    for thread in others:
-        thread.start()
-    ask(times[0])
-    for thread in others:
-        thread.join()
-    spent = time.perf_counter() - began
-    whole = [each for mine in times for each in mine]
-    return float(np.median(whole)) * 1e3, len(whole) / spent
+    least = session.requests
+    times, wall = asked(session, given, lambda n, spent: n >= least and spent >= seconds)
+    return statistics.median(times) * 1e3, len(times) / wall
 
 
 __all__ = ["Division", "Served", "Serving", "divisions", "find_serving", "loaded"]

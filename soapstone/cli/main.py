@@ -221,7 +221,19 @@ def predict(
         Path | None, typer.Option("--output", "-o", help="Write the outputs here, as npz.")
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The weights of an app.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of a processor. Default: cores are shared out.")
+    ] = None,
+    cpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processors of a run; default 1, or those of the strategy."),
+    ] = None,
+    strategy: Annotated[
+        Path | None, typer.Option(help="A strategy file to follow (`strategy search --inference`).")
+    ] = None,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Runs at once, each on so many processors: to --benchmark.")
+    ] = 1,
     plain: Annotated[
         bool, typer.Option("--plain", help="One kernel an operator: no folding, no fusing.")
     ] = False,
@@ -249,6 +261,13 @@ def predict(
     from soapstone.frontend import predict as task
 
     check_targets(output)
+    options: dict[str, Any] = {
+        "threads": threads,
+        "cpus": cpus,
+        "strategy": strategy,
+        "plain": plain,
+        "tune": "now" if tune else True,
+    }
     if benchmark:
         from soapstone.frontend.latency import measure
 
@@ -259,25 +278,24 @@ def predict(
             *(model, None if inputs is None else task.read_arrays(inputs)),
             dims=dims_of(dim),
             checkpoint=checkpoint,
-            threads=threads,
-            plain=plain,
             runs=runs,
-            tune="now" if tune else True,
+            requests=requests,
+            **options,
         )
         tell(latency, latency.as_dict(), as_json)
         return
     if inputs is None or dim:
         found = "--dim" if dim else "no --input"
         raise DataError(f"{found} found; an npz file of the inputs needed, or --benchmark")
+    if requests > 1:
+        raise DataError(f"--requests {requests} found without --benchmark; 1 needed")
     result = task.predict(
         *(model, task.read_arrays(inputs)),
         checkpoint=checkpoint,
-        threads=threads,
-        plain=plain,
         runs=runs or 1,
         fast_memory=None if fast_memory is None else bytes_of("--fast-memory", fast_memory),
         plan=plan,
-        tune="now" if tune else True,
+        **options,
     )
     if output is not None:
         arrays: dict[str, Any] = dict(result.outputs)

@@ -19,10 +19,14 @@ from typer.testing import CliRunner, Result
 
 import soapstone
 from soapstone.cli.main import app
+from soapstone.engine.mapper import strategy_of
 from soapstone.frontend.app import AppError, app_names, load_app, train_app
 from soapstone.frontend.data.batches import Batches
 from soapstone.frontend.strategies import finding
 from soapstone.ir.spec import operators
+from soapstone.mappers import load
+from soapstone.runtime import Machine
+from soapstone.system import usable_cores
 
 TINY = '''"""A tiny network.
 
@@ -555,3 +559,45 @@ def test_training_from_python(tiny: Path) -> None:
     assert said[2].startswith("model: ")
     with pytest.raises(AppError, match="app 'tiny': batch size: 0 found, an integer of 1"):
         train_app(tiny, batch_size=0)
+
+
+def test_a_model_is_served_under_a_strategy(tmp_path: Path) -> None:
+    path, file = str(tmp_path / "lenet.onnx"), str(tmp_path / "two.json")
+    assert invoke("onnx", "export", "lenet", path, "--batch-size", "3").exit_code == 0
+    graph = finding.graph_of(path)
+    strategy_of(load("data_parallel"), graph, Machine.local(cpus=2)).save(file)
+    given = np.random.default_rng(0).standard_normal((3, 1, 28, 28), np.float32)
+    np.savez(tmp_path / "x.npz", given)
+    found = []
+    for options in ((), ("--strategy", file)):
+        out = tmp_path / f"{len(options)}.npz"
+        done = invoke("predict", path, "-i", tmp_path / "x.npz", "-o", out, *options)
+        assert done.exit_code == 0, done.stderr
+        found.append(dict(np.load(out)))
+    for name in found[0]:
+        np.testing.assert_allclose(found[0][name], found[1][name], atol=1e-6)
+    done = invoke("predict", path, "--benchmark", "--runs", "4", "--requests", "2", "--json")
+    told = json.loads(done.stdout)
+    assert (told["requests"], told["cpus"], told["runs"]) == (2, 1, 4)
+    done = invoke("predict", path, "--benchmark", "--runs", "1", "--strategy", file, "--json")
+    assert (json.loads(done.stdout)["cpus"], json.loads(done.stdout)["threads"]) == (2, 1)
+    text = error_of("predict", path, "-i", tmp_path / "x.npz", "--requests", "2")
+    assert "--requests 2 found without --benchmark" in text
+    text = error_of("predict", path, "--benchmark", "--strategy", file, "--cpus", "1")
+    assert "with 2 processors; 1 found" in text
+    text = error_of("strategy", "search", path, "--objective", "latency")
+    assert "objective: found without --inference" in text
+
+
+@pytest.mark.long
+def test_cores_are_shared_out_for_an_objective(tmp_path: Path) -> None:
+    common = ("strategy", "search", "lenet", "--inference", "--batch-size", "2", "--budget", "6")
+    done = invoke(*common, "--objective", "throughput", "-o", tmp_path / "s.json", "--json")
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert all(row["latency_ms"] > 0 and row["simulated_ms"] > 0 for row in told["divisions"])
+    best = max(told["divisions"], key=lambda row: row["requests_per_s"])
+    assert told["best"] == best
+    done = invoke("strategy", "simulate", *common[2:6], "-s", tmp_path / "s.json", "--json")
+    if best["cpus"] == usable_cores():  # the machine of `local`
+        assert done.exit_code == 0, done.stderr
