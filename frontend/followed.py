@@ -56,16 +56,17 @@ class Followed:
         if gpus and requests > 1:
             raise GraphError(f"requests: {requests} found with a GPU; 1 needed")
         self.machine = machine or self._here(cpus, threads, gpus, requests)
+        if strategy is None:
+            return
         shapes = {each.name: each.shape for each in source.inputs}
-        if strategy is not None and strategy.inputs.keys() == shapes.keys():
+        if strategy.inputs.keys() == shapes.keys():
             shapes = dict(strategy.inputs)
-        if strategy is not None and all(
-            isinstance(d, int) for shape in shapes.values() for d in shape
-        ):
-            arrays = {
-                each.name: np.broadcast_to(np.zeros((), each.dtype), shapes[each.name])
-                for each in source.inputs
-            }
+        arrays = {}
+        for each in source.inputs:
+            extents = [extent for extent in shapes[each.name] if isinstance(extent, int)]
+            if len(extents) == len(shapes[each.name]):
+                arrays[each.name] = np.broadcast_to(np.zeros((), each.dtype), extents)
+        if len(arrays) == len(shapes):
             self._check(source.graph(arrays)[0])
 
     def _here(self, cpus: int | None, threads: int | None, gpus: int, requests: int) -> Machine:

@@ -198,12 +198,13 @@ def find_serving(
     """
     if objective not in OBJECTIVES:
         raise GraphError(f"objective: {objective!r} found; {' or '.join(OBJECTIVES)} needed")
-    if isinstance(model, Graph):
-        graph, held = model, dict(weights or {})
-    else:
-        graph, held = forward_of(model, batch_size, sizes=sizes, dims=dims)
+    graph, known = (
+        (model, weights or {})
+        if isinstance(model, Graph)
+        else forward_of(model, batch_size, sizes=sizes, dims=dims)
+    )
+    held = {n: known[n] if n in known else drawn(graph, n) for n in graph.roles}
     served = Served.of(graph, held)
-    held = {n: held[n] if n in held else drawn(graph, n) for n in served.given.roles}
     options = options or Options(seconds=_SECONDS)
     found: dict[tuple[int, int], tuple[StrategyResult, MeasuredMachine]] = {}
     ways = divisions(cores or usable_cores())
