@@ -2,7 +2,8 @@
 
 A run of several samples takes less than as many runs of one, so requests that wait at the same time
 are one run. A thread of the batcher takes the request that has waited longest, waits until as
-many samples as may be joined are there or its delay is over, runs them, and gives each its rows.
+many samples as may be joined are there or its delay is over, runs them, and gives each its rows. It
+has as many threads as the session runs requests at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -62,7 +63,8 @@ class Batcher:
     Samples are rows: all inputs have a first dim of one symbolic extent. Requests are joined if
     their inputs have equal shapes but for that, and the graph shows that each row of the outputs
     depends on its row of the inputs alone; else each runs by itself, and `apart` says why. Requests
-    of one thread are answered in the order in which it asked.
+    of one thread are answered in the order in which it asked. Of a session of several `requests`,
+    as many runs go on at once.
 
     Args:
         session: that runs; it may be used directly meanwhile, and stays open when this is closed.
@@ -100,8 +102,16 @@ class Batcher:
         self._closing = self._gone = False
         self._statistics = BatcherStatistics()
         self._meeting: OrderedDict[tuple[Any, ...], str] = OrderedDict()  # of each key, where
-        self._thread = threading.Thread(target=self._serve, name="batcher", daemon=True)
-        self._thread.start()
+        self._begun = self._given = 0  # runs that were begun, and whose answers were given
+        self._done: dict[int, Callable[[], None]] = {}  # gives answers, by the number of the run
+        self._giving = False  # whether a thread gives answers
+        self._meets = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"batcher {number}", daemon=True)
+            for number in range(session.requests)
+        ]
+        for thread in self._threads:
+            thread.start()
         tell(self)
 
     def forked(self) -> None:
@@ -172,8 +182,9 @@ class Batcher:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if not self._gone and self._thread is not threading.current_thread():
-            self._thread.join()
+        for thread in self._threads:
+            if not self._gone and thread is not threading.current_thread():
+                thread.join()
 
     def __enter__(self) -> Batcher:
         return self
@@ -187,18 +198,35 @@ class Batcher:
         self.close()
 
     def _serve(self) -> None:
-        while group := self._next():
+        while taken := self._next():
+            number, group = taken
             group = [each for each in group if each.answer.set_running_or_notify_cancel()]
-            if group:
-                self._answer(group)
+            give = self._answered(group) if group else _nothing
+            self._give(number, give)
 
-    def _next(self) -> list[_Request]:
-        """Return the requests of the next run, waiting for them; none when all is done."""
+    def _give(self, number: int, give: Callable[[], None]) -> None:
+        """Answer a run after those that were begun before it: now, or when those are answered."""
+        with self._changed:
+            self._done[number] = give
+            if self._giving:
+                return
+            self._giving = True
+        while True:
+            with self._changed:
+                ready = self._done.pop(self._given, None)
+                if ready is None:
+                    self._giving = False
+                    return
+                self._given += 1
+            ready()  # with no lock: what is called back may ask, or close
+
+    def _next(self) -> tuple[int, list[_Request]] | None:
+        """Return the number and requests of the next run, waiting for them; None at the end."""
         with self._changed:
             while True:
                 if not self._waiting:
                     if self._closing:
-                        return []
+                        return None
                     self._changed.wait()
                     continue
                 group = self._joined()
@@ -207,7 +235,8 @@ class Batcher:
                 if full or left_s <= 0 or self._closing:
                     taken = set(group)
                     self._waiting = deque(each for each in self._waiting if each not in taken)
-                    return group
+                    self._begun += 1
+                    return self._begun - 1, group
                 self._changed.wait(left_s)
 
     def _joined(self) -> list[_Request]:
@@ -229,8 +258,8 @@ class Batcher:
                 behind.add(each.caller)
         return group
 
-    def _answer(self, group: list[_Request]) -> None:
-        """Run requests as one and give each its rows; if that fails, each by itself."""
+    def _answered(self, group: list[_Request]) -> Callable[[], None]:
+        """Run requests as one, or if that fails each by itself; return what gives them answers."""
         samples = sum(each.samples for each in group)
         size = _rounded(samples, self._most) if self._pad else samples
         answers: list[Answer | BaseException] = []
@@ -243,18 +272,22 @@ class Batcher:
         if not answers:
             size, runs = samples, max(runs, len(group))
             answers += [self._alone(each) for each in group]
-        before = self._statistics
-        self._statistics = BatcherStatistics(
-            before.requests + len(group),
-            before.runs + runs,
-            before.samples + samples,
-            before.padding + size - samples,
-        )
-        for each, answer in zip(group, answers):
-            if isinstance(answer, BaseException):
-                each.answer.set_exception(answer)
-            else:
-                each.answer.set_result(answer)
+
+        def give() -> None:
+            before = self._statistics
+            self._statistics = BatcherStatistics(
+                before.requests + len(group),
+                before.runs + runs,
+                before.samples + samples,
+                before.padding + size - samples,
+            )
+            for each, answer in zip(group, answers):
+                if isinstance(answer, BaseException):
+                    each.answer.set_exception(answer)
+                else:
+                    each.answer.set_result(answer)
+
+        return give
 
     def _alone(self, request: _Request) -> Answer | BaseException:
         try:
@@ -267,13 +300,14 @@ class Batcher:
         key = group[0].key
         if size < 2:
             return ""
-        if key not in self._meeting:
-            some = next(each for each in group if each.samples)
-            given = {n: np.repeat(a[:1], 2, axis=0) for n, a in some.given.items()}
-            self._meeting[key] = self._session.meeting_samples(given)
-            if len(self._meeting) > _KEYS:
-                self._meeting.popitem(last=False)
-        return self._meeting[key]
+        with self._meets:
+            if key not in self._meeting:
+                some = next(each for each in group if each.samples)
+                given = {n: np.repeat(a[:1], 2, axis=0) for n, a in some.given.items()}
+                self._meeting[key] = self._session.meeting_samples(given)
+                if len(self._meeting) > _KEYS:
+                    self._meeting.popitem(last=False)
+            return self._meeting[key]
 
     def _run(self, group: list[_Request], samples: int, size: int) -> list[Answer]:
         if len(group) == 1 and size == samples:
@@ -293,6 +327,10 @@ class Batcher:
             answers.append({name: array[begin:end].copy() for name, array in found.items()})
             begin = end
         return answers
+
+
+def _nothing() -> None:
+    """Give no answer: all requests were cancelled."""
 
 
 def _rounded(samples: int, most: int) -> int:

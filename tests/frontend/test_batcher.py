@@ -50,7 +50,19 @@ def session() -> Iterator[InferenceSession]:
         yield session
 
 
-def test_many_threads_of_random_shapes(session: InferenceSession) -> None:
+@pytest.fixture(scope="module")
+def several() -> Iterator[InferenceSession]:
+    with tagger(bound_shapes=64, requests=3) as session:
+        yield session
+
+
+@pytest.mark.parametrize("which", ["session", "several"])
+def test_many_threads_of_random_shapes(which: str, request: pytest.FixtureRequest) -> None:
+    session: InferenceSession = request.getfixturevalue(which)
+    _check_many_threads(session)
+
+
+def _check_many_threads(session: InferenceSession) -> None:
     random = np.random.default_rng(1)
     asked = [
         [
