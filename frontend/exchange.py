@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, spec_of
 
 
 def as_array(value: Any, where: str) -> Array:
@@ -33,4 +34,27 @@ def as_array(value: Any, where: str) -> Array:
         ) from error
 
 
-__all__ = ["as_array"]
+def targets(model: str, out: Mapping[str, Any], results: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays that outputs are to be written to, by name.
+
+    Args:
+        model: its name. out: arrays or tensors. results: the outputs, by name.
+
+    Raises:
+        DataError: no such output, another type or shape, or one that cannot be written to.
+    """
+    found = {}
+    for name, given in out.items():
+        where = f"model {model!r}: out {name!r}"
+        if name not in results:
+            raise DataError(f"{where}: no such output; outputs are {', '.join(results)}")
+        array = found[name] = as_array(given, where)
+        have, needed = spec_of(array), spec_of(results[name])
+        if have != needed:
+            raise DataError(f"{where}: {have} found, {needed} needed")
+        if not array.flags.writeable:
+            raise DataError(f"{where}: a read-only array found, one to write to needed")
+    return found
+
+
+__all__ = ["as_array", "targets"]

@@ -25,7 +25,7 @@ from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
-from soapstone.frontend.exchange import as_array
+from soapstone.frontend.exchange import targets
 from soapstone.frontend.followed import Followed
 from soapstone.frontend.sources import Field, Source
 from soapstone.ir.errors import GraphError
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.onnx.pieces import Pieces
     from soapstone.frontend.planned import Plans
+    from soapstone.frontend.sharing import Shared
 
 _MANY = 1 << 24  # bytes of weights that were read
 
@@ -71,6 +72,8 @@ class InferenceSession:
             the model's graph for some shapes of inputs; for others it is fitted. Without one,
             samples are split, or what touches fewer bytes (the `data_parallel` mapper).
         requests: how many runs may go on at once, each on so many processors; they share weights.
+        share_cores: whether runs take fewer threads where that is faster, as where other processes
+            have some of the cores. Last bits of results may then differ from run to run.
         plain: run one kernel an operator, without folding or fusing, for comparison.
         layouts: axis orders of values, such as `OptimizeResult.layouts`, the rest in C order; by
             default those of the model's file, or where there are none what `channels_last` says.
@@ -107,6 +110,7 @@ class InferenceSession:
         machine: Machine | None = None,
         strategy: Strategy | str | Path | None = None,
         requests: int = 1,
+        share_cores: bool = False,
         plain: bool = False,
         layouts: Layouts | None = None,
         bound_shapes: int = 8,
@@ -146,19 +150,41 @@ class InferenceSession:
         self._start()
         tell(self)
         self._others: list[InferenceSession] = []  # each runs one more request at once
+        self._options = {
+            "plain": plain,
+            "layouts": layouts,
+            "bound_shapes": bound_shapes,
+            "tune": tune,
+        }
         for _ in range(requests - 1):
-            other = InferenceSession(
-                self._source,
-                machine=self._machine,
-                plain=plain,
-                layouts=layouts,
-                bound_shapes=bound_shapes,
-                tune=tune,
-            )
-            other._followed, other._found = self._followed, self._found
-            other._binding = self._binding
-            self._others.append(other)
+            self._others.append(self._another(self._machine))
         self._free = self._all_free()
+        self._shared: Shared | None = None
+        self._share_cores = share_cores
+        if share_cores:
+            whole = (self.requests, self.cpus, self._machine.processors[0].kind) == (1, 1, "cpu")
+            if not whole or self._plans is not None:
+                raise GraphError(
+                    "share_cores: found with several requests or processors, a GPU or a fast"
+                    " memory; one processor of several threads needed"
+                )
+            self._share()
+
+    def _share(self) -> None:
+        from soapstone.frontend.sharing import Shared
+
+        me = weakref.proxy(self)
+        self._shared = Shared(
+            self.threads, lambda threads: me._another(Machine.local(1, threads)), self._most
+        )
+
+    def _another(self, machine: Machine) -> InferenceSession:
+        """Return a session of the same model on another machine, which shares weights."""
+        other = InferenceSession(self._source, machine=machine, **self._options)
+        if machine == self._machine:
+            other._followed = self._followed
+        other._found, other._binding = self._found, self._binding
+        return other
 
     def _all_free(self) -> queue.LifoQueue[int]:
         """Return the numbers of those who run nothing: this session's is 0."""
@@ -183,6 +209,8 @@ class InferenceSession:
         self._binding = threading.Lock()
         self._pool = None
         self._free = self._all_free()
+        if self._share_cores:
+            self._share()
         self._bounds.clear()
         if self._close.detach():
             self._start()
@@ -234,6 +262,8 @@ class InferenceSession:
         given = self.checked(inputs)
         number = self._free.get()
         try:
+            if self._shared is not None:
+                return self._shared.run(self._run, given, out)
             return (self._others[number - 1] if number else self)._run(given, out)
         finally:
             self._free.put(number)
@@ -243,11 +273,11 @@ class InferenceSession:
             bound = self._bound_or_pieces(given)
             if not isinstance(bound, Bound):
                 found = bound.run(given)
-                for name, array in self._into(out, found).items():
+                for name, array in targets(self.name, out, found).items():
                     np.copyto(array, found[name])
                     found[name] = array
                 return found
-            into = self._into(out, bound.results)
+            into = targets(self.name, out, bound.results)
             for name, feed in bound.feeds.items():
                 np.copyto(feed, given[name])
             self._session.run(bound)
@@ -399,6 +429,8 @@ class InferenceSession:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
+        if self._shared is not None:
+            self._shared.close()
         for each in (self, *self._others):
             with each._lock:
                 each._close()
@@ -417,45 +449,7 @@ class InferenceSession:
         Raises:
             DataError: as `run`.
         """
-        fields = self._source.inputs
-        label = f"model {self._source.name!r}"
-        if not isinstance(inputs, Mapping):
-            if len(fields) != 1:
-                have = ", ".join(field.name for field in fields)
-                raise DataError(f"{label}: one array found, a dict of {have} needed")
-            inputs = {fields[0].name: inputs}
-        unknown = sorted(set(inputs) - {field.name for field in fields})
-        if unknown:
-            have = ", ".join(map(str, fields)) or "none"
-            raise DataError(f"{label}: unknown input {unknown[0]!r}; inputs are {have}")
-        given = {}
-        for field in fields:
-            if field.name not in inputs:
-                raise DataError(f"{label}: input {field.name!r} is missing; {field} needed")
-            array = as_array(inputs[field.name], f"{label}: input {field.name!r}")
-            fits = len(array.shape) == len(field.shape) and all(
-                not isinstance(d, int) or d == extent for d, extent in zip(field.shape, array.shape)
-            )
-            if array.dtype.name != field.dtype or not fits:
-                found = f"{array.dtype.name}{list(array.shape)}"
-                raise DataError(f"{label}: input {field.name!r}: {found} found, {field} needed")
-            given[field.name] = array
-        return given
-
-    def _into(self, out: Mapping[str, Any], results: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the arrays to write outputs to, checked."""
-        into = {}
-        for name, given in out.items():
-            where = f"model {self.name!r}: out {name!r}"
-            if name not in results:
-                raise DataError(f"{where}: no such output; outputs are {', '.join(results)}")
-            array = into[name] = as_array(given, where)
-            found, needed = spec_of(array), spec_of(results[name])
-            if found != needed:
-                raise DataError(f"{where}: {found} found, {needed} needed")
-            if not array.flags.writeable:
-                raise DataError(f"{where}: a read-only array found, one to write to needed")
-        return into
+        return self._source.checked(inputs)
 
     # For those who run a model in steps of their own (`frontend/generation`), in a turn:
 

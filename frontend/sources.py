@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from soapstone.errors import DataError
+from soapstone.frontend.exchange import as_array
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
@@ -52,6 +53,39 @@ class Source:
     weights: Callable[[], Mapping[str, Array]]
     layouts: Layouts | None = None  # axis orders that came with the model
     onnx: OnnxSource | None = None  # the file, which can be run in pieces
+
+    def checked(self, inputs: Mapping[str, Any] | Any) -> dict[str, Array]:
+        """Return inputs as runs take them: an array of the declared type for each.
+
+        inputs: arrays or tensors by name, or the only one.
+
+        Raises:
+            DataError: a missing or unknown input, or one of another type, rank or extent.
+        """
+        fields = self.inputs
+        label = f"model {self.name!r}"
+        if not isinstance(inputs, Mapping):
+            if len(fields) != 1:
+                have = ", ".join(field.name for field in fields)
+                raise DataError(f"{label}: one array found, a dict of {have} needed")
+            inputs = {fields[0].name: inputs}
+        unknown = sorted(set(inputs) - {field.name for field in fields})
+        if unknown:
+            have = ", ".join(map(str, fields)) or "none"
+            raise DataError(f"{label}: unknown input {unknown[0]!r}; inputs are {have}")
+        given = {}
+        for field in fields:
+            if field.name not in inputs:
+                raise DataError(f"{label}: input {field.name!r} is missing; {field} needed")
+            array = as_array(inputs[field.name], f"{label}: input {field.name!r}")
+            fits = len(array.shape) == len(field.shape) and all(
+                not isinstance(d, int) or d == extent for d, extent in zip(field.shape, array.shape)
+            )
+            if array.dtype.name != field.dtype or not fits:
+                found = f"{array.dtype.name}{list(array.shape)}"
+                raise DataError(f"{label}: input {field.name!r}: {found} found, {field} needed")
+            given[field.name] = array
+        return given
 
     @staticmethod
     def of(model: Model | OnnxModel | Graph | str | Path, weights: Mapping[str, Array]) -> Source:
