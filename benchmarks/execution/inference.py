@@ -7,7 +7,7 @@
 Needs `pip install -e ".[bench]"`. Each library works in its own process, in turns. "peak MB" is the
 peak resident memory above that of the library once it has run a model of one operator. With
 --beside, each is measured again beside some processes that compute without end; with --pinned, each
-of those has a core that it never leaves.
+of those has a core that it never leaves. The peer "sharing" is soapstone with `share_cores`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
     """Be one library on one model."""
     given = arrays(name)
     run: Callable[[], Mapping[str, np.ndarray] | list[Any]]
-    if library == "soapstone":
+    if library in ("soapstone", "sharing"):
         from soapstone import InferenceSession, from_onnx
 
         with InferenceSession(from_onnx(smallest())) as first:
             first.run(np.ones((1, 16), np.float32))
         baseline = resident_bytes()
         start = time.perf_counter()
-        session = InferenceSession(path, threads=threads, tune="now")
+        share = library == "sharing"
+        session = InferenceSession(path, threads=threads, tune="now", share_cores=share)
         run = lambda: list(session.run(given).values())  # noqa: E731
     elif library == "onnxruntime":
         import onnxruntime
