@@ -150,12 +150,6 @@ class InferenceSession:
         self._start()
         tell(self)
         self._others: list[InferenceSession] = []  # each runs one more request at once
-        self._options = {
-            "plain": plain,
-            "layouts": layouts,
-            "bound_shapes": bound_shapes,
-            "tune": tune,
-        }
         for _ in range(requests - 1):
             self._others.append(self._another(self._machine))
         self._free = self._all_free()
@@ -180,7 +174,14 @@ class InferenceSession:
 
     def _another(self, machine: Machine) -> InferenceSession:
         """Return a session of the same model on another machine, which shares weights."""
-        other = InferenceSession(self._source, machine=machine, **self._options)
+        other = InferenceSession(
+            self._source,
+            machine=machine,
+            plain=self._plain,
+            layouts=self._layouts,
+            bound_shapes=self._most,
+            tune=self._tune,
+        )
         if machine == self._machine:
             other._followed = self._followed
         other._found, other._binding = self._found, self._binding
