@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,33 +54,35 @@ class Followed:
         for name, number in (("requests", requests), ("cpus", 1 if cpus is None else cpus)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise GraphError(f"{name}: {number!r} found; 1 or more needed")
+        if machine is not None and (cpus, threads, gpus) != (None, None, 0):
+            raise GraphError("machine: found with cpus, threads or gpus; either needed")
         if gpus and requests > 1:
             raise GraphError(f"requests: {requests} found with a GPU; 1 needed")
         self.machine = machine or self._here(cpus, threads, gpus, requests)
         if strategy is None:
             return
-        shapes = {each.name: each.shape for each in source.inputs}
-        if strategy.inputs.keys() == shapes.keys():
-            shapes = dict(strategy.inputs)
         arrays = {}
         for each in source.inputs:
-            extents = [extent for extent in shapes[each.name] if isinstance(extent, int)]
-            if len(extents) == len(shapes[each.name]):
-                arrays[each.name] = np.broadcast_to(np.zeros((), each.dtype), extents)
-        if len(arrays) == len(shapes):
-            self._check(source.graph(arrays)[0])
+            told = strategy.inputs.get(each.name, each.shape)
+            whole = told if len(told) == len(each.shape) else each.shape
+            mixed = [a if isinstance(a, int) else b for a, b in zip(each.shape, whole)]
+            extents = [extent for extent in mixed if isinstance(extent, int)]
+            if len(extents) < len(mixed):
+                return  # the graph is known when it first runs
+            arrays[each.name] = np.broadcast_to(np.zeros((), each.dtype), extents)
+        self._check(source.graph(arrays)[0])
 
     def _here(self, cpus: int | None, threads: int | None, gpus: int, requests: int) -> Machine:
         if gpus:
             return Machine.local(gpus=gpus)
-        known: list[dict[str, Any]] = []
+        known: list[Mapping[str, Any]] = []
         if self.given is not None and self.given.machine.get("name") == "local":
-            known = list(self.given.machine["processors"])
+            known = [p for p in self.given.machine.get("processors", ()) if isinstance(p, Mapping)]
         if cpus is None:
             cpus = len(known) or 1
         if threads is None:
-            threads = known[0]["threads"] if known else usable_cores() // (cpus * requests)
-        threads = max(1, threads)
+            shared = max(1, usable_cores() // (cpus * requests))
+            threads = known[0].get("threads", shared) if known else shared
         if cpus * requests > 1:
             warn_of_turns(cpus * requests, threads, 5)
         return Machine.local(cpus=cpus, threads=threads)

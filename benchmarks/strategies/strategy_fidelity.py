@@ -1,10 +1,12 @@
 """Simulated steps beside real ones on this computer (FlexFlow: Jia, section 3.7.3, Figure 3.11).
 
     python benchmarks/strategies/strategy_fidelity.py [--models lenet,mlp] [--strategies 8]
+    python benchmarks/strategies/strategy_fidelity.py --inference [--models lenet,net.onnx]
     mpiexec -n 2 python benchmarks/strategies/strategy_fidelity.py [...]
 
 Tasks are measured in steps of covering strategies, as `soapstone strategy simulate --machine local`
-measures them; over ranks of MPI, messages too. Each model then runs under strategies that are
+measures them; over ranks of MPI, messages too. With --inference, steps are of what sessions serve,
+ONNX files at batch 1. Each model then runs under strategies that are
 chosen so that their simulated steps are far apart: one device, data parallelism, and of many others
 (named, random, partly data-parallel) always the one whose step is farthest from those chosen.
 Covering and other strategies run in turns, and steps at one speed of the processors are compared
@@ -36,12 +38,15 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import tabulate
 
-from soapstone.frontend.strategies.finding import graph_of
+from soapstone.engine.session import NOTHING
+from soapstone.frontend.strategies.finding import forward_of, graph_of
+from soapstone.frontend.strategies.serving import Served
 from soapstone.frontend.strategies.step_times import Run, Step, Turns
 from soapstone.frontend.strategies.task_times import Cover, configured, linked, record, strategy_of
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration
+from soapstone.ir.tensor import Array
 from soapstone.runtime.machines.start import default_executor, rank_of
 from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine, TaskTimes
@@ -125,8 +130,15 @@ def spread(step_us: Mapping[str, float], count: int) -> list[str]:
 class Fidelity:
     """One model on the machine of an executor: its covering strategies, and others, as they run."""
 
-    def __init__(self, graph: Graph, machine: MeasuredMachine, executor: str) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        machine: MeasuredMachine,
+        executor: str,
+        constants: Mapping[str, Array] = NOTHING,
+    ) -> None:
         self.graph, self.machine, self.executor = graph, machine, executor
+        self.constants = constants
         self.model = prepare(graph, machine)
         self.covers = {
             f"cover {number}": Cover(found, configured(self.model, found))
@@ -144,7 +156,9 @@ class Fidelity:
         self._stack.close()
 
     def _start(self, name: str, strategy: Strategy, tasks: bool) -> None:
-        self.runs[name] = Run(self.model, strategy, tasks=tasks, executor=self.executor)
+        self.runs[name] = Run(
+            self.model, strategy, tasks=tasks, executor=self.executor, constants=self.constants
+        )
         self._stack.callback(self.runs[name].close)
 
     def look(self, seconds: float) -> MeasuredMachine:
@@ -235,15 +249,20 @@ def summary(name: str, models: Sequence[Rows]) -> dict[str, Any]:
 
 
 def rows_of(
-    names: Sequence[str], count: int, seconds: float, seed: int, executor: str
+    names: Sequence[str], count: int, seconds: float, seed: int, executor: str, inference: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield a row a strategy, a row of errors a model, and one of all."""
     machine = measured_machine(1 if executor == "mpi" else None, executor=executor)
     everything: list[list[dict[str, Any]]] = []
     for name in names:
-        app, samples, sizes = MODELS[name]
+        app, samples, sizes = MODELS.get(name, (name, 1, {}))
         mine = []
-        with Fidelity(graph_of(app, samples, sizes=sizes), machine, executor) as model:
+        if inference:
+            served = Served.of(*forward_of(app, samples, sizes=sizes))
+            graph, constants = served.graph, served.contents
+        else:
+            graph, constants = graph_of(app, samples, sizes=sizes), NOTHING
+        with Fidelity(graph, machine, executor, constants) as model:
             strategies = model.chosen(count, seconds / 4, seed)
             for row, _, _ in model.compared(strategies, seconds):
                 mine.append({"model": name, **row})
@@ -259,11 +278,13 @@ def main() -> None:
     parser.add_argument("--strategies", type=int, default=8, help="of each model")
     parser.add_argument("--seconds", type=float, default=30.0, help="of a model's steps, at most")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--inference", action="store_true")
     parser.add_argument("--no-write", action="store_true")
     given = parser.parse_args()
     executor = default_executor()
     rows: Iterable[dict[str, Any]] = rows_of(
-        given.models.split(","), given.strategies, given.seconds, given.seed, executor
+        *(given.models.split(","), given.strategies, given.seconds, given.seed),
+        *(executor, given.inference),
     )
     if rank_of(executor):
         list(rows)
@@ -272,6 +293,9 @@ def main() -> None:
     command = f"python benchmarks/strategies/strategy_fidelity.py --seconds {given.seconds:g}"
     if given.models != ",".join(MODELS):
         command += f" --models {given.models}"
+    if given.inference:
+        name, title = f"{name}_inference", f"{title}, of what is served"
+        command += " --inference"
     if executor == "mpi":
         name, title = f"{name}_mpi", f"{title}, over two ranks"
         command = f"mpiexec -n 2 {command}"

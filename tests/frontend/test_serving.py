@@ -152,6 +152,8 @@ def test_strategies_of_other_graphs_and_machines_are_refused() -> None:
             InferenceSession(model.graph, weights, strategy=far, cpus=2, threads=1)
         with pytest.raises(GraphError, match="requests: 0 found; 1 or more needed"):
             InferenceSession(model.graph, weights, requests=0)
+        with pytest.raises(GraphError, match="machine: found with cpus, threads or gpus"):
+            InferenceSession(model.graph, weights, machine=Machine.local(cpus=1), cpus=1)
         with pytest.raises(GraphError, match="requests: 2 found with a fast memory"):
             InferenceSession(model.graph, weights, requests=2, fast_memory=1 << 20)
         many = usable_cores() + 1
