@@ -364,15 +364,14 @@ class InferenceSession:
         Raises:
             ProfileError: another timeline is being taken.
         """
-        for _ in range(self.requests):
-            self._free.get()
-        self._free.put(0)
-        try:
-            with self._session.timed() as timeline:
+        with self._session.timed() as timeline:
+            others = [self._free.get() for _ in range(self.requests)]
+            self._free.put(others.pop(others.index(0)))
+            try:
                 yield timeline
-        finally:
-            for number in range(1, self.requests):
-                self._free.put(number)
+            finally:
+                for number in others:
+                    self._free.put(number)
         timeline.save(path)
 
     def variants(self, inputs: Mapping[str, Array] | Array) -> Mapping[str, str]:

@@ -118,7 +118,9 @@ class Shared:
         sharing = self._sharing.setdefault(key, Sharing(len(self._widths)))
         self._sharing.move_to_end(key)
         if len(self._sharing) > self._most:
-            self._sharing.popitem(last=False)
+            gone, _ = self._sharing.popitem(last=False)
+            for narrow in range(len(self._widths)):
+                self._bound.pop((narrow, gone), None)
         number = sharing.next
         if number and not self._ready(number, key, given):
             number = sharing.at

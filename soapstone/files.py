@@ -16,6 +16,8 @@ from typing import IO
 def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], object]) -> None:
     """Write a file whole or not at all: an interrupted write leaves the old contents.
 
+    A pipe or a device, such as /dev/stdout, is written to as it is.
+
     Args:
         data: the contents, or a function that writes them to a stream.
 
@@ -26,13 +28,17 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], obje
     partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     with naming(target):
         try:
-            with partial.open("xb") as stream:
+            device = target.exists() and not target.is_file()
+            with target.open("wb") if device else partial.open("xb") as stream:
                 if callable(data):
                     data(stream)
                 else:
                     stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
+                if not device:
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            if device:
+                return
             os.replace(partial, target)
         except BaseException:
             with contextlib.suppress(OSError):

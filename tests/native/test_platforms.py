@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 
 import soapstone
 from soapstone.cache.places import root
+from soapstone.files import write
 from soapstone.system import openmp as openmp_library
 
 ROOT = Path(soapstone.__file__).resolve().parent.parent
@@ -173,3 +175,15 @@ def test_threads_of_openmp_soon_sleep_unless_users_say_otherwise(
         )
         assert needed in ran.stderr
         assert ran.stdout.strip() == str(bool(given))
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    write(pipe, b"contents")
+    reader.join(10)
+    assert found == [b"contents"] and pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
