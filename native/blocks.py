@@ -46,9 +46,13 @@ class Fields:
         ]
         self.names = tuple(word for group in self.groups.values() for word in group)
         self.words = len(self.names)
-        kinds = [(word, np.int64) for group in integers.values() for word in group]
-        more = [(word, np.float64) for word in self.reals]
-        self.dtype = np.dtype([*kinds, *more])
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The words as NumPy and Numba see them."""
+        whole = len(self.names) - len(self.reals)
+        kinds = [(word, np.int64) for word in self.names[:whole]]
+        return np.dtype([*kinds, *((word, np.float64) for word in self.names[whole:])])
 
     def pack(self, *table: Any, keep: Any = (), **values: Any) -> Block:
         """Return the block of the values, and of what follows them; see `memory.pack`.

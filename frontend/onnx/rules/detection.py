@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.values import Value, rule
-from soapstone.ir.tensor import Array
 
 
 @rule("NonMaxSuppression")
 def non_max_suppression(n: Call) -> Value:
     """Return (batch, class, box) of what is kept, by batch and class, the best scores first."""
+    from soapstone.frontend.onnx.overlaps import apart  # imports Numba
+
     boxes, scores = n.array(0, apart=True), n.array(1, apart=True)
     if boxes.ndim != 3 or scores.ndim != 3 or boxes.shape[2] != 4:
         raise OnnxError(f"boxes {boxes.shape} and scores {scores.shape} found; 3 axes each needed")
@@ -34,34 +34,6 @@ def non_max_suppression(n: Call) -> Value:
             places = np.flatnonzero(row > least) if n.has(4) else np.arange(row.size)
             places = places[np.argsort(-row[places], kind="stable")]
             chosen = np.empty(min(max(int(most), 0), places.size), np.int64)
-            found = _apart(low[image, places], high[image, places], overlap, chosen)
+            found = apart(low[image, places], high[image, places], overlap, chosen)
             kept += [(image, number, place) for place in places[chosen[:found]]]
     return n.known(np.asarray(kept, np.int64).reshape(-1, 3))
-
-
-@njit(nogil=True)
-def _apart(low: Array, high: Array, overlap: float, chosen: Array) -> int:
-    """Choose boxes none of which covers more than a share of an earlier one; return how many.
-
-    low, high: (boxes, 2), the corners, the best box first. overlap: of intersection by union.
-    chosen: their places are written here, as many as there is room for.
-    """
-    found = 0
-    for box in range(len(low)):
-        if found == len(chosen):
-            break
-        area = (high[box, 0] - low[box, 0]) * (high[box, 1] - low[box, 1])
-        free = True
-        for place in range(found):
-            other = chosen[place]
-            height = min(high[box, 0], high[other, 0]) - max(low[box, 0], low[other, 0])
-            width = min(high[box, 1], high[other, 1]) - max(low[box, 1], low[other, 1])
-            if height > 0 and width > 0:
-                covered = (high[other, 0] - low[other, 0]) * (high[other, 1] - low[other, 1])
-                if height * width > overlap * (area + covered - height * width):
-                    free = False
-                    break
-        if free:
-            chosen[found] = box
-            found += 1
-    return found
