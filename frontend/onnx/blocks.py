@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
-import onnx
 
 from soapstone.frontend.onnx.build import read_by, title
 from soapstone.frontend.onnx.errors import OnnxError
@@ -16,6 +15,9 @@ from soapstone.frontend.onnx.tensors import dtype_of
 from soapstone.frontend.onnx.values import Scope, Slot, Value, domain_of
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, spec_of
+
+if TYPE_CHECKING:
+    import onnx
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,16 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.declared import entry_of
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
 from soapstone.frontend.onnx.read import Declared, Source
-from soapstone.frontend.onnx.schema import check_call, function_of, schema
+from soapstone.frontend.onnx.schema import (
+    check_call,
+    default_attributes,
+    function_of,
+    remember,
+    schema,
+)
 from soapstone.frontend.onnx.tensors import array_of, frozen
 from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, Wanted, domain_of, sized
 from soapstone.ir.builder import GraphBuilder
@@ -30,6 +35,9 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.spec import operator, operator_of_onnx
 from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
+
+if TYPE_CHECKING:
+    import onnx
 
 FOLD_BYTES = 1 << 18  # of the results of a folded operator, and of each of its operands
 FOLD_POINTS = 1 << 20  # of a folded operator's iteration space
@@ -97,6 +105,7 @@ class Importer:
             if slot.dtype != types.get(name, slot.dtype):
                 raise OnnxError(f"output {name!r}: {slot.dtype} found, {types[name]} declared")
             outputs.append((name, slot))
+        remember()
         return self._finish(outputs)
 
     def _input(self, declared: Declared) -> Value:
@@ -333,15 +342,8 @@ class Importer:
         body = function_of(key[0], key[1], version, call.bound(), types)
         if body is not None:
             opsets = {domain_of(o.domain): int(o.version) for o in body.opset_import}
-            declared = schema(key[0], key[1], version).attributes
-            return self.expand(
-                body,
-                node,
-                inputs,
-                scope,
-                {**scope.opsets, **opsets},
-                {n: a.default_value for n, a in declared.items() if a.default_value.name},
-            )
+            defaults = default_attributes(*key, version)
+            return self.expand(body, node, inputs, scope, {**scope.opsets, **opsets}, defaults)
         raise failure or UnsupportedError("this operator is not supported")
 
     def expand(
@@ -501,7 +503,7 @@ def _placed(label: str, text: str) -> OnnxError:
 def _without(node: onnx.NodeProto, absent: set[str]) -> onnx.NodeProto:
     if not absent.intersection(node.input):
         return node
-    copy = onnx.NodeProto()
+    copy = type(node)()
     copy.CopyFrom(node)
     copy.input[:] = ["" if name in absent else name for name in node.input]
     return copy

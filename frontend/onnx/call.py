@@ -7,16 +7,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from soapstone.frontend.onnx.declared import read_declared
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
+from soapstone.frontend.onnx.messages import TENSOR, as_onnx, attribute_value
 from soapstone.frontend.onnx.tensors import array_of
 from soapstone.frontend.onnx.values import Scope, Slot, Value, domain_of
 from soapstone.ir.spec import OpSpec, operator_of_onnx
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
+    import onnx
+
     from soapstone.frontend.onnx.build import Importer
 
 
@@ -160,7 +162,7 @@ class Call:
                 given = self.scope.attributes.get(attribute.ref_attr_name)
                 if given is None:
                     continue
-                copy = onnx.AttributeProto()
+                copy = type(given)()
                 copy.CopyFrom(given)
                 copy.name = attribute.name
                 result[attribute.name] = copy
@@ -170,10 +172,11 @@ class Call:
 
     def bound(self) -> onnx.NodeProto:
         """Return the node with the attributes of the function around it put in their places."""
-        copy = onnx.NodeProto()
-        copy.CopyFrom(self.node)
+        from onnx import AttributeProto, NodeProto
+
+        copy = as_onnx(self.node, NodeProto())
         del copy.attribute[:]
-        copy.attribute.extend(self.attributes.values())
+        copy.attribute.extend(as_onnx(a, AttributeProto()) for a in self.attributes.values())
         return copy
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -182,10 +185,10 @@ class Call:
         if found is None:
             return default
         try:
-            value = onnx.helper.get_attribute_value(found)
+            value = attribute_value(found)
             if isinstance(value, bytes):
                 return value.decode()
-            if isinstance(value, onnx.TensorProto):
+            if found.type == TENSOR:
                 return array_of(value)
             if isinstance(value, list) and value and isinstance(value[0], bytes):
                 return tuple(item.decode() for item in value)

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.model import OnnxModel, from_onnx
@@ -18,6 +17,9 @@ from soapstone.frontend.onnx.read import Source
 from soapstone.frontend.onnx.schema import schema
 from soapstone.frontend.onnx.values import RULES, domain_of
 from soapstone.ir.spec import operator_of_onnx
+
+if TYPE_CHECKING:
+    import onnx
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,7 @@ def _known(source: Source, node: onnx.NodeProto) -> bool:
     if key in RULES or key in source.functions or operator_of_onnx(key[1], key[0]) is not None:
         return True
     declared = schema(*key, source.opsets.get(key[0], 1))
-    return declared is not None and bool(
-        declared.function_opset_versions or declared.context_dependent_function_opset_versions
-    )
+    return declared is not None and declared.has_body
 
 
 def _built(

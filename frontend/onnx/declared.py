@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.schema import schema
@@ -97,10 +96,7 @@ def _default(n: Call, name: str) -> Any:
     """Return the value that ONNX's registry gives an attribute, or None."""
     declared = schema(*n.key, n.version)
     item = declared.attributes.get(name) if declared is not None else None
-    if item is None or not item.default_value.name:
-        return None
-    value = onnx.helper.get_attribute_value(item.default_value)
-    return value.decode() if isinstance(value, bytes) else value
+    return None if item is None else item.default
 
 
 def _refuse_others(n: Call, spec: OpSpec, entry: Onnx) -> None:

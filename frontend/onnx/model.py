@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
 from soapstone.frontend.onnx.build import Importer
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
@@ -18,6 +18,9 @@ from soapstone.frontend.onnx.values import Wanted
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
+
+if TYPE_CHECKING:
+    import onnx
 
 MOST_CONTENTS = 1 << 12  # elements of an input whose contents may be part of a graph
 MOST_SHAPE = 64  # such elements where a model can be run in pieces instead

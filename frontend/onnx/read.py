@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.messages import model_of
+from soapstone.frontend.onnx.schema import newest_opset
 from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped, shape_of
 from soapstone.frontend.onnx.values import domain_of
-from soapstone.frontend.onnx.wire import skeleton
 from soapstone.ir.files.layouts import Layouts, layouts_from_text
 from soapstone.ir.tensor import Array, rounded
 
+if TYPE_CHECKING:
+    import onnx
+
 LAYOUTS = "soapstone.layouts"  # the metadata in which axis orders are
-OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,8 @@ def read(
         OnnxError: the file is malformed, or needs what is not supported.
         OSError: the file cannot be read.
     """
-    if isinstance(model, onnx.ModelProto):
-        return _source(model, {}, None, Files(None), "model", given)
+    if is_message(model):
+        return _source(model, Files(None), "model", given)
     folder, label = None, "file"
     if isinstance(model, str | Path):
         path = Path(model)
@@ -99,23 +102,20 @@ def read(
     else:
         data, title = np.frombuffer(model, np.uint8), "model"
     try:
-        bones = skeleton(data.data)
+        proto = model_of(data.data)
     except OnnxError as error:
         raise OnnxError(f"{label}: {error}") from None
-    proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(bones.message)
-    except Exception as error:  # the class depends on the implementation of Protocol Buffers
-        if not type(error).__name__ == "DecodeError":
-            raise
-        raise OnnxError(f"{label}: no ONNX model: {' '.join(str(error).split())}") from None
-    return _source(proto, bones.ranges, data, Files(folder), title, given)
+    return _source(proto, Files(folder), title, given)
+
+
+def is_message(model: object) -> bool:
+    """Return whether a model is an `onnx.ModelProto`; where there is one, ONNX is imported."""
+    onnx = sys.modules.get("onnx")
+    return onnx is not None and isinstance(model, onnx.ModelProto)
 
 
 def _source(
     model: onnx.ModelProto,
-    ranges: Mapping[int, tuple[int, int]],
-    data: Array | None,
     files: Files,
     title: str,
     given: Mapping[str, Array],
@@ -134,13 +134,11 @@ def _source(
             raise OnnxError(f"initializer {position}: a name is needed")
         if tensor.name in weights or tensor.name in unsupported:
             raise OnnxError(f"initializer {tensor.name!r} exists twice")
-        span = ranges.get(position)
-        raw = data[slice(*span)] if span and data is not None else None
         if tensor.name in given:
             weights[tensor.name] = _fitting(tensor, given[tensor.name])
             continue
         try:
-            weights[tensor.name] = array_of(tensor, files, raw)
+            weights[tensor.name] = array_of(tensor, files)
         except UnsupportedError as error:
             unsupported[tensor.name] = error
     known = weights.keys() | unsupported.keys()
@@ -235,9 +233,10 @@ def _opsets(imports: Any) -> dict[str, int]:
     opsets = {domain_of(item.domain): int(item.version) for item in imports}
     if not opsets:
         raise OnnxError("model: field 'opset_import': none found, 1 or more needed")
-    version = opsets.get("", NEWEST)
-    if not OLDEST <= version <= NEWEST:
-        raise UnsupportedError(f"model: opset {version} found, {OLDEST} to {NEWEST} needed")
+    newest = newest_opset()
+    version = opsets.get("", newest)
+    if not 1 <= version <= newest:
+        raise UnsupportedError(f"model: opset {version} found, 1 to {newest} needed")
     return opsets
 
 

@@ -1,37 +1,180 @@
-"""What ONNX itself declares of its operators: versions, types, attributes and function bodies."""
+"""What ONNX itself declares of its operators: versions, types, attributes and function bodies.
+
+ONNX takes longer to import than most models to read. So what a process asked it is kept in a file
+of the user's cache, for the version of ONNX that said it and for this module as it is now.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import onnx
-from onnx import defs
-
+from soapstone.cache.environment import CacheWarning, digest, folder, installed
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.messages import attribute_value, function_in
 from soapstone.frontend.onnx.tensors import ONNX_OF, TYPE_STRINGS
 from soapstone.frontend.onnx.values import Slot, Value
 from soapstone.ir.tensor import TensorSpec
 
+if TYPE_CHECKING:
+    import onnx
+
+_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.training", "ai.onnx.preview.training")
+_KEPT = 8  # files, of other versions too: the ones written last
+
+
+class Formal(NamedTuple):
+    """An input: its type's variable, the types allowed, and whether all of many are alike."""
+
+    variable: str
+    types: frozenset[str]
+    alike: bool
+
+
+class DeclaredAttribute(NamedTuple):
+    """An attribute: its type's code and name, whether it must be given, and its default or None."""
+
+    code: int
+    kind: str
+    required: bool
+    default: Any
+
+
+class Declaration(NamedTuple):
+    """What ONNX declares of an operator; `has_body` says whether others compute it."""
+
+    deprecated: bool
+    has_body: bool
+    min_input: int
+    max_input: int
+    min_output: int
+    max_output: int
+    inputs: tuple[Formal, ...]
+    attributes: Mapping[str, DeclaredAttribute]
+
 
 @cache
-def schema(domain: str, name: str, version: int) -> Any:
+def _schema(domain: str, name: str, version: int) -> Declaration | None:
+    kept = _known(f"{domain}:{name}:{version}", lambda: _asked(domain, name, version))
+    return _made(kept)
+
+
+def schema(domain: str, name: str, version: int) -> Declaration | None:
     """Return the declaration of an operator as of an opset, or None."""
+    if domain in _DOMAINS:
+        return _schema(domain, name, version)
+    # Of another domain there is one where the program told ONNX.
+    return _made(_asked(domain, name, version)) if "onnx" in sys.modules else None
+
+
+def newest_opset() -> int:
+    """Return the newest opset that ONNX knows."""
+
+    def asked() -> int:
+        from onnx import defs
+
+        return int(defs.onnx_opset_version())
+
+    return int(_known("newest opset", asked))
+
+
+def _asked(domain: str, name: str, version: int) -> Any:
+    """Return what ONNX declares, as it is kept: the fields of `Declaration`, or None."""
+    from onnx import defs
+
     try:
-        return defs.get_schema(name, version, domain)
+        found = defs.get_schema(name, version, domain)
     except defs.SchemaError:
         return None
+    attributes = {}
+    for key, item in found.attributes.items():
+        default = attribute_value(item.default_value) if item.default_value.name else None
+        default = default.decode() if isinstance(default, bytes) else default
+        attributes[key] = [int(item.type.value), item.type.name, item.required, default]
+    inputs = [[i.type_str, sorted(i.types), i.is_homogeneous] for i in found.inputs]
+    bodies = found.function_opset_versions or found.context_dependent_function_opset_versions
+    ends = (found.min_input, found.max_input, found.min_output, found.max_output)
+    return [found.deprecated, bool(bodies), *ends, inputs, attributes]
+
+
+def _made(kept: Any) -> Declaration | None:
+    if kept is None:
+        return None
+    *first, inputs, attributes = kept
+    formals = tuple(Formal(variable, frozenset(types), alike) for variable, types, alike in inputs)
+    items = {key: DeclaredAttribute(*item) for key, item in attributes.items()}
+    return Declaration(*first, formals, items)
+
+
+# What is kept
+
+_LEARNED: dict[str, Any] = {}  # what this process asked, and no file holds yet
+_learns: bool | None = None  # whether it keeps that: not where others have imported ONNX before
+
+
+def _known(key: str, asked: Callable[[], Any]) -> Any:
+    """Return what an earlier process was told, or what ONNX says."""
+    global _learns
+    table = _table()
+    if key in table:
+        return table[key]
+    if _learns is None:
+        _learns = "onnx" not in sys.modules
+    found = asked()
+    if _learns:
+        _LEARNED[key] = found
+    return found
 
 
 @cache
-def _formals(domain: str, name: str, version: int) -> tuple[tuple[str, frozenset[str], bool], ...]:
-    """Return each input's type variable, the types allowed, and whether all of many are alike."""
-    declared = schema(domain, name, version)
-    return tuple(
-        (formal.type_str, frozenset(formal.types), formal.is_homogeneous)
-        for formal in declared.inputs
-    )
+def _path() -> Path:
+    here = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    return folder() / "onnx" / f"{digest(installed('onnx'), here)}.json"
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return _read(_path())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # none yet, or cut short
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def remember() -> None:
+    """Keep what this process asked ONNX, for those that come after it."""
+    if not _LEARNED:
+        return
+    path = _path()
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({**_read(path), **_LEARNED}))
+        os.replace(partial, path)
+        others = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+        for each in others[:-_KEPT]:
+            each.unlink(missing_ok=True)
+    except TypeError:  # a default that is no JSON
+        partial.unlink(missing_ok=True)
+    except OSError as error:
+        warnings.warn(
+            f"cache {str(path)!r}: {error}; what ONNX declares is not kept",
+            CacheWarning,
+            stacklevel=2,
+        )
+    _table().update(_LEARNED)
+    _LEARNED.clear()
 
 
 def check_call(
@@ -48,6 +191,7 @@ def check_call(
         OnnxError: the number of inputs or outputs, a type or an attribute does not fit.
     """
     declared = schema(domain, name, version)
+    assert declared is not None
     if declared.deprecated:
         raise UnsupportedError(f"the operator is deprecated in opset {version}")
     if not declared.min_input <= len(inputs) <= declared.max_input:
@@ -62,12 +206,12 @@ def check_call(
     for key, attribute in attributes.items():
         if key not in known:
             raise OnnxError(f"attribute {key!r} does not exist; attributes are {', '.join(known)}")
-        if attribute.type != known[key].type.value:
-            raise OnnxError(f"attribute {key!r} has another type than {known[key].type.name}")
+        if attribute.type != known[key].code:
+            raise OnnxError(f"attribute {key!r} has another type than {known[key].kind}")
     for key, item in known.items():
         if item.required and key not in attributes:
             raise OnnxError(f"attribute {key!r} is missing")
-    formals = _formals(domain, name, version)
+    formals = declared.inputs
     bound: dict[str, tuple[str, int]] = {}
     for position, slot in enumerate(inputs):
         if not isinstance(slot, Value):
@@ -91,9 +235,11 @@ def function_of(
     version: int,
     node: onnx.NodeProto,
     types: Sequence[TensorSpec | None],
-) -> onnx.FunctionProto | None:
+) -> Any:
     """Return the body by which ONNX defines an operator for these inputs, or None."""
-    declared = schema(domain, name, version)
+    from onnx import defs
+
+    declared = defs.get_schema(name, version, domain)
     body = b""
     if declared.context_dependent_function_opset_versions:
         versions = [v for v in declared.context_dependent_function_opset_versions if v <= version]
@@ -106,14 +252,20 @@ def function_of(
         versions = [v for v in declared.function_opset_versions if v <= version]
         if versions:
             body = declared.get_function_with_opset_version(max(versions))
-    if not body:
-        return None
-    function = onnx.FunctionProto()
-    function.ParseFromString(body)
-    return function
+    return function_in(body) if body else None
+
+
+def default_attributes(domain: str, name: str, version: int) -> dict[str, onnx.AttributeProto]:
+    """Return the attributes that ONNX gives a node which leaves them out."""
+    from onnx import defs
+
+    declared = defs.get_schema(name, version, domain).attributes
+    return {key: a.default_value for key, a in declared.items() if a.default_value.name}
 
 
 def _type(spec: TensorSpec | None) -> onnx.TypeProto:
+    from onnx import TypeProto, helper
+
     if spec is None:
-        return onnx.TypeProto()
-    return onnx.helper.make_tensor_type_proto(ONNX_OF[spec.dtype], spec.shape)
+        return TypeProto()
+    return helper.make_tensor_type_proto(ONNX_OF[spec.dtype], spec.shape)

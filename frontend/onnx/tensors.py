@@ -5,29 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
-_TYPES = onnx.TensorProto
-ONNX_OF = {
-    "float32": _TYPES.FLOAT,
-    "float64": _TYPES.DOUBLE,
-    "float16": _TYPES.FLOAT16,
-    "int8": _TYPES.INT8,
-    "int16": _TYPES.INT16,
-    "int32": _TYPES.INT32,
-    "int64": _TYPES.INT64,
-    "uint8": _TYPES.UINT8,
-    "uint16": _TYPES.UINT16,
-    "uint32": _TYPES.UINT32,
-    "uint64": _TYPES.UINT64,
-    "bool": _TYPES.BOOL,
+if TYPE_CHECKING:
+    import onnx
+
+ONNX_OF = {  # the codes of `TensorProto.DataType`
+    "float32": 1,
+    "float64": 11,
+    "float16": 10,
+    "int8": 3,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "uint8": 2,
+    "uint16": 4,
+    "uint32": 12,
+    "uint64": 13,
+    "bool": 9,
+}
+_EXTERNAL = 1  # of `TensorProto.DataLocation`
+# Where elements are that are no raw data, and as what: int32_data where nothing else is said.
+_STORED = {
+    "float32": ("float_data", "float32"),
+    "float64": ("double_data", "float64"),
+    "int64": ("int64_data", "int64"),
+    "uint32": ("uint64_data", "uint64"),
+    "uint64": ("uint64_data", "uint64"),
+    "float16": ("int32_data", "uint16"),  # its bits
 }
 _DTYPE_OF = {code: name for name, code in ONNX_OF.items()}
 TYPE_STRINGS = {
@@ -45,7 +56,9 @@ def dtype_of(code: int, where: str) -> str:
     try:
         return _DTYPE_OF[code]
     except KeyError:
-        known = {value: name for name, value in _TYPES.DataType.items()}
+        from onnx import TensorProto
+
+        known = {value: name for name, value in TensorProto.DataType.items()}
         found = known.get(code, str(code)).lower()
         raise UnsupportedError(f"{where}: type {found} is not supported") from None
 
@@ -130,10 +143,8 @@ def view(data: Array, shape: tuple[int, ...], dtype: str) -> Array:
     return result
 
 
-def array_of(
-    tensor: onnx.TensorProto, files: Files | None = None, data: Array | None = None
-) -> Array:
-    """Return a tensor's contents as a read-only array; `data` holds its raw bytes, if not itself.
+def array_of(tensor: onnx.TensorProto, files: Files | None = None) -> Array:
+    """Return a tensor's contents as a read-only array.
 
     Raises:
         OnnxError: an unsupported type, or contents that do not fit the shape.
@@ -143,30 +154,31 @@ def array_of(
     shape = shape_of(tensor.dims, where, dtype)
     if tensor.HasField("segment"):
         raise UnsupportedError(f"{where}: segments are not supported")
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+    if tensor.data_location == _EXTERNAL:
         if files is None:
             raise UnsupportedError(f"{where}: external data is supported of initializers only")
         return files.read(tensor, shape, dtype)
-    if data is None and tensor.HasField("raw_data"):
+    if tensor.HasField("raw_data"):
         data = np.frombuffer(tensor.raw_data, np.uint8)
-    if data is not None:
         need = math.prod(shape) * np.dtype(dtype).itemsize
         if data.size != need:
             raise OnnxError(f"{where}: {data.size} bytes found, {need} needed of {dtype}{shape}")
         return view(data, shape, dtype)
     try:
-        result = np.asarray(onnx.numpy_helper.to_array(tensor))
+        field, kept = _STORED.get(dtype, ("int32_data", "int32"))
+        found = np.asarray(getattr(tensor, field), kept)
+        result = (found.view if dtype == "float16" else found.astype)(dtype).reshape(shape)
     except (ValueError, TypeError, OverflowError) as error:
         raise OnnxError(f"{where}: its contents do not fit {dtype}{shape}: {error}") from None
-    if result.shape != shape or result.dtype != dtype:
-        raise OnnxError(f"{where}: its contents do not fit {dtype}{shape}")
     result.flags.writeable = False
     return result
 
 
 def as_tensor(array: Array, name: str = "") -> onnx.TensorProto:
     """Return an array as an ONNX tensor."""
-    return onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
 
 
 def frozen(array: Any, dtype: str | None = None) -> Array:

@@ -18,6 +18,7 @@ import onnx
 from soapstone.errors import hint
 from soapstone.frontend.onnx.build import needed, read_by
 from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.messages import as_onnx
 from soapstone.frontend.onnx.model import OnnxModel, from_onnx
 from soapstone.frontend.onnx.read import Source, read
 from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
@@ -201,9 +202,14 @@ def written(
     read_here = ends.union(*map(read_by, nodes))
     roles, statistics = roles_of(source), _statistics(nodes)
     beside: dict[str, str] = {}
-    graph = onnx.GraphProto(name=source.name, node=nodes)
-    graph.input.extend(source.graph.input)
-    graph.output.extend(source.graph.output)
+    graph = onnx.GraphProto(name=source.name)
+    for name_here, items in (
+        ("node", nodes),
+        ("input", source.graph.input),
+        ("output", source.graph.output),
+    ):
+        for item in items:
+            as_onnx(item, getattr(graph, name_here).add())
     for own, array in source.weights.items():
         if own not in read_here:
             continue
@@ -216,7 +222,7 @@ def written(
             tensor = as_tensor(array, own)
         graph.initializer.append(tensor)
     opsets = [onnx.helper.make_opsetid(*each) for each in source.opsets.items()]
-    functions = source.functions.values()
+    functions = [as_onnx(each, onnx.FunctionProto()) for each in source.functions.values()]
     message = onnx.ModelProto(
         ir_version=onnx.IR_VERSION, graph=graph, opset_import=opsets, functions=functions
     )

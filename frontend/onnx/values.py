@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import onnx
-
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.limits import check_bytes
 
 if TYPE_CHECKING:
+    import onnx
+
     from soapstone.frontend.onnx.call import Call
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from soapstone.frontend.exchange import as_array
 from soapstone.frontend.onnx.errors import UnsupportedError
@@ -15,6 +14,9 @@ from soapstone.frontend.onnx.tensors import ONNX_OF, TYPE_STRINGS, dtype_of
 from soapstone.frontend.onnxruntime.errors import InvalidArgument
 from soapstone.ir.tensor import Array
 from soapstone.native.memory import address
+
+if TYPE_CHECKING:
+    import onnx
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,196 @@
+"""Messages read without ONNX against ONNX's own, and what is kept of ONNX's declarations."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.messages import as_onnx, attribute_value, function_in, model_of
+from soapstone.frontend.onnx.tensors import array_of
+
+
+def _tensors() -> list[TensorProto]:
+    """Return tensors of every type, with raw data and element by element."""
+    numbers = np.array([[0, 1], [2, 120]])
+    made = []
+    unsigned = ("uint8", "uint16", "uint32", "uint64")
+    for name in ("float64", "float32", "float16", "int8", "int16", "int32", "int64", *unsigned):
+        array = numbers.astype(name) - (0 if name.startswith("u") else 1)
+        made.append(numpy_helper.from_array(array, f"raw {name}"))
+        code = helper.np_dtype_to_tensor_dtype(array.dtype)
+        made.append(helper.make_tensor(f"listed {name}", code, array.shape, array.ravel()))
+    made.append(helper.make_tensor("truth", TensorProto.BOOL, (3,), [True, False, True]))
+    made.append(numpy_helper.from_array(np.arange(900, dtype=np.float32), "big"))
+    many = [-(3**k) for k in range(39)] + [2**62] * 60
+    made.append(helper.make_tensor("many", TensorProto.INT64, (99,), many))
+    made.append(TensorProto(name="elsewhere", dims=(2,), data_type=1, data_location=1))
+    made[-1].external_data.add(key="location", value="weights.bin")
+    return made
+
+
+def _model() -> onnx.ModelProto:
+    inner = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["z"])],
+        "inner",
+        [],
+        [helper.make_tensor_value_info("z", 1, ["n", None, 3])],
+    )
+    every = {
+        "f": -0.5,
+        "i": -(2**40),
+        "s": "text",
+        "t": numpy_helper.from_array(np.eye(2, dtype=np.float32)),
+        "g": inner,
+        "floats": [0.25, float("inf")],
+        "ints": [1, -1, 2**62],
+        "strings": ["a", "ü"],
+        "tensors": _tensors()[:2],
+        "graphs": [inner, inner],
+    }
+    node = helper.make_node("Any", ["x", "", "w"], ["y", ""], "first", domain="d", **every)
+    named = helper.make_node("Any", ["y"], ["q"])
+    named.attribute.append(AttributeProto(name="a", ref_attr_name="b", type=AttributeProto.INT))
+    body = helper.make_function(
+        "d", "F", ["x"], ["y"], [named], [helper.make_opsetid("", 18)], ["b"]
+    )
+    sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(7, None))
+    graph = helper.make_graph(
+        [node, named],
+        "graph",
+        [helper.make_tensor_value_info("x", 1, [1, "batch"])],
+        [helper.make_value_info("q", sequence), onnx.ValueInfoProto(name="bare")],
+        _tensors(),
+    )
+    model = helper.make_model(graph, functions=[body], producer_name="tests")
+    model.opset_import.add(domain="d", version=2**33)
+    helper.set_model_props(model, {"key": "value"})
+    return model
+
+
+def test_messages_are_those_of_onnx() -> None:
+    proto = _model()
+    made = model_of(memoryview(proto.SerializeToString()))
+    assert as_onnx(made, onnx.ModelProto()) == proto
+    for attribute, expected in zip(made.graph.node[0].attribute, proto.graph.node[0].attribute):
+        found, needed = attribute_value(attribute), helper.get_attribute_value(expected)
+        if attribute.name in ("f", "i", "s", "floats", "ints", "strings"):
+            assert found == needed and type(found) is type(needed)
+        else:
+            assert len(found) == len(needed) if attribute.name.endswith("s") else found is not None
+    function = function_in(proto.functions[0].SerializeToString())
+    assert as_onnx(function, onnx.FunctionProto()) == proto.functions[0]
+    named = {attribute.name: attribute for attribute in made.graph.node[0].attribute}
+    assert named["f"].HasField("f") and not named["f"].HasField("g")
+    assert named["g"].g.node[0].attribute == () == named["f"].g.node
+    assert made.graph.output[0].type.WhichOneof("value") == "sequence_type"
+    assert made.graph.output[1].type.WhichOneof("value") is None
+    shape = named["g"].g.output[0].type.tensor_type.shape
+    assert [dim.WhichOneof("value") for dim in shape.dim] == ["dim_param", None, "dim_value"]
+
+
+def test_tensors_are_those_of_onnx() -> None:
+    proto = _model()
+    made = model_of(memoryview(proto.SerializeToString()))
+    for found, expected in zip(made.graph.initializer, proto.graph.initializer):
+        if found.external_data:
+            continue
+        array, needed = array_of(found), numpy_helper.to_array(expected)
+        assert array.dtype == needed.dtype and array.shape == needed.shape, found.name
+        np.testing.assert_array_equal(array, needed, found.name)
+        np.testing.assert_array_equal(array_of(expected), needed, found.name)
+
+
+def test_what_stands_twice_is_merged_and_the_last_of_a_choice_counts() -> None:
+    proto = _model()
+    halves = onnx.ModelProto(), onnx.ModelProto()
+    halves[0].graph.node.extend(proto.graph.node)
+    halves[1].graph.initializer.extend(proto.graph.initializer[:2])
+    halves[1].graph.name = "later"
+    data = b"".join(each.SerializeToString() for each in halves)
+    data += onnx.ModelProto(domain="one").SerializeToString()
+    data += onnx.ModelProto(domain="two").SerializeToString()
+    together = onnx.ModelProto()
+    together.ParseFromString(data)
+    assert as_onnx(model_of(memoryview(data)), onnx.ModelProto()) == together
+    dimension = onnx.TensorShapeProto.Dimension
+    dims = dimension(dim_value=3), dimension(dim_param="n")
+    for order in (dims, dims[::-1]):
+        whole = b"".join(each.SerializeToString() for each in order)
+        value = onnx.ValueInfoProto(name="x")
+        value.type.tensor_type.shape.dim.add().ParseFromString(whole)
+        expected = onnx.ModelProto(graph=onnx.GraphProto(input=[value]))
+        found = model_of(memoryview(expected.SerializeToString()))
+        assert as_onnx(found, onnx.ModelProto()) == expected
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_what_is_cut_short_is_an_error_or_what_onnx_reads(cut: int) -> None:
+    data = _model().SerializeToString()[:-cut]
+    expected = onnx.ModelProto()
+    try:
+        expected.ParseFromString(data)
+    except Exception:  # the class depends on the implementation of Protocol Buffers
+        with pytest.raises(OnnxError, match=r"byte|no ONNX model"):
+            model_of(memoryview(data))
+    else:
+        assert as_onnx(model_of(memoryview(data)), onnx.ModelProto()) == expected
+
+
+_TWICE = """
+import sys
+import numpy as np
+from soapstone import InferenceSession
+with InferenceSession("m.onnx", threads=1) as session:
+    print(session.run(np.full((2, 3), 2, np.float32))["y"].tolist())
+print([name for name in ("onnx", "google.protobuf", "numba") if name in sys.modules])
+"""
+
+
+def _answer(folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _TWICE],
+        cwd=folder,
+        env={**os.environ, "SOAPSTONE_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_process_after_the_first_imports_no_onnx(tmp_path: Path) -> None:
+    value: dict[str, Any] = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in "xy"
+    }
+    scale = numpy_helper.from_array(np.array([3], np.float32), "scale")
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["s"]),
+        helper.make_node("LeakyRelu", ["s"], ["y"], alpha=0.5),
+    ]
+    graph = helper.make_graph(nodes, "g", [value["x"]], [value["y"]], [scale])
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
+    answer = str([[6.0] * 3] * 2)
+    assert _answer(tmp_path)[0] == answer
+    assert _answer(tmp_path) == [answer, "[]"]
+    (kept,) = (tmp_path / "cache" / "onnx").glob("*.json")
+    table = json.loads(kept.read_text())
+    assert {"newest opset", ":Mul:18", ":LeakyRelu:18"} <= table.keys()
+    # What is kept for another ONNX, or cut short, is not used.
+    kept.rename(kept.with_name("0" * 32 + ".json"))
+    assert _answer(tmp_path)[1] != "[]"
+    assert _answer(tmp_path)[1] == "[]"
+    kept.write_bytes(kept.read_bytes()[:-5])
+    assert _answer(tmp_path) == [answer, str(["onnx", "google.protobuf"])]
+    assert _answer(tmp_path)[1] == "[]"
