@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from soapstone.kernels.choices import Choices
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import REFERENCE, run_reference, select
 from soapstone.native.memory import held
+from soapstone.records import dataclass
 from soapstone.runtime import (
     MapperError,
     Partition,

@@ -14,7 +14,7 @@ a partition are Legion's (Treichler et al., Dependent partitioning, OOPSLA 2016)
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +27,7 @@ from soapstone.ir.graph import Node
 from soapstone.ir.spec import operator
 from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.records import dataclass
 from soapstone.runtime import Machine, Read, Write
 
 _PACK = "gather"  # rows by number; its tiles hold the rows of one part

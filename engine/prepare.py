@@ -8,7 +8,7 @@ rest, whose weights are constant (`folded`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from soapstone.engine.carry import CARRY, carry_out
@@ -23,6 +23,7 @@ from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.native.memory import CHECKED
+from soapstone.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ executors see launches like any others, and sums of what readers make of copies 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from soapstone.ir.dims import Ints, Signature
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration
+from soapstone.records import dataclass
 
 
 @dataclass(frozen=True)

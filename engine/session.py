@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
+from soapstone.records import dataclass
 from soapstone.runtime import Machine, Profile, ProfileError, Region, Trace
 from soapstone.runtime.machines.machine import CUDA
 from soapstone.runtime.machines.start import start

@@ -11,11 +11,11 @@ import itertools
 import math
 import string
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.tensor import TensorSpec
+from soapstone.records import dataclass
 
 V = TypeVar("V")  # how values are named: by their names in a builder, or as a reader of files does
 

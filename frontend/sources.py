@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from soapstone.frontend.exchange import as_array
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
+from soapstone.records import dataclass
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model

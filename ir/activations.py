@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
+
+from soapstone.records import dataclass
 
 Name = TypeVar("Name", bound=Hashable)  # of a value in its program
 

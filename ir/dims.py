@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 
 from soapstone.ir.errors import ShapeError, StrategyError
 from soapstone.ir.tensor import TensorSpec
+from soapstone.records import dataclass
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Intervals = Mapping[str, Ints]

@@ -7,10 +7,11 @@ what is launched of one (`engine/prepare.py`), where views and updates in place 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from soapstone.ir.graph import Graph
+from soapstone.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, lru_cache
 from html import escape
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.spec import OpSpec, operator
 from soapstone.ir.tensor import Role, TensorSpec
+from soapstone.records import dataclass
 
 Items = tuple[tuple[str, Any], ...]
 KINDS = ("uniform", "normal", "constant")  # of first contents

@@ -10,11 +10,12 @@ by `rules/laws/validate.py`, and nothing is proved from anything else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from soapstone.ir.term import Term, Value, parse
+from soapstone.records import dataclass
 
 if TYPE_CHECKING:
     from soapstone.ir.tensor import Array, TensorSpec

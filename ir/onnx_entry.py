@@ -8,7 +8,9 @@ those of its declaration here. `frontend/onnx/declared.py` is the translation in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from soapstone.records import dataclass
 
 
 @dataclass(frozen=True)

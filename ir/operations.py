@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,7 @@ from soapstone.ir.expression import (
     variable,
     where,
 )
+from soapstone.records import dataclass
 
 Array = Any  # of NumPy, or a scalar of one
 

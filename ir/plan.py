@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
 from soapstone.ir.footprint import Footprint
 from soapstone.ir.graph import Graph
+from soapstone.records import dataclass
 
 FORMAT, VERSION = "soapstone-memory-plan", 1
 

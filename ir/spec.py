@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 from soapstone.errors import hint
@@ -19,6 +19,7 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.tensor import WIDE, Array, DType, TensorSpec, is_half, rounded, spec_of
+from soapstone.records import dataclass
 
 if TYPE_CHECKING:
     from soapstone.ir.builder import Emitter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.errors import ShapeError
+from soapstone.records import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DType = np.dtype[Any] | str

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from soapstone.ir.errors import GraphError
+from soapstone.records import dataclass
 
 Value: TypeAlias = "int | str"  # of a parameter: a number, a word, a variable, or a sum `g+h`
 _VARIABLE = re.compile(r"[a-z][0-9]*\Z")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from soapstone.native.memory import Array, Entry
+from soapstone.records import dataclass
 
 
 def is_device_array(operand: object) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
 from soapstone.kernels.entry import Array, Call, Declined, Entry
 from soapstone.native import memory
+from soapstone.records import dataclass
 
 # An Entry, of a GPU's kernel a DeviceEntry (`kernels/cuda/entry.py`), or None.
 Bind = Callable[[Call], Any]

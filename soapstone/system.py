@@ -19,10 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from ctypes.util import find_library
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+
+from soapstone.records import dataclass
 
 WINDOWS = sys.platform == "win32"
 _DEPTH, _CALL_BYTES = 100_000, 1 << 10  # of recursion; of the stack of C that one call may take

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -24,6 +23,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 from soapstone.native.memory import CHECKED
+from soapstone.records import dataclass
 
 Under = TypeVar("Under")
 Watch = Callable[[str, Graph, Graph], None]  # is told a pass, the graph before it, and after it

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from soapstone.engine.lower.constant_vectors import vector_over
@@ -18,6 +18,7 @@ from soapstone.ir.activations import Made, Recogniser
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Array, Role
+from soapstone.records import dataclass
 
 # The axis of the weights, operand 1, that runs over the result's channels; and the result's.
 CHANNELS = {"conv1d": (0, 1), "conv2d": (0, 1), "conv3d": (0, 1), "linear": (1, -1)}

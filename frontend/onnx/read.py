@@ -9,7 +9,7 @@ import itertools
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped, s
 from soapstone.frontend.onnx.values import domain_of
 from soapstone.ir.files.layouts import Layouts, layouts_from_text
 from soapstone.ir.tensor import Array, rounded
+from soapstone.records import dataclass
 
 if TYPE_CHECKING:
     import onnx

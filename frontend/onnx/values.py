@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.limits import check_bytes
+from soapstone.records import dataclass
 
 if TYPE_CHECKING:
     import onnx

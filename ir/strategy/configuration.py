@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
@@ -19,6 +19,7 @@ import numpy as np
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
+from soapstone.records import dataclass
 
 COLLECTIVES = (
     "local_slice",

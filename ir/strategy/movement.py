@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from soapstone.ir.dims import Ints
 from soapstone.ir.tensor import TensorSpec
+from soapstone.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ what becomes of values between their uses, layouts, and kernel variants.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -30,6 +30,7 @@ from soapstone.ir.strategy.configuration import (
 )
 from soapstone.ir.strategy.keeping import check_kept
 from soapstone.ir.strategy.reshards import check_reshard, reshards_from_json, reshards_to_json
+from soapstone.records import dataclass
 
 FORMAT, VERSION = "soapstone-strategy", 1
 DEFAULT = "*"  # the entry that configures every operator without one of its own

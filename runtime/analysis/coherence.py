@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.analysis import eviction, message
 from soapstone.runtime.analysis.instance import (
     READ,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from soapstone.native.walks import FIRST
+from soapstone.records import dataclass
 from soapstone.runtime.analysis import gather
 from soapstone.runtime.analysis.transfer import COPY, FoldPart, fold_task
 from soapstone.runtime.errors import LaunchError, PrivilegeError

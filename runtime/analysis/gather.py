@@ -9,13 +9,13 @@ the sets are disjoint already, each is a point of its own, and dependences are e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from soapstone.native.memory import Entry
 from soapstone.native.walks import moved, walk
+from soapstone.records import dataclass
 from soapstone.runtime.analysis.transfer import NATIVE_FOLDS, combine, folded
 from soapstone.runtime.model.sparse import IndexSets
 from soapstone.runtime.model.task import PointContext, Read, ReadWrite, Task, Write

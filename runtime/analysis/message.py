@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.machines.world import World

@@ -17,13 +17,14 @@ import heapq
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from soapstone.native.memory import aligned
+from soapstone.records import dataclass
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.desugar import (
     PLACES,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.analysis.instance import Instance
 from soapstone.runtime.errors import MapperError
 from soapstone.runtime.machines.machine import CUDA, Machine

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from soapstone.native.walks import COMBINE, FIRST, IDENTITY
+from soapstone.records import dataclass
 from soapstone.runtime.analysis.transfer import FoldPart, fold_task
 from soapstone.runtime.model import tiling as geometry
 from soapstone.runtime.model.task import Task

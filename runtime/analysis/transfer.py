@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from soapstone.native.memory import Entry, pack
 from soapstone.native.walks import COMBINE, FIRST, IDENTITY, moved, walk
+from soapstone.records import dataclass
 from soapstone.runtime.model.task import PointContext, Read, ReadWrite, Task, Write, identity
 
 Array = np.ndarray[Any, np.dtype[Any]]

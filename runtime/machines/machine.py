@@ -7,12 +7,13 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from soapstone.files import write
+from soapstone.records import dataclass
 from soapstone.runtime.errors import MachineError
 from soapstone.system import physical_bytes, usable_cores
 

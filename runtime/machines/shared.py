@@ -11,13 +11,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from soapstone import system
 from soapstone.native.memory import address
+from soapstone.records import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SMALL, _SLAB = 1 << 16, 1 << 20  # bytes

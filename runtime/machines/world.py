@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from soapstone.records import dataclass
 from soapstone.runtime.errors import MachineError
 from soapstone.runtime.machines.machine import Machine
 

@@ -7,12 +7,12 @@ of such a task puts its arguments together again before it calls the body it sta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.model.region_fields import FieldViews
 from soapstone.runtime.model.task import EntryLike, PointContext, Privilege, Returns, Task, identity

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.errors import LaunchError, PrivilegeError
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region

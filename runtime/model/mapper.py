@@ -12,12 +12,12 @@ not on time, on random numbers without a fixed seed, or on what one process alon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.machines.machine import Machine, Processor
 from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.region import Region

@@ -6,12 +6,13 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.errors import BoundsError
 from soapstone.runtime.model import tiling as geometry
 from soapstone.runtime.model.region import Region

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.errors import BoundsError
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -8,12 +8,13 @@ tasks that use different fields are independent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.errors import BoundsError
 from soapstone.runtime.model.region import Region
 

@@ -12,11 +12,11 @@ import itertools
 import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.errors import BoundsError
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region

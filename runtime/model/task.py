@@ -8,11 +8,12 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, get_args
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.machines.machine import Processor
 

@@ -11,11 +11,12 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.analysis.message import MESSAGES, message_of
 from soapstone.runtime.errors import ProfileError
 from soapstone.runtime.machines.machine import Machine

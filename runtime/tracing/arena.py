@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from soapstone.records import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ALIGNMENT = 64

@@ -16,9 +16,10 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from soapstone.records import dataclass
 from soapstone.runtime.errors import RuntimeCoreError, StoppedError, TaskError
 from soapstone.runtime.model.scalar import exact
 from soapstone.runtime.model.task import Task

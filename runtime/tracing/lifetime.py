@@ -8,11 +8,11 @@ whatever the timing of the workers; between operations of one worker this costs 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.model.tiling import Box

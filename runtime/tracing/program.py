@@ -9,7 +9,6 @@ earlier entries of the other worker; `waits` (compile time) leaves out those alr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +28,7 @@ from soapstone.native.intrinsics import (
     yield_processor,
 )
 from soapstone.native.memory import Block, call
+from soapstone.records import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

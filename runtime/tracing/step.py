@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.records import dataclass
 from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.region import Region

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.values import Value, rule
+from soapstone.records import dataclass
 
 _MOST = 1 << 31  # of a stride, pad, dilation or kernel
 

@@ -12,7 +12,7 @@ both directions. Its states stay what they are, and what is made of each step is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, TypedDict
 
 import numpy as np
@@ -36,6 +36,7 @@ from soapstone.ir.spec import (
     register,
 )
 from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.records import dataclass
 
 REVERSE = {"reverse": Attribute("bool", False)}
 KINDS = {"t": Kind.WHOLE, "k": Kind.LOWERED, "h": Kind.LOWERED, "g": Kind.WHOLE}

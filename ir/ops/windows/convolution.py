@@ -7,7 +7,7 @@ output positions (h w of an image, w of a sequence), through which the input has
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from soapstone.ir.ops.windows.window import (
 )
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.records import dataclass
 
 GROUPS = {"groups": Attribute("int", 1, minimum=1)}
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.records import dataclass
 
 _COORDINATES = (
     "half_pixel",

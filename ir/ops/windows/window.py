@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from soapstone.ir.onnx_entry import OnnxAttribute
 from soapstone.ir.ops.checks import need_lengths
 from soapstone.ir.spec import Attribute, Attributes, Tile
 from soapstone.ir.tensor import Array
+from soapstone.records import dataclass
 
 
 def spatial_dims(count: int) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ Their first operands are added up before, in order, so that the result has the b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from soapstone.kernels.cpu.elementwise.programs import Node
+from soapstone.records import dataclass
 
 MOST = 24  # operands of a sum
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from soapstone.ir.spec import operator as declared
 from soapstone.kernels.cpu.elementwise.conversions import KINDS
 from soapstone.kernels.cpu.elementwise.formulas import instruction_of, names, parameters_of
 from soapstone.kernels.cpu.elementwise.simplify import Value, simplify
+from soapstone.records import dataclass
 
 _UNBOUNDED = {"low": -math.inf, "high": math.inf}  # where an attribute is None
 

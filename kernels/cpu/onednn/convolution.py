@@ -13,7 +13,7 @@ bias is added afterwards. Sequences are images of height one (`sequences.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 
@@ -62,6 +62,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
 from soapstone.native.memory import aligned_array
+from soapstone.records import dataclass
 
 _TRAINING, _INFERENCE, _AUTO = 64, 96, 3
 Shape = tuple[int, ...]

@@ -10,7 +10,6 @@ import ctypes as C
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +28,7 @@ from soapstone.kernels.cpu.onednn.library import (
 )
 from soapstone.kernels.entry import Array
 from soapstone.native.memory import address, aligned
+from soapstone.records import dataclass
 
 F32, S32, U8, S8 = 3, 4, 6, 5
 TYPES = {"float32": F32, "int32": S32, "uint8": U8, "int8": S8}

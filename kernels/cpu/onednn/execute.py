@@ -8,7 +8,7 @@ one primitive may run at once. Constant operands are packed when the entry is ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from soapstone import system
@@ -38,6 +38,7 @@ from soapstone.kernels.cpu.onednn.library import (
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.native.memory import Block, aligned_array, pack, run
 from soapstone.native.shared import packed
+from soapstone.records import dataclass
 
 _MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
 

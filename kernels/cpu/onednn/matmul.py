@@ -9,7 +9,6 @@ entry is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -41,6 +40,7 @@ from soapstone.kernels.cpu.onednn.scaling import Scaling
 from soapstone.kernels.cpu.substrate.layout import merged, rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.records import dataclass
 
 FORMS = {"onednn": "first", "onednn_gemm": "gemm", "onednn_packed": "packed"}  # by variant
 

@@ -8,7 +8,6 @@ values that are not finite is done again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -39,6 +38,7 @@ from soapstone.kernels.cpu.onednn.execute import Program, empty, float32, served
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.records import dataclass
 
 _TRAINING, _INFERENCE = 64, 96
 _MAX, _AVERAGE_ALL, _AVERAGE_INSIDE = 0x1FF, 0x2FF, 0x3FF

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from soapstone.kernels.cpu.onednn.descriptors import (
@@ -19,6 +17,7 @@ from soapstone.kernels.cpu.onednn.execute import Program
 from soapstone.kernels.cpu.onednn.library import Handle
 from soapstone.kernels.entry import Array
 from soapstone.native.memory import aligned_array
+from soapstone.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.entries import Native, noop, parallel_for, useful_threads
 from soapstone.native.lanes import LANES
 from soapstone.native.memory import aligned_array
+from soapstone.records import dataclass
 
 _RANKS = (1, 2, 3)
 _BY_ROW: dict[int, Native] = {MAX: max_rows, INDEXED: indexed_last, AVERAGE: average_rows}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
 from zlib import crc32
@@ -40,6 +39,7 @@ from soapstone.native.intrinsics import address_of, call_entry, i32p, i64p, stac
 from soapstone.native.lanes import F32, I64, Lanes
 from soapstone.native.memory import Block, pack
 from soapstone.native.simd import vectorised
+from soapstone.records import dataclass
 
 NARROW = 32  # lanes of a formula with many operands
 _COLUMNS = 256  # of a row, in one item of work

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import parallel_for, sequence, useful_threads
 from soapstone.native.memory import Block, aligned_array
 from soapstone.native.shared import packed
+from soapstone.records import dataclass
 
 _LANES = 16
 _FEWEST = 16  # channels and filters
