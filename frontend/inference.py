@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.collection import paused
 from soapstone.engine.constants import Constants, Found
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import folded
@@ -120,7 +121,8 @@ class InferenceSession:
     ) -> None:
         if tune not in (True, False, "now"):
             raise GraphError(f"tune: {tune!r} found; True, False or 'now' needed")
-        self._source = model if isinstance(model, Source) else Source.of(model, weights)
+        with paused():
+            self._source = model if isinstance(model, Source) else Source.of(model, weights)
         self._tune: Tune = tune
         self._layouts = layouts
         self._plain = plain
@@ -504,9 +506,10 @@ class InferenceSession:
         """
         bound = self._bounds.get(key)
         if bound is None:
-            graph = make()
-            self._leave_room(runs)
-            bound = self._bounds[key] = self._bind(graph, constants)
+            with paused():
+                graph = make()
+                self._leave_room(runs)
+                bound = self._bounds[key] = self._bind(graph, constants)
         self._bounds.move_to_end(key)
         return bound
 
@@ -532,7 +535,7 @@ class InferenceSession:
         bound = self._bounds.get(self._key(given))
         if bound is None:
             self._leave_room()
-            with self._binding:
+            with self._binding, paused():
                 graph, contents = self._source.graph(given)
                 self._telling.update(contents)
                 bound = self._bind(replace(graph, updates={}))

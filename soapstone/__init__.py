@@ -84,7 +84,10 @@ def __getattr__(name: str) -> Any:
         elsewhere = "; soapstone.Model has the layers as methods (docs/equivalents.md)"
         near = "" if name.startswith("_") else hint(name, (*_HOMES, *_MODULES)) or elsewhere
         raise AttributeError(f"module 'soapstone' has no attribute {name!r}{near}")
-    return getattr(importlib.import_module(home), name)
+    from soapstone.collection import paused
+
+    with paused():
+        return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

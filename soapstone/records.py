@@ -33,7 +33,7 @@ else:
         return made if cls is None else made(cls)
 
 
-def _made(cls: Any, init: bool, repr: bool, eq: bool, frozen: bool) -> Any:
+def _made(cls: Any, init: bool, shown: bool, eq: bool, frozen: bool) -> Any:
     told = cls.__doc__
     cls.__doc__ = told or " "  # which would be made of a signature
     own = dict(cls.__dict__)
@@ -42,7 +42,7 @@ def _made(cls: Any, init: bool, repr: bool, eq: bool, frozen: bool) -> Any:
     fields = dataclasses.fields(cls)
     if init and "__init__" not in own:
         cls.__init__ = _Init(cls, fields, frozen)
-    if repr and "__repr__" not in own:
+    if shown and "__repr__" not in own:
         cls.__repr__ = _shown(tuple(field.name for field in fields if field.repr))
     if eq:
         if "__eq__" not in own:
@@ -84,8 +84,8 @@ def _init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Any:
             if field.init:
                 value += f" if {name} is _missing else {name}"
         if field.init:
-            given = field.default is not missing
-            given = f"={default}" if given else "=_missing" if value != name else ""
+            given = "=_missing" if value != name else ""
+            given = f"={default}" if field.default is not missing else given
             arguments[bool(field.kw_only)].append(name + given)
         elif value == name:
             continue

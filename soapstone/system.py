@@ -2,8 +2,8 @@
 
 Nothing else in the package asks for cores, memory, processes, shared memory or foreign libraries by
 a call that is not on Linux, macOS and Windows alike; `tests/native/test_platforms.py` looks for
-such calls in the whole tree. What is unknown is None or 0, and limits nothing. Only the standard
-library is imported.
+such calls in the whole tree. What is unknown is None or 0, and limits nothing. But for `records`,
+only the standard library is imported.
 """
 
 from __future__ import annotations

@@ -158,6 +158,7 @@ def _allowed(g: Given, entry: Onnx, operand: int, name: str) -> str:
     if to is None:
         return name
     declared = schema(entry.domain, entry.name, g.writer.opset)
+    assert declared is not None  # the exporter writes what is in its opset
     formal = declared.inputs[entry.position(operand)]
     if TYPE_STRINGS[g.specs[operand].dtype] in formal.types:
         return name

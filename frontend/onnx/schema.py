@@ -107,10 +107,10 @@ def _asked(domain: str, name: str, version: int) -> Any:
 def _made(kept: Any) -> Declaration | None:
     if kept is None:
         return None
-    *first, inputs, attributes = kept
+    *first, inputs, attributes = kept  # in the order of the fields
     formals = tuple(Formal(variable, frozenset(types), alike) for variable, types, alike in inputs)
     items = {key: DeclaredAttribute(*item) for key, item in attributes.items()}
-    return Declaration(*first, formals, items)
+    return Declaration._make([*first, formals, items])
 
 
 # What is kept
