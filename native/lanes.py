@@ -12,9 +12,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
+from soapstone.cache.environment import environment
 
 LANES = 16
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -34,9 +35,8 @@ def converts_halves() -> bool:
 
     Where it does not LLVM would call functions for it, which need not be there.
     """
-    return platform.machine().lower() in ("aarch64", "arm64") or bool(
-        binding.get_host_cpu_features().get("f16c")
-    )
+    arm = platform.machine().lower() in ("aarch64", "arm64")
+    return arm or "f16c" in environment()["features"].split()
 
 
 class Lanes:

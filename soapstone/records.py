@@ -33,11 +33,24 @@ else:
         return made if cls is None else made(cls)
 
 
+_PARAMS = "__dataclass_params__"  # what a class was made with
+
+
 def _made(cls: Any, init: bool, shown: bool, eq: bool, frozen: bool) -> Any:
     told = cls.__doc__
     cls.__doc__ = told or " "  # which would be made of a signature
     own = dict(cls.__dict__)
-    dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+    bases = [vars(base)[_PARAMS] for base in cls.__mro__[1:] if _PARAMS in vars(base)]
+    if any(base.frozen != frozen for base in bases):
+        raise TypeError(f"{cls.__qualname__}: it and its bases must be frozen, or none of them")
+    for base in bases:  # or the standard library would compile what keeps them from changes
+        base.frozen = False
+    try:
+        dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+    finally:
+        for base in (*bases, vars(cls).get(_PARAMS)):
+            if base is not None:
+                base.frozen = frozen
     cls.__doc__ = told
     fields = dataclasses.fields(cls)
     if init and "__init__" not in own:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 import platform
@@ -28,6 +29,8 @@ from soapstone.records import dataclass
 WINDOWS = sys.platform == "win32"
 _DEPTH, _CALL_BYTES = 100_000, 1 << 10  # of recursion; of the stack of C that one call may take
 _THREAD_BYTES = 1 << 20  # of stack that threads have, at least
+_READ, _EXECUTE = 1, 4  # PROT_READ and PROT_EXEC, which POSIX systems number alike
+_STAY: list[Any] = []  # views of pages whose addresses are known
 
 # -------------------------------------------------------------------------------------- processors
 
@@ -60,6 +63,17 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@cache
+def processor_identity() -> str:
+    """Return what tells the first processor from another model or stepping, "" if unknown."""
+    told = ("vendor_id", "cpu family", "model", "stepping", "microcode", "flags")
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open() as stream:
+        first = itertools.takewhile(str.strip, stream)
+        lines = [line for line in first if line.partition(":")[0].strip() in told]
+        return "".join(lines) if any(line.startswith("flags") for line in lines) else ""
+    return ""
 
 
 @cache
@@ -412,6 +426,28 @@ def release_team() -> None:
     if library is not None and "gomp" in str(library._name):  # others share one team
         with contextlib.suppress(AttributeError):  # before GCC 9
             library.omp_pause_resource_all(1)  # omp_pause_soft
+
+
+def writable(nbytes: int) -> mmap.mmap:
+    """Return pages of zeros, which no file has."""
+    return mmap.mmap(-1, max(nbytes, 1))
+
+
+def start(memory: mmap.mmap) -> int:
+    """Return the address of pages, which then stay as long as the process."""
+    view = ctypes.c_char.from_buffer(memory)
+    _STAY.append(view)
+    return int(ctypes.cast(ctypes.byref(view), ctypes.c_void_p).value or 0)
+
+
+def make_executable(memory: mmap.mmap) -> bool:
+    """Let pages be executed and no more be written to; return whether the system does so."""
+    try:
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+    except (AttributeError, OSError, TypeError):  # no such function; no such library on Windows
+        return False
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return bool(protect(start(memory), len(memory), _READ | _EXECUTE) == 0)
 
 
 def address(function: Any) -> int:

@@ -6,17 +6,13 @@ of the user's cache, for the version of ONNX that said it and for this module as
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from soapstone.cache.environment import CacheWarning, digest, folder, installed
+from soapstone.cache.environment import installed
+from soapstone.cache.told import Told
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.messages import attribute_value, function_in
 from soapstone.frontend.onnx.tensors import ONNX_OF, TYPE_STRINGS
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
     import onnx
 
 _DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.training", "ai.onnx.preview.training")
-_KEPT = 8  # files, of other versions too: the ones written last
 
 
 class Formal(NamedTuple):
@@ -96,6 +91,8 @@ def _asked(domain: str, name: str, version: int) -> Any:
     attributes = {}
     for key, item in found.attributes.items():
         default = attribute_value(item.default_value) if item.default_value.name else None
+        if isinstance(default, list):
+            default = [each.decode() if isinstance(each, bytes) else each for each in default]
         default = default.decode() if isinstance(default, bytes) else default
         attributes[key] = [int(item.type.value), item.type.name, item.required, default]
     inputs = [[i.type_str, sorted(i.types), i.is_homogeneous] for i in found.inputs]
@@ -113,68 +110,21 @@ def _made(kept: Any) -> Declaration | None:
     return Declaration._make([*first, formals, items])
 
 
-# What is kept
-
-_LEARNED: dict[str, Any] = {}  # what this process asked, and no file holds yet
-_learns: bool | None = None  # whether it keeps that: not where others have imported ONNX before
+_TOLD = Told("onnx", lambda: installed("onnx"), __file__)
+_learns: bool | None = None  # whether answers are kept: not where others have imported ONNX before
 
 
 def _known(key: str, asked: Callable[[], Any]) -> Any:
-    """Return what an earlier process was told, or what ONNX says."""
+    """Return what ONNX said to an earlier process, or says now."""
     global _learns
-    table = _table()
-    if key in table:
-        return table[key]
     if _learns is None:
         _learns = "onnx" not in sys.modules
-    found = asked()
-    if _learns:
-        _LEARNED[key] = found
-    return found
-
-
-@cache
-def _path() -> Path:
-    here = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    return folder() / "onnx" / f"{digest(installed('onnx'), here)}.json"
-
-
-@cache
-def _table() -> dict[str, Any]:
-    return _read(_path())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):  # none yet, or cut short
-        return {}
-    return found if isinstance(found, dict) else {}
+    return _TOLD.answer(key, asked, keep=_learns)
 
 
 def remember() -> None:
     """Keep what this process asked ONNX, for those that come after it."""
-    if not _LEARNED:
-        return
-    path = _path()
-    partial = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({**_read(path), **_LEARNED}))
-        os.replace(partial, path)
-        others = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
-        for each in others[:-_KEPT]:
-            each.unlink(missing_ok=True)
-    except TypeError:  # a default that is no JSON
-        partial.unlink(missing_ok=True)
-    except OSError as error:
-        warnings.warn(
-            f"cache {str(path)!r}: {error}; what ONNX declares is not kept",
-            CacheWarning,
-            stacklevel=2,
-        )
-    _table().update(_LEARNED)
-    _LEARNED.clear()
+    _TOLD.save()
 
 
 def check_call(

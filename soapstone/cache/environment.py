@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from soapstone.system import processor_identity
+
 VARIABLE = "SOAPSTONE_CACHE"
 
 
@@ -40,29 +42,48 @@ def folder() -> Path:
 @cache
 def environment() -> Mapping[str, str]:
     """Return this process's environment: processor, its features, cores, versions, settings."""
-    from llvmlite import binding
-
-    features = binding.get_host_cpu_features()
-    llvm = ".".join(str(part) for part in binding.llvm_version_info)
     settings = {
         name: value
         for name, value in sorted(os.environ.items())
         if name.startswith(_SETTINGS) and not any(word in name for word in _NO_SETTINGS)
     }
+    processor = _processor()
     found = {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": binding.get_host_cpu_name(),
-        "features": " ".join(sorted(name for name, has in features.items() if has)),
+        "processor": processor["name"],
+        "features": processor["features"],
         "cores": str(os.cpu_count() or 1),
         "python": f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}",
         "soapstone": installed("soapstone"),
         "numpy": installed("numpy"),
         "numba": installed("numba"),
         "llvmlite": installed("llvmlite"),
-        "llvm": llvm,
+        "llvm": processor["llvm"],
         **settings,
     }
     return MappingProxyType(found)
+
+
+def _processor() -> dict[str, str]:
+    """Return the processor as LLVM sees it, and LLVM's version."""
+    from soapstone.cache.told import Told
+
+    identity = processor_identity()
+    kept = Told("processor", lambda: digest(identity, installed("llvmlite")), __file__)
+    found: dict[str, str] = kept.answer("processor", _seen, keep=bool(identity))
+    kept.save()
+    return found
+
+
+def _seen() -> dict[str, str]:
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features()
+    return {
+        "name": binding.get_host_cpu_name(),
+        "features": " ".join(sorted(name for name, has in features.items() if has)),
+        "llvm": ".".join(str(part) for part in binding.llvm_version_info),
+    }
 
 
 def installed(package: str) -> str:

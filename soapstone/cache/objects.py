@@ -1,7 +1,7 @@
 """Machine code of kernels: object files on disk, loaded without Numba; it is asked for what is not.
 
 A kernel is one function of C, and its object file holds all that it calls (`linked.object_code`).
-So a process in which every kernel is found needs only LLVM's loader, a millisecond for a dozen.
+So a process in which every kernel is found only places them in memory (`loader`).
 
 Object files are kept in the user's cache, for one environment. A package may come with others
 (`engine.ahead`), for a level of x86-64's instructions: they are of these sources or are not found,
@@ -20,10 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llvmlite import binding
-
 from soapstone.cache.deferred import Late
 from soapstone.cache.environment import digest, environment
+from soapstone.cache.loader import load
 from soapstone.cache.places import closed_over, place_of, say
 from soapstone.cache.sources import modules_of, stamp
 
@@ -33,7 +32,7 @@ _V3 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS = {"x86-64-v4": _V3 + _V4, "x86-64-v3": _V3, "x86-64": ()}  # by what each needs, best first
 _MARK = 32  # bytes before the code: its hash
-_linked = Late("soapstone.cache.linked")
+_linked, _binding = Late("soapstone.cache.linked"), Late("llvmlite.binding")
 FOUND: Counter[str] = (
     Counter()
 )  # kernels of this process: of the "package", the "cache", "compiled"
@@ -135,8 +134,11 @@ def _mark(code: bytes) -> bytes:
 
 def _load(code: bytes, name: str) -> int:
     """Return the address of a function of an object file, which stays loaded."""
+    placed = load(code, name)
+    if placed is not None:
+        return placed
     engine = _engine()
-    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.add_object_file(_binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return int(engine.get_function_address(name))
 
@@ -144,10 +146,10 @@ def _load(code: bytes, name: str) -> int:
 @cache
 def _engine() -> Any:
     """Return LLVM's loader."""
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    machine = binding.Target.from_default_triple().create_target_machine()
-    return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    _binding.initialize_native_target()
+    _binding.initialize_native_asmprinter()
+    machine = _binding.Target.from_default_triple().create_target_machine()
+    return _binding.create_mcjit_compiler(_binding.parse_assembly(""), machine)
 
 
 __all__ = ["FOUND", "LEVELS", "SUFFIX", "address", "levels", "package", "packaged"]

@@ -141,3 +141,24 @@ def test_frozen_instances_are_pickled_copied_and_not_changed() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
         Point()  # type: ignore[call-arg]
     assert Point.__doc__ == "A point." and Point.seen == []
+
+
+def test_classes_of_both_kinds_inherit_from_each_other() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Outer(Point):
+        z: int = 3
+
+    @dataclass(frozen=True)
+    class Inner(Outer):
+        w: int = 4
+
+    made = Inner(1, w=5)
+    assert (made.x, made.z, made.w) == (1, 3, 5) and made == dataclasses.replace(Inner(2), x=1, w=5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.x = 2  # type: ignore[misc]
+    for make in (dataclass, dataclasses.dataclass):
+        with pytest.raises(TypeError, match="frozen"):
+
+            @make
+            class Loose(Point):  # type: ignore[misc]
+                z: int = 3

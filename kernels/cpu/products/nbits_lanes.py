@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
+from soapstone.cache.environment import environment
 from soapstone.kernels.cpu.products.panels_lanes import stretch
 from soapstone.native.lanes import F32, I32, I64, LANES, Lanes, load_lanes, prefetch, store_lanes
 from soapstone.native.simd import vectorised
@@ -20,7 +21,7 @@ ROWS = (1, 2, 4)  # of x at a time
 @cache
 def _has_tables() -> bool:
     """Return whether this processor looks sixteen numbers up in a table of sixteen at once."""
-    return bool(binding.get_host_cpu_features().get("avx512f"))
+    return "avx512f" in environment()["features"].split()
 
 
 def _numbers(lanes: Lanes, place: int, bits: int) -> Lanes:

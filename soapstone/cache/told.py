@@ -1,0 +1,75 @@
+"""What libraries say that take long to import, kept for processes that then need not."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from soapstone.cache.environment import digest, folder
+
+_KEPT = 8  # files of a name, those of other versions too: the ones written last
+
+
+class Told:
+    """Answers of a library, in a file of the user's cache.
+
+    Args:
+        name: of the folder that the file is in. about: what answers depend on, such as the version
+            of the library. source: the file of the module that asks and says what answers look
+            like; they are found while it is what it was.
+    """
+
+    def __init__(self, name: str, about: Callable[[], str], source: str) -> None:
+        self._name, self._about, self._source = name, about, source
+        self._new: dict[str, Any] = {}  # what no file holds yet
+
+    @cached_property
+    def _path(self) -> Path:
+        here = hashlib.sha256(Path(self._source).read_bytes()).hexdigest()
+        return folder() / self._name / f"{digest(self._about(), here)}.json"
+
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):  # none yet, or cut short
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def answer(self, key: str, ask: Callable[[], Any], *, keep: bool = True) -> Any:
+        """Return what is known under a key, or else what the library says.
+
+        ask: returns it, as JSON has it. keep: whether `save` is to write it.
+        """
+        if key in self._known:
+            return self._known[key]
+        found = self._known[key] = ask()
+        if keep:
+            self._new[key] = found
+        return found
+
+    def save(self) -> None:
+        """Write what was asked in this process; where it cannot be, others ask again."""
+        if not self._new:
+            return
+        partial = self._path.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps({**self._read(), **self._new}))
+            os.replace(partial, self._path)
+            files = sorted(self._path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
+            for file in files[:-_KEPT]:
+                file.unlink(missing_ok=True)
+        self._new.clear()
+
+
+__all__ = ["Told"]

@@ -1,0 +1,64 @@
+"""What a process imports before its first answer of a file, and what of that is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+_UNNEEDED = ("onnx", "google.protobuf", "numba", "llvmlite.binding")
+_ANSWER = """
+import sys
+import numpy as np
+from soapstone import InferenceSession
+with InferenceSession("m.onnx", threads=1) as session:
+    print(session.run(np.full((2, 3), 2, np.float32))["y"].tolist())
+print([name for name in UNNEEDED if name in sys.modules])
+"""
+
+
+def _answer(folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _ANSWER.replace("UNNEEDED", str(_UNNEEDED))],
+        cwd=folder,
+        env={**os.environ, "SOAPSTONE_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_process_after_the_first_imports_no_onnx(tmp_path: Path) -> None:
+    value: dict[str, Any] = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in "xy"
+    }
+    scale = numpy_helper.from_array(np.array([3], np.float32), "scale")
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["s"]),
+        helper.make_node("LeakyRelu", ["s"], ["y"], alpha=0.5),
+    ]
+    graph = helper.make_graph(nodes, "g", [value["x"]], [value["y"]], [scale])
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
+    answer = str([[6.0] * 3] * 2)
+    assert _answer(tmp_path)[0] == answer
+    assert _answer(tmp_path) == [answer, "[]"]
+    (kept,) = (tmp_path / "cache" / "onnx").glob("*.json")
+    table = json.loads(kept.read_text())
+    assert {"newest opset", ":Mul:18", ":LeakyRelu:18"} <= table.keys()
+    # What is kept for another ONNX, or cut short, is not used.
+    kept.rename(kept.with_name("0" * 32 + ".json"))
+    assert _answer(tmp_path)[1] != "[]"
+    assert _answer(tmp_path)[1] == "[]"
+    kept.write_bytes(kept.read_bytes()[:-5])
+    assert _answer(tmp_path) == [answer, str(["onnx", "google.protobuf"])]
+    assert _answer(tmp_path)[1] == "[]"
