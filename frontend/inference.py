@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +42,8 @@ from soapstone.runtime.machines.machine import CUDA
 from soapstone.system import give_back_freed
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from soapstone.frontend.generation.decoder import Decoder
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
@@ -353,6 +354,8 @@ class InferenceSession:
         with self._lock:
             self._check_open()
             if self._pool is None:
+                from concurrent.futures import ThreadPoolExecutor
+
                 self._pool = ThreadPoolExecutor(self.requests, f"run_async of {self.name}")
             return self._pool.submit(self.run, given)
 

@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from functools import cached_property, lru_cache
-from html import escape
 from types import MappingProxyType
 from typing import Any
 
@@ -280,6 +279,8 @@ class Graph:
         )
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ As in Legion, one task may have several variants; which of them runs is decided 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -82,6 +83,7 @@ def fenced(call: Call, kernel: Bind) -> Entry | None:
 
 
 _VARIANTS: dict[tuple[str, str], list[Variant]] = {}
+_HOMES: dict[tuple[str, str, str], str] = {}  # operator, kind, name: the module that registers it
 
 
 def declining(bind: Bind) -> Bind:
@@ -117,9 +119,11 @@ def variant(
             `shared.packed` alone.
     """
     names = (operators,) if isinstance(operators, str) else tuple(operators)
+    home = sys._getframe(1).f_globals["__name__"]
 
     def register(bind: B) -> B:
         for operator in names:
+            _HOMES[operator, processor, name] = home
             _VARIANTS.setdefault((operator, processor), []).append(
                 Variant(operator, name, processor, declining(bind), expected, promises)
             )
@@ -130,8 +134,29 @@ def variant(
 
 def variants(operator: str, processor: str = "cpu") -> tuple[Variant, ...]:
     """Return the native variants of an operator for a processor kind, in registration order."""
-    _load(processor)
+    _load(processor, operator)
     return tuple(_VARIANTS.get((operator, processor), ()))
+
+
+def homes(processor: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the variants of each operator, in registration order: module and name.
+
+    What a program registers itself is not among them.
+    """
+    found: dict[str, list[tuple[str, str]]] = {}
+    for (operator, kind), known in _VARIANTS.items():
+        if kind == processor:
+            places = [(_HOMES[operator, kind, each.name], each.name) for each in known]
+            within = [place for place in places if place[0].startswith(f"{__package__}.{kind}.")]
+            found[operator] = within
+    return found
+
+
+def arrange(operator: str, processor: str, names: Sequence[str]) -> None:
+    """Put variants of an operator in this order, those of other names where they are."""
+    known = _VARIANTS.get((operator, processor), [])
+    own = iter(sorted((v for v in known if v.name in names), key=lambda v: names.index(v.name)))
+    known[:] = [next(own) if each.name in names else each for each in known]
 
 
 def registered(processor: str = "cpu") -> tuple[Variant, ...]:
@@ -140,6 +165,9 @@ def registered(processor: str = "cpu") -> tuple[Variant, ...]:
     return tuple(v for (_, kind), found in _VARIANTS.items() if kind == processor for v in found)
 
 
-def _load(processor: str) -> None:
+def _load(processor: str, operator: str | None = None) -> None:
+    """Import what registers the variants of an operator, or of all."""
     for module in MODULES.get(processor, ()):
-        importlib.import_module(module)
+        package = importlib.import_module(module)
+        if hasattr(package, "load"):  # it does not register all when it is imported
+            package.load(operator)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -25,7 +24,7 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], obje
         OSError: names `path`, whatever could not be done.
     """
     target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.partial")
     with naming(target):
         try:
             device = target.exists() and not target.is_file()

@@ -19,7 +19,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from ctypes.util import find_library
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -393,6 +392,8 @@ def openmp() -> ctypes.CDLL | None:
     """
     names = ["libgomp.so.1"]
     if sys.platform != "linux":
+        from ctypes.util import find_library
+
         names += [found for name in ("gomp", "omp") if (found := find_library(name))]
     waiting = openmp_waiting()
     ours = waiting.keys() - os.environ.keys()

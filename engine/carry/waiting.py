@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 
@@ -62,7 +61,11 @@ def _trigger(item: NodeLaunch, last: NodeLaunch) -> Argument | None:
 def _processors(item: NodeLaunch) -> list[Hashable]:
     """Return the processor of each point, or how far along those that mappers fill in order."""
     devices = item.configuration.devices
-    return [*devices] if devices else [Fraction(p, item.points) for p in range(item.points)]
+    if devices:
+        return [*devices]
+    from fractions import Fraction
+
+    return [Fraction(p, item.points) for p in range(item.points)]
 
 
 __all__ = ["waiting"]

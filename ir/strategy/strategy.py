@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -285,6 +284,8 @@ class Strategy:
         return f"Strategy({self.model or 'any model'!r}: {len(self.configurations)} configurations)"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:

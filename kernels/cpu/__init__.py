@@ -1,22 +1,38 @@
-"""Kernels for CPUs: importing this package registers its variants with `kernels.registry`.
+"""Kernels for CPUs: `load` registers the variants of an operator with `kernels.registry`.
 
 The first variant that serves a call is taken unless a later one is measured to be clearly faster;
 panels come first, since measured warm they tie with what they beat on cold weights, then oneDNN's.
-Numba's compile, or load from its cache, when a call is bound.
+Numba's compile, or load from its cache, when a call is bound. Which modules register variants of
+an operator is kept, once a process has imported all: others import those that they need.
 """
 
 from __future__ import annotations
 
 import importlib
+from functools import cache
+from pathlib import Path
 
+from soapstone.cache.environment import digest, environment, key
+from soapstone.cache.told import Told, state_of
+from soapstone.kernels import registry
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.cpu.openblas import library as openblas
 from soapstone.kernels.fallback import report
 
+_LOADED: set[str | None] = set()  # operators, None for all
 _FAMILIES = (
     "products.panels",
     "products.nbits",
-    "onednn",
+    "onednn.convolution",
+    "onednn.epilogue",
+    "onednn.linear_grad",
+    "onednn.matmul",
+    "onednn.normalization",
+    "onednn.pointwise",
+    "onednn.pooling",
+    "onednn.quantized",
+    "onednn.reorder",
+    "onednn.sequences",
     "openblas",
     "elementwise.epilogue",
     "recurrent.layers",
@@ -59,8 +75,38 @@ _FAMILIES = (
     "normalization.softmax",
 )
 
-for _family in _FAMILIES:
-    importlib.import_module(f"{__name__}.{_family}")
+
+def load(operator: str | None = None) -> None:
+    """Register the variants of an operator, or of all operators."""
+    if operator in _LOADED or None in _LOADED:
+        return
+    table = _told().answer("variants", _all)
+    _told().save()
+    for name, found in (table if operator is None else {operator: table.get(operator, ())}).items():
+        for module, _ in found:
+            importlib.import_module(module)
+        registry.arrange(name, "cpu", [variant for _, variant in found])
+    _LOADED.add(operator)
+
+
+def _all() -> dict[str, list[tuple[str, str]]]:
+    """Register all variants; return where those of each operator are."""
+    for family in _FAMILIES:
+        if onednn.available() or not family.startswith("onednn."):
+            importlib.import_module(f"{__name__}.{family}")
+    return registry.homes("cpu")
+
+
+@cache
+def _told() -> Told:
+    """Return where variants are, as earlier processes saw it with these sources and libraries."""
+    library = "onednn" if onednn.available() else "openblas" if openblas.available() else ""
+    return Told(
+        "kernels",
+        lambda: digest(key(environment()), library, state_of(Path(__file__).parent)),
+        __file__,
+    )
+
 
 if not onednn.available() and not onednn.disabled():
     report(

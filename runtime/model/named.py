@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
 from typing import Any
 
 from soapstone.errors import hint
@@ -15,6 +14,8 @@ GROUP = "soapstone.mappers"
 
 def mapper_names() -> tuple[str, ...]:
     """The names of the installed mappers, sorted."""
+    from importlib.metadata import entry_points
+
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
@@ -29,6 +30,8 @@ def mapper_class(name: str) -> Any:
             return getattr(importlib.import_module(module), attribute)
         except Exception as error:
             raise MapperError(f"mapper {name!r}: {_said(error)}") from error
+    from importlib.metadata import entry_points
+
     points = {point.name: point for point in entry_points(group=GROUP)}
     if name not in points:
         have = ", ".join(sorted(points)) or "none"

@@ -62,8 +62,19 @@ class Recorder:
             return np.zeros((0, 2), dtype=np.int64)
         sources = np.concatenate([source for source, _ in self._edges])
         targets = np.concatenate([target for _, target in self._edges])
-        pairs: Array = np.unique(np.stack([sources, targets], axis=1), axis=0)
-        return pairs
+        return each_once(np.stack([sources, targets], axis=1))
+
+
+def each_once(edges: Array) -> Array:
+    """Return edges, each once, sorted, as `np.unique` does, which imports masked arrays.
+
+    edges: int64 (edges, 2).
+    """
+    edges = edges[np.lexsort((edges[:, 1], edges[:, 0]))]
+    first = np.ones(len(edges), bool)
+    first[1:] = (edges[1:] != edges[:-1]).any(axis=1)
+    found: Array = edges[first]
+    return found
 
 
 class CaptureAnalysis(Analysis):

@@ -26,6 +26,7 @@ from soapstone.runtime.observe.profile import Observer, Profile
 from soapstone.runtime.tracing.capture import (
     CaptureAnalysis,
     Recorder,
+    each_once,
     install_results,
     restore_needs,
 )
@@ -73,7 +74,7 @@ class Trace:
         self.layout: ArenaLayout = part.lay_out(free)
         self.operations, self.order = part.operations, part.order
         pairs = np.concatenate([part.edges, self.layout.edges])
-        self.edges: Array = np.unique(pairs, axis=0) if pairs.size else pairs
+        self.edges: Array = each_once(pairs)
         self._arenas = self._allocate()
         self.copied_bytes = sum(_between(operation) for operation in self.operations)
         self._enqueues = runtime.executor.enqueues(self.operations, self.order, self.edges)

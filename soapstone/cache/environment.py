@@ -6,6 +6,7 @@ share their times: the name under which a processor is sold is no part of it, it
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -88,12 +89,34 @@ def _seen() -> dict[str, str]:
 
 def installed(package: str) -> str:
     """Return the version of an installed package, or "none"."""
-    from importlib.metadata import PackageNotFoundError, version
+    found = _versions().get(package.replace("-", "_").lower())
+    if found is not None:
+        return found
+    from importlib.metadata import PackageNotFoundError, version  # which imports much
 
     try:
         return version(package)
     except PackageNotFoundError:
         return "none"
+
+
+@cache
+def _versions() -> Mapping[str, str | None]:
+    """Return the versions of packages by the folders that installers write beside them.
+
+    Where a package has two in one place, it is left to `importlib.metadata` which one counts.
+    """
+    found: dict[str, str | None] = {}
+    for place in sys.path:
+        here: dict[str, str | None] = {}
+        with contextlib.suppress(OSError):
+            for name in os.listdir(place or os.curdir):
+                if name.endswith(".dist-info"):
+                    package, _, version = name.removesuffix(".dist-info").rpartition("-")
+                    package = package.replace("-", "_").lower()
+                    here[package] = version if package not in here else None
+        found = {**here, **found}
+    return found
 
 
 def digest(*parts: str) -> str:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
-import secrets
 import sys
 import sysconfig
 import time
@@ -27,7 +27,7 @@ from typing import Any
 
 _ROOT = "soapstone"
 _BEGAN = time.time()
-_NOT_KNOWN = secrets.token_bytes(16)  # in place of sources that were edited while this process runs
+_NOT_KNOWN = os.urandom(16)  # in place of sources that were edited while this process runs
 _VERSIONED = frozenset(("builtins", "numpy", "numba", "llvmlite"))  # see `environment`
 _IMPORT = re.compile(  # the last: what is imported when code is compiled (`deferred`)
     rb"from ([\w.]+) import (\([^)]*\)|[^\n]*)|import ([\w.]+)|Late\(\"([\w.]+)\"\)"

@@ -15,16 +15,21 @@ import contextlib
 import json
 import math
 import os
-import sqlite3
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from soapstone.cache.deferred import Late
 from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
 from soapstone.system import locked
+
+if TYPE_CHECKING:
+    import sqlite3
+else:
+    sqlite3 = Late("sqlite3")  # where nothing is measured, it is not needed
 
 FORMAT = 1
 _BATCH = 500  # keys of one query

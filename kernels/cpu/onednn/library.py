@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes.util import find_library
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -171,14 +170,22 @@ def candidates() -> tuple[str, ...]:
 
     The environment variable SOAPSTONE_ONEDNN, where set, is the only one; "off" is none.
     """
+    return tuple(_candidates())
+
+
+def _candidates() -> Iterator[str]:
+    """Yield the names one by one: to ask the system for one takes programs that it runs."""
     named = os.environ.get(VARIABLE)
     if named:
-        return () if named == OFF else (named,)
+        yield from () if named == OFF else (named,)
+        return
     roots = dict.fromkeys((sys.prefix, site.getuserbase(), sys.base_prefix))
     files = [Path(root) / folder / _FILE for root in roots for folder in ("lib", "lib64")]
-    found = [str(file) for file in files if file.exists()]
+    yield from (str(file) for file in files if file.exists())
+    from ctypes.util import find_library
+
     installed = find_library("dnnl")
-    return (*found, *((installed,) if installed else ()), _FILE)
+    yield from (installed, _FILE) if installed else (_FILE,)
 
 
 def _load(name: str) -> C.CDLL:
@@ -221,7 +228,7 @@ def _load(name: str) -> C.CDLL:
 def _attempt() -> tuple[C.CDLL | None, str]:
     """Return the library and "", or None and why no candidate serves."""
     reasons = []
-    for name in candidates():
+    for name in _candidates():
         try:
             return _load(name), ""
         except OneDnnError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-from ctypes.util import find_library
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +44,8 @@ def candidates() -> tuple[str, ...]:
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         files = sorted((Path(folder) / "lib").glob("*scipy_openblas*"))
         found += [str(file) for file in files if file.suffix in (".so", ".dylib", ".dll")]
+    from ctypes.util import find_library
+
     in_system = find_library("openblas")
     return (*found, *((in_system,) if in_system else ()))
 

@@ -15,20 +15,25 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.cache.deferred import Late
 from soapstone.runtime.errors import BodyError
 from soapstone.runtime.executors.process import worker
 from soapstone.runtime.machines.shared import Segments
 from soapstone.runtime.model.forms import Adapted
 from soapstone.runtime.model.task import Task
+
+if TYPE_CHECKING:
+    import subprocess
+else:
+    subprocess = Late("subprocess")  # no body may ask for a process
 
 _LOOK_MS = 500  # how often a silent process is looked at
 _END_S = 2.0  # how long one may take to end by itself
