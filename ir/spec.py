@@ -419,6 +419,11 @@ def operator_of_onnx(name: str, domain: str = "") -> OpSpec | None:
     return _OF_ONNX.get((domain, name))
 
 
+def declared_names() -> frozenset[str]:
+    """Return the names of the operators that are declared so far."""
+    return frozenset(_REGISTRY)
+
+
 def operators() -> tuple[OpSpec, ...]:
     """Return all declared operators, by name."""
     import soapstone.ir.ops  # noqa: F401
@@ -435,6 +440,7 @@ __all__ = [
     "Kind",
     "OpSpec",
     "Tile",
+    "declared_names",
     "operator",
     "operator_of_onnx",
     "operators",

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
+from soapstone.ir.ops import DECLARED
 from soapstone.kernels.entry import Array, Call, Declined, Entry
 from soapstone.native import memory
 from soapstone.records import dataclass
@@ -119,7 +120,7 @@ def variant(
             `shared.packed` alone.
     """
     names = (operators,) if isinstance(operators, str) else tuple(operators)
-    home = sys._getframe(1).f_globals["__name__"]
+    home = _importing()
 
     def register(bind: B) -> B:
         for operator in names:
@@ -132,6 +133,16 @@ def variant(
     return register
 
 
+def _importing() -> str:
+    """Return the module that is being imported by who calls, "" for none."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_name != "<module>":
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return str(frame.f_globals["__name__"])
+
+
 def variants(operator: str, processor: str = "cpu") -> tuple[Variant, ...]:
     """Return the native variants of an operator for a processor kind, in registration order."""
     _load(processor, operator)
@@ -139,13 +150,13 @@ def variants(operator: str, processor: str = "cpu") -> tuple[Variant, ...]:
 
 
 def homes(processor: str) -> dict[str, list[tuple[str, str]]]:
-    """Return the variants of each operator, in registration order: module and name.
+    """Return the variants of each operator of the package, in registration order: module and name.
 
     What a program registers itself is not among them.
     """
-    found: dict[str, list[tuple[str, str]]] = {}
+    found: dict[str, list[tuple[str, str]]] = {name: [] for name in DECLARED}
     for (operator, kind), known in _VARIANTS.items():
-        if kind == processor:
+        if kind == processor and operator in DECLARED:
             places = [(_HOMES[operator, kind, each.name], each.name) for each in known]
             within = [place for place in places if place[0].startswith(f"{__package__}.{kind}.")]
             found[operator] = within

@@ -21,14 +21,17 @@ VOID, INT, WORD = ir.VoidType(), ir.IntType(32), ir.IntType(64)
 POINTER = ir.IntType(8).as_pointer()
 
 
-def fixed_arity(typer: Callable[..., Any], count: int) -> Any:
-    """Return the intrinsic of a variadic typer, of `count` arguments as Numba wants to see it."""
-    names = ["typing"] + [f"a{i}" for i in range(count)]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    typer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, kind) for name in names]
-    )
-    return intrinsic(typer)
+def fixed_arity(typer: Callable[..., Any], count: Callable[[], int]) -> Any:
+    """Return the intrinsic of a variadic typer, of `count()` arguments as Numba wants to see it."""
+
+    def prepare() -> None:
+        names = ["typing"] + [f"a{i}" for i in range(count())]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        typer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, kind) for name in names]
+        )
+
+    return intrinsic(typer, prepare)
 
 
 # ----------------------------------------------------------------------------- calls by address
@@ -53,7 +56,7 @@ def calling(returns: Any, *wants: Any) -> Any:
 
         return _kind(returns)(*map(_kind, [WORD] * (1 + len(wants)))), emit
 
-    return fixed_arity(typer, 1 + len(wants))
+    return fixed_arity(typer, lambda: 1 + len(wants))
 
 
 def external(name: str, returns: Any, *wants: Any) -> Any:
@@ -67,7 +70,7 @@ def external(name: str, returns: Any, *wants: Any) -> Any:
 
         return _kind(returns)(*map(_kind, wants)), emit
 
-    return fixed_arity(typer, len(wants))
+    return fixed_arity(typer, lambda: len(wants))
 
 
 def _kind(of: Any) -> Any:

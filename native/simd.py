@@ -86,7 +86,6 @@ def vectorised(function: Callable[..., Any]) -> Any:
     Arguments may be vectors, numbers, pointers or addresses. The result type is found by a trial
     run on a program that is thrown away.
     """
-    arity = len(inspect.signature(function).parameters)
 
     def write(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
         lanes = []
@@ -111,7 +110,7 @@ def vectorised(function: Callable[..., Any]) -> Any:
 
         return result(*plain), emit
 
-    return fixed_arity(typer, arity)
+    return fixed_arity(typer, lambda: len(inspect.signature(function).parameters))
 
 
 # What kernels call: v = load(p, i), store(p, i, v), part(p, i, n): the first n lanes of p[i]….

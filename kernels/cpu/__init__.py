@@ -14,6 +14,7 @@ from pathlib import Path
 
 from soapstone.cache.environment import digest, environment, key
 from soapstone.cache.told import Told, state_of
+from soapstone.ir import spec
 from soapstone.kernels import registry
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.cpu.openblas import library as openblas
@@ -82,7 +83,9 @@ def load(operator: str | None = None) -> None:
         return
     table = _told().answer("variants", _all)
     _told().save()
-    for name, found in (table if operator is None else {operator: table.get(operator, ())}).items():
+    # Of an operator that a program declares, all that it could be part of.
+    wanted = {operator: table[operator]} if operator is not None and operator in table else table
+    for name, found in wanted.items():
         for module, _ in found:
             importlib.import_module(module)
         registry.arrange(name, "cpu", [variant for _, variant in found])
@@ -101,11 +104,8 @@ def _all() -> dict[str, list[tuple[str, str]]]:
 def _told() -> Told:
     """Return where variants are, as earlier processes saw it with these sources and libraries."""
     library = "onednn" if onednn.available() else "openblas" if openblas.available() else ""
-    return Told(
-        "kernels",
-        lambda: digest(key(environment()), library, state_of(Path(__file__).parent)),
-        __file__,
-    )
+    sources = [state_of(Path(module.__file__ or "").parent) for module in (registry, spec)]
+    return Told("kernels", lambda: digest(key(environment()), library, *sources), __file__)
 
 
 if not onednn.available() and not onednn.disabled():

@@ -23,6 +23,20 @@ READ, WRITE = 1, 2
 _USES_LIMIT = 64
 
 
+def each_once(values: Array) -> Array:
+    """Return numbers, or rows of them, sorted and each once.
+
+    So does `np.unique`, which imports masked arrays for it.
+    """
+    rows = values.ndim == 2
+    values = values[np.lexsort(values.T[::-1])] if rows else np.sort(values)
+    first = np.ones(len(values), bool)
+    others = values[1:] != values[:-1]
+    first[1:] = others.any(axis=1) if rows else others
+    found: Array = values[first]
+    return found
+
+
 class Storage:
     """The bytes of one instance: a box of a region in a memory, with an axis order.
 
@@ -325,7 +339,7 @@ class Instances:
 
     def cut(self, faces: Sequence[Array]) -> None:
         """Cut the cells at more faces. faces: coordinates for each axis."""
-        cuts = [np.unique(np.concatenate([cut, more])) for cut, more in zip(self.cuts, faces)]
+        cuts = [each_once(np.concatenate([cut, more])) for cut, more in zip(self.cuts, faces)]
         if all(new.size == old.size for new, old in zip(cuts, self.cuts)):
             return
         source = [

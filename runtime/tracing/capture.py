@@ -9,7 +9,14 @@ import numpy as np
 
 from soapstone.runtime.analysis import eviction
 from soapstone.runtime.analysis.dependence import Analysis
-from soapstone.runtime.analysis.instance import Instance, Instances, Storage, minus, union
+from soapstone.runtime.analysis.instance import (
+    Instance,
+    Instances,
+    Storage,
+    each_once,
+    minus,
+    union,
+)
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.mapper import Layout, Order
@@ -63,18 +70,6 @@ class Recorder:
         sources = np.concatenate([source for source, _ in self._edges])
         targets = np.concatenate([target for _, target in self._edges])
         return each_once(np.stack([sources, targets], axis=1))
-
-
-def each_once(edges: Array) -> Array:
-    """Return edges, each once, sorted, as `np.unique` does, which imports masked arrays.
-
-    edges: int64 (edges, 2).
-    """
-    edges = edges[np.lexsort((edges[:, 1], edges[:, 0]))]
-    first = np.ones(len(edges), bool)
-    first[1:] = (edges[1:] != edges[:-1]).any(axis=1)
-    found: Array = edges[first]
-    return found
 
 
 class CaptureAnalysis(Analysis):

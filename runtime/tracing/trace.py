@@ -16,7 +16,7 @@ import numpy as np
 
 from soapstone.native import memory as native_memory
 from soapstone.runtime.analysis import eviction
-from soapstone.runtime.analysis.instance import Cells, Instance, Instances
+from soapstone.runtime.analysis.instance import Cells, Instance, Instances, each_once
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import BodyError, MapperError, RuntimeCoreError, TaskError
 from soapstone.runtime.executors.bodies import as_task_error, bound, checked_message
@@ -26,7 +26,6 @@ from soapstone.runtime.observe.profile import Observer, Profile
 from soapstone.runtime.tracing.capture import (
     CaptureAnalysis,
     Recorder,
-    each_once,
     install_results,
     restore_needs,
 )

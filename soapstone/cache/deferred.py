@@ -76,10 +76,14 @@ def linked(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return lambda function: Deferred(function, make, **options)
 
 
-def intrinsic(function: Callable[..., Any]) -> Any:
-    """Return an intrinsic of compiled code, as `numba.extending.intrinsic`."""
+def intrinsic(function: Callable[..., Any], prepare: Callable[[], object] = lambda: None) -> Any:
+    """Return an intrinsic of compiled code, as `numba.extending.intrinsic`.
+
+    prepare: is called before Numba sees the function.
+    """
 
     def make(function: Callable[..., Any], options: dict[str, Any]) -> tuple[Any, Any]:
+        prepare()
         template = numba.core.typing.templates.make_intrinsic_template
         return function, types.Function(template(function, function, function.__name__))
 

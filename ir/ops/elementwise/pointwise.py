@@ -6,7 +6,6 @@ comparison.py, trigonometry.py, bitwise.py and cast.py.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -200,16 +199,21 @@ def formula(
             name, *names = function
             function = partial(make, name)
         else:
-            arguments = inspect.signature(function).parameters
-            names = list(arguments)
-            for one in arguments.values():
-                if one.default is not one.empty:
-                    own.setdefault(one.name, Attribute("float", one.default))
+            names = [*_arguments(function)]
+            given = function.__defaults__ or ()
+            for one, default in zip(names[len(names) - len(given) :], given):
+                own.setdefault(one, Attribute("float", default))
         operands = tuple(name for name in names if name not in own)
         expressions[value] = function(
             *(parameter(name) if name in own else variable(name) for name in names)
         )
     return Declared(Formula(operands, expressions, choice, onednn), own)
+
+
+def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's arguments, all of which have a place."""
+    code = function.__code__
+    return tuple(code.co_varnames[: code.co_argcount])
 
 
 def declare(
@@ -294,7 +298,7 @@ def chain(*gradients: Callable[..., Expression]) -> GradientRule:
                 gradient(
                     *(
                         parameter(name) if name in g.attributes else variable(name)
-                        for name in inspect.signature(gradient).parameters
+                        for name in _arguments(gradient)
                     )
                 )
                 for gradient in gradients

@@ -61,7 +61,7 @@ def _gemm(real: Any) -> Any:
 
         return types.void(*([types.int64] * 13)), emit
 
-    return fixed_arity(typer, 13)
+    return fixed_arity(typer, lambda: 13)
 
 
 sgemm: Any = _gemm(ir.FloatType())
