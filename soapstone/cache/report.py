@@ -12,6 +12,11 @@ from pathlib import Path
 from soapstone.cache.environment import environment, folder, key
 from soapstone.cache.store import default_path
 
+TOLD = {  # by folder: answers of libraries (`told`)
+    "processor": "processor as LLVM sees it",
+    "onnx": "declarations of ONNX",
+    "kernels": "modules of kernels",
+}
 _FORMER = ("kernels.sqlite", "costs.sqlite")  # stores of other formats: never read
 
 
@@ -46,6 +51,8 @@ class Cache:
 def caches() -> tuple[Cache, ...]:
     """Return all caches of this user that are on disk."""
     found = [_measured(default_path()), _compiled()]
+    told = ((folder() / name, what) for name, what in TOLD.items())
+    found += [_told(path, what) for path, what in told if path.is_dir()]
     for name in _FORMER:
         path = folder() / name
         if path.exists():
@@ -105,6 +112,15 @@ def _compiled() -> Cache:
                     entries[name] = entries.get(name, 0) + count
                     stale += count if place.name != now else 0
     return Cache("compiled functions", root(), entries, _nbytes(root()), _key(), stale)
+
+
+def _told(path: Path, what: str) -> Cache:
+    """Return what is kept of what a library said; a file is found by who wrote it alone."""
+    entries = {}
+    for file in path.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            entries[file.stem] = len(json.loads(file.read_text()))
+    return Cache(what, path, entries, _nbytes(path), _key(), 0)
 
 
 def _nbytes(path: Path) -> int:
