@@ -95,6 +95,7 @@ class InferenceSession:
             processors or requests that do not fit.
         StrategyError: the strategy is for another graph or machine, or not legal; where the model
             has symbolic dims that the strategy does not tell, `run` says so.
+        MachineError: no threads, or too many.
 
     Example:
         >>> session = InferenceSession("resnet50.onnx")

@@ -64,6 +64,9 @@ class Prediction:
         return "\n".join(lines)
 
 
+UNNAMED = "arr_0"  # as `np.savez` calls the only array
+
+
 def read_arrays(path: Path) -> dict[str, Array]:
     """Return the arrays of an npz file.
 
@@ -89,7 +92,7 @@ def predict(
 
     Args:
         model: the path of an `.onnx` file, or an app's name.
-        arrays: the inputs by name; a model of one input takes the only array, whatever its name.
+        arrays: the inputs by name; a model of one input takes an array that has no name.
         runs: how often to run for the time; outputs are those of the last.
         options: see `InferenceSession`.
 
@@ -100,7 +103,9 @@ def predict(
     source = source_of(model, checkpoint)
     with InferenceSession(source, **options) as session:
         if len(session.inputs) == 1 and len(arrays) == 1:
-            arrays = {session.inputs[0].name: next(iter(arrays.values()))}
+            ((name, array),) = arrays.items()
+            if name == UNNAMED:
+                arrays = {session.inputs[0].name: array}
         variants = session.variants(arrays)
         bound = time.perf_counter()
         times = []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soapstone.errors import DataError
+from soapstone.errors import DataError, hint
 from soapstone.frontend.generation.decoder import Decoder, Run
 from soapstone.frontend.generation.sampling import Sampling
 from soapstone.ir.tensor import Array
@@ -52,7 +53,15 @@ def streamed(
     stop: int | Sequence[int] = (),
     **drawn: Any,
 ) -> Iterator[int]:
-    """Return an iterator of what follows one prompt; see `InferenceSession.stream`."""
+    """Return an iterator of what follows one prompt; see `InferenceSession.stream`.
+
+    Raises:
+        TypeError: an option that is none.
+    """
+    options = [field.name for field in fields(Sampling)]
+    for name in drawn.keys() - set(options):
+        near = hint(name, options)
+        raise TypeError(f"stream: no option {name!r}; stop, {', '.join(options)} are{near}")
     tokens = _loop(session, _checked([prompt]), max_new_tokens, stop, Sampling(**drawn))
     return (token for (token,) in tokens if token is not None)
 

@@ -23,7 +23,7 @@ class Sampling:
         seed: of the drawing; each row of a batch draws from numbers of its own.
 
     Raises:
-        DataError: one out of its range.
+        DataError: one out of its range, or one of drawing where nothing is drawn.
     """
 
     temperature: float = 0.0
@@ -40,6 +40,12 @@ class Sampling:
             raise DataError(f"top_p: {self.top_p} found; more than 0 and at most 1 needed")
         if not (isinstance(self.seed, int | np.integer) and self.seed >= 0):
             raise DataError(f"seed: {self.seed!r} found; an integer, 0 or more, needed")
+        for name in ("top_k", "top_p", "seed"):
+            if not self.temperature and getattr(self, name) != getattr(Sampling, name):
+                raise DataError(
+                    f"{name}: {getattr(self, name)} found with temperature 0, which takes the"
+                    " likeliest token; a temperature above 0 needed"
+                )
 
     def generator(self, row: int) -> np.random.Generator:
         """Return the random numbers of a row of a batch."""

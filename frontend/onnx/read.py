@@ -33,14 +33,19 @@ LAYOUTS = "soapstone.layouts"  # the metadata in which axis orders are
 
 @dataclass(frozen=True)
 class Declared:
-    """An input or output as the file declares it; a symbolic dim is its name."""
+    """An input or output as the file declares it; a symbolic dim is its name.
+
+    ranked: whether the file says how many axes there are, which of outputs it need not.
+    """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+    ranked: bool = True
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+        shape = ", ".join(map(str, self.shape)) if self.ranked else "..."
+        return f"{self.name}: {self.dtype}[{shape}]"
 
 
 @dataclass(frozen=True)
@@ -247,14 +252,14 @@ def _declared(value: onnx.ValueInfoProto, what: str) -> Declared:
         raise OnnxError(f"an {what} without a name found")
     kind = value.type.WhichOneof("value")
     if what == "output" and value.type.sequence_type.elem_type.HasField("map_type"):
-        return Declared(value.name, "float32", ())  # scores as ZipMap hands them on
+        return Declared(value.name, "float32", (), ranked=False)  # scores as ZipMap hands them on
     if kind != "tensor_type":
         found = (kind or "no type").removesuffix("_type").replace("_", " ")
         raise UnsupportedError(f"{where}: {found} found, a tensor needed")
     tensor = value.type.tensor_type
     dtype = dtype_of(tensor.elem_type, where)
     if what == "output" and not tensor.HasField("shape"):
-        return Declared(value.name, dtype, ())
+        return Declared(value.name, dtype, (), ranked=False)
     if not tensor.HasField("shape"):
         raise UnsupportedError(f"{where}: its rank is not given")
     shape: list[int | str] = []

@@ -228,6 +228,9 @@ class Samples:
             raise DataError(f"calibration: {counts} samples found; as many of each input needed")
         self.batch = self._batch(fields, batch_size, min(counts.values()))
         self.count = min(counts.values()) // self.batch * self.batch
+        real = [array for array in self._arrays.values() if array.dtype.kind == "f"]
+        if real and not any(array.any() for array in real):
+            raise DataError("calibration: zeros alone found; samples as they will come needed")
         session.checked(next(iter(self)))
 
     @staticmethod

@@ -284,9 +284,13 @@ def predict(
         )
         tell(latency, latency.as_dict(), as_json)
         return
-    if inputs is None or dim:
-        found = "--dim" if dim else "no --input"
-        raise DataError(f"{found} found; an npz file of the inputs needed, or --benchmark")
+    if inputs is None:
+        raise DataError("no --input found; an npz file of the inputs needed, or --benchmark")
+    if dim:
+        raise DataError(
+            "--dim found with --input, whose arrays have extents; it is of inputs that are drawn,"
+            " with --benchmark"
+        )
     if requests > 1:
         raise DataError(f"--requests {requests} found without --benchmark; 1 needed")
     result = task.predict(

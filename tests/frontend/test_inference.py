@@ -29,7 +29,7 @@ from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load
 from soapstone.native import shared
 from soapstone.native.memory import CHECKED
-from soapstone.runtime import Machine
+from soapstone.runtime import Machine, MachineError
 
 
 def weights_of(graph: Graph, seed: int = 0) -> dict[str, Array]:
@@ -367,6 +367,12 @@ def test_a_session_of_a_file_loads_no_layers_and_no_search(tmp_path: Path) -> No
 def test_an_unknown_way_to_tune_is_refused() -> None:
     with pytest.raises(GraphError, match="tune: 'later' found; True, False or 'now' needed"):
         InferenceSession(residual_network(), tune="later")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000_000])
+def test_numbers_of_threads_that_are_none_are_refused(threads: int) -> None:
+    with pytest.raises(MachineError, match=f"{threads:,}(?s:.*)needed|{threads}(?s:.*)needed"):
+        InferenceSession(residual_network(), threads=threads)
 
 
 def test_outputs_that_need_no_launch() -> None:

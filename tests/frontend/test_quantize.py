@@ -185,6 +185,7 @@ ERRORS: dict[str, dict[str, Any]] = {
     "input 'x': float64.* found, x: float32": {"calibration": SAMPLES.astype(float)},
     r"input 'x' has shape \(3, 8\)": {"calibration": floats(3, 8)},
     r"input 'x': float32\[8, 3, 9, 8\] found": {"calibration": floats(9, 3, 9, 8)},
+    "zeros alone found": {"calibration": np.zeros((8, 3, 8, 8), np.float32)},
     "0 samples found, 1 or more": {"calibration": floats(0, 3, 8, 8)},
     "method: 'entropi' found, one of minmax, percentile, entropy": {"method": "entropi"},
     "percentile: 20 found": {"percentile": 20},

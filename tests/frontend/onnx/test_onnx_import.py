@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 from soapstone import InferenceSession, from_onnx
 from soapstone.frontend.onnx import OnnxError, OnnxModel, UnboundError, UnsupportedError
@@ -49,6 +49,17 @@ def equal_runtime(model: onnx.ModelProto, feeds: Mapping[str, Array], atol: floa
     for name, wanted in zip(names, session.run(names, dict(feeds))):
         assert made[name].dtype == wanted.dtype
         np.testing.assert_allclose(made[name], wanted, rtol=1e-3, atol=atol)
+
+
+def test_an_output_whose_rank_a_file_leaves_out_is_shown_so() -> None:
+    ends = helper.make_tensor_value_info("x", 1, ["n", 2]), helper.make_empty_tensor_value_info("y")
+    ends[1].type.tensor_type.elem_type = 1
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    model = from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    assert [str(each) for each in (*model.inputs, *model.outputs)] == [
+        "x: float32[n, 2]",
+        "y: float32[...]",
+    ]
 
 
 def test_names_roles_and_symbolic_dims() -> None:
