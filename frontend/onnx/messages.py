@@ -222,7 +222,8 @@ def _read(message: Any, data: memoryview, at: int, end: int, depth: int) -> Any:
             elif wire == needed:
                 value = _number(kind, number, data, at)
                 if many:
-                    values[name] = [*values.get(name, ()), value]
+                    more, stop = _run(kind, wire, tag, data, stop, end)
+                    values[name] = [*values.get(name, ()), value, *more]
                 else:
                     for other in message.alternatives:
                         values.pop(other, None)
@@ -268,11 +269,45 @@ def _packed(kind: str, data: memoryview, at: int, stop: int) -> Any:
             raise OnnxError(f"{stop - at} bytes of numbers found at byte {at}, {size} a number")
         return np.frombuffer(data[at:stop], f"<f{size}")
     raw = np.frombuffer(data[at:stop], np.uint8)
-    ends = np.flatnonzero(raw < 0x80)
+    if raw.size and raw[-1] >= 0x80:
+        raise OnnxError(f"truncated at byte {stop}")
+    return _varints(kind, raw, at)
+
+
+def _run(
+    kind: str, wire: int, tag: int, data: memoryview, at: int, end: int
+) -> tuple[list[Any], int]:
+    """Return more numbers of a list that is not packed, each after the tag, and where they end."""
+    found: list[Any] = []
+    size, window = {_FIXED32: 5, _FIXED64: 9}.get(wire, 0), 256
+    while at < end and data[at] == tag < 0x80:
+        raw = np.frombuffer(data[at : min(at + window, end)], np.uint8)
+        if size:
+            rows = raw[: raw.size // size * size].reshape(-1, size)
+            places = np.arange(len(rows)) * size
+            stops = places + size - 1
+        else:  # a tag is a number of one byte
+            ends = np.flatnonzero(raw < 0x80)
+            ends = ends[: ends.size // 2 * 2]
+            places, stops = ends[::2], ends[1::2]
+        fits = (raw[places] == tag) & (places == np.concatenate(([0], stops[:-1] + 1)))
+        count = len(fits) if fits.all() else int(fits.argmin())
+        if not count:  # of numbers longer than the window: not as the format has it
+            return found, at
+        last = int(stops[count - 1]) + 1
+        bare = np.delete(raw[:last], places[:count])
+        found += (bare.view(f"<f{size - 1}") if size else _varints(kind, bare, at)).tolist()
+        at, window = at + last, 4 * window
+        if count < len(fits):
+            break
+    return found, at
+
+
+def _varints(kind: str, raw: Any, at: int) -> Any:
+    """Return the numbers that bytes encode, all of them. at: their place, for errors."""
     if not raw.size:
         return np.empty(0, np.int64)
-    if not ends.size or ends[-1] != raw.size - 1:
-        raise OnnxError(f"truncated at byte {stop}")
+    ends = np.flatnonzero(raw < 0x80)
     starts = np.concatenate(([0], ends[:-1] + 1))
     counts = ends - starts + 1
     if counts.max() > 10:

@@ -9,6 +9,7 @@ an operator is kept, once a process has imported all: others import those that t
 from __future__ import annotations
 
 import importlib
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.cpu.openblas import library as openblas
 from soapstone.kernels.fallback import report
 
+_LOADING = threading.RLock()
 _LOADED: set[str | None] = set()  # operators, None for all
 _FAMILIES = (
     "products.panels",
@@ -81,15 +83,17 @@ def load(operator: str | None = None) -> None:
     """Register the variants of an operator, or of all operators."""
     if operator in _LOADED or None in _LOADED:
         return
-    table = _told().answer("variants", _all)
-    _told().save()
-    # Of an operator that a program declares, all that it could be part of.
-    wanted = {operator: table[operator]} if operator is not None and operator in table else table
-    for name, found in wanted.items():
-        for module, _ in found:
-            importlib.import_module(module)
-        registry.arrange(name, "cpu", [variant for _, variant in found])
-    _LOADED.add(operator)
+    with _LOADING:  # workers bind in parallel
+        table = _told().answer("variants", _all)
+        _told().save()
+        # Of an operator that a program declares, all that it could be part of.
+        known = operator is not None and operator in table
+        wanted = {operator: table[operator]} if known else table
+        for name, found in wanted.items():
+            for module, _ in found:
+                importlib.import_module(module)
+            registry.arrange(name, "cpu", [variant for _, variant in found])
+        _LOADED.add(operator)
 
 
 def _all() -> dict[str, list[tuple[str, str]]]:

@@ -126,6 +126,25 @@ def test_what_stands_twice_is_merged_and_the_last_of_a_choice_counts() -> None:
         assert as_onnx(found, onnx.ModelProto()) == expected
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 50, 51, 52, 127, 1000, 30_000])
+def test_long_lists_that_are_not_packed(count: int) -> None:
+    random = np.random.default_rng(count)
+    ints = (random.integers(-(2**62), 2**62, count) >> random.integers(0, 62, count)).tolist()
+    floats = random.standard_normal(count).astype(np.float32).tolist()
+    node = helper.make_node("Any", ["x"], ["y"])
+    node.attribute.extend(
+        [
+            AttributeProto(name="ints", type=AttributeProto.INTS, ints=ints),
+            AttributeProto(name="floats", type=AttributeProto.FLOATS, floats=floats),
+        ]
+    )
+    tensor = TensorProto(name="t", dims=ints[:70], data_type=7, raw_data=b"x" * 5000)
+    proto = onnx.ModelProto(graph=onnx.GraphProto(node=[node], initializer=[tensor]))
+    made = model_of(memoryview(proto.SerializeToString()))
+    assert as_onnx(made, onnx.ModelProto()) == proto
+    assert [attribute_value(each) for each in made.graph.node[0].attribute] == [ints, floats]
+
+
 @pytest.mark.parametrize("cut", range(1, 40))
 def test_what_is_cut_short_is_an_error_or_what_onnx_reads(cut: int) -> None:
     data = _model().SerializeToString()[:-cut]
