@@ -152,7 +152,7 @@ def variants(operator: str, processor: str = "cpu") -> tuple[Variant, ...]:
 def homes(processor: str) -> dict[str, list[tuple[str, str]]]:
     """Return the variants of each operator of the package, in registration order: module and name.
 
-    What a program registers itself is not among them.
+    What a program registers itself is not among them. processor: the kind that they are for.
     """
     found: dict[str, list[tuple[str, str]]] = {name: [] for name in DECLARED}
     for (operator, kind), known in _VARIANTS.items():
@@ -164,7 +164,10 @@ def homes(processor: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def arrange(operator: str, processor: str, names: Sequence[str]) -> None:
-    """Put variants of an operator in this order, those of other names where they are."""
+    """Put variants of an operator in an order, those of other names where they are.
+
+    processor: the kind that they are for. names: of variants, in the order.
+    """
     known = _VARIANTS.get((operator, processor), [])
     own = iter(sorted((v for v in known if v.name in names), key=lambda v: names.index(v.name)))
     known[:] = [next(own) if each.name in names else each for each in known]
