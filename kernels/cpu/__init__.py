@@ -84,11 +84,12 @@ def load(operator: str | None = None) -> None:
     if operator in _LOADED or None in _LOADED:
         return
     with _LOADING:  # workers bind in parallel
-        table = _told().answer("variants", _all)
+        table: dict[str, list[tuple[str, str]]] = _told().answer("variants", _all)
         _told().save()
         # Of an operator that a program declares, all that it could be part of.
-        known = operator is not None and operator in table
-        wanted = {operator: table[operator]} if known else table
+        wanted = table
+        if operator is not None and operator in table:
+            wanted = {operator: table[operator]}
         for name, found in wanted.items():
             for module, _ in found:
                 importlib.import_module(module)
