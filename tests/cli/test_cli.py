@@ -370,7 +370,7 @@ def test_runs_are_measured(tiny: Path, tmp_path: Path) -> None:
     assert "no --input found" in error_of("predict", onnx)
     np.savez(tmp_path / "named.npz", other=np.zeros((1, 6), np.float32))
     given = ("predict", onnx, "--input", tmp_path / "named.npz")
-    assert "unknown input 'other'; inputs are x" in error_of(*given)
+    assert "unknown input 'other'; inputs are sample" in error_of(*given)
     assert "--dim found with --input" in error_of(*given, "--dim", "batch=3")
 
 
