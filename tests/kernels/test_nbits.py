@@ -7,10 +7,12 @@ import pytest
 from helpers.kernel_calls import bound, near, reference, run
 
 from soapstone.ir.tensor import Array
+from soapstone.kernels.cpu.products.nbits_dots import has_dots
 from soapstone.kernels.entry import Call
 from soapstone.native.memory import run as status_of
 
 RANDOM = np.random.default_rng(0)
+NAMES = ["panels", *(["dots"] if has_dots() else [])]
 
 
 def operands(
@@ -24,10 +26,18 @@ def operands(
     return [x, w, scales, *([middle] if zeros else [])]
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_products_of_few_bits(bits: int, zeros: bool) -> None:
-    shapes = ((1, 64, 16, 32), (2, 96, 37, 16), (3, 256, 5, 128), (7, 48, 33, 32), (5, 16, 64, 64))
+def test_products_of_few_bits(name: str, bits: int, zeros: bool) -> None:
+    shapes = (
+        (1, 64, 16, 32),
+        (1, 80, 150, 32),
+        (2, 96, 37, 16),
+        (3, 256, 5, 128),
+        (7, 48, 33, 32),
+        (5, 16, 64, 64),
+    )
     for shape in shapes:
         arrays = operands(*shape, bits, zeros)
         attributes = {"bits": bits, "zeros": zeros}
@@ -35,12 +45,29 @@ def test_products_of_few_bits(bits: int, zeros: bool) -> None:
         for threads in (1, 2):
             y = np.full(wanted.shape, np.nan, np.float32)
             known = frozenset(range(1, len(arrays)))
-            run(
-                bound(
-                    Call("matmul_nbits", attributes, tuple(arrays), (y,), threads, known), "panels"
-                )
-            )
+            call = Call("matmul_nbits", attributes, tuple(arrays), (y,), threads, known)
+            run(bound(call, name))
             near(y, wanted)
+
+
+def test_bytes_of_any_size_make_products_as_fine_as_float32() -> None:
+    x, w, scales = operands(3, 4096, 70, 128, 4, False)
+    x[0] *= np.float32(10.0) ** RANDOM.integers(-30, 20, 32).repeat(128)  # a size of each block
+    x[1, :128], x[1, 128:] = 0, 1e-33
+    x[2, 5] = np.inf
+    (wanted,) = reference("matmul_nbits", [x[:2], w, scales], {"bits": 4, "zeros": False})
+    for name in NAMES:
+        y = np.zeros((3, 70), np.float32)
+        attributes = {"bits": 4, "zeros": False}
+        run(
+            bound(
+                Call("matmul_nbits", attributes, (x, w, scales), (y,), 2, frozenset({1, 2})), name
+            )
+        )
+        for row in range(2):
+            wrong = np.abs(y[row] - wanted[row]).max()
+            assert wrong <= 1e-6 * np.abs(wanted[row]).max() + 1e-33
+        assert not np.isfinite(y[2]).any()
 
 
 def test_rows_apart_are_served_and_weights_that_change_are_not() -> None:

@@ -2,7 +2,8 @@
 
 Weights lie in panels of 16 columns, a word of each column side by side, so that one shift takes the
 next number of all sixteen; each block is followed by its scales. A thread reads one contiguous
-piece of memory, once for all rows where they are few.
+piece of memory, once for all rows where they are few. Where the processor adds products of bytes
+(`dots`), x becomes bytes first, and weights need no unpacking to floating point.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from soapstone.ir.ops.products.nbits import block_of
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats
-from soapstone.kernels.cpu.products.nbits_lanes import products
+from soapstone.kernels.cpu.products import nbits_dots, nbits_lanes
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -25,20 +26,30 @@ from soapstone.native.memory import aligned_array
 from soapstone.native.shared import shared
 
 _LANES = 16
+_LONGEST = 1 << 15  # numbers of a block whose sums of bytes stay within 32 bits
 # steps: bytes from one row to the next; panel: bytes of the weights of 16 columns.
 _NBITS = Fields("rows depth columns block weights panel x x_step y y_step")
 _nbits_of = _NBITS.at
 
 
-def _body(bits: int, zeros: bool) -> Native:
-    """Return the loop over panels for weights of so many bits."""
-    one, two, four = products(bits, zeros)
+def _body(products: list[Any], wide: Any, several: int) -> Native:
+    """Return the loop over panels, by the blocks of one, two and four rows.
+
+    wide: the block of one row by several panels, which a single row takes.
+    """
+    one, two, four = products
 
     @native("body")
     def nbits(block: Any, begin: int, end: int) -> int:
         w = _nbits_of(block)
         room = stack(256)
-        for panel in range(begin, end):
+        panel = begin
+        while w.rows == 1 and panel + several <= end:
+            wide(w.x, w.x_step, w.depth, w.block, w.weights + panel * w.panel, room)
+            count = min(several * _LANES, w.columns - panel * _LANES)
+            copy_floats(w.y + panel * 64, room, count)
+            panel += several
+        while panel < end:
             weights = w.weights + panel * w.panel
             count = min(_LANES, w.columns - panel * _LANES)
             row = 0
@@ -57,12 +68,49 @@ def _body(bits: int, zeros: bool) -> Native:
                     to = w.y + (row + r) * w.y_step + panel * 64
                     copy_floats(to, room + r * 64, count)
                 row += made
+            panel += 1
         return 0
 
     return nbits
 
 
-_BODIES = {(bits, zeros): _body(bits, zeros) for bits in (4, 8) for zeros in (False, True)}
+_KINDS = [(bits, zeros) for bits in (4, 8) for zeros in (False, True)]
+
+
+def _by_floats(bits: int, zeros: bool) -> Native:
+    products = nbits_lanes.products(bits, zeros)
+    return _body(products, products[0], 1)
+
+
+def _by_dots(bits: int, zeros: bool) -> Native:
+    products = nbits_dots.products(bits, zeros)
+    return _body(products, nbits_dots.wide(bits, zeros), nbits_dots.SEVERAL)
+
+
+_FLOATS = {kind: _by_floats(*kind) for kind in _KINDS}
+_DOTS = {kind: _by_dots(*kind) for kind in _KINDS}
+
+# planes: from a row's heads to its bytes.
+_DIGITS = Fields("x depth block plane heads rows_step planes")
+_digits_of = _DIGITS.at
+
+
+def _digits(bits: int) -> Native:
+    """Return the loop over rows of x that makes bytes of them."""
+    digits = nbits_dots.digits(bits)
+
+    @native("body")
+    def rows(block: Any, begin: int, end: int) -> int:
+        w = _digits_of(block)
+        for row in range(begin, end):
+            heads = w.heads + row * w.rows_step
+            digits(w.x + row * w.depth * 4, w.depth, w.block, w.plane, heads + w.planes, heads)
+        return 0
+
+    return rows
+
+
+_BYTES = {bits: _digits(bits) for bits in (4, 8)}
 
 
 def packed(bits: int, w: Array, scales: Array, zeros: Array | None) -> Array:
@@ -85,12 +133,22 @@ def packed(bits: int, w: Array, scales: Array, zeros: Array | None) -> Array:
     return shared(made)
 
 
+@variant("matmul_nbits", "dots")
+def dots(call: Call) -> Entry | None:
+    """Return the entry of a product by sums of products of bytes, where processors have them."""
+    return _product(call, _DOTS, True) if nbits_dots.has_dots() else None
+
+
 @variant("matmul_nbits", "panels")
 def matmul_nbits(call: Call) -> Entry | None:
     """Return the entry of a product with constant weights of four or eight bits."""
+    return _product(call, _FLOATS, False)
+
+
+def _product(call: Call, bodies: dict[tuple[int, bool], Native], dots: bool) -> Entry | None:
     (x, w, scales, *zeros), (y,) = call.inputs, call.outputs
     bits, depth = call.attributes["bits"], x.shape[-1]
-    body = _BODIES.get((bits, bool(zeros)))
+    body = bodies.get((bits, bool(zeros)))
     known = set(range(1, len(call.inputs))) <= call.constants
     if body is None or not known or not is_float32(x, scales, *zeros, y):
         return None
@@ -99,6 +157,8 @@ def matmul_nbits(call: Call) -> Entry | None:
     step = _LANES if zeros else 32 // bits
     size = block_of(w.shape[2], call.attributes)
     if w.shape[2] % 4 or size % step or depth % step or not y.flags.c_contiguous:
+        return None
+    if dots and size > _LONGEST:
         return None
     entries: list[Entry] = []
     if not x.flags.c_contiguous:
@@ -109,7 +169,18 @@ def matmul_nbits(call: Call) -> Entry | None:
         entries.append(staged)
         x = dense
     weights = packed(bits, w, scales, zeros[0] if zeros else None)
-    rows, columns = y.size // y.shape[-1], y.shape[-1]
+    rows, columns, x_step = y.size // y.shape[-1], y.shape[-1], 4 * depth
+    if dots:
+        heads = -(-depth // size) * nbits_dots.HEAD
+        plane = nbits_dots.plane_of(depth)
+        made = aligned_array((rows, heads + nbits_dots.PLANES * plane), np.uint8)
+        x_step = made.strides[0]
+        given = _DIGITS.pack(
+            x=x, depth=depth, block=size, plane=plane, heads=made, rows_step=x_step, planes=heads
+        )
+        few = useful_threads(call.threads, 4 * x.nbytes)
+        entries.append(parallel_for(_BYTES[bits], given, rows, few))
+        x = made
     block = _NBITS.pack(
         rows=rows,
         depth=depth,
@@ -118,7 +189,7 @@ def matmul_nbits(call: Call) -> Entry | None:
         weights=weights,
         panel=weights[0].nbytes,
         x=x,
-        x_step=4 * depth,
+        x_step=x_step,
         y=y,
         y_step=4 * columns,
     )

@@ -1,0 +1,228 @@
+"""The product block of `nbits` where the processor adds four products of bytes in one instruction.
+
+Numbers of x become integers of 24 bits, in parts of their block's largest, which are three signed
+bytes each: a block's sums are exact, and x is rounded about as finely as float32 holds its largest.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import binding, ir
+
+from soapstone.cache.deferred import cgutils
+from soapstone.kernels.cpu.products.nbits_lanes import ROWS
+from soapstone.kernels.cpu.products.panels_lanes import stretch
+from soapstone.native.lanes import (
+    F32,
+    I8,
+    I32,
+    I64,
+    LANES,
+    Lanes,
+    first,
+    load_lanes,
+    load_some,
+    maximum,
+    prefetch,
+    store_lanes,
+    where,
+)
+from soapstone.native.simd import vectorised
+
+_LINE = 64  # bytes
+_AHEAD = 32  # lines that are asked for before they are used
+PLANES = 3  # bytes of a number of x, the lowest first
+_LARGEST = 127 * 65536  # a block's largest number: its highest byte stays a signed one
+_LEAST = 1e-30  # the smallest number that a block's largest is taken for
+_MIDDLES = 0x808080  # what makes each of the three bytes positive
+HEAD = 8 * 4  # bytes of what is kept of a block of x: its scale, its sum, and a sum of each plane
+SEVERAL = 4  # panels at a time, for one row
+
+
+@cache
+def has_dots() -> bool:
+    """Return whether this processor adds products of bytes, in vectors of 512 bits."""
+    features = binding.get_host_cpu_features()
+    return bool(features.get("avx512f") and features.get("avx512vnni"))
+
+
+def digits(bits: int) -> Any:
+    """Return the function that writes the bytes of a row of x, for weights of so many bits."""
+    middle = 1 << (bits - 1)
+    # A word of weights of four bits holds its even and its odd numbers as bytes.
+    group = [0, 2, 4, 6, 1, 3, 5, 7] if bits == 4 else list(range(8))
+    order = ir.Constant(ir.VectorType(I32, LANES), [*group, *(8 + place for place in group)])
+
+    def form(x: Lanes, depth: Lanes, block: Lanes, plane: Lanes, to: Lanes, heads: Lanes) -> None:
+        """Write depth numbers at x as bytes at `to`, a plane apart, and what is kept of each block.
+
+        Up to 15 bytes of a plane beyond depth are written.
+        """
+        b = depth.builder
+        vector = ir.VectorType(F32, LANES)
+        zero = Lanes(b, ir.Constant(vector, [0.0] * LANES))
+        none = Lanes(b, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+        def one(number: Lanes, held: list[Lanes]) -> list[Lanes]:
+            start = number * block
+            rest = depth - start
+            count = Lanes(b, b.select((rest < block).value, rest.value, block.value))
+            source = x + start * 4
+
+            def largest(k: Lanes, held: list[Lanes]) -> list[Lanes]:
+                v = load_some(source, k, first(count - k))
+                return [maximum(held[0], v.call("llvm.fabs")), held[1] + v * 0.0]
+
+            most, wrong = stretch(b, (I64(0), count.value), LANES, [zero, zero], largest)
+            # NaN where a number is not finite, so that the products are.
+            top = most.fold(maximum) + wrong.fold(lambda p, q: p + q)
+            top = where(top < _LEAST, _LEAST, top)
+            scale, inverse = top * (1.0 / _LARGEST), float(_LARGEST) / top
+
+            def part(k: Lanes, sums: list[Lanes]) -> list[Lanes]:
+                v = load_some(source, k, first(count - k)) * inverse
+                v = where(v.compare("!=", v), 0.0, v.call("llvm.rint"))
+                moved = v.cast(I32) + _MIDDLES
+                signed = moved ^ _MIDDLES
+                made = []
+                for place in range(PLANES):
+                    low = (signed >> (8 * place) if place else signed).cast(I8)
+                    mixed = b.shuffle_vector(low.value, low.value, order)
+                    store_lanes(to + plane * place, start + k, Lanes(b, mixed))
+                    byte = (moved >> (8 * place) if place else moved) & 255
+                    made.append(sums[place] + byte - 128)
+                return made
+
+            sums = stretch(b, (I64(0), count.value), LANES, [none] * PLANES, part)
+            totals = [total.fold(lambda p, q: p + q) for total in sums]
+            whole = _whole([total.cast(F32) for total in totals])
+            head = heads + number * HEAD
+            _put(head, scale)
+            _put(head + 4, whole * scale)
+            for place, total in enumerate(totals):
+                _put(head + 8 + 4 * place, total * -middle)
+            return []
+
+        stretch(b, (I64(0), b.udiv((depth + block - 1).value, block.value)), 1, [], one)
+
+    return vectorised(form)
+
+
+def _whole(parts: list[Lanes]) -> Lanes:
+    """Return the number of which these are the digits, the lowest first."""
+    low, middle, high = parts
+    return high * 65536.0 + (middle * 256.0 + low)
+
+
+def _put(p: Lanes, value: Lanes) -> None:
+    b = p.builder
+    b.store(value.value, b.inttoptr(p.value, value.kind.as_pointer())).align = 4
+
+
+def _get(p: Lanes, kind: Any) -> Lanes:
+    made = p.builder.load(p.builder.inttoptr(p.value, kind.as_pointer()))
+    made.align = 4
+    return Lanes(p.builder, made)
+
+
+def _dots(total: Lanes, unsigned: Lanes, signed: Lanes) -> Lanes:
+    """Return the total plus the products of each lane's four bytes."""
+    b, vector = total.builder, ir.VectorType(I32, LANES)
+    kind = ir.FunctionType(vector, [vector] * 3)
+    function = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.vpdpbusd.512")
+    return Lanes(b, b.call(function, [total.value, unsigned.value, signed.value]))
+
+
+def _product(rows: int, panels: int, bits: int, zeros: bool) -> Any:
+    per = 32 // bits  # numbers in a word
+    halves = per // 4
+    sets = halves if rows * panels == 1 else 1  # of sums, which take the words of x in turns
+
+    def form(x: Lanes, step: Lanes, depth: Lanes, block: Lanes, weights: Lanes, to: Lanes) -> None:
+        """Write the products of rows with panels as `nbits_lanes` has them.
+
+        x: the first row's heads, followed by its planes; step: bytes from a row to the next. depth:
+        numbers in a row; block: in a block. weights: the first panel's address; panels are read
+        side by side, since prefetchers end at a page's bound. to: (rows, panels, 16).
+        """
+        b = depth.builder
+        zero = Lanes(b, ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES))
+        none = Lanes(b, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+        words = (block >> (per.bit_length() - 1)) * _LINE  # bytes of a block's words
+        size = words + _LINE * (2 if zeros else 1)
+        blocks = Lanes(b, b.udiv((depth + block - 1).value, block.value))
+        panel = blocks * size
+        heads = [x + step * row for row in range(rows)]
+        cells = [(row, number) for row in range(rows) for number in range(panels)]
+        plane = plane_of(depth)
+        planes = [
+            [head + blocks * HEAD + plane * place for place in range(PLANES)] for head in heads
+        ]
+
+        def turn(number: Lanes, sums: list[Lanes]) -> list[Lanes]:
+            start = number * block
+            at = [weights + panel * place + number * size for place in range(panels)]
+            rest = depth - start
+            count = Lanes(b, b.select((rest < block).value, rest.value, block.value))
+            begin = []
+            for row, _ in cells:
+                for place in range(PLANES):
+                    head = heads[row] + number * HEAD + (8 + 4 * place)
+                    begin += [_get(head, I32).splat(), *[none] * (sets - 1)]
+
+            def part(k: Lanes, held: list[Lanes]) -> list[Lanes]:
+                held = list(held)
+                lines = [each + (k >> (per.bit_length() - 1)) * _LINE for each in at]
+                for line in lines:
+                    prefetch(line + _AHEAD * _LINE)
+                lanes = [load_lanes(line, 0, I32) for line in lines]
+                for half in range(halves):
+                    numbers = lanes
+                    if bits == 4:
+                        numbers = [(each >> 4 if half else each) & 0x0F0F0F0F for each in lanes]
+                    for row in range(rows):
+                        for place in range(PLANES):
+                            word = _get(planes[row][place] + (start + k + 4 * half), I32).splat()
+                            for column, each in enumerate(numbers):
+                                cell = row * panels + column
+                                which = (cell * PLANES + place) * sets + half % sets
+                                held[which] = _dots(held[which], each, word)
+                return held
+
+            held = stretch(b, (I64(0), count.value), per, begin, part)
+            made = []
+            for cell, (row, column) in enumerate(cells):
+                parts = []
+                for place in range(PLANES):
+                    own = held[(cell * PLANES + place) * sets :][:sets]
+                    parts.append((own[0] + own[1] if sets == 2 else own[0]).cast(F32))
+                head, end = heads[row] + number * HEAD, at[column] + words
+                scales = _get(head, F32).splat() * load_lanes(end, 0)
+                total = _whole(parts) * scales + sums[cell]
+                if zeros:
+                    total = _get(head + 4, F32).splat() * load_lanes(end, LANES) + total
+                made.append(total)
+            return made
+
+        sums = stretch(b, (I64(0), blocks.value), 1, [zero] * len(cells), turn)
+        for cell, total in enumerate(sums):
+            store_lanes(to, cell * LANES, total)
+
+    return vectorised(form)
+
+
+def plane_of(depth: Any) -> Any:
+    """Return the bytes of a plane of a row of so many numbers, and of what is written beyond."""
+    return ((depth + 15) >> 4) * 16 + 16
+
+
+def products(bits: int, zeros: bool) -> list[Any]:
+    """Return the blocks of each of `ROWS` by one panel."""
+    return [_product(rows, 1, bits, zeros) for rows in ROWS]
+
+
+def wide(bits: int, zeros: bool) -> Any:
+    """Return the block of one row by `SEVERAL` panels."""
+    return _product(1, SEVERAL, bits, zeros)
