@@ -93,7 +93,7 @@ def _after(
     kind = signature.by_name[dim].kind
     if kind is Kind.LOWERED:
         return _lowered(graph, node, axes, weights)
-    if kind is Kind.WHOLE or _by_place(node, signature, dim):
+    if kind is Kind.WHOLE or differs_by_place(node, signature, dim):
         raise _Ordered(where)
     for name, operand in operands:
         for position, axis in enumerate(operand.axes):
@@ -110,7 +110,7 @@ def _after(
     return made
 
 
-def _by_place(node: Node, signature: Signature, dim: str) -> bool:
+def differs_by_place(node: Node, signature: Signature, dim: str) -> bool:
     """Return whether what an operator does to an index of a dim depends on which it is."""
     if node.spec.localize is None or not signature.by_name[dim].extent:
         return False
@@ -155,4 +155,4 @@ def _lowered(graph: Graph, node: Node, axes: Axes, weights: Mapping[str, Array])
     return {name: found[value] for name, value in zip(node.outputs, made) if value in found}
 
 
-__all__ = ["where_order_matters"]
+__all__ = ["differs_by_place", "where_order_matters"]

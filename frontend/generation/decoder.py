@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
+from soapstone.frontend.generation.appended import Step, appended
 from soapstone.frontend.generation.grouped import grouped
 from soapstone.frontend.generation.kept import STARTS, differs, keeping, pairs, unfit
 from soapstone.frontend.generation.last import LAST, of_last
@@ -79,9 +80,11 @@ class Decoder:
                 f"{self.label}: outputs {', '.join(session.outputs)} found; {LOGITS!r} needed"
             )
         self.logits = LOGITS if LOGITS in session.outputs else session.outputs[0]
-        self.kept = bool(self.past)  # whether keys and values are
+        self.given = bool(self.past)  # whether the model takes a past, or its step is derived
+        self.kept = self.given or len(fields) == 1  # whether keys and values are
         self.filled = True  # whether prompts are
         self.presents: dict[str, str] = {}  # by input, the output that continues it
+        self.derived: dict[tuple[int, int], Step | str] = {}  # by samples and tokens
         self.tried: set[str] = set()  # what has been found to have no effect
         self.buffers: WeakValueDictionary[tuple[int, int], _Buffers] = WeakValueDictionary()
 
@@ -93,10 +96,9 @@ class Decoder:
                 found[each.name] = np.zeros((samples, new), each.dtype)
         if self.mask is not None:
             found[self.mask.name] = np.zeros((samples, past + new), self.mask.dtype)
-        for name, axis in self.past.items():
-            each = self.pasts[name]
+        for name, each in self.pasts.items():
             shape = [samples, *(past if not isinstance(d, int) else d for d in each.shape[1:])]
-            shape[axis] = past
+            shape[self.past[name]] = past
             found[name] = np.zeros(shape, each.dtype)
         return found
 
@@ -106,10 +108,49 @@ class Decoder:
 
     def whole(self, samples: int, extent: int) -> Graph:
         """Return the graph of so many tokens from the first one on, with logits of some alone."""
-        return of_last(self.graph(samples, extent, 0), self.logits, extent)
+        graph = self.graph(samples, extent, 0)
+        if self.kept and not self.given:
+            kept = (value for value, _ in self.past_of(samples, extent))
+            graph = replace(graph, outputs=(self.logits, *kept), updates={}).pruned()
+        return of_last(graph, self.logits, extent)
+
+    def past_of(self, samples: int, extent: int) -> list[tuple[str, str]]:
+        """Return the values of a derived step's past and its buffers of them, which are the past.
+
+        There are none, and none are kept, where no step can be derived; a warning says why.
+        """
+        key = samples, extent
+        if key not in self.derived:
+            graph = self.graph(samples, extent, 0)
+            self.derived[key] = appended(
+                graph, self.ids.name, self.logits, self.session.weights()
+            )
+        step = self.derived[key]
+        if isinstance(step, str):
+            self.kept = False
+            self.warn(
+                f"{step} is not known to make rows of the tokens up to theirs alone, so each token"
+                " costs as much as all before it"
+            )
+            return []
+        self.past = dict(step.kept.values())
+        self.presents = {buffer: value for value, (buffer, _) in step.kept.items()}
+        return [(value, buffer) for value, (buffer, _) in step.kept.items()]
+
+    def warn(self, what: str) -> None:
+        """Warn of what the model does not allow."""
+        warnings.warn(f"{self.label}: {what}", stacklevel=2)
+
+    def constants(self, samples: int, rows: int) -> Mapping[str, Array]:
+        """Return what a step reads besides the weights."""
+        step = self.derived.get((samples, rows))
+        return step.constants if isinstance(step, Step) else {}
 
     def step(self, samples: int, rows: int) -> Graph | str:
         """Return the graph of a token with buffers of so many rows, or why there is none."""
+        derived = self.derived.get((samples, rows))
+        if isinstance(derived, Step):
+            return grouped(derived.graph, {**self.session.weights(), **derived.constants})
         if not self.past or self.mask is None:
             return "it has no past and attention_mask among its inputs"
         graph = self.graph(samples, 1, rows - 1)
@@ -190,6 +231,10 @@ class Run:
         extent = fixed if isinstance(fixed, int) else room(longest) if decoder.filled else longest
         if longest > extent:
             raise DataError(f"{decoder.label}: {longest} tokens found; {extent} at most needed")
+        if decoder.kept and not decoder.given:
+            whole = fixed if isinstance(fixed, int) else room(self.most)
+            decoder.past_of(samples, whole)
+            extent = whole if decoder.kept else extent
         bound = decoder.session.bound_as(
             (LAST, samples, extent), lambda: decoder.whole(samples, extent)
         )
@@ -204,7 +249,8 @@ class Run:
                         " length, which the model's inputs have or leave open, needed"
                     )
                 decoder.filled = False
-                self._warn("logits depend on tokens after theirs, so each length is bound anew")
+                decoder.kept = decoder.kept and decoder.given
+                decoder.warn("logits depend on tokens after theirs, so each length is bound anew")
                 return self._all()
             decoder.tried.add("prompt")
         return bound.results, logits
@@ -213,8 +259,8 @@ class Run:
         outputs, logits = self._all()
         self.seen = [len(tokens) for tokens in self.tokens]
         if self.decoder.kept:
-            names = (name for name in self.decoder.session.outputs if name != self.decoder.logits)
-            self.made = {name: outputs[name].copy() for name in names}
+            past = (name for name in outputs if name != self.decoder.logits)
+            self.made = {name: outputs[name].copy() for name in past}
         return logits
 
     # One token
@@ -235,9 +281,9 @@ class Run:
         feeds[STARTS][:] = seen
         if decoder.places is not None:
             feeds[decoder.places.name][:, 0] = seen
-        assert decoder.mask is not None
-        for row, count in enumerate(seen):
-            feeds[decoder.mask.name][row, count] = 1
+        if decoder.mask is not None:
+            for row, count in enumerate(seen):
+                feeds[decoder.mask.name][row, count] = 1
         hidden = bool((seen + 1 < held.rows).any())
         if hidden and "rows" not in decoder.tried and not self._try(held, seen):
             self._without("logits depend on rows that attention_mask hides")
@@ -264,10 +310,7 @@ class Run:
     def _without(self, why: str) -> None:
         """Go on without keys and values: on all tokens at once."""
         self.buffers, self.decoder.kept, self.made, self.past = None, False, {}, {}
-        self._warn(f"{why}, so each token costs as much as all before it")
-
-    def _warn(self, what: str) -> None:
-        warnings.warn(f"{self.decoder.label}: {what}", stacklevel=2)
+        self.decoder.warn(f"{why}, so each token costs as much as all before it")
 
     def _clear(self, held: _Buffers, seen: Array) -> None:
         for name, axis in self.decoder.past.items():
@@ -281,6 +324,8 @@ class Run:
         before = 0 if self.buffers is None else self.buffers.rows
         rows = room(min(self.most, max(2 * before, _USUAL, longest + 1)))
         rows = max(rows, room(longest + 1), _ROWS)
+        if not decoder.given:  # all there are, of the graph that the prompts ran in
+            rows = decoder.ids.shape[1] if isinstance(decoder.ids.shape[1], int) else room(self.most)
         if self.buffers is not None and self.buffers.owner() is self:
             self._spill(self.buffers, self.seen)
         reason = ""
@@ -294,7 +339,8 @@ class Run:
             return made
 
         try:
-            bound = session.bound_as((STARTS, samples, rows), make)
+            constants = decoder.constants(samples, rows)
+            bound = session.bound_as((STARTS, samples, rows), make, constants)
         except _Unfit:
             self._without(reason)
             return
@@ -313,10 +359,10 @@ class Run:
         if owner is not None and owner.buffers is held:
             owner._spill(held, owner.seen)
         feeds = held.bound.feeds
-        assert self.decoder.mask is not None
-        feeds[self.decoder.mask.name][:] = 0
-        for row, count in enumerate(self.seen):
-            feeds[self.decoder.mask.name][row, :count] = 1
+        if self.decoder.mask is not None:
+            feeds[self.decoder.mask.name][:] = 0
+            for row, count in enumerate(self.seen):
+                feeds[self.decoder.mask.name][row, :count] = 1
         for name, axis in self.decoder.past.items():
             buffer, past = (np.moveaxis(a, axis, 1) for a in (feeds[name], self.past[name]))
             for row, count in enumerate(self.seen):

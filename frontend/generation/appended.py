@@ -1,0 +1,398 @@
+"""The step of a model that has no past among its inputs, derived from its graph of all tokens.
+
+Where a value's row for a token depends on that token and those before it alone, rows that have been
+made never change when tokens are appended. Then a step makes the new row of each value, and what
+other tokens read, keys and values, is kept in buffers of all rows.
+
+This is derived from signatures, node by node. An operator makes rows one by one where all operands
+that have a row for each token are indexed by one free dim, by which it does not tell them apart.
+Tokens meet in attention alone: an `attention` or `hide_later` that is causal, or a product of rows
+by all rows, of which a constant hides the later ones before a softmax, and a product by all rows
+again. Which ones a constant hides is read from its contents, for each pair of tokens. Whatever else
+is found, the model is run on all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from soapstone.frontend.generation.kept import STARTS
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.dims import Kind, Operand, Signature
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.interpret import interpret
+from soapstone.ir.order import differs_by_place
+from soapstone.ir.samples import aligned
+from soapstone.ir.tensor import Array, Role
+
+_PLACES, _HIDDEN, _SEEN = (f"generation.{name}" for name in ("places", "hidden", "seen"))
+_HIDES = -1e4  # what is added to a score, or stands in its place, at most, where a key is hidden
+_ROWS, _SCORES, _MASKED, _SHARES = "rows", "scores", "masked", "shares"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A graph of one token, with buffers of what it needs of the tokens before.
+
+    Attributes:
+        graph: its inputs are the tokens (samples, 1), `STARTS` and the buffers.
+        kept: of each value that a buffer holds, its name there and the axis of its rows.
+        constants: what the graph reads besides the model's weights.
+    """
+
+    graph: Graph
+    kept: Mapping[str, tuple[str, int]]
+    constants: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class _Value:
+    """What is known of a value of all tokens: the new row's name, and along which axis rows are.
+
+    kind: rows; scores of keys along axis `keys`, of all or of those that are not hidden; or shares
+    of these, which are zero for hidden ones.
+    """
+
+    name: str
+    axis: int
+    kind: str = _ROWS
+    keys: int = -1
+
+
+class _Unknown(Exception):
+    """An operator is not known to make rows of the tokens up to theirs alone."""
+
+
+def appended(graph: Graph, ids: str, logits: str, weights: Mapping[str, Array]) -> Step | str:
+    """Return the step of a graph of all tokens, or where it is not known that there is one.
+
+    Args:
+        graph: of an input of tokens (samples, tokens). ids: this input. logits: its output.
+        weights: the contents of parameters, states and constants, by name.
+    """
+    try:
+        return _Steps(replace(graph, outputs=(logits,), updates={}).pruned(), ids, weights).made()
+    except _Unknown as error:
+        return str(error)
+
+
+class _Steps:
+    def __init__(self, graph: Graph, ids: str, weights: Mapping[str, Array]) -> None:
+        self.graph, self.weights = graph, weights
+        self.samples, self.tokens = graph.tensors[ids].shape
+        self.builder = builder = GraphBuilder(graph.name)
+        for name, role in graph.roles.items():
+            spec = graph.tensors[name]
+            builder.input(name, (self.samples, 1) if name == ids else spec.shape, spec.dtype, role)
+        builder.input(STARTS, (self.samples,), "int64")
+        self.values = {ids: _Value(ids, 1)}
+        self.fixed = {name: name for name in graph.roles if name != ids}  # what no token changes
+        self.kept: dict[str, tuple[str, int]] = {}
+        self.whole: dict[str, str] = {}  # values of all tokens, in the step's graph
+        self.rows: dict[tuple[str, int, int], str] = {}  # of constants
+        self.constants: dict[str, Array] = {}
+
+    def made(self) -> Step:
+        for node in self.graph.nodes:
+            if not any(name in self.values for name in node.inputs):
+                names = self.builder.add(
+                    replace(node, inputs=tuple(self.fixed[name] for name in node.inputs))
+                )
+                self.fixed.update(zip(node.outputs, names))
+                continue
+            try:
+                self.values.update(self._after(node))
+            except GraphError:  # which does not fit of one row
+                raise _Unknown(node.label) from None
+        (logits,) = self.graph.outputs
+        found = self.values.get(logits)
+        if found is None or (found.axis, found.kind) != (1, _ROWS):
+            raise _Unknown(f"output {logits!r}")
+        self.builder.output(found.name)
+        graph = self.builder.build().pruned()
+        return Step(graph, self.kept, self.constants)
+
+    def _after(self, node: Node) -> dict[str, _Value]:
+        """Return what is known of a node's results."""
+        if node.operator == "attention":
+            return self._attention(node)
+        if node.spec.view == "reshape":
+            return self._reshaped(node)
+        given = [self.values.get(name) for name in node.inputs]
+        known = [value for value in given if value is not None]
+        if node.operator == "matmul" and None not in given:
+            return self._product(node, known)
+        if any(value.kind != _ROWS for value in known):
+            return self._scored(node, known)
+        return self._by_rows(node)
+
+    def _by_rows(self, node: Node, kind: str = _ROWS) -> dict[str, _Value]:
+        """Return the results of an operator that makes rows one by one."""
+        signature = self.graph.signature(node)
+        operands = list(zip(node.inputs, signature.inputs))
+        dims = {
+            aligned(operand.axes[self.values[name].axis], signature)
+            for name, operand in operands
+            if name in self.values
+        }
+        dim = dims.pop()
+        if dims or dim is None or signature.by_name[dim].kind is not Kind.FREE:
+            raise _Unknown(node.label)
+        if differs_by_place(node, signature, dim):
+            raise _Unknown(node.label)
+        axes = {}
+        for name, operand in zip(node.outputs, signature.outputs):
+            found = [p for p, axis in enumerate(operand.axes) if aligned(axis, signature) == dim]
+            if len(found) != 1:
+                raise _Unknown(node.label)
+            axes[name] = found[0]
+        inputs = []
+        for name, operand in operands:
+            along = [p for p, axis in enumerate(operand.axes) if dim in axis.dims]
+            if name in self.values:
+                if along != [self.values[name].axis] or not _first(signature, operand):
+                    raise _Unknown(node.label)
+                inputs.append(self.values[name].name)
+            elif along:
+                if len(along) > 1 or not node.spec.elementwise:
+                    raise _Unknown(node.label)
+                rank = self.graph.tensors[node.outputs[0]].rank
+                inputs.append(self._row_of(node, name, along[0], rank))
+            else:
+                inputs.append(self.fixed[name])
+        names = self._apply(node, inputs, axes[node.outputs[0]])
+        found_keys = [value.keys for name in node.inputs if (value := self.values.get(name))]
+        keys = max(found_keys)
+        made = {}
+        for name, new in zip(node.outputs, names):
+            self._check(node, name, new, axes[name])
+            made[name] = _Value(new, axes[name], kind, keys)
+        return made
+
+    def _apply(self, node: Node, inputs: Sequence[str], axis: int) -> tuple[str, ...]:
+        """Return the outputs of an operator on one row, its attributes' extents made to fit."""
+        attributes = dict(node.attributes)
+        if node.operator == "broadcast":
+            attributes["shape"] = _with(attributes["shape"], axis, 1)
+        elif node.operator == "slice":
+            whole = (0, self.tokens, 1)
+            if tuple(attributes[n][axis] for n in ("starts", "stops", "steps")) != whole:
+                raise _Unknown(node.label)
+            attributes["stops"] = _with(attributes["stops"], axis, 1)
+        items = tuple(sorted(node.spec.normalise(attributes).items()))
+        return self.builder.add(replace(node, inputs=tuple(inputs), items=items))
+
+    def _check(self, node: Node, name: str, new: str, axis: int) -> None:
+        """Find out whether one row has been made where all were."""
+        shape = self.graph.tensors[name].shape
+        if self.builder.spec(new).shape != _with(shape, axis, 1) or shape[axis] != self.tokens:
+            raise _Unknown(node.label)
+
+    def _reshaped(self, node: Node) -> dict[str, _Value]:
+        value, (name,) = self.values[node.inputs[0]], node.outputs
+        before, after = self.graph.tensors[node.inputs[0]].shape, self.graph.tensors[name].shape
+        size = int(np.prod(before[: value.axis]))
+        fits = [
+            axis
+            for axis, extent in enumerate(after)
+            if extent == self.tokens and int(np.prod(after[:axis])) == size
+        ]
+        if not fits or not fits[0] or value.kind != _ROWS or before[0] != after[0]:
+            raise _Unknown(node.label)
+        axis = fits[0]
+        (new,) = self.builder.apply(
+            "reshape", value.name, shape=_with(after, axis, 1), name=node.name
+        )
+        return {name: _Value(new, axis)}
+
+    # Where tokens meet
+
+    def _product(self, node: Node, given: Sequence[_Value]) -> dict[str, _Value]:
+        """Return scores, a product of rows by all rows; or rows, of shares by all rows."""
+        signature, (name,) = self.graph.signature(node), node.outputs
+        (one, all_rows), (a, b) = given, signature.inputs
+        if all_rows.kind != _ROWS or one.kind not in (_ROWS, _SHARES):
+            raise _Unknown(node.label)
+        dims = [
+            aligned(operand.axes[axis], signature)
+            for operand, axis in ((a, one.axis), (b, all_rows.axis))
+        ]
+        places = {
+            aligned(axis, signature): place for place, axis in enumerate(signature.outputs[0].axes)
+        }
+        first = _first(signature, a) and _first(signature, b)
+        if None in dims or dims[0] == dims[1] or dims[0] not in places or not first:
+            raise _Unknown(node.label)
+        inputs = (one.name, self._whole(node.inputs[1]))
+        (new,) = self.builder.add(replace(node, inputs=inputs))
+        axis = places[dims[0]]
+        self._check(node, name, new, axis)
+        if one.kind == _ROWS and dims[1] in places:
+            return {name: _Value(new, axis, _SCORES, places[dims[1]])}
+        summed = one.kind == _SHARES and aligned(a.axes[one.keys], signature) == dims[1]
+        if not summed or dims[1] in places:
+            raise _Unknown(node.label)
+        return {name: _Value(new, axis)}
+
+    def _scored(self, node: Node, given: Sequence[_Value]) -> dict[str, _Value]:
+        """Return what follows scores: what changes them one by one, hides some, or is a softmax."""
+        value = given[0]
+        if len(given) != 1:
+            raise _Unknown(node.label)
+        if node.operator == "hide_later" and value.kind == _SCORES:
+            (new,) = self.builder.apply("add", value.name, self._seen("float32"))
+            return {node.outputs[0]: replace(value, name=new, kind=_MASKED)}
+        if node.operator == "softmax" and value.kind == _MASKED:
+            if node.attributes["axis"] != value.keys:
+                raise _Unknown(node.label)
+            return self._by_rows(node, _SHARES)
+        shape = self.graph.tensors[node.inputs[node.inputs.index(self._only(node))]].shape
+        kept_shape = all(self.graph.tensors[name].shape == shape for name in node.outputs)
+        if not node.spec.elementwise or not kept_shape or value.kind != _SCORES:
+            raise _Unknown(node.label)
+        return self._by_rows(node, _MASKED if self._hides(node, value, shape) else _SCORES)
+
+    def _only(self, node: Node) -> str:
+        return next(name for name in node.inputs if name in self.values)
+
+    def _hides(self, node: Node, value: _Value, shape: tuple[int, ...]) -> bool:
+        """Return whether a node makes the scores of all later keys those of hidden ones."""
+        if node.operator == "add":
+            mask = self._contents(next(n for n in node.inputs if n not in self.values))
+            return self._later(np.broadcast_to(mask <= _HIDES, shape), value)
+        if node.operator == "where" and node.inputs[0] not in self.values:
+            condition, first, second = node.inputs
+            hidden = self._contents(condition).astype(bool)
+            if first in self.values:
+                hidden = ~hidden
+            other = self._contents(second if first in self.values else first)
+            hidden, low = (np.broadcast_to(each, shape) for each in (hidden, other <= _HIDES))
+            return self._later(hidden & low, value)
+        return False
+
+    def _later(self, hidden: Array, value: _Value) -> bool:
+        """Return whether all later keys are among those that are hidden."""
+        pairs = np.moveaxis(hidden, (value.axis, value.keys), (-2, -1))
+        later = np.triu(np.ones(pairs.shape[-2:], bool), 1)
+        return bool(pairs[..., later].all())
+
+    def _attention(self, node: Node) -> dict[str, _Value]:
+        given = [self.values.get(name) for name in node.inputs]
+        q, k, v, *mask = given
+        if any(x is None or (x.axis, x.kind) != (1, _ROWS) for x in (q, k, v)) or any(mask):
+            raise _Unknown(node.label)
+        assert q is not None
+        read = set(self.graph.outputs).union(*(each.inputs for each in self.graph.nodes))
+        if node.outputs[1] in read:
+            raise _Unknown(node.label)
+        added = []
+        causal = node.attributes["causal"]
+        heads = self.graph.tensors[node.inputs[0]].shape[2]
+        if mask:
+            name = node.inputs[3]
+            spec = self.graph.tensors[name]
+            shape = (self.samples, heads, self.tokens, self.tokens)
+            if not causal:
+                hidden = np.broadcast_to(self._contents(name) <= _HIDES, shape)
+                causal = self._later(hidden, _Value("", 2, keys=3))
+            by_row = spec.rank > 1 and spec.shape[-2] > 1
+            added.append(
+                self._row_of(node, name, spec.rank - 2, 4) if by_row else self.fixed[name]
+            )
+        if not causal:
+            raise _Unknown(node.label)
+        if node.attributes["causal"]:
+            added.append(self._seen(self.graph.tensors[node.inputs[0]].dtype))
+        if len(added) == 2:
+            added = [*self.builder.apply("add", *added)]
+        held = [self._whole(name) for name in node.inputs[1:3]]
+        attributes = {**node.attributes, "causal": False}
+        new, _ = self.builder.apply(
+            "attention", q.name, *held, *added, name=node.name, **attributes
+        )
+        self._check(node, node.outputs[0], new, 1)
+        return {node.outputs[0]: _Value(new, 1)}
+
+    # What a step reads
+
+    def _whole(self, name: str) -> str:
+        """Return the rows of all tokens of a value: a buffer, or what moves one's elements."""
+        if name in self.whole:
+            return self.whole[name]
+        node, value = self.graph.producers.get(name), self.values[name]
+        moved = node is not None and (node.operator in ("transpose", "broadcast") or node.spec.view)
+        if node is not None and moved and len(node.inputs) == 1:
+            (made,) = self.builder.add(replace(node, inputs=(self._whole(node.inputs[0]),)))
+        else:
+            if value.axis == 0 or self.graph.tensors[name].shape[0] != self.samples:
+                raise _Unknown(f"value {name!r}")
+            spec = self.graph.tensors[name]
+            buffer = self.builder.input(f"{name}.kept", spec.shape, spec.dtype)
+            (made,) = self.builder.apply("write_at", buffer, value.name, STARTS, axis=value.axis)
+            self.builder.update(buffer, made)
+            self.kept[name] = buffer, value.axis
+        self.whole[name] = made
+        return made
+
+    def _seen(self, dtype: str) -> str:
+        """Return what hides later keys of a new token: a mask (samples, 1, 1, tokens)."""
+        key = (f"{_SEEN}.{dtype}", 0, 4)
+        if key not in self.rows:
+            places = self._constant(_PLACES, np.arange(self.tokens).reshape(1, 1, 1, -1))
+            hidden = self._constant(f"{_HIDDEN}.{dtype}", np.array(-np.inf, dtype))
+            seen = self._constant(f"{_SEEN}.{dtype}", np.array(0, dtype))
+            (start,) = self.builder.apply("reshape", STARTS, shape=(self.samples, 1, 1, 1))
+            (later,) = self.builder.apply("less", start, places)
+            (self.rows[key],) = self.builder.apply("where", later, hidden, seen)
+        return self.rows[key]
+
+    def _constant(self, name: str, contents: Array) -> str:
+        self.constants[name] = contents
+        return self.builder.input(name, contents.shape, contents.dtype.name, Role.CONSTANT)
+
+    def _row_of(self, node: Node, name: str, axis: int, rank: int) -> str:
+        """Return the rows of the new tokens of what no token changes, aligned to a result."""
+        if (name, axis, rank) in self.rows:
+            return self.rows[name, axis, rank]
+        shape = self.graph.tensors[name].shape
+        full = (*(1,) * (rank - len(shape)), *shape)
+        at = axis + rank - len(shape)
+        if at == 0 or full[0] != 1 or full[at] != self.tokens:
+            raise _Unknown(node.label)
+        rest = tuple(extent for place, extent in enumerate(full) if place != at)
+        order = (axis, *(place for place in range(len(shape)) if place != axis))
+        (turned,) = self.builder.apply("transpose", self.fixed[name], permutation=order)
+        table = (self.tokens, int(np.prod(rest)))
+        (turned,) = self.builder.apply("reshape", turned, shape=table)
+        (made,) = self.builder.apply("embedding", STARTS, turned)
+        shape = (self.samples, *_with(full, at, 1)[1:])
+        (made,) = self.builder.apply("reshape", made, shape=shape)
+        self.rows[name, axis, rank] = made
+        return made
+
+    def _contents(self, name: str) -> Array:
+        """Return the contents of a value that no token changes."""
+        if name in self.weights:
+            return np.asarray(self.weights[name])
+        least = replace(self.graph, outputs=(name,)).pruned()
+        if not least.roles.keys() <= self.weights.keys():
+            raise _Unknown(f"value {name!r}")
+        return interpret(least, {each: self.weights[each] for each in least.roles})[name]
+
+
+def _first(signature: Signature, operand: Operand) -> bool:
+    """Return whether samples are along the first axis of an operand, and of all results."""
+    axes = (each.axes[0] for each in (operand, *signature.outputs))
+    return len({aligned(axis, signature) for axis in axes} | {None}) == 2
+
+
+def _with(shape: Sequence[int], axis: int, extent: int) -> tuple[int, ...]:
+    """Return a shape with another extent along an axis."""
+    return (*shape[:axis], extent, *shape[axis + 1 :])
+
+
+__all__ = ["Step", "appended"]
