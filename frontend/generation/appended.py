@@ -29,7 +29,9 @@ from soapstone.ir.order import differs_by_place
 from soapstone.ir.samples import aligned
 from soapstone.ir.tensor import Array, Role
 
-_PLACES, _HIDDEN, _SEEN = (f"generation.{name}" for name in ("places", "hidden", "seen"))
+_PLACES, _HIDDEN, _SEEN, _SAMPLES, _ONE = (
+    f"generation.{name}" for name in ("places", "hidden", "seen", "samples", "one")
+)
 _HIDES = -1e4  # what is added to a score, or stands in its place, at most, where a key is hidden
 _ROWS, _SCORES, _MASKED, _SHARES = "rows", "scores", "masked", "shares"
 
@@ -61,6 +63,11 @@ class _Value:
     axis: int
     kind: str = _ROWS
     keys: int = -1
+
+
+# Of recurrent operators: the inputs of the state before, and for each the output of it after each
+# step.
+_STATES = {"rnn": {"h0": "y"}, "gru": {"h0": "y"}, "lstm": {"h0": "y", "c0": "cells"}}
 
 
 class _Unknown(Exception):
@@ -120,6 +127,8 @@ class _Steps:
         """Return what is known of a node's results."""
         if node.operator == "attention":
             return self._attention(node)
+        if node.operator in _STATES:
+            return self._recurrent(node)
         if node.spec.view == "reshape":
             return self._reshaped(node)
         given = [self.values.get(name) for name in node.inputs]
@@ -317,6 +326,42 @@ class _Steps:
         self._check(node, node.outputs[0], new, 1)
         return {node.outputs[0]: _Value(new, 1)}
 
+    def _recurrent(self, node: Node) -> dict[str, _Value]:
+        """Return the outputs of each step of a recurrent layer, which begins at the one before."""
+        value, rest = self.values.get(node.inputs[0]), node.inputs[1:]
+        known = [each.removesuffix("?") for each in node.spec.inputs[: len(node.inputs)]]
+        forward = not node.attributes["reverse"] and "lengths" not in known
+        if value is None or (value.axis, value.kind) != (1, _ROWS) or not forward:
+            raise _Unknown(node.label)
+        if any(name in self.values for name in rest):
+            raise _Unknown(node.label)
+        inputs = dict(zip(known, (value.name, *(self.fixed[name] for name in rest))))
+        outputs = dict(zip(node.spec.outputs, node.outputs))
+        states = _STATES[node.operator]
+        buffers = {}
+        for state, output in states.items():
+            spec = self.graph.tensors[outputs[output]]
+            buffers[output] = self.builder.input(f"{outputs[output]}.kept", spec.shape, spec.dtype)
+            inputs[state] = self._row_before(buffers[output])
+        names = self.builder.add(replace(node, inputs=tuple(inputs.values())))
+        made = dict(zip(node.spec.outputs, names))
+        found = {}
+        for output, buffer in buffers.items():
+            name = outputs[output]
+            self._check(node, name, made[output], 1)
+            found[name] = _Value(made[output], 1)
+            self._write(name, buffer, found[name])
+        return found
+
+    def _row_before(self, buffer: str) -> str:
+        """Return the row of a buffer (samples, tokens, d) before the new one: (samples, d)."""
+        numbers = self._constant(_SAMPLES, np.arange(self.samples).reshape(-1, 1))
+        one = self._constant(_ONE, np.array(1))
+        (before,) = self.builder.apply("sub", STARTS, one)
+        (before,) = self.builder.apply("reshape", before, shape=(self.samples, 1))
+        (places,) = self.builder.apply("concat", numbers, before, axis=1)
+        return self.builder.apply("gather_nd", buffer, places)[0]
+
     # What a step reads
 
     def _whole(self, name: str) -> str:
@@ -332,9 +377,15 @@ class _Steps:
                 raise _Unknown(f"value {name!r}")
             spec = self.graph.tensors[name]
             buffer = self.builder.input(f"{name}.kept", spec.shape, spec.dtype)
-            (made,) = self.builder.apply("write_at", buffer, value.name, STARTS, axis=value.axis)
-            self.builder.update(buffer, made)
-            self.kept[name] = buffer, value.axis
+            made = self._write(name, buffer, value)
+        self.whole[name] = made
+        return made
+
+    def _write(self, name: str, buffer: str, value: _Value) -> str:
+        """Return a buffer with the new row of what it holds in it."""
+        (made,) = self.builder.apply("write_at", buffer, value.name, STARTS, axis=value.axis)
+        self.builder.update(buffer, made)
+        self.kept[name] = buffer, value.axis
         self.whole[name] = made
         return made
 
@@ -351,6 +402,8 @@ class _Steps:
         return self.rows[key]
 
     def _constant(self, name: str, contents: Array) -> str:
+        if name in self.constants:
+            return name
         self.constants[name] = contents
         return self.builder.input(name, contents.shape, contents.dtype.name, Role.CONSTANT)
 

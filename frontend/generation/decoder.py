@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -87,6 +88,42 @@ class Decoder:
         self.derived: dict[tuple[int, int], Step | str] = {}  # by samples and tokens
         self.tried: set[str] = set()  # what has been found to have no effect
         self.buffers: WeakValueDictionary[tuple[int, int], _Buffers] = WeakValueDictionary()
+
+    def check(self, prompts: Sequence[Sequence[int]], most: int) -> None:
+        """Find out whether the model takes prompts, and so many tokens more.
+
+        Raises:
+            DataError: a token that it does not know, or too many; names the prompt and the input.
+        """
+        fixed, words = self.ids.shape[1], self.extents[self.ids.name]
+        places = self.extents.get(self.places.name) if self.places is not None else None
+        limits = [fixed if isinstance(fixed, int) else None, places]
+        room_for = min((limit for limit in limits if limit is not None), default=None)
+        for number, prompt in enumerate(prompts):
+            where = f"generate: prompt {number}:"
+            if words is not None and max(prompt) >= words:
+                raise DataError(
+                    f"{where} token {max(prompt)} found; input {self.ids.name!r} has a vocabulary"
+                    f" of {words}, so {words - 1} at most needed"
+                )
+            if room_for is None or len(prompt) + most - 1 <= room_for:
+                continue
+            takes = f"the model takes {room_for}"
+            if len(prompt) > room_for:
+                raise DataError(f"{where} {len(prompt)} tokens found; {takes} at most")
+            raise DataError(
+                f"{where} {len(prompt)} tokens and max_new_tokens {most} found; {takes}, so"
+                f" max_new_tokens {room_for + 1 - len(prompt)} at most needed"
+            )
+
+    @cached_property
+    def extents(self) -> Mapping[str, int | None]:
+        """The extents of the tables that tokens, and their places, are looked up in, by input."""
+        fixed = self.ids.shape[1]
+        extent = fixed if isinstance(fixed, int) else 1
+        graph = self.graph(1, extent, 1 if self.given else 0)
+        names = [each.name for each in (self.ids, self.places) if each is not None]
+        return {name: _looked_up(graph, name) for name in names}
 
     def feeds(self, samples: int, new: int, past: int) -> dict[str, Array]:
         """Return zeros for each input, of as many new tokens and tokens of the past."""
@@ -170,6 +207,18 @@ class Decoder:
 
 def _are_ids(each: Field) -> bool:
     return each.dtype in ("int32", "int64") and len(each.shape) == 2
+
+
+def _looked_up(graph: Graph, ids: str) -> int | None:
+    """Return the least extent of the tables that integers are looked up in; None for no table."""
+    found, names = [], [ids]
+    for name in names:
+        for node in graph.consumers.get(name, ()):
+            if node.operator == "embedding" and node.inputs[0] == name:
+                found.append(graph.tensors[node.inputs[1]].shape[0])
+            elif node.operator == "cast" or node.spec.view:
+                names.extend(node.outputs)
+    return min(found, default=None)
 
 
 def _time_axis(each: Field, label: str) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soapstone.errors import DataError, hint
+from soapstone.errors import DataError
 from soapstone.frontend.generation.decoder import Decoder, Run
 from soapstone.frontend.generation.sampling import Sampling
 from soapstone.ir.tensor import Array
@@ -29,6 +29,8 @@ def generated(
     on_tokens: Callable[[Tokens], object] | None,
 ) -> list[Any]:
     """Return what follows one prompt, or each of several; see `InferenceSession.generate`."""
+    if on_tokens is not None and not callable(on_tokens):
+        raise DataError(f"on_tokens: {on_tokens!r} found; a function needed")
     try:
         one = not len(prompts) or np.ndim(prompts[0]) == 0
     except (TypeError, KeyError, ValueError):
@@ -53,15 +55,12 @@ def streamed(
     stop: int | Sequence[int] = (),
     **drawn: Any,
 ) -> Iterator[int]:
-    """Return an iterator of what follows one prompt; see `InferenceSession.stream`.
-
-    Raises:
-        TypeError: an option that is none.
-    """
-    options = [field.name for field in fields(Sampling)]
-    for name in drawn.keys() - set(options):
-        near = hint(name, options)
-        raise TypeError(f"stream: no option {name!r}; stop, {', '.join(options)} are{near}")
+    """Return an iterator of what follows one prompt; see `InferenceSession.stream`."""
+    known = [each.name for each in fields(Sampling)]
+    unknown = sorted(drawn.keys() - set(known))
+    if unknown:
+        options = ", ".join(["max_new_tokens", "stop", *known])
+        raise DataError(f"stream: unknown option {unknown[0]!r}; options are {options}")
     tokens = _loop(session, _checked([prompt]), max_new_tokens, stop, Sampling(**drawn))
     return (token for (token,) in tokens if token is not None)
 
@@ -69,6 +68,10 @@ def streamed(
 def _checked(prompts: Any) -> list[list[int]]:
     rows = []
     for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            raise DataError(f"generate: prompt {number}: text found; its tokens needed")
+        if not np.size(np.asarray(prompt, object)):
+            raise DataError(f"generate: prompt {number}: no tokens found; one or more needed")
         try:
             array = np.asarray(prompt)
         except ValueError:  # rows of different lengths
@@ -105,6 +108,7 @@ def _loop(
         raise DataError(f"stop: {stop!r} found; a token, or several, needed")
     if session.decoder is None:
         session.decoder = Decoder(session)
+    session.decoder.check(rows, int(max_new_tokens))
     run = Run(session.decoder, [list(row) for row in rows], max(map(len, rows)) + max_new_tokens)
     return _tokens(session, run, max_new_tokens, ends, sampling)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Sampling:
         seed: of the drawing; each row of a batch draws from numbers of its own.
 
     Raises:
-        DataError: one out of its range, or one of drawing where nothing is drawn.
+        DataError: one out of its range.
     """
 
     temperature: float = 0.0
@@ -32,20 +33,26 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise DataError(f"temperature: {self.temperature} found; 0 or more needed")
+        for name in ("temperature", "top_p"):
+            if not isinstance(getattr(self, name), int | float | np.integer | np.floating):
+                raise DataError(f"{name}: {getattr(self, name)!r} found; a number needed")
+        if not 0 <= self.temperature < np.inf:
+            raise DataError(f"temperature: {self.temperature} found; a finite number, 0 or more, needed")
+        if self.top_k is not None and not isinstance(self.top_k, int | np.integer):
+            raise DataError(f"top_k: {self.top_k!r} found; an integer, 1 or more, needed")
         if self.top_k is not None and self.top_k < 1:
             raise DataError(f"top_k: {self.top_k} found; 1 or more needed")
         if not 0 < self.top_p <= 1:
             raise DataError(f"top_p: {self.top_p} found; more than 0 and at most 1 needed")
         if not (isinstance(self.seed, int | np.integer) and self.seed >= 0):
             raise DataError(f"seed: {self.seed!r} found; an integer, 0 or more, needed")
-        for name in ("top_k", "top_p", "seed"):
-            if not self.temperature and getattr(self, name) != getattr(Sampling, name):
-                raise DataError(
-                    f"{name}: {getattr(self, name)} found with temperature 0, which takes the"
-                    " likeliest token; a temperature above 0 needed"
-                )
+        idle = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        if self.temperature == 0 and idle:
+            warnings.warn(
+                f"{idle[0]}: {getattr(self, idle[0])} has no effect at temperature 0, where the"
+                " likeliest token is taken; a temperature above 0 draws",
+                stacklevel=5,
+            )
 
     def generator(self, row: int) -> np.random.Generator:
         """Return the random numbers of a row of a batch."""

@@ -1,0 +1,239 @@
+"""Steps derived from graphs of all tokens: tokens and logits are those of all tokens anew."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from soapstone import InferenceSession, Model, Tensor
+from soapstone.frontend.generation.decoder import Decoder, Run
+from soapstone.ir.graph import Initial
+from soapstone.ir.tensor import Array
+
+LENGTH, WIDTH, WORDS = 24, 32, 61
+PROMPTS = [[3, 4, 5], [7], [8, 9, 1, 2, 60]]
+LATER = np.triu(np.ones((LENGTH, LENGTH), bool), 1)
+Mixing = Callable[[Model, Tensor, str], Tensor]
+
+
+def heads_of(model: Model, x: Tensor, heads: int, name: str) -> Tensor:
+    """Return a projection of x, (n, heads, tokens, 8)."""
+    y = model.reshape(model.dense(x, heads * 8, name=name), (-1, LENGTH, heads, 8))
+    return model.transpose(y, (0, 2, 1, 3))
+
+
+def joined(model: Model, y: Tensor) -> Tensor:
+    return model.dense(model.reshape(model.transpose(y, (0, 2, 1, 3)), (-1, LENGTH, WIDTH)), WIDTH)
+
+
+def layer(model: Model, x: Tensor, name: str) -> Tensor:
+    return model.multi_head_attention(x, x, x, 4, causal=True, name=name)
+
+
+def masked_layer(model: Model, x: Tensor, name: str) -> Tensor:
+    near = np.where(LATER | np.tril(np.ones_like(LATER), -5), -np.inf, 0).astype(np.float32)
+    mask = model.constant(f"{name}.window", near)
+    return model.multi_head_attention(x, x, x, 4, mask, name=name)
+
+
+def windowed_layer(model: Model, x: Tensor, name: str) -> Tensor:
+    far = np.where(np.tril(np.ones_like(LATER), -5), -1e9, 0).astype(np.float32)
+    mask = model.constant(f"{name}.window", far)
+    return model.multi_head_attention(x, x, x, 4, mask, causal=True, name=name)
+
+
+def spelled(hide: Callable[[Model, Tensor, str], Tensor], rotary: bool = False) -> Mixing:
+    """Return attention written in products, of two heads of keys and four of queries."""
+
+    def turned(model: Model, y: Tensor, name: str) -> Tensor:
+        angles = np.arange(LENGTH)[:, None] / 10.0 ** np.arange(4)
+        cos, sin = (np.tile(f(angles), 2).astype(np.float32) for f in (np.cos, np.sin))
+        first = model.slice(y, axis=3, start=0, stop=4)
+        last = model.slice(y, axis=3, start=4, stop=8)
+        half = model.concat([last * -1.0, first], axis=3)
+        return y * model.constant(f"{name}.cos", cos) + half * model.constant(f"{name}.sin", sin)
+
+    def repeated(model: Model, y: Tensor) -> Tensor:
+        y = model.reshape(y, (-1, 2, 1, LENGTH, 8))
+        return model.reshape(model.concat([y, y], axis=2), (-1, 4, LENGTH, 8))
+
+    def made(model: Model, x: Tensor, name: str) -> Tensor:
+        q, k, v = (
+            heads_of(model, x, heads, f"{name}.{part}")
+            for part, heads in (("query", 4), ("key", 2), ("value", 2))
+        )
+        if rotary:
+            q, k = turned(model, q, f"{name}.q"), turned(model, k, f"{name}.k")
+        k, v = repeated(model, k), repeated(model, v)
+        scores = model.matmul(q, model.transpose(k, (0, 1, 3, 2))) * 8**-0.5
+        return joined(model, model.matmul(model.softmax(hide(model, scores, name)), v))
+
+    return made
+
+
+def added(model: Model, scores: Tensor, name: str) -> Tensor:
+    mask = np.where(LATER, np.float32(-1e9), np.float32(0))
+    return scores + model.constant(f"{name}.mask", mask)
+
+
+def chosen(model: Model, scores: Tensor, name: str) -> Tensor:
+    """Of places compared, as programs with `arange` have it."""
+    rows = model.constant(f"{name}.rows", np.arange(LENGTH).reshape(-1, 1))
+    columns = model.constant(f"{name}.columns", np.arange(LENGTH).reshape(1, -1))
+    low = model.constant(f"{name}.low", np.array(-np.inf, np.float32))
+    return model.where(model.less(rows, columns), low, scores)
+
+
+def lstm(model: Model, x: Tensor, name: str) -> Tensor:
+    return model.lstm(x, WIDTH, layers=2, name=name)[0]
+
+
+def gru(model: Model, x: Tensor, name: str) -> Tensor:
+    return model.gru(x, WIDTH, name=name)[0]
+
+
+def rnn(model: Model, x: Tensor, name: str) -> Tensor:
+    return model.rnn(x, WIDTH, name=name)[0]
+
+
+def backwards(model: Model, x: Tensor, name: str) -> Tensor:
+    return model.lstm(x, WIDTH, reverse=True, name=name)[0]
+
+
+def gpt(mixing: Mixing, tied: bool = False) -> Model:
+    model = Model("gpt", seed=3)
+    ids = model.input("ids", (2, LENGTH), "int32")
+    table = model.parameter("words", (WORDS, WIDTH), Initial("normal", 1.0))
+    x = model.learned_positions(model.apply("embedding", ids, table))
+    for number in range(2):
+        x = x + mixing(model, model.layer_norm(x), f"attention{number}")
+        y = model.dense(model.layer_norm(x), 64, activation="gelu")
+        x = x + model.dropout(model.dense(y, WIDTH), 0.1)
+    x = model.layer_norm(x)
+    if tied:
+        weights = model.transpose(table, (1, 0), name="output.weights")
+        model.output(model.apply("linear", x, weights, bias=False, name="logits"))
+    else:
+        model.output(model.dense(x, WORDS, name="logits"))
+    return model
+
+
+def logits_of(session: InferenceSession, tokens: Sequence[int]) -> Array:
+    filled = np.zeros((1, LENGTH), np.int32)
+    filled[0, : len(tokens)] = tokens
+    return np.asarray(session.run(filled)[session.outputs[0]][0, len(tokens) - 1])
+
+
+def assert_greedy(session: InferenceSession, prompt: Sequence[int], made: Sequence[int]) -> None:
+    for count in range(len(made)):
+        logits = logits_of(session, [*prompt, *made[:count]])
+        assert logits.argmax() == made[count]
+
+
+@contextmanager
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+CAUSAL: dict[str, Model] = {
+    "layer": gpt(layer, tied=True),
+    "masked": gpt(masked_layer),
+    "window": gpt(windowed_layer),
+    "spelled": gpt(spelled(added)),
+    "rotary": gpt(spelled(chosen, rotary=True)),
+    "lstm": gpt(lstm),
+    "gru": gpt(gru),
+    "rnn": gpt(rnn),
+}
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_tokens_and_logits_are_those_of_all_tokens_anew(name: str) -> None:
+    session = CAUSAL[name].inference()
+    with no_warnings():
+        made = session.generate(PROMPTS, 18)
+        assert made == [session.generate(prompt, 18) for prompt in PROMPTS]
+    assert session.decoder is not None and session.decoder.kept and session.decoder.past
+    for prompt, tokens in zip(PROMPTS, made):
+        assert_greedy(session, prompt, tokens)
+    run = Run(session.decoder, [list(prompt) for prompt in PROMPTS], LENGTH)
+    for _ in range(4):  # logits, too
+        logits = run.logits([True] * 3)
+        for tokens, row in zip(run.tokens, logits):
+            assert np.allclose(row, logits_of(session, tokens), rtol=1e-4, atol=1e-4)
+            tokens.append(int(row.argmin()))
+
+
+def test_a_step_is_of_one_token() -> None:
+    session = CAUSAL["rotary"].inference()
+    session.generate(PROMPTS[0], 3)
+    step = next(bound for key, bound in session._bounds.items() if key[0] == "generation.starts")
+    kinds = [node.operator for node in step.graph.nodes]
+    assert kinds.count("attention") == kinds.count("write_at") / 2 == 2
+    assert session.decoder is not None and len(session.decoder.past) == 4
+
+
+def test_a_file_without_a_past_keeps_one(tmp_path: Path) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    path = tmp_path / "gpt.onnx"
+    CAUSAL["spelled"].export(path)
+    session = InferenceSession(path)
+    with no_warnings():
+        made = session.generate(PROMPTS[2], 12)
+    assert session.decoder is not None and session.decoder.kept
+    other = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    filled = np.zeros(other.get_inputs()[0].shape, np.int32)
+    filled[0, :17] = [*PROMPTS[2], *made]
+    logits = other.run(None, {other.get_inputs()[0].name: filled})[0][0]
+    assert logits[4:16].argmax(axis=1).tolist() == made
+
+
+def seeing_one(model: Model, scores: Tensor, name: str) -> Tensor:
+    """One later key is not hidden from one query."""
+    mask = np.where(LATER, np.float32(-1e9), np.float32(0))
+    mask[2, 9] = 0
+    return scores + model.constant(f"{name}.mask", mask)
+
+
+def averaged(model: Model, x: Tensor, name: str) -> Tensor:
+    return model.reduce_mean(x, axes=1, keepdims=True)
+
+
+def all_seen(model: Model, x: Tensor, name: str) -> Tensor:
+    return model.multi_head_attention(x, x, x, 4, name=name)
+
+
+def other_softmax(model: Model, x: Tensor, name: str) -> Tensor:
+    q, k, v = (heads_of(model, x, 4, f"{name}.{part}") for part in "qkv")
+    scores = added(model, model.matmul(q, model.transpose(k, (0, 1, 3, 2))), name)
+    return joined(model, model.matmul(model.softmax(scores, axis=2), v))
+
+
+def samples_mixed(model: Model, x: Tensor, name: str) -> Tensor:
+    return model.softmax(x, axis=0) + layer(model, x, name)
+
+
+@pytest.mark.parametrize(
+    ("mixing", "where"),
+    [
+        (all_seen, "attention"),
+        (backwards, "lstm"),
+        (averaged, "reduce_mean"),
+        (spelled(seeing_one), "softmax"),
+        (other_softmax, "softmax"),
+        (samples_mixed, "softmax"),
+    ],
+)
+def test_what_is_not_causal_is_found(mixing: Mixing, where: str) -> None:
+    session = gpt(mixing).inference()
+    decoder = Decoder(session)
+    with pytest.warns(UserWarning, match=f"{where} '.*' is not known to make rows"):
+        assert not decoder.past_of(2, LENGTH)
+    assert not decoder.kept
