@@ -37,17 +37,26 @@ _ROWS, _SCORES, _MASKED, _SHARES = "rows", "scores", "masked", "shares"
 
 
 @dataclass(frozen=True)
+class Kept:
+    """A buffer of a value's rows: its name, the axis of rows in it, and of samples in the value."""
+
+    buffer: str
+    axis: int
+    samples: int
+
+
+@dataclass(frozen=True)
 class Step:
     """A graph of one token, with buffers of what it needs of the tokens before.
 
     Attributes:
         graph: its inputs are the tokens (samples, 1), `STARTS` and the buffers.
-        kept: of each value that a buffer holds, its name there and the axis of its rows.
+        kept: of each value that a buffer holds, the buffer.
         constants: what the graph reads besides the model's weights.
     """
 
     graph: Graph
-    kept: Mapping[str, tuple[str, int]]
+    kept: Mapping[str, Kept]
     constants: Mapping[str, Array]
 
 
@@ -55,14 +64,15 @@ class Step:
 class _Value:
     """What is known of a value of all tokens: the new row's name, and along which axis rows are.
 
-    kind: rows; scores of keys along axis `keys`, of all or of those that are not hidden; or shares
-    of these, which are zero for hidden ones.
+    samples: the axis of samples. kind: rows; scores of keys along axis `keys`, of all or of those
+    that are not hidden; or shares of these, which are zero for hidden ones.
     """
 
     name: str
     axis: int
     kind: str = _ROWS
     keys: int = -1
+    samples: int = 0
 
 
 # Of recurrent operators: the inputs of the state before, and for each the output of it after each
@@ -98,9 +108,9 @@ class _Steps:
         builder.input(STARTS, (self.samples,), "int64")
         self.values = {ids: _Value(ids, 1)}
         self.fixed = {name: name for name in graph.roles if name != ids}  # what no token changes
-        self.kept: dict[str, tuple[str, int]] = {}
+        self.kept: dict[str, Kept] = {}
         self.whole: dict[str, str] = {}  # values of all tokens, in the step's graph
-        self.rows: dict[tuple[str, int, int], str] = {}  # of constants
+        self.rows: dict[tuple[str, int, int, int], str] = {}  # of constants
         self.constants: dict[str, Array] = {}
 
     def made(self) -> Step:
@@ -117,7 +127,7 @@ class _Steps:
                 raise _Unknown(node.label) from None
         (logits,) = self.graph.outputs
         found = self.values.get(logits)
-        if found is None or (found.axis, found.kind) != (1, _ROWS):
+        if found is None or (found.samples, found.axis, found.kind) != (0, 1, _ROWS):
             raise _Unknown(f"output {logits!r}")
         self.builder.output(found.name)
         graph = self.builder.build().pruned()
@@ -153,24 +163,31 @@ class _Steps:
             raise _Unknown(node.label)
         if differs_by_place(node, signature, dim):
             raise _Unknown(node.label)
-        axes = {}
+        whose = {
+            aligned(operand.axes[self.values[name].samples], signature)
+            for name, operand in operands
+            if name in self.values
+        }
+        if any(each is None or signature.by_name[each].kind is not Kind.FREE for each in whose):
+            raise _Unknown(node.label)
+        axes, samples = {}, {}
         for name, operand in zip(node.outputs, signature.outputs):
-            found = [p for p, axis in enumerate(operand.axes) if aligned(axis, signature) == dim]
-            if len(found) != 1:
+            along = [aligned(axis, signature) for axis in operand.axes]
+            if along.count(dim) != 1 or len(whose) != 1 or not whose <= {*along} - {None}:
                 raise _Unknown(node.label)
-            axes[name] = found[0]
+            axes[name], samples[name] = along.index(dim), along.index(*whose)
         inputs = []
         for name, operand in operands:
-            along = [p for p, axis in enumerate(operand.axes) if dim in axis.dims]
+            places = [p for p, axis in enumerate(operand.axes) if dim in axis.dims]
             if name in self.values:
-                if along != [self.values[name].axis] or not _first(signature, operand):
+                if places != [self.values[name].axis]:
                     raise _Unknown(node.label)
                 inputs.append(self.values[name].name)
-            elif along:
-                if len(along) > 1 or not node.spec.elementwise:
+            elif places:
+                if len(places) > 1 or not node.spec.elementwise:
                     raise _Unknown(node.label)
                 rank = self.graph.tensors[node.outputs[0]].rank
-                inputs.append(self._row_of(node, name, along[0], rank))
+                inputs.append(self._row_of(node, name, places[0], rank, samples[node.outputs[0]]))
             else:
                 inputs.append(self.fixed[name])
         names = self._apply(node, inputs, axes[node.outputs[0]])
@@ -179,7 +196,7 @@ class _Steps:
         made = {}
         for name, new in zip(node.outputs, names):
             self._check(node, name, new, axes[name])
-            made[name] = _Value(new, axes[name], kind, keys)
+            made[name] = _Value(new, axes[name], kind, keys, samples[name])
         return made
 
     def _apply(self, node: Node, inputs: Sequence[str], axis: int) -> tuple[str, ...]:
@@ -204,19 +221,13 @@ class _Steps:
     def _reshaped(self, node: Node) -> dict[str, _Value]:
         value, (name,) = self.values[node.inputs[0]], node.outputs
         before, after = self.graph.tensors[node.inputs[0]].shape, self.graph.tensors[name].shape
-        size = int(np.prod(before[: value.axis]))
-        fits = [
-            axis
-            for axis, extent in enumerate(after)
-            if extent == self.tokens and int(np.prod(after[:axis])) == size
-        ]
-        if not fits or not fits[0] or value.kind != _ROWS or before[0] != after[0]:
+        axis, samples = (_same_place(before, after, at) for at in (value.axis, value.samples))
+        if value.kind != _ROWS or axis is None or samples is None:
             raise _Unknown(node.label)
-        axis = fits[0]
         (new,) = self.builder.apply(
             "reshape", value.name, shape=_with(after, axis, 1), name=node.name
         )
-        return {name: _Value(new, axis)}
+        return {name: _Value(new, axis, samples=samples)}
 
     # Where tokens meet
 
@@ -234,6 +245,7 @@ class _Steps:
             aligned(axis, signature): place for place, axis in enumerate(signature.outputs[0].axes)
         }
         first = _first(signature, a) and _first(signature, b)
+        first = first and one.samples == all_rows.samples == 0
         if None in dims or dims[0] == dims[1] or dims[0] not in places or not first:
             raise _Unknown(node.label)
         inputs = (one.name, self._whole(node.inputs[1]))
@@ -292,7 +304,9 @@ class _Steps:
     def _attention(self, node: Node) -> dict[str, _Value]:
         given = [self.values.get(name) for name in node.inputs]
         q, k, v, *mask = given
-        if any(x is None or (x.axis, x.kind) != (1, _ROWS) for x in (q, k, v)) or any(mask):
+        if any(x is None or (x.samples, x.axis, x.kind) != (0, 1, _ROWS) for x in (q, k, v)) or any(
+            mask
+        ):
             raise _Unknown(node.label)
         assert q is not None
         read = set(self.graph.outputs).union(*(each.inputs for each in self.graph.nodes))
@@ -309,9 +323,7 @@ class _Steps:
                 hidden = np.broadcast_to(self._contents(name) <= _HIDES, shape)
                 causal = self._later(hidden, _Value("", 2, keys=3))
             by_row = spec.rank > 1 and spec.shape[-2] > 1
-            added.append(
-                self._row_of(node, name, spec.rank - 2, 4) if by_row else self.fixed[name]
-            )
+            added.append(self._row_of(node, name, spec.rank - 2, 4) if by_row else self.fixed[name])
         if not causal:
             raise _Unknown(node.label)
         if node.attributes["causal"]:
@@ -331,7 +343,7 @@ class _Steps:
         value, rest = self.values.get(node.inputs[0]), node.inputs[1:]
         known = [each.removesuffix("?") for each in node.spec.inputs[: len(node.inputs)]]
         forward = not node.attributes["reverse"] and "lengths" not in known
-        if value is None or (value.axis, value.kind) != (1, _ROWS) or not forward:
+        if value is None or (value.samples, value.axis, value.kind) != (1, 0, _ROWS) or not forward:
             raise _Unknown(node.label)
         if any(name in self.values for name in rest):
             raise _Unknown(node.label)
@@ -340,16 +352,15 @@ class _Steps:
         states = _STATES[node.operator]
         buffers = {}
         for state, output in states.items():
-            spec = self.graph.tensors[outputs[output]]
-            buffers[output] = self.builder.input(f"{outputs[output]}.kept", spec.shape, spec.dtype)
+            buffers[output] = self._buffer(outputs[output], 1)
             inputs[state] = self._row_before(buffers[output])
         names = self.builder.add(replace(node, inputs=tuple(inputs.values())))
         made = dict(zip(node.spec.outputs, names))
         found = {}
         for output, buffer in buffers.items():
             name = outputs[output]
-            self._check(node, name, made[output], 1)
-            found[name] = _Value(made[output], 1)
+            self._check(node, name, made[output], 0)
+            found[name] = _Value(made[output], 0, samples=1)
             self._write(name, buffer, found[name])
         return found
 
@@ -373,25 +384,32 @@ class _Steps:
         if node is not None and moved and len(node.inputs) == 1:
             (made,) = self.builder.add(replace(node, inputs=(self._whole(node.inputs[0]),)))
         else:
-            if value.axis == 0 or self.graph.tensors[name].shape[0] != self.samples:
+            if value.samples:
                 raise _Unknown(f"value {name!r}")
-            spec = self.graph.tensors[name]
-            buffer = self.builder.input(f"{name}.kept", spec.shape, spec.dtype)
-            made = self._write(name, buffer, value)
+            made = self._write(name, self._buffer(name, 0), value)
         self.whole[name] = made
         return made
 
     def _write(self, name: str, buffer: str, value: _Value) -> str:
         """Return a buffer with the new row of what it holds in it."""
-        (made,) = self.builder.apply("write_at", buffer, value.name, STARTS, axis=value.axis)
+        order = _samples_first(value.samples, len(self.builder.spec(value.name).shape))
+        (row,) = self.builder.apply("transpose", value.name, permutation=order)
+        axis = order.index(value.axis)
+        (made,) = self.builder.apply("write_at", buffer, row, STARTS, axis=axis)
         self.builder.update(buffer, made)
-        self.kept[name] = buffer, value.axis
+        self.kept[name] = Kept(buffer, axis, value.samples)
         self.whole[name] = made
         return made
 
+    def _buffer(self, name: str, samples: int) -> str:
+        """Return an input of all rows of a value, samples first."""
+        spec = self.graph.tensors[name]
+        shape = (spec.shape[at] for at in _samples_first(samples, spec.rank))
+        return self.builder.input(f"{name}.kept", tuple(shape), spec.dtype)
+
     def _seen(self, dtype: str) -> str:
         """Return what hides later keys of a new token: a mask (samples, 1, 1, tokens)."""
-        key = (f"{_SEEN}.{dtype}", 0, 4)
+        key = (f"{_SEEN}.{dtype}", 0, 4, 0)
         if key not in self.rows:
             places = self._constant(_PLACES, np.arange(self.tokens).reshape(1, 1, 1, -1))
             hidden = self._constant(f"{_HIDDEN}.{dtype}", np.array(-np.inf, dtype))
@@ -407,24 +425,26 @@ class _Steps:
         self.constants[name] = contents
         return self.builder.input(name, contents.shape, contents.dtype.name, Role.CONSTANT)
 
-    def _row_of(self, node: Node, name: str, axis: int, rank: int) -> str:
+    def _row_of(self, node: Node, name: str, axis: int, rank: int, samples: int = 0) -> str:
         """Return the rows of the new tokens of what no token changes, aligned to a result."""
-        if (name, axis, rank) in self.rows:
-            return self.rows[name, axis, rank]
+        key = (name, axis, rank, samples)
+        if key in self.rows:
+            return self.rows[key]
         shape = self.graph.tensors[name].shape
         full = (*(1,) * (rank - len(shape)), *shape)
         at = axis + rank - len(shape)
-        if at == 0 or full[0] != 1 or full[at] != self.tokens:
+        last = _with(full, at, 1)
+        if full[samples] != 1 or full[at] != self.tokens or np.prod(last[:samples]) != 1:
             raise _Unknown(node.label)
-        rest = tuple(extent for place, extent in enumerate(full) if place != at)
+        rest = [extent for place, extent in enumerate(full) if place != at]
         order = (axis, *(place for place in range(len(shape)) if place != axis))
         (turned,) = self.builder.apply("transpose", self.fixed[name], permutation=order)
         table = (self.tokens, int(np.prod(rest)))
         (turned,) = self.builder.apply("reshape", turned, shape=table)
-        (made,) = self.builder.apply("embedding", STARTS, turned)
-        shape = (self.samples, *_with(full, at, 1)[1:])
-        (made,) = self.builder.apply("reshape", made, shape=shape)
-        self.rows[name, axis, rank] = made
+        (places,) = self.builder.apply("reshape", STARTS, shape=(self.samples, 1))
+        (made,) = self.builder.apply("gather_nd", turned, places)
+        (made,) = self.builder.apply("reshape", made, shape=_with(last, samples, self.samples))
+        self.rows[key] = made
         return made
 
     def _contents(self, name: str) -> Array:
@@ -432,9 +452,16 @@ class _Steps:
         if name in self.weights:
             return np.asarray(self.weights[name])
         least = replace(self.graph, outputs=(name,)).pruned()
-        if not least.roles.keys() <= self.weights.keys():
+        read = {each for node in least.nodes for each in node.inputs} & least.roles.keys()
+        if not read <= self.weights.keys():
             raise _Unknown(f"value {name!r}")
-        return interpret(least, {each: self.weights[each] for each in least.roles})[name]
+        least = replace(least, roles={each: least.roles[each] for each in read})
+        return interpret(least, {each: self.weights[each] for each in read})[name]
+
+
+def _samples_first(samples: int, rank: int) -> tuple[int, ...]:
+    """Return the permutation that brings the axis of samples before the others."""
+    return (samples, *(axis for axis in range(rank) if axis != samples))
 
 
 def _first(signature: Signature, operand: Operand) -> bool:
@@ -443,9 +470,20 @@ def _first(signature: Signature, operand: Operand) -> bool:
     return len({aligned(axis, signature) for axis in axes} | {None}) == 2
 
 
+def _same_place(before: Sequence[int], after: Sequence[int], at: int) -> int | None:
+    """Return the axis of a reshaped value that is an axis of it before, or None."""
+    size = int(np.prod(before[:at]))
+    fits = (
+        axis
+        for axis, extent in enumerate(after)
+        if extent == before[at] and int(np.prod(after[:axis])) == size
+    )
+    return next(fits, None)
+
+
 def _with(shape: Sequence[int], axis: int, extent: int) -> tuple[int, ...]:
     """Return a shape with another extent along an axis."""
     return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
-__all__ = ["Step", "appended"]
+__all__ = ["Kept", "Step", "appended"]

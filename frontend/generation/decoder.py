@@ -86,6 +86,7 @@ class Decoder:
         self.filled = True  # whether prompts are
         self.presents: dict[str, str] = {}  # by input, the output that continues it
         self.derived: dict[tuple[int, int], Step | str] = {}  # by samples and tokens
+        self.samples: dict[str, int] = {}  # by input, the axis of them in that output, if not 0
         self.tried: set[str] = set()  # what has been found to have no effect
         self.buffers: WeakValueDictionary[tuple[int, int], _Buffers] = WeakValueDictionary()
 
@@ -147,21 +148,19 @@ class Decoder:
         """Return the graph of so many tokens from the first one on, with logits of some alone."""
         graph = self.graph(samples, extent, 0)
         if self.kept and not self.given:
-            kept = (value for value, _ in self.past_of(samples, extent))
+            kept = self.past_of(samples, extent)
             graph = replace(graph, outputs=(self.logits, *kept), updates={}).pruned()
         return of_last(graph, self.logits, extent)
 
-    def past_of(self, samples: int, extent: int) -> list[tuple[str, str]]:
-        """Return the values of a derived step's past and its buffers of them, which are the past.
+    def past_of(self, samples: int, extent: int) -> list[str]:
+        """Return the values that a derived step keeps the rows of; its buffers are the past then.
 
         There are none, and none are kept, where no step can be derived; a warning says why.
         """
         key = samples, extent
         if key not in self.derived:
             graph = self.graph(samples, extent, 0)
-            self.derived[key] = appended(
-                graph, self.ids.name, self.logits, self.session.weights()
-            )
+            self.derived[key] = appended(graph, self.ids.name, self.logits, self.session.weights())
         step = self.derived[key]
         if isinstance(step, str):
             self.kept = False
@@ -170,9 +169,10 @@ class Decoder:
                 " costs as much as all before it"
             )
             return []
-        self.past = dict(step.kept.values())
-        self.presents = {buffer: value for value, (buffer, _) in step.kept.items()}
-        return [(value, buffer) for value, (buffer, _) in step.kept.items()]
+        self.past = {kept.buffer: kept.axis for kept in step.kept.values()}
+        self.presents = {kept.buffer: value for value, kept in step.kept.items()}
+        self.samples = {kept.buffer: kept.samples for kept in step.kept.values()}
+        return list(step.kept)
 
     def warn(self, what: str) -> None:
         """Warn of what the model does not allow."""
@@ -374,7 +374,9 @@ class Run:
         rows = room(min(self.most, max(2 * before, _USUAL, longest + 1)))
         rows = max(rows, room(longest + 1), _ROWS)
         if not decoder.given:  # all there are, of the graph that the prompts ran in
-            rows = decoder.ids.shape[1] if isinstance(decoder.ids.shape[1], int) else room(self.most)
+            rows = (
+                decoder.ids.shape[1] if isinstance(decoder.ids.shape[1], int) else room(self.most)
+            )
         if self.buffers is not None and self.buffers.owner() is self:
             self._spill(self.buffers, self.seen)
         reason = ""
@@ -399,7 +401,10 @@ class Run:
             decoder.buffers[samples, rows] = held  # for as long as somebody runs on them
         self.buffers = held
         if self.made:
-            self.past = {name: self.made[present] for name, present in decoder.presents.items()}
+            self.past = {
+                name: np.moveaxis(self.made[present], decoder.samples.get(name, 0), 0)
+                for name, present in decoder.presents.items()
+            }
             self.made = {}
 
     def _take(self, held: _Buffers) -> None:

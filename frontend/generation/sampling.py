@@ -37,7 +37,9 @@ class Sampling:
             if not isinstance(getattr(self, name), int | float | np.integer | np.floating):
                 raise DataError(f"{name}: {getattr(self, name)!r} found; a number needed")
         if not 0 <= self.temperature < np.inf:
-            raise DataError(f"temperature: {self.temperature} found; a finite number, 0 or more, needed")
+            raise DataError(
+                f"temperature: {self.temperature} found; a finite number, 0 or more, needed"
+            )
         if self.top_k is not None and not isinstance(self.top_k, int | np.integer):
             raise DataError(f"top_k: {self.top_k!r} found; an integer, 1 or more, needed")
         if self.top_k is not None and self.top_k < 1:

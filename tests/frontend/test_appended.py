@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers.decoders import SMALL
 
-from soapstone import InferenceSession, Model, Tensor
+from soapstone import DataError, InferenceSession, Model, Tensor, from_onnx, to_onnx
 from soapstone.frontend.generation.decoder import Decoder, Run
 from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Array
@@ -172,7 +174,7 @@ def test_tokens_and_logits_are_those_of_all_tokens_anew(name: str) -> None:
 
 
 def test_a_step_is_of_one_token() -> None:
-    session = CAUSAL["rotary"].inference()
+    session = CAUSAL["spelled"].inference()
     session.generate(PROMPTS[0], 3)
     step = next(bound for key, bound in session._bounds.items() if key[0] == "generation.starts")
     kinds = [node.operator for node in step.graph.nodes]
@@ -183,13 +185,13 @@ def test_a_step_is_of_one_token() -> None:
 def test_a_file_without_a_past_keeps_one(tmp_path: Path) -> None:
     ort = pytest.importorskip("onnxruntime")
     path = tmp_path / "gpt.onnx"
-    CAUSAL["spelled"].export(path)
+    to_onnx(CAUSAL["spelled"], path, dims={"batch": "n"})
     session = InferenceSession(path)
     with no_warnings():
         made = session.generate(PROMPTS[2], 12)
     assert session.decoder is not None and session.decoder.kept
     other = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    filled = np.zeros(other.get_inputs()[0].shape, np.int32)
+    filled = np.zeros((1, LENGTH), np.int32)
     filled[0, :17] = [*PROMPTS[2], *made]
     logits = other.run(None, {other.get_inputs()[0].name: filled})[0][0]
     assert logits[4:16].argmax(axis=1).tolist() == made
@@ -237,3 +239,50 @@ def test_what_is_not_causal_is_found(mixing: Mixing, where: str) -> None:
     with pytest.warns(UserWarning, match=f"{where} '.*' is not known to make rows"):
         assert not decoder.past_of(2, LENGTH)
     assert not decoder.kept
+
+
+WRONG: tuple[tuple[Any, dict[str, Any], str], ...] = (
+    ("abc", {}, "prompt 0: text found; its tokens needed"),
+    ([], {}, "prompt 0: no tokens found; one or more needed"),
+    ([[1], []], {}, "prompt 1: no tokens found"),
+    ([1.0], {}, r"prompt 0: float64\[1\] found; integers"),
+    ([[1], [2, 61]], {}, "prompt 1: token 61 found; input 'ids' has a vocabulary of 61, so 60 at"),
+    ([1] * 25, {}, "prompt 0: 25 tokens found; the model takes 24 at most"),
+    ([1, 2], {"max_new_tokens": 24}, "the model takes 24, so max_new_tokens 23 at most needed"),
+    ([1], {"max_new_tokens": -1}, "max_new_tokens: -1 found"),
+    ([1], {"temperature": float("nan")}, "temperature: nan found; a finite number, 0 or more"),
+    ([1], {"temperature": "a"}, "temperature: 'a' found; a number needed"),
+    ([1], {"top_k": 0}, "top_k: 0 found; 1 or more needed"),
+    ([1], {"top_k": 1.5}, "top_k: 1.5 found; an integer"),
+    ([1], {"top_p": None}, "top_p: None found; a number needed"),
+    ([1], {"on_tokens": 3}, "on_tokens: 3 found; a function needed"),
+)
+
+
+@pytest.mark.parametrize(("prompts", "options", "message"), WRONG)
+def test_what_does_not_fit_is_named_before_anything_runs(
+    prompts: Any, options: dict[str, Any], message: str
+) -> None:
+    session = CAUSAL["layer"].inference()
+    with pytest.raises(DataError, match=message):
+        session.generate(prompts, **{"max_new_tokens": 3, **options})
+    assert not session._bounds
+
+
+def test_as_many_tokens_as_fit_are_made() -> None:
+    session = CAUSAL["layer"].inference()
+    assert len(session.generate([1, 2], 23)) == 23
+
+
+def test_options_that_have_no_effect_and_unknown_ones_are_named() -> None:
+    session = CAUSAL["layer"].inference()
+    with pytest.warns(UserWarning, match="top_k: 3 has no effect at temperature 0"):
+        session.generate([1], 2, top_k=3)
+    with pytest.raises(DataError, match="stream: unknown option 'topk'; options are .*top_k"):
+        session.stream([1], topk=3)
+
+
+def test_a_token_past_the_vocabulary_of_a_file_is_named() -> None:
+    model = from_onnx(SMALL.model())
+    with pytest.raises(DataError, match=f"input 'input_ids' has a vocabulary of {SMALL.words}"):
+        InferenceSession(model).generate([SMALL.words], 3)
