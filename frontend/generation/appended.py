@@ -170,12 +170,13 @@ class _Steps:
         }
         if any(each is None or signature.by_name[each].kind is not Kind.FREE for each in whose):
             raise _Unknown(node.label)
+        sample = whose.pop()
         axes, samples = {}, {}
         for name, operand in zip(node.outputs, signature.outputs):
             along = [aligned(axis, signature) for axis in operand.axes]
-            if along.count(dim) != 1 or len(whose) != 1 or not whose <= {*along} - {None}:
+            if along.count(dim) != 1 or whose or sample not in along:
                 raise _Unknown(node.label)
-            axes[name], samples[name] = along.index(dim), along.index(*whose)
+            axes[name], samples[name] = along.index(dim), along.index(sample)
         inputs = []
         for name, operand in operands:
             places = [p for p, axis in enumerate(operand.axes) if dim in axis.dims]

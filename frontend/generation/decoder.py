@@ -216,6 +216,8 @@ def _looked_up(graph: Graph, ids: str) -> int | None:
         for node in graph.consumers.get(name, ()):
             if node.operator == "embedding" and node.inputs[0] == name:
                 found.append(graph.tensors[node.inputs[1]].shape[0])
+            elif node.operator == "gather" and node.inputs[1] == name != node.inputs[0]:
+                found.append(graph.tensors[node.inputs[0]].shape[node.attributes["axis"]])
             elif node.operator == "cast" or node.spec.view:
                 names.extend(node.outputs)
     return min(found, default=None)

@@ -278,7 +278,7 @@ def test_options_that_have_no_effect_and_unknown_ones_are_named() -> None:
     session = CAUSAL["layer"].inference()
     with pytest.warns(UserWarning, match="top_k: 3 has no effect at temperature 0"):
         session.generate([1], 2, top_k=3)
-    with pytest.raises(DataError, match="stream: unknown option 'topk'; options are .*top_k"):
+    with pytest.raises(DataError, match=r"stream: unknown option 'topk'; options are .*top_k"):
         session.stream([1], topk=3)
 
 
