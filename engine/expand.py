@@ -243,7 +243,7 @@ class Launcher(Protocol):
 class Program:
     """The launches of a graph on concrete regions; records which variant served each node.
 
-    `choices` are those of the run: which variant serves each form of call.
+    `choices` are those of the run: which variant serves each form of call. `precision`: see `Call`.
     """
 
     launches: tuple[NodeLaunch, ...]
@@ -251,6 +251,7 @@ class Program:
     constants: Mapping[str, Array] = field(default_factory=dict)
     variants: dict[str, str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
+    precision: str = "float32"
 
     def launch(self, runtime: Launcher) -> None:
         """Launch every node once, in program order."""
@@ -292,6 +293,7 @@ class Program:
                 tiles(item.outputs),
                 context.processor.threads,
                 frozenset(i for i, o in enumerate(item.inputs) if o.constant is not None),
+                self.precision,
             )
 
         def bind(context: PointContext, arrays: Sequence[Array]) -> Any:

@@ -84,6 +84,7 @@ class Session:
     Args:
         values: what parameters and states begin with, by name, where it is not what the graph says;
             an entry is taken out when its value is first carried here.
+        precision: what products with constants may round their operands to (`kernels.entry.Call`).
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class Session:
         executor: str = "local",
         choices: Choices | None = None,
         values: dict[str, Array] | None = None,
+        precision: str = "float32",
     ) -> None:
+        self.precision = precision
         self.machine = machine
         self.mapper = mapper
         self.seed = seed
@@ -160,7 +163,9 @@ class Session:
             images = imaged(prepared, constants, self.machine, mine)
             plans = self.mapper.planned(prepared, images, self.runtime.executor)
             for _ in range(_AGREEING):
-                program = program_of(prepared, regions, constants, self.choices, images, plans)
+                program = program_of(
+                    *(prepared, regions, constants, self.choices, images, plans, self.precision)
+                )
                 with self.runtime.capture(graph.name) as recording:
                     program.launch(self.runtime)
                 # Each process measures what it runs itself; one that chose otherwise binds again.
@@ -369,6 +374,7 @@ def program_of(
     choices: Choices,
     images: Images | None = None,
     plans: Mapping[str, MemoryPlan] = MappingProxyType({}),
+    precision: str = "float32",
 ) -> Program:
     """Return the launches of a graph with a region for each value.
 
@@ -395,4 +401,4 @@ def program_of(
     for plan in plans.values():  # all have one order
         by_name = {item.node.name: item for item in launches}
         launches = tuple(by_name[step.name] for step in plan.steps if step.action is Action.RUN)
-    return Program(launches, regions, known, choices=choices)
+    return Program(launches, regions, known, choices=choices, precision=precision)

@@ -27,6 +27,7 @@ from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.followed import Followed
+from soapstone.frontend.precision import check_precision
 from soapstone.frontend.sources import Field, Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
@@ -87,12 +88,15 @@ class InferenceSession:
             on this computer, and where nothing has, what is expected of them; "now": they are
             measured where they are not yet, before the first answer, and kept for later sessions;
             False: what is expected alone. A session keeps to its choices.
+        precision: "float32", or "bfloat16": products and convolutions with weights may round their
+            operands to bfloat16 (docs/inference.md). All else, sums among it, stays float32.
         plan: how values are streamed: "dp" (fewest bytes, the default), "lru", "stream", "belady",
             or a plan or its file, which is of the graph of one shape.
 
     Raises:
         GraphError: an unknown plan, or one without a fast memory; another `tune`; numbers of
-            processors or requests that do not fit.
+            processors or requests that do not fit; another `precision`, or one that is not to be
+            had: the processor has no instructions for it, or weights are streamed.
         StrategyError: the strategy is for another graph or machine, or not legal; where the model
             has symbolic dims that the strategy does not tell, `run` says so.
         MachineError: no threads, or too many.
@@ -120,20 +124,24 @@ class InferenceSession:
         fast_memory: int | None = None,
         plan: MemoryPlan | str | Path | None = None,
         tune: Tune = True,
+        precision: str = "float32",
     ) -> None:
         if tune not in (True, False, "now"):
             raise GraphError(f"tune: {tune!r} found; True, False or 'now' needed")
         with paused():
             self._source = model if isinstance(model, Source) else Source.of(model, weights)
         self._tune: Tune = tune
+        self._precision = precision
         self._layouts = layouts
         self._plain = plain
         if gpus > 1:
             raise GraphError(f"gpus: {gpus} found; a session runs on one GPU, so 1 at most")
         self._followed = Followed(strategy, self._source, machine, cpus, threads, gpus, requests)
         self._machine = self._followed.machine
+        streamed = fast_memory is not None or plan is not None
+        check_precision(precision, self._machine.processors[0].kind, streamed)
         self._plans: Plans | None = None
-        if fast_memory is not None or plan is not None:
+        if streamed:
             if requests > 1:
                 raise GraphError(f"requests: {requests} found with a fast memory; 1 needed")
             from soapstone.frontend.planned import Plans
@@ -185,6 +193,7 @@ class InferenceSession:
             layouts=self._layouts,
             bound_shapes=self._most,
             tune=self._tune,
+            precision=self._precision,
         )
         if machine == self._machine:
             other._followed = self._followed
@@ -205,7 +214,12 @@ class InferenceSession:
 
             mapper = BoundedMemoryMapper(self._plans)
         choices = Choices(tune=self._tune)
-        self._session = Session(self._machine, mapper, 0, choices=choices, values=self._values)
+        self._session = Session(
+            *(self._machine, mapper, 0),
+            choices=choices,
+            values=self._values,
+            precision=self._precision,
+        )
         self._close = weakref.finalize(self, _close, self._session, self._bounds)
 
     def forked(self) -> None:

@@ -292,11 +292,12 @@ class Model(Trainable):
         fast_memory: int | None = None,
         plan: MemoryPlan | str | Path | None = None,
         tune: Tune = True,
+        precision: str = "float32",
     ) -> InferenceSession:
         """Return a session that serves the model with its present weights.
 
-        threads, cpus, strategy, requests, plain, bound_shapes, fast_memory, plan and tune are those
-        of `InferenceSession`.
+        threads, cpus, strategy, requests, plain, bound_shapes, fast_memory, plan, tune and
+        precision are those of `InferenceSession`.
         """
         from soapstone.frontend.inference import InferenceSession
 
@@ -311,6 +312,7 @@ class Model(Trainable):
             fast_memory=fast_memory,
             plan=plan,
             tune=tune,
+            precision=precision,
         )
 
     @property

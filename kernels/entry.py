@@ -20,13 +20,17 @@ class Declined(Exception):
     """A kernel library cannot do what a variant asks of it, so the variant serves no such call."""
 
 
+BFLOAT16 = "bfloat16"
+
+
 @dataclass(frozen=True)
 class Call:
     """One execution of an operator on concrete arrays, at the addresses it will always use.
 
     `attributes` are those of the point's tile; `threads` is the processor's thread count. The
     contents of the inputs numbered in `constants` are there already and never change. The arrays
-    are NumPy's, or Numba's device arrays where the variants are those of a GPU.
+    are NumPy's, or Numba's device arrays where the variants are those of a GPU. `precision` is what
+    products with constant weights may round their float32 operands to: BFLOAT16, or not at all.
 
     Raises:
         TypeError: an operand is no array: a NumPy scalar has no memory that an entry could use.
@@ -38,6 +42,7 @@ class Call:
     outputs: tuple[Array, ...]
     threads: int = 1
     constants: frozenset[int] = frozenset()
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         for side in ("inputs", "outputs"):
@@ -49,4 +54,4 @@ class Call:
                     )
 
 
-__all__ = ["Array", "Call", "Declined", "Entry", "is_device_array"]
+__all__ = ["BFLOAT16", "Array", "Call", "Declined", "Entry", "is_device_array"]

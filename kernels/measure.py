@@ -1,8 +1,9 @@
 """Measured choices of kernels: what each variant takes for a call, kept between runs.
 
-A choice is kept for what a call is (operator, attributes, shapes, strides, types, threads) and for
-its candidates, each with the stamp of its sources, in this process's environment: it is made again
-whenever any of these changes, and all candidates are timed together then.
+A choice is kept for what a call is (operator, attributes, shapes, strides, types, threads,
+precision) and for its candidates, each with the stamp of its sources, in this process's
+environment: it is made again whenever any of these changes, and all candidates are timed together
+then.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def form(call: Call) -> str:
     parts = [
         *(call.operator, dict(sorted(call.attributes.items()))),
         *(arrays(call.inputs), arrays(call.outputs), call.threads, sorted(call.constants)),
+        *([call.precision] if call.precision != "float32" else []),
     ]
     return json.dumps(parts, default=str)
 

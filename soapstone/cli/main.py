@@ -250,6 +250,9 @@ def predict(
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure rival kernels first, and keep the times.")
     ] = False,
+    precision: Annotated[
+        str, typer.Option(help="float32, or bfloat16 for products of weights.")
+    ] = "float32",
     fast_memory: FastMemory = None,
     plan: Plan = None,
     as_json: Json = False,
@@ -267,6 +270,7 @@ def predict(
         "strategy": strategy,
         "plain": plain,
         "tune": "now" if tune else True,
+        "precision": precision,
     }
     if benchmark:
         from soapstone.frontend.latency import measure

@@ -86,7 +86,8 @@ class Follow:
 class _Problem:
     """A convolution's sizes, as oneDNN needs them; equal problems share a primitive.
 
-    `x` and `y` are (n, c, *size); `kernel` is (groups, o / groups, c / groups, *window).
+    `x` and `y` are (n, c, *size); `kernel` is (groups, o / groups, c / groups, *window). `kind` is
+    the type that x and w are in where they are real numbers.
     """
 
     direction: str  # forward, input, weights
@@ -101,12 +102,15 @@ class _Problem:
     posts: tuple[Activation | Follow, ...]
     threads: int
     integers: Integers | None = None
+    kind: str = "float32"
 
     @property
     def types(self) -> tuple[str, str, str]:
         """The types of x, w and y."""
         kinds = self.integers
-        return ("float32",) * 3 if kinds is None else (kinds.source, "int8", kinds.target)
+        if kinds is None:
+            return self.kind, self.kind, "float32"
+        return kinds.source, "int8", kinds.target
 
     @property
     def weights(self) -> Shape:
@@ -179,6 +183,7 @@ def _primitive(problem: _Problem, channels_first: bool | None) -> tuple[Primitiv
         few = problem.direction == "input" and problem.x[1] <= _NARROW
         # brgconv_strided wastes the vector on few channels; a plain product needs no staging.
         pointwise = channels_first and problem.pointwise and problem.direction != "weights"
+        pointwise = pointwise and problem.kind == "float32"  # others are copied either way
         # The plain implementation's sigmoid turns NaN into 0.
         functions = [post.algorithm for post in problem.posts if isinstance(post, Activation)]
         if (few and max(problem.stride) > 1) or (
@@ -217,6 +222,7 @@ def _problem(
     bias: bool,
     steps: Sequence[Step],
     integers: Integers | None,
+    kind: str,
 ) -> _Problem | None:
     """Return the problem of these shapes, or None when sizes or windows are not oneDNN's."""
     at, rank = call.attributes, len(x) - 2
@@ -236,6 +242,7 @@ def _problem(
         *(tuple(at["dilation"]), bias, (*((activation,) if activation else ()), *posts)),
         call.threads,
         integers,
+        kind,
     )
     return problem if problem.legal() else None
 
@@ -276,11 +283,12 @@ def bind(
     steps: Sequence[Step] = (),
     transposed: bool = False,
     scaling: Scaling | None = None,
+    kind: str = "float32",
 ) -> Entry | None:
     """Return the entry that makes x, w or y of the others, or None where oneDNN does not.
 
     arrays: x, w and y of a convolution, perhaps its bias. Constant weights are reordered here.
-    scaling: of x, w and y that are integers.
+    scaling: of x, w and y that are integers. kind: what x and w are rounded to otherwise.
     """
     made, roles = _ROLES[direction]
     x, w, y = (arrays[name] for name in "xwy")
@@ -295,7 +303,7 @@ def bind(
     grouped = int(call.attributes["groups"]) > 1
     integers = scaling.integers(x, y, 3 if grouped else 1) if scaling else None
     shapes = x.shape, w.shape, y.shape
-    problem = _problem(call, direction, *shapes, "bias" in arrays, steps, integers)
+    problem = _problem(call, direction, *shapes, "bias" in arrays, steps, integers, kind)
     if problem is None or 0 in (x.size, w.size, y.size):
         return None
     images = x.ndim == 4 and not transposed
@@ -335,26 +343,29 @@ def _biased(arrays: dict[str, Array], rest: Sequence[Array]) -> dict[str, Array]
     return arrays | dict(zip(("bias",), rest))
 
 
-def _copied(call: Call, steps: Sequence[Step]) -> Entry | None:
+def _copied(call: Call, steps: Sequence[Step], kind: str) -> Entry | None:
     """Return the entry of the convolution of a channels-last copy of its image."""
     x, *rest = call.inputs
     n, c, *size = x.shape
     dense = np.moveaxis(aligned_array((n, *size, c), x.dtype), -1, 1)
     first = copy(dense, x, call.threads)
-    then = convolution(replace(call, inputs=(dense, *rest)), steps)
+    then = convolution(replace(call, inputs=(dense, *rest)), steps, kind)
     return None if first is None or then is None else sequence([first, then])
 
 
 @variant(("conv2d", "conv3d"), "onednn", promises=True)
-def convolution(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
-    """Return the entry of y = activation(conv(x, w) + b), then the steps."""
+def convolution(call: Call, steps: Sequence[Step] = (), kind: str = "float32") -> Entry | None:
+    """Return the entry of y = activation(conv(x, w) + b), then the steps.
+
+    kind: what x and w are rounded to.
+    """
     x, w, *rest = call.inputs
     (y,) = call.outputs
     if len(rest) != bool(call.attributes.get("bias", False)):
         return None
     if x.ndim == 4 and x.size and not is_nested(x):
-        return _copied(call, steps)
-    return bind(call, "forward", _biased({"x": x, "w": w, "y": y}, rest), steps)
+        return _copied(call, steps, kind)
+    return bind(call, "forward", _biased({"x": x, "w": w, "y": y}, rest), steps, kind=kind)
 
 
 @variant(("conv2d_grad_input", "conv3d_grad_input"), "onednn")

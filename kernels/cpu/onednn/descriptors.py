@@ -30,8 +30,8 @@ from soapstone.kernels.entry import Array
 from soapstone.native.memory import address, aligned
 from soapstone.records import dataclass
 
-F32, S32, U8, S8 = 3, 4, 6, 5
-TYPES = {"float32": F32, "int32": S32, "uint8": U8, "int8": S8}
+BF16, F32, S32, U8, S8 = 2, 3, 4, 6, 5
+TYPES = {"bfloat16": BF16, "float32": F32, "int32": S32, "uint8": U8, "int8": S8}
 _ANY = 1
 _USER_SCRATCHPAD = 1
 _IMPLEMENTATION = 8

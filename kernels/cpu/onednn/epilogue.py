@@ -13,9 +13,9 @@ import numpy as np
 
 from soapstone.ir.spec import operators
 from soapstone.kernels.cpu.elementwise.epilogue import inner
-from soapstone.kernels.cpu.onednn import convolution, matmul, pointwise, quantized
+from soapstone.kernels.cpu.onednn import bfloat16, convolution, matmul, pointwise, quantized
 from soapstone.kernels.cpu.onednn.descriptors import ALGORITHMS, Activation, Step, activation
-from soapstone.kernels.cpu.onednn.library import multiplies_bytes
+from soapstone.kernels.cpu.onednn.library import multiplies_bfloat16, multiplies_bytes
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -33,6 +33,7 @@ BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
         "matmul": lambda call, steps: matmul.matmul(call, "gemm", steps),
     },
     "onednn_product": {"conv2d": pointwise.conv2d},
+    **({bfloat16.NAME: bfloat16.BINDS} if multiplies_bfloat16() else {}),
 }
 
 # Of products of bytes, whose results may be rounded to bytes again.
@@ -177,4 +178,5 @@ def _fused(call: Call, name: str) -> Entry | None:
 
 
 for _name in BINDS:
-    variant("with_epilogue", _name, promises=True)(partial(_fused, name=_name))
+    _expected = bfloat16.EXPECTED if _name == bfloat16.NAME else 1.0
+    variant("with_epilogue", _name, expected=_expected, promises=True)(partial(_fused, name=_name))

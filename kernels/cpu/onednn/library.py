@@ -40,7 +40,7 @@ STATUSES = {
 }
 
 _UNSUPPORTED = (2, 3, 4)
-_VNNI_256, _VNNI_512 = 1 << 3, 1 << 6  # bits of `instructions`
+_VNNI_256, _VNNI_512, _BF16_512 = 1 << 3, 1 << 6, 1 << 7  # bits of `instructions`
 LAST_IMPLEMENTATION = 4
 
 POINTER = C.c_void_p
@@ -274,6 +274,11 @@ def instructions() -> int:
 def multiplies_bytes() -> bool:
     """Return whether sums of four products of bytes are one instruction, which is exact."""
     return bool(instructions() & (_VNNI_256 | _VNNI_512))
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether sums of two products of bfloat16 in float32 are one instruction."""
+    return bool(instructions() & _BF16_512)
 
 
 def version() -> str:

@@ -9,6 +9,7 @@ entry is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -38,7 +39,7 @@ from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
 from soapstone.kernels.cpu.onednn.scaling import Scaling
 from soapstone.kernels.cpu.substrate.layout import merged, rows
-from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.records import dataclass
 
@@ -140,6 +141,7 @@ def product(
     Form "first" is oneDNN's own choice, "gemm" its classic product where that is not the first, and
     "packed" reorders b into oneDNN's format on every run. Form "first" packs constant weights once,
     so they have no form "packed"; "gemm" reads them as they are, which is best for single rows.
+    "bfloat16" packs them too, and rounds a and b.
     Operands with neither rows nor columns contiguous, or in layouts that oneDNN would serve by
     plain loops, are staged through dense copies.
     """
@@ -155,15 +157,18 @@ def product(
         else Binary(step[0], Layout.dense(step[1].shape, dtype=step[1].dtype.name))
         for step in steps
     )
-    packed = form == "packed" or (form == "first" and constant and a.shape[-2] > 1)
+    rounds = form == BFLOAT16
+    packed = form == "packed" or (form == "first" and constant and a.shape[-2] > 1) or rounds
     if _misread(posts, y):
         layouts[2] = None
     choices = [[own or flat for own, flat in zip(layouts, dense)], dense]
+    if rounds:  # a is copied in any case
+        choices = [[replace(dense[0], dtype=form), dense[1], used[2]] for used in choices]
     for used in choices[:1] if form == "gemm" else choices:
         left, right, out = used
         if out.strides is not None and out.strides[-1] != 1:
             out = dense[2]  # no implementation writes columns
-        right = Layout.any(b.shape, b.dtype.name) if packed else right
+        right = Layout.any(b.shape, form if rounds else b.dtype.name) if packed else right
         form_of = "gemm" if form == "gemm" else "first"
         sides = left, right, out
         made = Product(*sides, bias is not None, posts, program.threads, form_of, integers=integers)

@@ -1,0 +1,135 @@
+"""Products of operands rounded to bfloat16: numbers, and which calls get them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.kernel_calls import LAYOUTS, around, bound, near, place, random, reference, run
+
+from soapstone.ir.spec import operator
+from soapstone.ir.tensor import Array
+from soapstone.kernels.choices import Choices
+from soapstone.kernels.cpu.onednn.library import multiplies_bfloat16
+from soapstone.kernels.entry import BFLOAT16, Call
+from soapstone.kernels.measure import form
+from soapstone.kernels.select import select
+
+NAME = "onednn_bfloat16"
+CONV = {"stride": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1}
+CONV |= {"bias": True, "activation": "relu"}
+pytestmark = pytest.mark.skipif(
+    not multiplies_bfloat16(), reason="this processor has no instructions for bfloat16"
+)
+
+
+def rounded(array: Array) -> Array:
+    """Return the nearest numbers of eight significant bits, ties to even."""
+    bits = array.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+
+
+def call_of(
+    name: str, inputs: Sequence[Array], at: Mapping[str, Any], layout: str = "plain"
+) -> Call:
+    """Return a call with constant weights, which may be rounded."""
+    at = {**at, **operator(name).normalise(at)}
+    y = np.asarray(reference(name, inputs, at)[0], np.float32)
+    placed = (place(inputs[0], layout), *inputs[1:])
+    constants = frozenset(range(1, len(inputs)))
+    return Call(name, at, placed, (place(y, layout),), 2, constants, BFLOAT16)
+
+
+def check(name: str, inputs: Sequence[Array], at: Mapping[str, Any], layout: str) -> None:
+    """Compare with the reference on rounded operands: sums, bias and results are float32."""
+    call = call_of(name, inputs, at, layout)
+    x, w, *rest = inputs
+    run(bound(call, NAME))
+    near(call.outputs[0], reference(name, [rounded(x), rounded(w), *rest], at)[0], 1e-5)
+    assert around(call.outputs[0])
+    assert bound(replace(call, precision="float32"), NAME) is None
+    assert bound(replace(call, constants=frozenset()), NAME) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("x", "w", "changed"),
+    [
+        ((2, 16, 9, 8), (24, 16, 3, 3), {}),
+        ((2, 16, 9, 8), (24, 4, 3, 3), {"groups": 4}),
+        ((1, 32, 7, 7), (48, 32, 1, 1), {"padding": (0, 0, 0, 0)}),
+        ((1, 3, 21, 20), (16, 3, 7, 7), {"stride": (2, 2), "padding": (3, 3, 3, 3)}),
+    ],
+    ids=str,
+)
+def test_convolutions(
+    x: tuple[int, ...], w: tuple[int, ...], changed: dict[str, Any], layout: str
+) -> None:
+    operands = [random(*x), random(*w, seed=1), random(w[0], seed=2)]
+    check("conv2d", operands, CONV | changed, layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sequences_and_volumes(layout: str) -> None:
+    w = random(24, 16, 3, seed=1)
+    at = {"stride": (2,), "padding": (1, 1), "dilation": (1,), "groups": 1, "bias": False}
+    check("conv1d", [random(2, 16, 11), w], at, layout)
+    at = {"stride": (1, 1, 1), "padding": (0, 1, 0, 0, 1, 0), "dilation": (1, 1, 1), "groups": 1}
+    volumes = [random(1, 8, 4, 5, 6), random(12, 8, 2, 3, 2, seed=1)]
+    check("conv3d", volumes, {**at, "bias": False}, layout)
+
+
+@pytest.mark.parametrize("layout", ["plain", "tile"])
+@pytest.mark.parametrize("shape", [(1, 20), (20,), (9, 20), (3, 4, 20)], ids=str)
+def test_products(shape: tuple[int, ...], layout: str) -> None:
+    x, w, b = random(*shape), random(20, 33, seed=1), random(33, seed=2)
+    for activation in (None, "gelu"):
+        check("linear", [x, w, b], {"bias": True, "activation": activation}, layout)
+    if len(shape) > 1:
+        check("matmul", [x, w], {}, layout)
+        check("matmul", [x, np.ascontiguousarray(w.T)], {"transpose_b": True}, layout)
+
+
+def test_batches_of_weights() -> None:
+    check("matmul", [random(3, 6, 20), random(3, 20, 7, seed=1)], {}, "plain")
+
+
+def test_steps_on_the_result_are_in_float32() -> None:
+    x, w, more = random(9, 20), random(20, 33, seed=1), random(9, 33, seed=2)
+    at = {"operator": "linear", "arity": 2, "items": (("bias", False),)}
+    at["program"] = (("add", (0, 1), ()), ("relu", (2,), ()))
+    y = np.empty((9, 33), np.float32)
+    call = Call("with_epilogue", at, (x, w, more), (y,), 2, frozenset({1}), BFLOAT16)
+    run(bound(call, NAME))
+    near(y, np.maximum(rounded(x).astype(float) @ rounded(w) + more, 0), 1e-5)
+
+
+def test_numbers_that_are_none() -> None:
+    x, w = random(4, 20), random(20, 8, seed=1)
+    x[0, 0], x[1, 0], x[2] = np.nan, np.inf, 1e-45
+    call = call_of("linear", [x, w], {"bias": False})
+    run(bound(call, NAME))
+    (y,) = call.outputs
+    assert np.isnan(y[0]).all() and np.isinf(y[1]).all() and np.abs(y[2]).max() < 1e-40
+
+
+def test_a_convolution_of_single_channels_stays_float32() -> None:
+    at = CONV | {"groups": 16}
+    call = call_of("conv2d", [random(1, 16, 9, 9), random(16, 1, 3, 3), random(16)], at)
+    assert bound(call, NAME) is None and select(call)[0] != NAME
+
+
+def test_a_choice_of_one_precision_is_none_of_the_other() -> None:
+    """A choice is kept by a call's form, and a variant that is named serves no other precision."""
+    call = call_of("linear", [random(64, 64), random(64, 64, seed=1)], {"bias": False})
+    single = replace(call, precision="float32")
+    assert form(call) != form(single) and form(single).endswith("[1]]")
+    choices = Choices(tune=False)
+    with choices.current():
+        assert [select(each)[0] for each in (call, single, call)] == [NAME, "onednn", NAME]
+    assert len(choices.made) == 2
+    with pytest.raises(ValueError, match="variant 'onednn_bfloat16' does not serve this call"):
+        select(single, variant=NAME)
