@@ -1,0 +1,150 @@
+"""Sessions whose products with weights round their operands to bfloat16."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from soapstone import InferenceSession, Model
+from soapstone.cli.main import app
+from soapstone.ir.errors import GraphError
+from soapstone.kernels.cpu.onednn.library import available, multiplies_bfloat16
+
+NAME = "onednn_bfloat16"
+able = pytest.mark.skipif(
+    not (available() and multiplies_bfloat16()),
+    reason="neither oneDNN nor a processor that multiplies bfloat16",
+)
+
+
+def images() -> Model:
+    """Convolutions, one of them in groups and one of single channels, and a classifier."""
+    model = Model("images")
+    x = model.input("x", (2, 3, 20, 20))
+    x = model.conv2d(x, 32, 3, padding=1, activation="relu")
+    x = model.relu(model.batch_norm(model.conv2d(x, 32, 3, padding=1, groups=4)) + x)
+    x = model.conv2d(x, 32, 3, padding=1, groups=32)
+    model.output(model.dense(model.flatten(model.conv2d(x, 16, 1, stride=2)), 10))
+    return model
+
+
+def block() -> Model:
+    """A block of BERT: attention and two dense layers, with sums and norms."""
+    model = Model("block")
+    x = model.input("x", (2, 24, 64))
+    x = model.layer_norm(x + model.multi_head_attention(x, x, x, 4))
+    made = model.dense(model.dense(x, 256, activation="gelu"), 64)
+    model.output(model.layer_norm(x + made))
+    return model
+
+
+def rows() -> Model:
+    model = Model("rows")
+    model.output(model.dense(model.dense(model.input("x", (1, 64)), 128, activation="relu"), 8))
+    return model
+
+
+def drawn(model: Model) -> np.ndarray:
+    shape = {"images": (2, 3, 20, 20), "block": (2, 24, 64), "rows": (1, 64)}[model.name]
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+@able
+@pytest.mark.parametrize("make", [images, block, rows])
+def test_results_are_those_of_float32_within_rounding(make: Callable[[], Model]) -> None:
+    """Sessions of both precisions side by side: neither takes what the other chose or packed."""
+    model = make()
+    x = drawn(model)
+    with model.inference(tune=False) as alone:
+        (expected,) = alone.run(x).values()
+    with (
+        model.inference(tune="now", precision="bfloat16") as small,
+        model.inference(tune=False) as single,
+        model.inference(tune=False, precision="bfloat16", requests=2) as several,
+    ):
+        for _ in range(2):
+            (near,), (same,) = small.run(x).values(), single.run(x).values()
+            np.testing.assert_array_equal(same, expected)
+            (other,) = several.run_async(x).result().values()
+            for each in (near, other):
+                error = np.linalg.norm(each - expected) / np.linalg.norm(expected)
+                assert error < 1e-2
+        assert error > 1e-5
+        assert NAME in several.variants(x).values()
+        assert NAME not in single.variants(x).values()
+
+
+@able
+def test_rows_are_the_same_in_any_batch() -> None:
+    model = Model("any")
+    model.output(model.dense(model.input("x", (9, 64)), 256, bias=False))
+    with model.inference(tune=False, precision="bfloat16") as session:
+        whole = np.random.default_rng(0).standard_normal((9, 64)).astype(np.float32)
+        (all_rows,) = session.run(whole).values()
+        for count in (1, 4, 7):
+            (some,) = session.run(whole[:count]).values()
+            np.testing.assert_allclose(some, all_rows[:count], rtol=1e-5, atol=1e-5)
+
+
+@able
+def test_predict_takes_the_precision(tmp_path: Path) -> None:
+    from soapstone import to_onnx
+
+    path, given = tmp_path / "rows.onnx", tmp_path / "x.npz"
+    to_onnx(rows(), path)
+    np.savez(given, x=drawn(rows()))
+    shown = CliRunner().invoke(
+        app, ["predict", str(path), "-i", str(given), "--precision", "bfloat16", "--json"]
+    )
+    assert shown.exit_code == 0 and NAME in shown.output
+
+
+def test_what_cannot_be_is_refused() -> None:
+    model = rows()
+    with pytest.raises(GraphError, match=r"'bfloat' found, 'float32' or 'bfloat16' needed"):
+        model.inference(precision="bfloat")
+    if available() and multiplies_bfloat16():
+        with pytest.raises(GraphError, match="products of streamed weights stay float32"):
+            model.inference(precision="bfloat16", fast_memory=1 << 20)
+    assert InferenceSession(model, precision="float32").run(drawn(model))
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        pytest.param(
+            {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+            "this processor has no instructions for it (AVX512_BF16 needed)",
+            marks=pytest.mark.onednn,
+        ),
+        ({"SOAPSTONE_ONEDNN": "off"}, "oneDNN is not there"),
+    ],
+)
+def test_without_instructions_it_is_an_error(variables: dict[str, str], said: str) -> None:
+    code = """if True:
+        from soapstone import Model
+        model = Model("rows")
+        model.output(model.dense(model.input("x", (1, 4)), 3))
+        model.inference()
+        try:
+            model.inference(precision="bfloat16")
+        except Exception as error:
+            print(error)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    needed = f"precision: 'bfloat16' found, but {said}; 'float32' needed"
+    assert ran.stdout.strip() == needed
