@@ -45,7 +45,8 @@ def smallest() -> bytes:
 
 
 def peer(library: str, name: str, path: Path, threads: int) -> None:
-    """Be one library on one model."""
+    """Be one library on one model; after a dot, the precision of its products."""
+    library, _, precision = library.partition(".")
     given = arrays(name)
     run: Callable[[], Mapping[str, np.ndarray] | list[Any]]
     if library in ("soapstone", "sharing"):
@@ -56,7 +57,8 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
         baseline = resident_bytes()
         start = time.perf_counter()
         share = library == "sharing"
-        session = InferenceSession(path, threads=threads, tune="now", share_cores=share)
+        options = {"share_cores": share, "precision": precision or "float32"}
+        session = InferenceSession(path, threads=threads, tune="now", **options)
         run = lambda: list(session.run(given).values())  # noqa: E731
     elif library == "onnxruntime":
         import onnxruntime
@@ -76,7 +78,8 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
         import openvino
 
         core = openvino.Core()
-        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+        hint = {"": "f32", "bfloat16": "bf16"}[precision]
+        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": hint}
         core.compile_model(core.read_model(smallest()), "CPU", settings)
         baseline = resident_bytes()
         start = time.perf_counter()

@@ -1,11 +1,13 @@
 """Inference in eight bits at batch 1: soapstone, ONNX Runtime and OpenVINO on the same files.
 
     python benchmarks/execution/quantized.py [--models resnet50,bert_12] [--rounds 7] [--threads 2]
+    python benchmarks/execution/quantized.py --formats bfloat16
 
 Files are those of `soapstone.quantize` ("ours"), and of ONNX Runtime's `quantize_static` as QDQ
 ("static") and `quantize_dynamic` ("dynamic"). Each library works in its own process, in turns with
-soapstone on the float32 file. Ratios are of soapstone's time in eight bits. Needs
-`pip install -e ".[bench]"`.
+soapstone on the float32 file. Ratios are of soapstone's time in eight bits. The format "bfloat16",
+measured alone, is the float32 file with products in that type, which ONNX Runtime does not have.
+Needs `pip install -e ".[bench]"`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from models import arrays, export
 from soapstone.system import usable_cores
 
 FORMATS = ("ours", "static", "dynamic")
+BFLOAT16 = "bfloat16"
 PEERS = ("onnxruntime", "openvino")
 
 
@@ -43,8 +46,10 @@ def samples(name: str) -> dict[str, np.ndarray]:
 
 
 def quantised(name: str, kind: str, folder: Path) -> Path:
-    """Return the quantised ONNX file of a model, made unless it is there."""
+    """Return the ONNX file of a model in a format, made unless it is there."""
     source, path = export(name, folder), folder / f"{name}.{kind}.onnx"
+    if kind == BFLOAT16:
+        return source
     if path.exists():
         return path
     if kind == "ours":
@@ -98,9 +103,12 @@ def main() -> None:
             command = [sys.executable, __file__, "--models", name]
             command += ["--threads", str(options.threads), "--peer"]
             whole = [*command, "soapstone", str(export(name, options.folder))]
-            commands = {"float32": whole, "soapstone": [*command, "soapstone", str(path)]}
-            for each in options.peers.split(","):
-                commands[each] = [*command, each, str(path)]
+            commands = {"float32": whole}
+            for each in ("soapstone", *options.peers.split(",")):
+                if kind != BFLOAT16:
+                    commands[each] = [*command, each, str(path)]
+                elif each != "onnxruntime":
+                    commands[each] = [*command, f"{each}.{kind}", str(path)]
             measured = in_turns(commands, options.rounds)
             ms = {each: median(found, "ms") for each, found in measured.items()}
             row: dict[str, Any] = {"model": name, "file": kind}
@@ -114,8 +122,10 @@ def main() -> None:
     show(rows[-1])
     if not options.no_write:
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        script = "python benchmarks/execution/quantized.py"
-        write("quantized", "Inference in eight bits, batch 1", script, columns, rows)
+        script, section, how = "python benchmarks/execution/quantized.py", "quantized", "eight bits"
+        if options.formats == BFLOAT16:
+            script, section, how = f"{script} --formats {BFLOAT16}", BFLOAT16, BFLOAT16
+        write(section, f"Inference in {how}, batch 1", script, columns, rows)
 
 
 if __name__ == "__main__":
