@@ -26,6 +26,7 @@ _LOADED: set[str | None] = set()  # operators, None for all
 _FAMILIES = (
     "products.panels",
     "products.nbits",
+    "onednn.bfloat16",
     "onednn.convolution",
     "onednn.epilogue",
     "onednn.linear_grad",
