@@ -83,9 +83,10 @@ class Followed:
         if threads is None:
             shared = max(1, usable_cores() // (cpus * requests))
             threads = known[0].get("threads", shared) if known else shared
+        machine = Machine.local(cpus=cpus, threads=threads)
         if cpus * requests > 1:
             warn_of_turns(cpus * requests, threads, 5)
-        return Machine.local(cpus=cpus, threads=threads)
+        return machine
 
     def of(self, graph: Graph, served: Graph, layouts: Layouts | None) -> Strategy:
         """Return the strategy of what is served of a graph.

@@ -127,9 +127,9 @@ class Compiled:
             self._plans = self._planned(mapper, fast_memory, plan)
         elif overlap:
             raise GraphError("overlap: found without a fast memory; its bytes needed")
+        self.machine = machine or machine_of(executor, cpus, threads, gpus)
         if machine is None and cpus is not None:
             warn_of_turns(cpus, threads, 4)
-        self.machine = machine or machine_of(executor, cpus, threads, gpus)
         if strategy is not None and not isinstance(strategy, Strategy):
             strategy = Strategy.load(Path(strategy))
         ground = self.machine
