@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.collection import paused
-from soapstone.engine.constants import Constants, Found
-from soapstone.engine.mapper import GraphMapper
-from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
+from soapstone.frontend.binding import Binder, Packed
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.followed import Followed
 from soapstone.frontend.precision import check_precision
@@ -34,13 +32,12 @@ from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.samples import meeting_samples
-from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
-from soapstone.ir.tensor import Array, Role, spec_of
-from soapstone.kernels.choices import Choices, Tune
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array
+from soapstone.kernels.choices import Tune
 from soapstone.runtime import Machine, Profile, StoppedError
 from soapstone.runtime.forks import tell
 from soapstone.runtime.machines.machine import CUDA
-from soapstone.system import give_back_freed
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,10 +46,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.onnx.pieces import Pieces
-    from soapstone.frontend.planned import Plans
     from soapstone.frontend.sharing import Shared
-
-_MANY = 1 << 24  # bytes of weights that were read
 
 
 class InferenceSession:
@@ -108,7 +102,7 @@ class InferenceSession:
 
     def __init__(
         self,
-        model: Model | OnnxModel | Graph | Source | str | Path,
+        model: Model | OnnxModel | Graph | str | Path,
         weights: Mapping[str, Array] = NOTHING,
         *,
         threads: int | None = None,
@@ -128,53 +122,51 @@ class InferenceSession:
     ) -> None:
         if tune not in (True, False, "now"):
             raise GraphError(f"tune: {tune!r} found; True, False or 'now' needed")
-        with paused():
-            self._source = model if isinstance(model, Source) else Source.of(model, weights)
-        self._tune: Tune = tune
-        self._precision = precision
-        self._layouts = layouts
-        self._plain = plain
         if gpus > 1:
             raise GraphError(f"gpus: {gpus} found; a session runs on one GPU, so 1 at most")
-        self._followed = Followed(strategy, self._source, machine, cpus, threads, gpus, requests)
-        self._machine = self._followed.machine
+        with paused():
+            source = Source.of(model, weights)
+        followed = Followed(strategy, source, machine, cpus, threads, gpus, requests)
+        machine, plans = followed.machine, None
         streamed = fast_memory is not None or plan is not None
-        check_precision(precision, self._machine.processors[0].kind, streamed)
-        self._plans: Plans | None = None
+        check_precision(precision, machine.processors[0].kind, streamed)
         if streamed:
             if requests > 1:
                 raise GraphError(f"requests: {requests} found with a fast memory; 1 needed")
             from soapstone.frontend.planned import Plans
 
-            self._plans = Plans("dp" if plan is None else plan, fast_memory)
-            self._plans.step = True  # a plan that is given is of what is bound here
-            self._machine = self._machine.bounded(self._plans.capacity_bytes)
-        self._lock = threading.Lock()
-        self._bounds: OrderedDict[tuple[object, ...], Bound] = OrderedDict()  # by shapes of inputs
-        self._found = Found()  # what kernels made of weights, for the next shape
-        self._values: dict[str, Array] = {}  # what streamed weights begin with
-        self._telling: set[str] = set()  # inputs on whose contents graphs depend
-        self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
-        self._pool: ThreadPoolExecutor | None = None  # of one thread, for `run_async`
-        self.decoder: Decoder | None = None  # what is known of the model as one
-        self._most = max(1, bound_shapes)
-        self._binding = threading.Lock()  # held while a graph is made and bound
-        self._start()
-        tell(self)
-        self._others: list[InferenceSession] = []  # each runs one more request at once
-        for _ in range(requests - 1):
-            self._others.append(self._another(self._machine))
-        self._free = self._all_free()
-        self._shared: Shared | None = None
-        self._share_cores = share_cores
+            plans = Plans("dp" if plan is None else plan, fast_memory)
+            plans.step = True  # a plan that is given is of what is bound here
+            machine = machine.bounded(plans.capacity_bytes)
+        binder = Binder(
+            *(source, Packed(), followed, machine, plans), plain, layouts, tune, precision
+        )
+        self._begin(binder, max(1, bound_shapes), requests)
         if share_cores:
-            whole = (self.requests, self.cpus, self._machine.processors[0].kind) == (1, 1, "cpu")
-            if not whole or self._plans is not None:
+            whole = (self.requests, self.cpus, machine.processors[0].kind) == (1, 1, "cpu")
+            if not whole or plans is not None:
                 raise GraphError(
                     "share_cores: found with several requests or processors, a GPU or a fast"
                     " memory; one processor of several threads needed"
                 )
             self._share()
+
+    def _begin(self, binder: Binder, most: int, requests: int = 1) -> None:
+        self._binder, self._source, self._machine = binder, binder.source, binder.machine
+        self._lock = threading.Lock()
+        self._bounds: OrderedDict[tuple[object, ...], Bound] = OrderedDict()  # by shapes of inputs
+        self._values: dict[str, Array] = {}  # what streamed weights begin with
+        self._telling: set[str] = set()  # inputs on whose contents graphs depend
+        self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
+        self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
+        self.decoder: Decoder | None = None  # what is known of the model as one
+        self._most = most
+        self._shared: Shared | None = None
+        self._start()
+        tell(self)
+        # Each of the others runs one more request at once.
+        self._others = [self._another(self._machine) for _ in range(requests - 1)]
+        self._free = self._all_free()
 
     def _share(self) -> None:
         from soapstone.frontend.sharing import Shared
@@ -186,18 +178,8 @@ class InferenceSession:
 
     def _another(self, machine: Machine) -> InferenceSession:
         """Return a session of the same model on another machine, which shares weights."""
-        other = InferenceSession(
-            self._source,
-            machine=machine,
-            plain=self._plain,
-            layouts=self._layouts,
-            bound_shapes=self._most,
-            tune=self._tune,
-            precision=self._precision,
-        )
-        if machine == self._machine:
-            other._followed = self._followed
-        other._found, other._binding = self._found, self._binding
+        other = object.__new__(InferenceSession)
+        other._begin(self._binder.on(machine), self._most)
         return other
 
     def _all_free(self) -> queue.LifoQueue[int]:
@@ -208,27 +190,15 @@ class InferenceSession:
         return free
 
     def _start(self) -> None:
-        mapper = GraphMapper()
-        if self._plans is not None:
-            from soapstone.mappers.bounded import BoundedMemoryMapper
-
-            mapper = BoundedMemoryMapper(self._plans)
-        choices = Choices(tune=self._tune)
-        self._session = Session(
-            *(self._machine, mapper, 0),
-            choices=choices,
-            values=self._values,
-            precision=self._precision,
-        )
+        self._session = self._binder.session(self._values)
         self._close = weakref.finalize(self, _close, self._session, self._bounds)
 
     def forked(self) -> None:
         """In a child process nobody holds the lock, and shapes are bound anew, to new workers."""
         self._lock = threading.Lock()
-        self._binding = threading.Lock()
         self._pool = None
         self._free = self._all_free()
-        if self._share_cores:
+        if self._shared is not None:
             self._share()
         self._bounds.clear()
         if self._close.detach():
@@ -487,7 +457,7 @@ class InferenceSession:
     @property
     def in_main_memory(self) -> bool:
         """Whether what runs read and write lies in the computer's memory, and nowhere else."""
-        return self._plans is None and self._machine.processors[0].kind != CUDA
+        return self._binder.plans is None and self._machine.processors[0].kind != CUDA
 
     def weights(self) -> Mapping[str, Array]:
         """Return the weights, and the constants of the graphs built so far."""
@@ -524,7 +494,7 @@ class InferenceSession:
         """
         bound = self._bounds.get(key)
         if bound is None:
-            with paused():
+            with self._binder.packed.lock, paused():
                 graph = make()
                 self._leave_room(runs)
                 bound = self._bounds[key] = self._bind(graph, constants)
@@ -553,7 +523,7 @@ class InferenceSession:
         bound = self._bounds.get(self._key(given))
         if bound is None:
             self._leave_room()
-            with self._binding, paused():
+            with self._binder.packed.lock, paused():
                 graph, contents = self._source.graph(given)
                 self._telling.update(contents)
                 bound = self._bind(replace(graph, updates={}))
@@ -578,43 +548,7 @@ class InferenceSession:
         return self._pieces
 
     def _bind(self, graph: Graph, constants: Mapping[str, Array] = NOTHING) -> Bound:
-        """Return an inference graph compiled to a trace, over constant or streamed weights.
-
-        constants: what it reads besides the weights.
-        """
-        weights = {**self._source.weights(), **constants}
-        layouts, held, given = self._orders(graph), _held(graph, weights), graph
-        names, graph = graph.outputs, graph.pruned()
-        fixed: Mapping[str, Array]
-        if self._plans is not None:
-            fixed = {name: held.pop(name) for name in graph.inputs(Role.CONSTANT)}
-            self._values.update(held)
-        else:
-            prologue = replace(graph, nodes=(), outputs=())
-            if not self._plain:
-                kind = self._machine.processors[0].kind
-                prologue, graph = folded(graph, held, processor=kind)
-            self._found.bound()
-            fixed = Constants(held, prologue, self._found)
-        try:
-            strategy = self._followed.of(given, graph, layouts)
-            fuse = not self._plain
-            bound = self._session.bind(graph, strategy, fixed, names=names, fuse=fuse)
-        finally:
-            self._values.clear()
-        if isinstance(fixed, Constants) and fixed.read_bytes > _MANY:
-            give_back_freed()  # what weights were before they were packed
-        return bound
-
-    def _orders(self, graph: Graph) -> Layouts | None:
-        """Return the axis orders of a graph's values; a file's are for all extents of its dims."""
-        layouts = self._layouts
-        if layouts is None and self._source.layouts is not None:
-            known = self._source.layouts
-            layouts = {name: order for name, order in known.items() if name in graph.tensors}
-        if layouts is not None:
-            Strategy({DEFAULT: Configuration()}, layouts=layouts).check(graph)
-        return layouts
+        return self._binder.bind(self._session, self._values, graph, constants)
 
     def _key(self, given: Mapping[str, Array]) -> tuple[object, ...]:
         shapes = tuple(array.shape for array in given.values())
@@ -624,18 +558,3 @@ class InferenceSession:
 def _close(session: Session, bounds: OrderedDict[tuple[object, ...], Bound]) -> None:
     bounds.clear()
     session.close()
-
-
-def _held(graph: Graph, weights: Mapping[str, Array]) -> dict[str, Array]:
-    """Return what a graph takes besides its inputs, checked."""
-    fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
-    missing = sorted(fixed - weights.keys())
-    if missing:
-        raise DataError(f"model {graph.name!r}: weight {missing[0]!r} is missing")
-    for name in sorted(fixed):
-        found, needed = spec_of(weights[name]), graph.tensors[name]
-        if found != needed:
-            raise DataError(
-                f"model {graph.name!r}: weight {name!r}: {found} found, {needed} needed"
-            )
-    return {name: weights[name] for name in fixed}

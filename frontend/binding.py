@@ -1,0 +1,157 @@
+"""How graphs of a served model are bound: over constant, folded weights, or over streamed ones.
+
+Sessions of one model that run at once share what is here, so weights are packed once for all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from soapstone.engine.constants import Constants, Found
+from soapstone.engine.mapper import GraphMapper
+from soapstone.engine.prepare import folded
+from soapstone.engine.session import NOTHING, Bound, Session
+from soapstone.errors import DataError
+from soapstone.frontend.followed import Followed
+from soapstone.frontend.sources import Source
+from soapstone.ir.files.layouts import Layouts
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
+from soapstone.ir.tensor import Array, Role, spec_of
+from soapstone.kernels.choices import Choices, Tune
+from soapstone.records import dataclass
+from soapstone.runtime import Machine
+from soapstone.runtime.forks import tell
+from soapstone.system import give_back_freed
+
+if TYPE_CHECKING:
+    from soapstone.frontend.planned import Plans
+
+_MANY = 1 << 24  # bytes of weights that were read
+
+
+class Packed:
+    """What kernels have made of a model's weights, for all its shapes and all its sessions.
+
+    Attributes:
+        found: it. lock: is held while a graph is made and bound.
+    """
+
+    def __init__(self) -> None:
+        self.forked()
+        tell(self)
+
+    def forked(self) -> None:
+        """In a child process nobody holds the lock, and weights are packed anew."""
+        self.found, self.lock = Found(), threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class Binder:
+    """A model, what it runs on, and how.
+
+    Attributes:
+        source, packed: the model, and what its sessions share.
+        followed, machine: the strategy, and what runs it.
+        plans: how weights are streamed, None where they are constant.
+        plain, layouts, tune, precision: see `InferenceSession`.
+    """
+
+    source: Source
+    packed: Packed
+    followed: Followed
+    machine: Machine
+    plans: Plans | None
+    plain: bool
+    layouts: Layouts | None
+    tune: Tune
+    precision: str
+
+    def on(self, machine: Machine) -> Binder:
+        """Return the same on another machine, over the same weights."""
+        if machine == self.machine:
+            return self
+        followed = Followed(None, self.source, machine, None, None, 0, 1)
+        return replace(self, machine=machine, followed=followed)
+
+    def session(self, values: dict[str, Array]) -> Session:
+        """Return a new session that graphs are bound in. values: what is streamed begins with."""
+        mapper = GraphMapper()
+        if self.plans is not None:
+            from soapstone.mappers.bounded import BoundedMemoryMapper
+
+            mapper = BoundedMemoryMapper(self.plans)
+        return Session(
+            *(self.machine, mapper, 0),
+            choices=Choices(tune=self.tune),
+            values=values,
+            precision=self.precision,
+        )
+
+    def bind(
+        self,
+        session: Session,
+        values: dict[str, Array],
+        graph: Graph,
+        constants: Mapping[str, Array] = NOTHING,
+    ) -> Bound:
+        """Return a graph compiled to a trace, over constant or streamed weights.
+
+        session, values: of `session`. constants: what it reads besides the weights.
+
+        Raises:
+            DataError: a weight is missing, or of another type or shape.
+        """
+        weights = {**self.source.weights(), **constants}
+        layouts, held, given = self._orders(graph), _held(graph, weights), graph
+        names, graph = graph.outputs, graph.pruned()
+        fixed: Mapping[str, Array]
+        if self.plans is not None:
+            fixed = {name: held.pop(name) for name in graph.inputs(Role.CONSTANT)}
+            values.update(held)
+        else:
+            prologue = replace(graph, nodes=(), outputs=())
+            if not self.plain:
+                kind = self.machine.processors[0].kind
+                prologue, graph = folded(graph, held, processor=kind)
+            self.packed.found.bound()
+            fixed = Constants(held, prologue, self.packed.found)
+        try:
+            strategy = self.followed.of(given, graph, layouts)
+            bound = session.bind(graph, strategy, fixed, names=names, fuse=not self.plain)
+        finally:
+            values.clear()
+        if isinstance(fixed, Constants) and fixed.read_bytes > _MANY:
+            give_back_freed()  # what weights were before they were packed
+        return bound
+
+    def _orders(self, graph: Graph) -> Layouts | None:
+        """Return the axis orders of a graph's values; a file's are for all extents of its dims."""
+        layouts = self.layouts
+        if layouts is None and self.source.layouts is not None:
+            known = self.source.layouts
+            layouts = {name: order for name, order in known.items() if name in graph.tensors}
+        if layouts is not None:
+            Strategy({DEFAULT: Configuration()}, layouts=layouts).check(graph)
+        return layouts
+
+
+def _held(graph: Graph, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what a graph takes besides its inputs, checked."""
+    fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
+    missing = sorted(fixed - weights.keys())
+    if missing:
+        raise DataError(f"model {graph.name!r}: weight {missing[0]!r} is missing")
+    for name in sorted(fixed):
+        found, needed = spec_of(weights[name]), graph.tensors[name]
+        if found != needed:
+            raise DataError(
+                f"model {graph.name!r}: weight {name!r}: {found} found, {needed} needed"
+            )
+    return {name: weights[name] for name in fixed}
+
+
+__all__ = ["Binder", "Packed"]
