@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soapstone.errors import DataError
+from soapstone.errors import DataError, hint
 from soapstone.frontend.generation.decoder import Decoder, Run
 from soapstone.frontend.generation.sampling import Sampling
 from soapstone.ir.tensor import Array
@@ -60,7 +60,8 @@ def streamed(
     unknown = sorted(drawn.keys() - set(known))
     if unknown:
         options = ", ".join(["max_new_tokens", "stop", *known])
-        raise DataError(f"stream: unknown option {unknown[0]!r}; options are {options}")
+        near = hint(unknown[0], known)
+        raise DataError(f"stream: unknown option {unknown[0]!r}; options are {options}{near}")
     tokens = _loop(session, _checked([prompt]), max_new_tokens, stop, Sampling(**drawn))
     return (token for (token,) in tokens if token is not None)
 
