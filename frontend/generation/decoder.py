@@ -157,11 +157,7 @@ class Decoder:
 
         There are none, and none are kept, where no step can be derived; a warning says why.
         """
-        key = samples, extent
-        if key not in self.derived:
-            graph = self.graph(samples, extent, 0)
-            self.derived[key] = appended(graph, self.ids.name, self.logits, self.session.weights())
-        step = self.derived[key]
+        step = self._derived(samples, extent)
         if isinstance(step, str):
             self.kept = False
             self.warn(
@@ -180,12 +176,24 @@ class Decoder:
 
     def constants(self, samples: int, rows: int) -> Mapping[str, Array]:
         """Return what a step reads besides the weights."""
-        step = self.derived.get((samples, rows))
+        step = "" if self.given else self._derived(samples, rows)
         return step.constants if isinstance(step, Step) else {}
+
+    def _derived(self, samples: int, extent: int) -> Step | str:
+        """Return the step that is derived from the graph of so many tokens, or where none is."""
+        key = samples, extent
+        found = self.derived.get(key)
+        if found is None:
+            graph = self.graph(samples, extent, 0)
+            found = appended(graph, self.ids.name, self.logits, self.session.weights())
+            if len(self.derived) >= self.session.most_bound:
+                del self.derived[next(iter(self.derived))]
+            self.derived[key] = found
+        return found
 
     def step(self, samples: int, rows: int) -> Graph | str:
         """Return the graph of a token with buffers of so many rows, or why there is none."""
-        derived = self.derived.get((samples, rows))
+        derived = self._derived(samples, rows) if self.kept and not self.given else ""
         if isinstance(derived, Step):
             return grouped(derived.graph, {**self.session.weights(), **derived.constants})
         if not self.past or self.mask is None:

@@ -286,3 +286,10 @@ def test_a_token_past_the_vocabulary_of_a_file_is_named() -> None:
     model = from_onnx(SMALL.model())
     with pytest.raises(DataError, match=f"input 'input_ids' has a vocabulary of {SMALL.words}"):
         InferenceSession(model).generate([SMALL.words], 3)
+
+
+def test_derived_steps_are_bounded() -> None:
+    with CAUSAL["layer"].inference(bound_shapes=2) as session:
+        for count in (1, 2, 3):
+            session.generate([[1, 2]] * count, 2)
+        assert session.decoder is not None and len(session.decoder.derived) == 2
