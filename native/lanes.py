@@ -15,7 +15,7 @@ from typing import Any
 from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
-from soapstone.cache.environment import environment
+from soapstone.cache.objects import features
 
 LANES = 16
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -36,7 +36,7 @@ def converts_halves() -> bool:
     Where it does not LLVM would call functions for it, which need not be there.
     """
     arm = platform.machine().lower() in ("aarch64", "arm64")
-    return arm or "f16c" in environment()["features"].split()
+    return arm or "f16c" in features()
 
 
 class Lanes:

@@ -80,6 +80,12 @@ def packaged(level: str, within: Path = PACKAGED) -> Path:
     return within / f"{platform.system().lower()}-{level}"
 
 
+def features() -> frozenset[str]:
+    """Return what kernels may use: what this processor has, or the level that they are made for."""
+    level = os.environ.get("NUMBA_CPU_NAME", "")
+    return frozenset(LEVELS[level] if level in LEVELS else environment()["features"].split())
+
+
 def levels() -> tuple[str, ...]:
     """Return the levels of instructions that this processor has, the best one first."""
     has = set(environment()["features"].split())
@@ -152,4 +158,4 @@ def _engine() -> Any:
     return _binding.create_mcjit_compiler(_binding.parse_assembly(""), machine)
 
 
-__all__ = ["FOUND", "LEVELS", "SUFFIX", "address", "levels", "package", "packaged"]
+__all__ = ["FOUND", "LEVELS", "SUFFIX", "address", "features", "levels", "package", "packaged"]

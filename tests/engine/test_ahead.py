@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from soapstone.cache.objects import LEVELS
 from soapstone.engine.ahead import kernels, ship
 
 
@@ -21,3 +27,27 @@ def test_kernels_of_modules_that_are_imported_late_are_compiled_ahead_too() -> N
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="level: 'x86-64-v9' found; one of x86-64-v4"):
         ship("x86-64-v9")
+
+
+_MODULES = ("soapstone.kernels.cpu.products.nbits", "soapstone.native.lanes")
+_PACKAGE = f"""
+import sys
+from pathlib import Path
+from soapstone.engine.ahead import kernels
+mine = [each for each in kernels() if each.function.__module__ in {_MODULES}]
+for each in mine:
+    each.package(Path(sys.argv[1]))
+print(len(mine))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", LEVELS)
+def test_kernels_use_what_their_level_has(level: str, tmp_path: Path) -> None:
+    """LLVM aborts on instructions that it is asked for and the level lacks."""
+    settings = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "-prefer-256-bit"}
+    command = [sys.executable, "-c", _PACKAGE, str(tmp_path)]
+    environment = {**os.environ, **settings}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-400:]
+    assert int(done.stdout) == len(list(tmp_path.iterdir())) > 0

@@ -88,7 +88,7 @@ def _by_dots(bits: int, zeros: bool) -> Native:
 
 
 _FLOATS = {kind: _by_floats(*kind) for kind in _KINDS}
-_DOTS = {kind: _by_dots(*kind) for kind in _KINDS}
+_DOTS = {kind: _by_dots(*kind) for kind in _KINDS if nbits_dots.has_dots()}
 
 # planes: from a row's heads to its bytes.
 _DIGITS = Fields("x depth block plane heads rows_step planes")
@@ -110,7 +110,7 @@ def _digits(bits: int) -> Native:
     return rows
 
 
-_BYTES = {bits: _digits(bits) for bits in (4, 8)}
+_BYTES = {bits: _digits(bits) for bits in (4, 8) if _DOTS}
 
 
 def packed(bits: int, w: Array, scales: Array, zeros: Array | None) -> Array:
@@ -136,7 +136,7 @@ def packed(bits: int, w: Array, scales: Array, zeros: Array | None) -> Array:
 @variant("matmul_nbits", "dots")
 def dots(call: Call) -> Entry | None:
     """Return the entry of a product by sums of products of bytes, where processors have them."""
-    return _product(call, _DOTS, True) if nbits_dots.has_dots() else None
+    return _product(call, _DOTS, True) if _DOTS else None
 
 
 @variant("matmul_nbits", "panels")

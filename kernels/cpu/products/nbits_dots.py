@@ -9,9 +9,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
+from soapstone.cache.objects import features
 from soapstone.kernels.cpu.products.nbits_lanes import ROWS
 from soapstone.kernels.cpu.products.panels_lanes import stretch
 from soapstone.native.lanes import (
@@ -43,9 +44,8 @@ SEVERAL = 4  # panels at a time, for one row
 
 @cache
 def has_dots() -> bool:
-    """Return whether this processor adds products of bytes, in vectors of 512 bits."""
-    features = binding.get_host_cpu_features()
-    return bool(features.get("avx512f") and features.get("avx512vnni"))
+    """Return whether products of bytes are added in vectors of 512 bits where kernels run."""
+    return {"avx512f", "avx512vnni"} <= features()
 
 
 def digits(bits: int) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
-from soapstone.cache.environment import environment
+from soapstone.cache.objects import features
 from soapstone.kernels.cpu.products.panels_lanes import stretch
 from soapstone.native.lanes import F32, I32, I64, LANES, Lanes, load_lanes, prefetch, store_lanes
 from soapstone.native.simd import vectorised
@@ -21,7 +21,7 @@ ROWS = (1, 2, 4)  # of x at a time
 @cache
 def _has_tables() -> bool:
     """Return whether this processor looks sixteen numbers up in a table of sixteen at once."""
-    return "avx512f" in environment()["features"].split()
+    return "avx512f" in features()
 
 
 def _numbers(lanes: Lanes, place: int, bits: int) -> Lanes:
