@@ -279,6 +279,10 @@ def _run(
 ) -> tuple[list[Any], int]:
     """Return more numbers of a list that is not packed, each after the tag, and where they end."""
     found: list[Any] = []
+    if wire == _VARINT:  # most lists are a few numbers of one byte
+        while at + 1 < end and data[at] == tag < 0x80 > data[at + 1] and len(found) < 8:
+            found.append(data[at + 1])
+            at += 2
     size, window = {_FIXED32: 5, _FIXED64: 9}.get(wire, 0), 256
     while at < end and data[at] == tag < 0x80:
         raw = np.frombuffer(data[at : min(at + window, end)], np.uint8)

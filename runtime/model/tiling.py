@@ -117,6 +117,7 @@ class Tiling:
 
 
 _interned: weakref.WeakValueDictionary[tuple[Shape, int, bytes, bytes], Tiling]
+_FEW = 256  # pairs of boxes that are tested all with all: a search costs more
 _interned = weakref.WeakValueDictionary()
 _uids = itertools.count(1)
 _pairs: dict[tuple[int, int], tuple[Array, Array]] = {}
@@ -168,8 +169,25 @@ def overlaps(first: Tiling, second: Tiling) -> tuple[Array, Array]:
     if len(_pairs) > _MEMO_LIMIT:
         _pairs.clear()
         _covers.clear()
-    pairs = _pairs[key] = _overlapping(first, second)
+    few = first.points * second.points <= _FEW
+    pairs = _pairs[key] = _of_few(first, second) if few else _overlapping(first, second)
     return pairs
+
+
+def _intersections(first: Tiling, second: Tiling) -> tuple[Array, Array]:
+    """Low and high faces of each box of `first` cut with each of `second`, (points, points, rank).
+
+    Where two boxes share no element, an axis has its high face not above its low one.
+    """
+    low = np.maximum(first.lo[:, None], second.lo)
+    return low, np.minimum(first.hi[:, None], second.hi)
+
+
+def _of_few(first: Tiling, second: Tiling) -> tuple[Array, Array]:
+    """The overlapping pairs, in row-major order, by testing all."""
+    low, high = _intersections(first, second)
+    rows, columns = (low < high).all(axis=2).nonzero()
+    return rows, columns
 
 
 def _overlapping(first: Tiling, second: Tiling) -> tuple[Array, Array]:
@@ -238,6 +256,9 @@ def covered_by(writer: Tiling, user: Tiling) -> Array:
     if covered is None:
         if writer.complete:
             covered = np.ones(user.points, dtype=bool)
+        elif writer.points * user.points <= _FEW:
+            low, high = _intersections(writer, user)
+            covered = (high - low).clip(0).prod(axis=2).sum(axis=0) == user.volume
         else:
             rows, columns = overlaps(writer, user)
             low = np.maximum(writer.lo[rows], user.lo[columns])
