@@ -8,11 +8,10 @@ weights, for inputs of other shapes, finds what kernels made of them (`Found`) a
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count
 from weakref import WeakValueDictionary
@@ -22,13 +21,16 @@ import numpy as np
 from soapstone.errors import DataError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
-from soapstone.ir.tensor import Array, spec_of
+from soapstone.ir.tensor import Array, TensorSpec, spec_of
 from soapstone.limits import check_bytes
-from soapstone.native.memory import Promise, address, aligned
+from soapstone.native.memory import Promise, aligned, let_go, mapping
 from soapstone.native.shared import LEAST, shared
-from soapstone.system import let_go
+from soapstone.system import give_back_freed
 
 _NONE = np.zeros(0, np.uint8)
+_PIECE = 4 << 20  # bytes that are copied before the pages they came from are let go
+_KEPT = 32 << 20  # bytes of the largest copy whose memory is kept for the next
+_MANY = 16 << 20  # bytes of weights read, from which memory is worth giving back
 _MOST = 1 << 16  # constants that are told apart before all are forgotten
 
 
@@ -93,6 +95,7 @@ class Constants(Mapping[str, Array]):
             self._numbers.update(zip(node.outputs, self._found.outputs(node, inputs)))
         self._made = prologue.producers
         self.read_bytes = 0
+        self._one_large = threading.RLock()
         self._room = threading.local()  # where a processor's thread copies what is not aligned
         total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
         check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
@@ -113,8 +116,7 @@ class Constants(Mapping[str, Array]):
 
     def promised(self, name: str) -> Array:
         """Return a constant whose contents are promised, where it is large enough to be shared."""
-        made = name in self._made
-        spec = self._prologue.tensors[name] if made else spec_of(self._weights[name])
+        spec = self._spec(name)
         if spec.nbytes < LEAST:
             return self[name]
         number = self._numbers[name]
@@ -128,23 +130,45 @@ class Constants(Mapping[str, Array]):
         """Give a constant to be read in this block: weights are read where they are.
 
         In a file they may lie at any byte; then they are copied first, to memory that is reused.
+        Of several large constants one is lent at a time.
         """
         read: list[Array] = []
+        nbytes = self._spec(name).nbytes
 
         def weight(array: Array) -> Array:
             read.append(array)
             if array.flags.aligned or name in self._made or not array.flags.c_contiguous:
                 return np.require(array, requirements=["C", "A"])
             room: Array = getattr(self._room, "bytes", _NONE)
-            if room.nbytes < array.nbytes:
-                room = self._room.bytes = aligned(array.nbytes)
-            room = room[: array.nbytes]
-            room[...] = array.reshape(-1).view(np.uint8)
+            if room.nbytes < nbytes:
+                room = aligned(nbytes)
+                if nbytes <= _KEPT:
+                    self._room.bytes = room
+            room = room[:nbytes]
+            _move(array, room)
             return room.view(array.dtype).reshape(array.shape)
 
-        yield np.require(self._value(name, weight), requirements=["C", "A"])
+        large = nbytes > _KEPT
+        with self._one_large if large else nullcontext():
+            if large:
+                give_back_freed()
+            yield np.require(self._value(name, weight), requirements=["C", "A"])
         for array in read:
-            _let_go(array)
+            let_go(array)
+
+    def bound(self) -> None:
+        """Say that all that kernels keep has been made, and the files of weights have been read."""
+        self._room = threading.local()
+        if self.read_bytes > _MANY:
+            files = {id(base): base for base in map(mapping, self._weights.values())}
+            for base in files.values():
+                if base is not None:
+                    let_go(np.frombuffer(base, np.uint8))
+            give_back_freed()  # what weights were before they were packed
+
+    def _spec(self, name: str) -> TensorSpec:
+        found = name in self._made
+        return self._prologue.tensors[name] if found else spec_of(self._weights[name])
 
     def _value(self, name: str, weight: Callable[[Array], Array]) -> Array:
         """Return a constant, made of weights as they are given."""
@@ -177,14 +201,6 @@ def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Arra
     return made  # of no axes, it was a number
 
 
-def mapping(array: Array) -> mmap.mmap | None:
-    """Return the mapped file that an array's elements are in, or None."""
-    base: object = array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    return base if isinstance(base, mmap.mmap) else None
-
-
 def whole_file(array: Array) -> bool:
     """Return whether an array is all that has been mapped of a file, and not some rows of it."""
     base: object = array
@@ -203,20 +219,21 @@ def resident(array: Array) -> Array:
     if mapping(array) is None:
         own = array.flags.aligned and not array.flags.writeable
         return array if own else np.array(array, order="C")
-    copy = np.array(array, order="C")
-    _let_go(array)
+    if not array.flags.c_contiguous:
+        return np.array(array, order="C")
+    copy = np.empty(array.shape, array.dtype)
+    _move(array, copy.reshape(-1).view(np.uint8))
     return copy
 
 
-def _let_go(array: Array) -> None:
-    """Say that an array will not be read again, where it is of a mapped file."""
-    base = mapping(array)
-    if base is not None and array.flags.c_contiguous:
-        offset = address(array) - address(np.frombuffer(base, np.uint8))
-        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first:
-            let_go(base, first, last - first)
+def _move(array: Array, room: Array) -> None:
+    """Copy an array's bytes to memory, and let the pages of its file go on the way."""
+    data = array.reshape(-1).view(np.uint8)
+    for first in range(0, data.size, _PIECE):
+        piece = data[first : first + _PIECE]
+        room[first : first + piece.size] = piece
+        let_go(piece)
+    let_go(array)  # and those that two pieces share
 
 
-__all__ = ["Constants", "Found", "determined", "mapping", "promised", "resident", "whole_file"]
+__all__ = ["Constants", "Found", "determined", "promised", "resident", "whole_file"]

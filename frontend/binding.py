@@ -25,12 +25,9 @@ from soapstone.kernels.choices import Choices, Tune
 from soapstone.records import dataclass
 from soapstone.runtime import Machine
 from soapstone.runtime.forks import tell
-from soapstone.system import give_back_freed
 
 if TYPE_CHECKING:
     from soapstone.frontend.planned import Plans
-
-_MANY = 1 << 24  # bytes of weights that were read
 
 
 class Packed:
@@ -124,8 +121,8 @@ class Binder:
             bound = session.bind(graph, strategy, fixed, names=names, fuse=not self.plain)
         finally:
             values.clear()
-        if isinstance(fixed, Constants) and fixed.read_bytes > _MANY:
-            give_back_freed()  # what weights were before they were packed
+        if isinstance(fixed, Constants):
+            fixed.bound()
         return bound
 
     def _orders(self, graph: Graph) -> Layouts | None:

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soapstone.system import drop_pages
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Statuses = Mapping[int, str | Callable[[], str]]  # what a code means, or what finds it out
 NO_STATUSES: Statuses = MappingProxyType({})
@@ -139,6 +141,25 @@ def array_at(number: int, shape: tuple[int, ...], dtype: Any) -> Array:
         return np.empty(shape, kind)
     raw = (ctypes.c_uint8 * nbytes).from_address(number)
     return np.frombuffer(raw, kind).reshape(shape)
+
+
+def mapping(array: Array) -> mmap.mmap | None:
+    """Return the mapped file that an array's elements are in, or None."""
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return base if isinstance(base, mmap.mmap) else None
+
+
+def let_go(array: Array) -> None:
+    """Say that an array will not be read again soon, where it is of a mapped file."""
+    base = mapping(array)
+    if base is not None and array.flags.c_contiguous:
+        offset = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            drop_pages(base, first, last - first)
 
 
 def extent(array: Array) -> tuple[int, int]:

@@ -286,7 +286,7 @@ def use_large_pages(memory: mmap.mmap) -> None:
         memory.madvise(mmap.MADV_HUGEPAGE)
 
 
-def let_go(memory: mmap.mmap, first: int, nbytes: int) -> None:
+def drop_pages(memory: mmap.mmap, first: int, nbytes: int) -> None:
     """Say that the pages of a mapped file will not be read again, where the system listens."""
     with contextlib.suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_DONTNEED, first, nbytes)

@@ -23,6 +23,7 @@ from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped, s
 from soapstone.frontend.onnx.values import domain_of
 from soapstone.ir.files.layouts import Layouts, layouts_from_text
 from soapstone.ir.tensor import Array, rounded
+from soapstone.native.memory import let_go
 from soapstone.records import dataclass
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def read(
         proto = model_of(data.data)
     except OnnxError as error:
         raise OnnxError(f"{label}: {error}") from None
+    let_go(data)  # with what lies between the tensors come pages of theirs
     return _source(proto, Files(folder), title, given)
 
 

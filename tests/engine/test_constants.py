@@ -1,0 +1,57 @@
+"""Constants read from mapped files: their contents at any byte, and the pages that are let go."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from soapstone.engine.constants import Constants
+from soapstone.ir.graph import Graph
+from soapstone.native.memory import held
+
+COUNT = 3_000_001  # numbers: more than are copied at once, and no multiple of it
+
+
+def _weights(path: Path, at: int) -> tuple[Constants, np.ndarray]:
+    """The numbers that a file has at a byte, as constants over the mapped file, and as they are."""
+    values = np.random.default_rng(at).standard_normal(COUNT).astype(np.float32)
+    path.write_bytes(b"-" * at + values.tobytes() + b"-" * 9)
+    mapped = np.memmap(path, np.uint8, "r")[at : at + values.nbytes].view(np.float32)
+    return Constants({"w": mapped}, Graph("none", {}, {}, (), ())), values
+
+
+@pytest.mark.parametrize("at", [0, 4, 4097, 4099])
+def test_weights_of_a_file_are_what_it_has_at_any_byte(tmp_path: Path, at: int) -> None:
+    constants, values = _weights(tmp_path / "w.bin", at)
+    for _ in range(2):
+        with constants.lent("w") as lent:
+            assert lent.flags.aligned
+            np.testing.assert_array_equal(lent, values)
+    constants.bound()
+    np.testing.assert_array_equal(constants["w"], values)
+    np.testing.assert_array_equal(held(constants.promised("w")[5:77]), values[5:77])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, which tells what is in memory")
+@pytest.mark.parametrize("how", ["lent", "resident"])
+def test_pages_of_a_file_are_let_go(tmp_path: Path, how: str) -> None:
+    constants, _ = _weights(tmp_path / "w.bin", 4099)
+    if how == "lent":
+        with constants.lent("w"):
+            assert _pages(tmp_path / "w.bin") < 1 << 20
+    else:
+        assert constants["w"].size == COUNT
+    assert _pages(tmp_path / "w.bin") < 1 << 20
+
+
+def _pages(path: Path) -> int:
+    """The bytes of a mapped file that are in this process's memory."""
+    found = re.search(
+        rf"{re.escape(str(path))}\n.*?Rss:\s+(\d+) kB", Path("/proc/self/smaps").read_text(), re.S
+    )
+    assert found is not None
+    return 1024 * int(found[1])
