@@ -34,6 +34,23 @@ def as_array(value: Any, where: str) -> Array:
         ) from error
 
 
+def as_texts(values: Any, where: str) -> Array:
+    """Return texts as an array of Python's objects, as sessions take and give them.
+
+    Raises:
+        DataError: something else is among them.
+    """
+    array = values if isinstance(values, np.ndarray) else np.asarray(values, object)
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8")
+    made = np.asarray(array, object)
+    if array.dtype.kind not in "UT":
+        wrong = next((each for each in made.flat if not isinstance(each, str)), None)
+        if wrong is not None or (made.size and array.dtype.kind != "O"):
+            raise DataError(f"{where}: {type(wrong).__name__} found among texts; str needed")
+    return made
+
+
 def targets(model: str, out: Mapping[str, Any], results: Mapping[str, Array]) -> dict[str, Array]:
     """Return the arrays that outputs are to be written to, by name.
 
@@ -57,4 +74,4 @@ def targets(model: str, out: Mapping[str, Any], results: Mapping[str, Array]) ->
     return found
 
 
-__all__ = ["as_array", "targets"]
+__all__ = ["as_array", "as_texts", "targets"]

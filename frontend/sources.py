@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soapstone.errors import DataError
-from soapstone.frontend.exchange import as_array
+from soapstone.frontend.exchange import as_array, as_texts
+from soapstone.frontend.onnx.texts import TEXT
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
@@ -77,12 +78,13 @@ class Source:
         for field in fields:
             if field.name not in inputs:
                 raise DataError(f"{label}: input {field.name!r} is missing; {field} needed")
-            array = as_array(inputs[field.name], f"{label}: input {field.name!r}")
+            array = _as_array(inputs[field.name], field, f"{label}: input {field.name!r}")
             fits = len(array.shape) == len(field.shape) and all(
                 not isinstance(d, int) or d == extent for d, extent in zip(field.shape, array.shape)
             )
-            if array.dtype.name != field.dtype or not fits:
-                found = f"{array.dtype.name}{list(array.shape)}"
+            dtype = TEXT if field.dtype == TEXT else array.dtype.name
+            if dtype != field.dtype or not fits:
+                found = f"{dtype}{list(array.shape)}"
                 raise DataError(f"{label}: input {field.name!r}: {found} found, {field} needed")
             given[field.name] = array
         return given
@@ -111,6 +113,10 @@ class Source:
             found.layouts,
             found.source,
         )
+
+
+def _as_array(value: Any, field: Field, where: str) -> Array:
+    return as_texts(value, where) if field.dtype == TEXT else as_array(value, where)
 
 
 def _of_graph(graph: Graph, weights: Mapping[str, Array]) -> Source:

@@ -12,9 +12,10 @@ import numpy as np
 from soapstone.frontend.onnx.build import read_by, title
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.tensors import dtype_of
+from soapstone.frontend.onnx.texts import contents_of, described
 from soapstone.frontend.onnx.values import Scope, Slot, Value, domain_of
 from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Array, spec_of
+from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
     import onnx
@@ -33,12 +34,24 @@ class Known:
         if value.weight:
             return Known(value, value.label)
         assert value.array is not None
-        digest = hashlib.blake2b(value.array.tobytes(), digest_size=16).digest()
+        digest = hashlib.blake2b(contents_of(value.array), digest_size=16).digest()
         return Known(value, (value.spec, digest))
 
 
 Held = Array | Known | tuple["Held", ...]  # a value between pieces; a sequence is a tuple
-Recipe = str | Known | tuple["Recipe", ...]  # the same within a piece, by its name in the graph
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """Texts of a table, whose places a piece's graph has under a name."""
+
+    name: str
+    table: Array
+
+
+Recipe = (
+    str | Known | Looked | tuple["Recipe", ...]
+)  # the same within a piece, by names in the graph
 
 
 @dataclass
@@ -149,7 +162,7 @@ def key_of(block: Block, env: Env) -> tuple[Hashable, ...]:
             return tuple(part(each, told) for each in held)
         if held is None or isinstance(held, Known):
             return held and held.key
-        return held.shape, held.dtype.name, held.tobytes() if told else b""
+        return held.shape, held.dtype.name, contents_of(held) if told else b""
 
     return (block.key, *(part(env.find(n), n in block.told) for n in sorted(block.used)))
 
@@ -157,12 +170,16 @@ def key_of(block: Block, env: Env) -> tuple[Hashable, ...]:
 def recipe_of(slot: Slot) -> Recipe:
     if isinstance(slot, tuple):
         return tuple(map(recipe_of, slot))
-    return slot.name if slot.name is not None else Known.of(slot)
+    if slot.name is None:
+        return Known.of(slot)
+    return slot.name if slot.table is None else Looked(slot.name, slot.table)
 
 
 def names_in(recipe: Recipe) -> Iterator[str]:
     """Yield the names of a graph's values that a value is made of."""
-    if isinstance(recipe, tuple):
+    if isinstance(recipe, Looked):
+        yield recipe.name
+    elif isinstance(recipe, tuple):
         for each in recipe:
             yield from names_in(each)
     elif isinstance(recipe, str):
@@ -170,6 +187,8 @@ def names_in(recipe: Recipe) -> Iterator[str]:
 
 
 def filled(recipe: Recipe, values: Mapping[str, Array]) -> Held:
+    if isinstance(recipe, Looked):
+        return np.asarray(recipe.table[values[recipe.name]], object)
     if isinstance(recipe, tuple):
         return tuple(filled(each, values) for each in recipe)
     return values[recipe] if isinstance(recipe, str) else recipe
@@ -215,7 +234,7 @@ def as_slot(name: str, held: Held) -> Slot:
         return tuple(cast(Value, as_slot(name, each)) for each in held)
     if isinstance(held, Known):
         return held.value
-    return Value(spec_of(held), name, None, held)
+    return Value(described(held), name, None, held)
 
 
 def as_held(slot: Slot) -> Held:

@@ -29,12 +29,13 @@ from soapstone.frontend.onnx.schema import (
     schema,
 )
 from soapstone.frontend.onnx.tensors import array_of, frozen
+from soapstone.frontend.onnx.texts import PLACE, TextSpec, described, is_text, spec_as, tabled
 from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, Wanted, domain_of, sized
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.spec import operator, operator_of_onnx
-from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
+from soapstone.ir.tensor import Array, Role, TensorSpec
 
 if TYPE_CHECKING:
     import onnx
@@ -55,6 +56,7 @@ class Importer:
         source: the file. dims: extents of symbolic dims. contents: of inputs that shapes depend on.
         keep: gives a folded constant the name of a weight, given what is taken.
         wanted: what is built for training; by default the file's outputs, of weights that stay.
+        folds_all: whether all operators of known operands are run at once, not the small ones only.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Importer:
         contents: Mapping[str, Array],
         keep: Callable[[str, Array, Callable[[str], bool]], str],
         wanted: Wanted | None = None,
+        *,
+        folds_all: bool = False,
     ) -> None:
         self.source = source
         self.builder = GraphBuilder(source.name)
@@ -71,6 +75,7 @@ class Importer:
         self._contents = contents
         self._keep = keep
         self._wanted = wanted
+        self._folds_all = folds_all
         self._placed: dict[int, tuple[Value, str]] = {}
         self._scalars: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._reserved = {*source.weights, *(declared.name for declared in source.inputs)}
@@ -93,7 +98,7 @@ class Importer:
         wanted = self._wanted
         for name, array in self.source.weights.items():
             trained = wanted is not None and name in wanted.roles
-            scope.values[name] = Value(spec_of(array), name, None, array, True, trained)
+            scope.values[name] = Value(described(array), name, None, array, True, trained)
         nodes = self.source.graph.node
         self.run(nodes if wanted is None else needed(nodes, wanted.outputs), scope)
         types = {declared.name: declared.dtype for declared in self.source.outputs}
@@ -122,16 +127,46 @@ class Importer:
                 if extent < 0:
                     raise OnnxError(f"dims: {extent} found for {declared.shape[axis]!r}")
             shape.append(extent)
-        spec = sized(TensorSpec(tuple(shape), declared.dtype), f"input {declared.name!r}")
-        name = self.builder.input(declared.name, spec.shape, spec.dtype)
+        spec = sized(spec_as(shape, declared.dtype), f"input {declared.name!r}")
         given = self._contents.get(declared.name)
         if given is None:
-            return Value(spec, declared.name, name)
-        if spec_of(given) != spec:
-            raise OnnxError(f"contents of input {declared.name!r}: {spec_of(given)} found, {spec}")
+            return self.offered(spec, declared.name, declared.name)
+        if described(given) != spec:
+            raise OnnxError(
+                f"contents of input {declared.name!r}: {described(given)} found, {spec}"
+            )
+        if not is_text(given):
+            self.builder.input(declared.name, spec.shape, spec.dtype)
         return self.known(given, declared.name)
 
     # Values
+
+    def offered(self, spec: TensorSpec, label: str, name: str) -> Value:
+        """Return an input of the graph; of texts, which the graph does not have, a value alone."""
+        made = Value(spec, label, name)
+        return (
+            made
+            if made.is_text
+            else replace(made, name=self.builder.input(name, spec.shape, spec.dtype))
+        )
+
+    def unknown(self, value: Value, *, apart: bool) -> UnboundError:
+        """Return the error that contents of a value have to be known; apart: of `Call.array`."""
+        sources = self.sources(value)
+        names = ", ".join(map(repr, sources))
+        if value.is_text:
+            why = "they are text, which no graph holds"
+        elif sources:
+            why = f"shapes are fixed when a graph is built; they depend on input {names}"
+        else:
+            why = "shapes are fixed when a graph is built; they depend on values too large to fold"
+        return UnboundError(
+            f"the contents of {value.label!r} must be known, since {why} (an InferenceSession runs"
+            " such a model in pieces)",
+            inputs=sources,
+            value=value.name,
+            apart=apart,
+        )
 
     def known(self, array: Any, label: str, dtype: str | None = None) -> Value:
         """Return a known value.
@@ -145,7 +180,7 @@ class Importer:
             raise OnnxError(
                 f"value {label!r}: folding found more than {MOST_CONSTANT_BYTES} bytes of constants"
             )
-        return Value(spec_of(made), label, None, made)
+        return Value(described(made), label, None, made)
 
     def room(self, elements: int, label: str) -> int:
         """Return a number of elements of 8 bytes that a rule is about to make.
@@ -162,6 +197,8 @@ class Importer:
 
     def place(self, value: Value) -> str:
         """Return the value's name in the graph; a known value becomes a weight."""
+        if value.is_text:
+            raise self.unknown(value, apart=True)
         if value.name is not None:
             return value.name
         found = self._placed.get(id(value))
@@ -226,13 +263,15 @@ class Importer:
             spec = operator(name)
         except GraphError:
             raise UnsupportedError(f"soapstone has no operator {name!r}") from None
+        if any(value.is_text for value in inputs):
+            return self._emit_places(name, inputs, attributes, label)
         if fold and all(value.array is not None and not value.trained for value in inputs):
             items = spec.normalise(attributes)
             signature = spec.bind([value.spec for value in inputs], items)
             made = signature.output_specs
             points = math.prod(max(dim.extent, 1) for dim in signature.dims)
             most = max([s.nbytes for s in made] + [v.spec.nbytes for v in inputs], default=0)
-            if most <= FOLD_BYTES and points <= FOLD_POINTS:
+            if self._folds_all or (most <= FOLD_BYTES and points <= FOLD_POINTS):
                 arrays = [value.array for value in inputs if value.array is not None]
                 with np.errstate(all="ignore"):
                     results = spec.run(items, *arrays)
@@ -246,6 +285,38 @@ class Importer:
         self._made.update(names)
         specs = [sized(self.builder.spec(name), f"value {label!r}") for name in names]
         return tuple(Value(spec, label, name) for spec, name in zip(specs, names))
+
+    def _emit_places(
+        self, name: str, inputs: Sequence[Value], attributes: Mapping[str, Any], label: str
+    ) -> tuple[Value, ...]:
+        """Apply an operator that moves or compares texts to their places in a table of all."""
+        texts = [value for value in inputs if value.is_text]
+        parts = []
+        for value in texts:
+            held = value.array if value.table is None else value.table
+            if held is None:
+                raise self.unknown(value, apart=True)
+            parts.append(held)
+        table, places = tabled(parts)
+        operands = list(inputs)
+        for value, place in zip(texts, places):
+            known = self.known(place, label)
+            if value.table is not None:
+                at = replace(value, spec=TensorSpec(value.shape, PLACE), table=None)
+                (known,) = self.emit("gather", (known, at), {"axis": 0}, label)
+            operands[operands.index(value)] = known
+        folds_all = self._folds_all
+        self._folds_all = folds_all or all(value.array is not None for value in operands)
+        try:
+            made = self.emit(name, operands, attributes, label)
+        finally:
+            self._folds_all = folds_all
+        return tuple(self._text(each, table) if each.dtype == PLACE else each for each in made)
+
+    def _text(self, places: Value, table: Array) -> Value:
+        if places.array is not None:
+            return self.known(table[places.array], places.label)
+        return replace(places, spec=TextSpec(places.shape), table=table)
 
     def sources(self, value: Value) -> tuple[str, ...]:
         """Return the graph inputs that a value depends on."""

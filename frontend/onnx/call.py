@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.frontend.onnx.declared import read_declared
-from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.messages import TENSOR, as_onnx, attribute_value
 from soapstone.frontend.onnx.tensors import array_of
+from soapstone.frontend.onnx.texts import TEXT
 from soapstone.frontend.onnx.values import Scope, Slot, Value, domain_of
 from soapstone.ir.spec import OpSpec, operator_of_onnx
 from soapstone.ir.tensor import Array
@@ -111,16 +112,7 @@ class Call:
         value = self.value(value) if isinstance(value, int) else value
         if value.array is not None:
             return value.array
-        sources = self.importer.sources(value)
-        names = ", ".join(map(repr, sources))
-        raise UnboundError(
-            f"the contents of {value.label!r} must be known, since shapes are fixed when a graph is"
-            f" built; they depend on {f'input {names}' if sources else 'values too large to fold'}"
-            " (an InferenceSession runs such a model in pieces)",
-            inputs=sources,
-            value=value.name,
-            apart=apart,
-        )
+        raise self.importer.unknown(value, apart=apart or value.is_text)
 
     def ints(self, name: str, position: int | None = None) -> tuple[int, ...] | None:
         """Return integers given as an input (newer opsets) or an attribute (older ones), or None.
@@ -301,4 +293,6 @@ class Call:
 
     def cast(self, x: Value, dtype: str) -> Value:
         """Return x in another element type, or x itself."""
+        if x.is_text != (dtype == TEXT):
+            raise OnnxError(f"{x.spec} found, {dtype} needed")
         return x if x.dtype == dtype else self("cast", x, to=dtype)

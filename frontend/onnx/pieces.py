@@ -45,8 +45,9 @@ from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.model import MOST_CONTENTS
 from soapstone.frontend.onnx.read import Source
 from soapstone.frontend.onnx.tensors import array_of
+from soapstone.frontend.onnx.texts import described
 from soapstone.frontend.onnx.values import Scope, Value, domain_of
-from soapstone.ir.tensor import Array, spec_of
+from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Pieces:
         self._variants: dict[str, str] | None = None
         weights = ((n, a) for n, a in source.weights.items())
         self._weights: dict[str, Held] = {
-            n: Known.of(Value(spec_of(a), n, None, a, True)) for n, a in weights
+            n: Known.of(Value(described(a), n, None, a, True)) for n, a in weights
         }
         names = (declared.name for declared in source.outputs)
         self._main = Block.of((), source.graph.node, names)
@@ -96,9 +97,9 @@ class Pieces:
             if held is None or isinstance(held, tuple):
                 raise OnnxError(f"output {declared.name!r} is made by no node")
             array = array_in(held)
-            if array.dtype.name != declared.dtype:
+            if (dtype := described(array).dtype) != declared.dtype:
                 raise OnnxError(
-                    f"output {declared.name!r}: {array.dtype} found, {declared.dtype} declared"
+                    f"output {declared.name!r}: {dtype} found, {declared.dtype} declared"
                 )
             found[declared.name] = array.copy()
         return found
@@ -183,7 +184,7 @@ class Pieces:
 
     # Making pieces
 
-    def _importer(self) -> tuple[Importer, dict[str, Array]]:
+    def _importer(self, *, folds_all: bool = False) -> tuple[Importer, dict[str, Array]]:
         """Return an importer, and the constants of its graph, which it fills."""
         constants: dict[str, Array] = {}
 
@@ -194,7 +195,7 @@ class Pieces:
             constants[name] = array
             return name
 
-        importer = Importer(self._source, {}, {}, keep)
+        importer = Importer(self._source, {}, {}, keep, folds_all=folds_all)
         return importer, constants
 
     def _make(self, block: Block, env: Env) -> Piece:
@@ -244,10 +245,10 @@ class Pieces:
             if name in block.told:
                 return importer.known(array, name)
             base = f"{name}.in" if name in self._source.weights else name
-            spec = spec_of(array)
-            made = importer.builder.input(importer.builder.unique(base), spec.shape, spec.dtype)
-            feeds[made] = (name, place)
-            return Value(spec, name, made)
+            made = importer.offered(described(array), name, importer.builder.unique(base))
+            assert made.name is not None
+            feeds[made.name] = (name, place)
+            return made
 
         reads = set(block.outputs).union(*(step.reads for step in block.steps))
         for name in sorted(reads):
@@ -329,7 +330,7 @@ class Pieces:
 
     def _rule(self, step: Step, env: Env) -> list[Held]:
         """Return what the rule of an operator makes of known inputs."""
-        importer, _ = self._importer()
+        importer, _ = self._importer(folds_all=True)
         values = {n: as_slot(n, held) for n in step.reads if (held := env.find(n)) is not None}
         scope = replace(env.scope, values={}, outer=replace(env.scope, values=values, outer=None))
         importer.step(step.node, step.position, scope)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.texts import TEXT, is_text
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
@@ -29,6 +30,7 @@ ONNX_OF = {  # the codes of `TensorProto.DataType`
     "uint32": 12,
     "uint64": 13,
     "bool": 9,
+    TEXT: 8,
 }
 _EXTERNAL = 1  # of `TensorProto.DataLocation`
 # Where elements are that are no raw data, and as what: int32_data where nothing else is said.
@@ -74,7 +76,8 @@ def shape_of(dims: Any, where: str, dtype: str = "uint8") -> tuple[int, ...]:
         raise OnnxError(f"{where}: {len(shape)} axes found, at most 64 are supported")
     if any(extent < 0 for extent in shape):
         raise OnnxError(f"{where}: shape {shape} found; extents of 0 or more needed")
-    check_bytes(math.prod(shape) * np.dtype(dtype).itemsize, f"{where}: {shape}", OnnxError)
+    width = np.dtype("object" if dtype == TEXT else dtype).itemsize
+    check_bytes(math.prod(shape) * width, f"{where}: {shape}", OnnxError)
     return shape
 
 
@@ -154,6 +157,8 @@ def array_of(tensor: onnx.TensorProto, files: Files | None = None) -> Array:
     shape = shape_of(tensor.dims, where, dtype)
     if tensor.HasField("segment"):
         raise UnsupportedError(f"{where}: segments are not supported")
+    if dtype == TEXT:
+        return _texts_of(tensor, shape, where)
     if tensor.data_location == _EXTERNAL:
         if files is None:
             raise UnsupportedError(f"{where}: external data is supported of initializers only")
@@ -174,6 +179,17 @@ def array_of(tensor: onnx.TensorProto, files: Files | None = None) -> Array:
     return result
 
 
+def _texts_of(tensor: onnx.TensorProto, shape: tuple[int, ...], where: str) -> Array:
+    found = np.empty(len(tensor.string_data), object)
+    try:
+        found[:] = [bytes(each).decode() for each in tensor.string_data]
+        result = found.reshape(shape)
+    except ValueError as error:
+        raise OnnxError(f"{where}: its contents do not fit {TEXT}{shape}: {error}") from None
+    result.flags.writeable = False
+    return result
+
+
 def as_tensor(array: Array, name: str = "") -> onnx.TensorProto:
     """Return an array as an ONNX tensor."""
     from onnx import numpy_helper
@@ -183,7 +199,8 @@ def as_tensor(array: Array, name: str = "") -> onnx.TensorProto:
 
 def frozen(array: Any, dtype: str | None = None) -> Array:
     """Return a read-only array that nothing else can write to."""
-    result = np.array(array, dtype)
+    made = np.asarray(array)
+    result = np.array(made, object if is_text(made) or dtype == TEXT else dtype)
     result.flags.writeable = False
     return result
 

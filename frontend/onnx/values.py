@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.texts import TEXT
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.limits import check_bytes
 from soapstone.records import dataclass
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value while a graph is built: made by the graph (`name`), or known (`array`)."""
+    """A value while a graph is built: made by the graph (`name`), or known (`array`).
+
+    Of texts, the graph makes places in a `table`; without one, a run is given them.
+    """
 
     spec: TensorSpec
     label: str  # as the file calls it
@@ -27,6 +31,7 @@ class Value:
     array: Array | None = None
     weight: bool = False  # known under its label in the file
     trained: bool = False  # a weight that is other contents in a later step, so nothing is folded
+    table: Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,6 +44,10 @@ class Value:
     @property
     def dtype(self) -> str:
         return self.spec.dtype
+
+    @property
+    def is_text(self) -> bool:
+        return self.spec.dtype == TEXT
 
 
 Slot = Value | tuple[Value, ...]  # a tensor, or a sequence of tensors

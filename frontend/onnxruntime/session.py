@@ -25,6 +25,7 @@ from soapstone.frontend.onnxruntime.values import (
     OrtValue,
     check_device,
     element,
+    labels_of,
 )
 from soapstone.ir.tensor import Array
 from soapstone.native.memory import array_at
@@ -90,6 +91,7 @@ class InferenceSession:
         graph, known = model.source.graph, {each.name for each in model.inputs}
         self._inputs = [NodeArg.of(value) for value in graph.input if value.name in known]
         self._outputs = [NodeArg.of(value) for value in graph.output]
+        self._labels = labels_of(graph)
         level = options.graph_optimization_level
         self._session = inference.InferenceSession(
             model,
@@ -163,8 +165,8 @@ class InferenceSession:
         output_names: Sequence[str] | None,
         input_feed: Mapping[str, Any],
         run_options: RunOptions | None = None,
-    ) -> list[Array]:
-        """Return the outputs of a run.
+    ) -> list[Any]:
+        """Return the outputs of a run: arrays, or a list of dictionaries of scores by their labels.
 
         Args:
             output_names: which, in order; None or none for all.
@@ -177,13 +179,13 @@ class InferenceSession:
         wanted = self._wanted(output_names, run_options)
         with as_invalid():
             found = self._session.run(input_feed)
-        return [found[name] for name in wanted]
+        return self._handed_on(found, wanted)
 
     def run_async(
         self,
         output_names: Sequence[str] | None,
         input_feed: Mapping[str, Any],
-        callback: Callable[[list[Array], Any, str], None],
+        callback: Callable[[list[Any], Any, str], None],
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
@@ -204,7 +206,8 @@ class InferenceSession:
         def done(future: Future[dict[str, Array]]) -> None:
             error = future.exception()
             found = {} if error else future.result()
-            callback([found[n] for n in wanted if n in found], user_data, str(error or ""))
+            handed = self._handed_on(found, [name for name in wanted if name in found])
+            callback(handed, user_data, str(error or ""))
 
         future.add_done_callback(done)
 
@@ -218,8 +221,10 @@ class InferenceSession:
 
         output_names, input_dict_ort_values, run_options: as of `run`.
         """
-        found = self.run(output_names, input_dict_ort_values, run_options)
-        return [OrtValue(array) for array in found]
+        wanted = self._wanted(output_names, run_options)
+        with as_invalid():
+            found = self._session.run(input_dict_ort_values)
+        return [OrtValue(found[name]) for name in wanted]
 
     def io_binding(self) -> IOBinding:
         """Return bindings of inputs and outputs for `run_with_iobinding`."""
@@ -237,6 +242,15 @@ class InferenceSession:
         """
         self._wanted(None, run_options)
         iobinding.run(self)
+
+    def _handed_on(self, found: Mapping[str, Array], wanted: Sequence[str]) -> list[Any]:
+        """Return outputs as ONNX Runtime has them: scores with labels are dictionaries."""
+        return [
+            [dict(zip(self._labels[name], row)) for row in found[name].tolist()]
+            if name in self._labels
+            else found[name]
+            for name in wanted
+        ]
 
     def _wanted(self, names: Sequence[str] | None, run_options: RunOptions | None) -> Sequence[str]:
         if run_options is not None and not isinstance(run_options, RunOptions):

@@ -11,6 +11,7 @@ import numpy as np
 from soapstone.frontend.exchange import as_array
 from soapstone.frontend.onnx.errors import UnsupportedError
 from soapstone.frontend.onnx.tensors import ONNX_OF, TYPE_STRINGS, dtype_of
+from soapstone.frontend.onnx.texts import described
 from soapstone.frontend.onnxruntime.errors import InvalidArgument
 from soapstone.ir.tensor import Array
 from soapstone.native.memory import address
@@ -35,15 +36,35 @@ class NodeArg:
     @staticmethod
     def of(value: onnx.ValueInfoProto) -> NodeArg:
         """Return what a file declares. value: an input or output of it."""
-        if value.type.sequence_type.elem_type.HasField("map_type"):
-            return NodeArg(value.name, TYPE_STRINGS["float32"], [None, None])  # ZipMap's scores
-        tensor = value.type.tensor_type
-        dtype = dtype_of(tensor.elem_type, f"value {value.name!r}")
         shape = [
             int(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or None
-            for dim in tensor.shape.dim
+            for dim in value.type.tensor_type.shape.dim
         ]
-        return NodeArg(value.name, TYPE_STRINGS[dtype], shape)
+        return NodeArg(value.name, _type(value.type, f"value {value.name!r}"), shape)
+
+
+def _type(declared: onnx.TypeProto, where: str) -> str:
+    """Return a type as ONNX Runtime writes it."""
+    kind = declared.WhichOneof("value")
+    if kind == "sequence_type":
+        return f"seq({_type(declared.sequence_type.elem_type, where)})"
+    if kind == "optional_type":
+        return f"optional({_type(declared.optional_type.elem_type, where)})"
+    if kind == "map_type":
+        key = dtype_of(declared.map_type.key_type, where)
+        return f"map({key},{_type(declared.map_type.value_type, where)})"
+    return TYPE_STRINGS[dtype_of(declared.tensor_type.elem_type, where)]
+
+
+def labels_of(graph: onnx.GraphProto) -> dict[str, Sequence[Any]]:
+    """Return the labels of each output of a graph that is a list of dictionaries, by its name."""
+    found = {}
+    for node in graph.node:
+        if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml":
+            for each in node.attribute:
+                texts = [bytes(text).decode() for text in each.strings]
+                found[str(node.output[0])] = texts or [int(number) for number in each.ints]
+    return {value.name: found[value.name] for value in graph.output if value.name in found}
 
 
 @dataclass(frozen=True)
@@ -148,11 +169,11 @@ class OrtValue:
 
     def data_type(self) -> str:
         """Return the type, such as "tensor(float)"."""
-        return TYPE_STRINGS[self._array.dtype.name]
+        return TYPE_STRINGS[described(self._array).dtype]
 
     def element_type(self) -> int:
         """Return the number of the element type in ONNX."""
-        return int(ONNX_OF[self._array.dtype.name])
+        return int(ONNX_OF[described(self._array).dtype])
 
     def device_name(self) -> str:
         """Return "cpu"."""
@@ -211,4 +232,4 @@ def check_device(where: str, device_type: str, device_id: int) -> None:
         raise InvalidArgument(f"{where}: {found} found; 'cpu', 0 needed")
 
 
-__all__ = ["ModelMetadata", "NodeArg", "OrtValue", "check_device", "element"]
+__all__ = ["ModelMetadata", "NodeArg", "OrtValue", "check_device", "element", "labels_of"]

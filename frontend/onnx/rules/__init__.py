@@ -7,6 +7,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     detection,
     elementwise,
     indexing,
+    kernel_machines,
     learned,
     movement,
     normalization,

@@ -1,7 +1,4 @@
-"""Operators of `ai.onnx.ml` that are arithmetic: scalers, encoders, linear models, kernel machines.
-
-Labels that are text have no type here, and are refused by name.
-"""
+"""Operators of `ai.onnx.ml` that are arithmetic: scalers, encoders, linear models."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.texts import is_text, places_of
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.tensor import Array
 
@@ -61,8 +59,6 @@ def labelled(n: Call, scores: Value, labels: Sequence[Any], *, halves: bool) -> 
     halves: whether one score of two classes is the probability of the second; else its sign
         decides, and the other's score is its opposite.
     """
-    if any(isinstance(label, str) for label in labels):
-        raise UnsupportedError("labels that are text; integers needed")
     if not labels:
         raise OnnxError("attributes with the classes' labels are missing")
     kind = n.attribute("post_transform", "NONE")
@@ -79,13 +75,24 @@ def labelled(n: Call, scores: Value, labels: Sequence[Any], *, halves: bool) -> 
         if scores.shape[1] != len(labels):
             raise OnnxError(f"{scores.shape[1]} scores found for {len(labels)} labels")
         place = n.cast(n("argmax", scores, axis=1, keepdims=False), "int64")
-    label = place
-    if list(labels) != list(range(len(labels))):
-        label = n("gather", n.known(labels, "int64"), place, axis=0)
-    return [label, n.cast(post_transform(n, scores, kind), "float32")]
+    scores = n.cast(post_transform(n, scores, kind), "float32")
+    return [looked_up_label(n, place, labels), scores]
 
 
-def _given(n: Call, name: str, *counts: int) -> Array | None:
+def looked_up_label(n: Call, place: Value, labels: Sequence[Any]) -> Value:
+    """Return the label at each place."""
+    plain = list(labels) == list(range(len(labels)))
+    return place if plain else n("gather", n.known(labels), place, axis=0)
+
+
+def classlabels(n: Call) -> list[Any]:
+    """Return the labels of a classifier's classes: numbers or texts."""
+    names = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
+    found: list[Any] = next(filter(None, (list(n.attribute(name, ())) for name in names)), [])
+    return found
+
+
+def given_numbers(n: Call, name: str, *counts: int) -> Array | None:
     """Return an attribute's numbers, or None; there must be as many as one of the counts."""
     found = n.attribute(name)
     if found is None:
@@ -99,7 +106,7 @@ def _given(n: Call, name: str, *counts: int) -> Array | None:
 @rule("Scaler", domain=DOMAIN)
 def scaler(n: Call) -> Value:
     x = samples(n)
-    offset, scale = (_given(n, name, 1, x.shape[1]) for name in ("offset", "scale"))
+    offset, scale = (given_numbers(n, name, 1, x.shape[1]) for name in ("offset", "scale"))
     if offset is not None:
         x = n("sub", x, n.known(offset, x.dtype))
     if scale is not None:
@@ -132,7 +139,7 @@ def imputer(n: Call) -> Value:
     x = n.value()
     kind = "float" if x.spec.is_float else "int64"
     last = x.shape[-1] if x.rank else 1
-    new = _given(n, f"imputed_value_{kind}s", 1, last)
+    new = given_numbers(n, f"imputed_value_{kind}s", 1, last)
     if new is None:
         raise OnnxError(f"attribute 'imputed_value_{kind}s' is missing")
     old = n.attribute(f"replaced_value_{kind}", 0)
@@ -164,14 +171,36 @@ def label_encoder(n: Call) -> Value:
     x = n.value()
     keys = _first(n, "keys_tensor", "keys_int64s", "keys_floats", "keys_strings")
     values = _first(n, "values_tensor", "values_int64s", "values_floats", "values_strings")
-    if keys.dtype.kind not in "iuf" or values.dtype.kind not in "iuf":
-        raise UnsupportedError("keys or values that are text")
     if keys.shape != values.shape or not keys.size:
         raise OnnxError(f"keys {keys.shape} and values {values.shape} found")
-    whole = values.dtype.kind in "iu"
     default = n.attribute("default_tensor")
     if default is None:
-        default = n.attribute("default_int64", -1) if whole else n.attribute("default_float", -0.0)
+        name, other = {"i": ("int64", -1), "f": ("float", -0.0)}.get(
+            values.dtype.kind, ("string", "_Unused")
+        )
+        default = n.attribute(f"default_{name}", other)
+    default = np.asarray(default).reshape(-1)[:1].astype(values.dtype)
+    return _looked_up(n, x, keys.reshape(-1), values.reshape(-1), default)
+
+
+@rule("CategoryMapper", domain=DOMAIN)
+def category_mapper(n: Call) -> Value:
+    texts, numbers = _first(n, "cats_strings"), _first(n, "cats_int64s")
+    if texts.shape != numbers.shape or not texts.size:
+        raise OnnxError(f"{texts.size} texts and {numbers.size} numbers found")
+    if n.value().is_text:
+        return _looked_up(
+            n, n.value(), texts, numbers, np.array([n.attribute("default_int64", -1)])
+        )
+    default = np.array([n.attribute("default_string", "_Unused")], object)
+    return _looked_up(n, n.value(), numbers, texts, default)
+
+
+def _looked_up(n: Call, x: Value, keys: Array, values: Array, default: Array) -> Value:
+    """Return the value of each element's key, the first of equal ones, or the default."""
+    if is_text(keys):
+        found = places_of(keys, n.array(x))
+        return n.known(np.concatenate([values, default])[found])
     wide, known = n.reshape(x, (*x.shape, 1)), n.known(keys.reshape(-1), x.dtype)
     hit = n("equal", wide, known)
     if keys.dtype.kind == "f" and np.isnan(keys).any():
@@ -179,9 +208,9 @@ def label_encoder(n: Call) -> Value:
         hit = n("logical_or", hit, missing)
     count = n.cast(hit, "float32")
     place = n("argmax", count, axis=x.rank, keepdims=False)
-    found = n("gather", n.known(values.reshape(-1), values.dtype.name), place, axis=0)
+    found = n("gather", n.known(values), place, axis=0)
     here = n("greater", n("reduce_max", count, axes=(x.rank,), keepdims=False), n.like(0.5, count))
-    other = n.known(np.asarray(default).reshape(()), found.dtype)
+    other = n.known(default.reshape(()))
     return n("where", here, found, n.broadcast(other, found.shape))
 
 
@@ -189,7 +218,7 @@ def _first(n: Call, *names: str) -> Array:
     for name in names:
         found = n.attribute(name)
         if found is not None:
-            kind = np.float32 if name.endswith("floats") else None
+            kind = {"floats": np.float32, "strings": object}.get(name.rsplit("_", 1)[-1])
             return np.asarray(found, kind)
     raise OnnxError(f"one of the attributes {', '.join(names)} needed")
 
@@ -197,8 +226,14 @@ def _first(n: Call, *names: str) -> Array:
 @rule("OneHotEncoder", domain=DOMAIN)
 def one_hot_encoder(n: Call) -> Value:
     x, known = n.value(), n.attribute("cats_int64s", ())
+    if x.is_text:
+        texts = _first(n, "cats_strings")
+        found = places_of(texts, n.array(x))
+        if not n.attribute("zeros", 1) and (found == texts.size).any():
+            raise OnnxError(f"{n.array(x)[found == texts.size][0]!r} found, which is no category")
+        return n.known((found[..., None] == np.arange(texts.size)).astype(np.float32))
     if not known:
-        raise UnsupportedError("categories that are text; attribute 'cats_int64s' needed")
+        raise OnnxError(f"input 0 is {x.spec}; attribute 'cats_int64s' needed for numbers")
     if not n.attribute("zeros", 1):
         raise UnsupportedError("attribute 'zeros' is 0, by which an unknown category is an error")
     wide = n.reshape(n.cast(x, "int64"), (*x.shape, 1))
@@ -208,12 +243,12 @@ def one_hot_encoder(n: Call) -> Value:
 def _linear(n: Call, count: int) -> Value:
     """Return x times rows of coefficients, plus intercepts: (samples, count)."""
     x = samples(n)
-    rows = _given(n, "coefficients", count * x.shape[1])
+    rows = given_numbers(n, "coefficients", count * x.shape[1])
     if rows is None:
         raise OnnxError("attribute 'coefficients' is missing")
     weight = n.known(rows.reshape(count, x.shape[1]).T, x.dtype)
     made = n("matmul", x, weight)
-    add = _given(n, "intercepts", 0, count)
+    add = given_numbers(n, "intercepts", 0, count)
     return made if add is None or not add.size else n("add", made, n.known(add, x.dtype))
 
 
@@ -225,45 +260,6 @@ def linear_regressor(n: Call) -> Value:
 
 @rule("LinearClassifier", domain=DOMAIN)
 def linear_classifier(n: Call) -> list[Value]:
-    labels = n.attribute("classlabels_ints", ()) or n.attribute("classlabels_strings", ())
+    labels = classlabels(n)
     count = len(n.attribute("intercepts", ())) or len(labels)
     return labelled(n, _linear(n, count), labels, halves=False)
-
-
-@rule("SVMRegressor", domain=DOMAIN)
-def svm_regressor(n: Call) -> Value:
-    x = samples(n)
-    count = n.attribute("n_supports", 0)
-    kind = n.text("kernel_type", "LINEAR", ("LINEAR", "POLY", "RBF", "SIGMOID"))
-    factors = _given(n, "coefficients", count or x.shape[1])
-    rho = _given(n, "rho", 1)
-    if factors is None or rho is None:
-        raise OnnxError("attributes 'coefficients' and 'rho' are needed")
-    if count:
-        rows = _given(n, "support_vectors", count * x.shape[1])
-        if rows is None:
-            raise OnnxError("attribute 'support_vectors' is missing")
-        x = _kernel(n, x, rows.reshape(count, x.shape[1]), kind)
-    made = n("matmul", x, n.known(factors[:, None], x.dtype))
-    made = n("add", made, n.known(rho, x.dtype))
-    if n.attribute("one_class", 0):
-        made = n("sign", made)
-    return n.cast(post_transform(n, made, n.attribute("post_transform", "NONE")), "float32")
-
-
-def _kernel(n: Call, x: Value, rows: Array, kind: str) -> Value:
-    """Return the kernel of each sample and each support vector: (samples, vectors)."""
-    gamma, shift, degree = (*n.attribute("kernel_params", ()), 0.0, 0.0, 0.0)[:3]
-    product = n("matmul", x, n.known(rows.T, x.dtype))
-    if kind == "LINEAR":
-        return product
-    if kind == "RBF":
-        own = n("reduce_sum_square", x, axes=(1,), keepdims=True)
-        apart = n(
-            "sub",
-            n("add", own, n.known((rows**2).sum(1), x.dtype)),
-            n("mul", product, n.like(2, x)),
-        )
-        return n("exp", n("affine", apart, scale=-float(gamma)))
-    made = n("affine", product, scale=float(gamma), shift=float(shift))
-    return n("tanh", made) if kind == "SIGMOID" else n("pow", made, n.like(degree, made))

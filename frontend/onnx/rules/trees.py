@@ -9,7 +9,13 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.rules.learned import DOMAIN, labelled, post_transform, samples
+from soapstone.frontend.onnx.rules.learned import (
+    DOMAIN,
+    classlabels,
+    labelled,
+    post_transform,
+    samples,
+)
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.ops.indexing.trees import COMPARISONS, MISSING
 from soapstone.ir.tensor import Array
@@ -162,7 +168,7 @@ def tree_regressor(n: Call) -> Value:
 @rule("TreeEnsembleClassifier", domain=DOMAIN)
 def tree_classifier(n: Call) -> list[Value]:
     trees, place = _read(n)
-    labels = n.attribute("classlabels_int64s", ()) or n.attribute("classlabels_strings", ())
+    labels = classlabels(n)
     one = len(set(n.attribute("class_ids", ()))) == 1 and len(labels) == 2
     table, known, _ = _weights(n, "class", place, None if one else len(labels))
     scores = _based(n, _combined(n, _walked(n, trees), table, known, "SUM"))

@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
 import soapstone.onnxruntime as facade
-from soapstone import InferenceSession, from_onnx
+from soapstone import DataError, InferenceSession, from_onnx
 from soapstone.frontend.onnx import OnnxError
 from soapstone.ir.tensor import Array
 
 FEATURES = 5
 _BRANCHES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
-_TYPES = {1: TensorProto.FLOAT, 7: TensorProto.INT64}
+_TYPES = {1: TensorProto.FLOAT, 7: TensorProto.INT64, 8: TensorProto.STRING}
 
 
 def model_of(kind: str, outputs: tuple[int, ...], version: int = 3, **attributes: Any) -> bytes:
@@ -205,27 +206,42 @@ def test_arithmetic(name: str) -> None:
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
-def test_dictionaries_of_scores_are_the_scores() -> None:
-    """As converters write classifiers, unless told otherwise; text has no type here."""
-    given = drawn(3, "class", 3) | {"classlabels_int64s": [0, 1, 2]}
-    model = onnx.load_from_string(model_of("TreeEnsembleClassifier", (7, 1), **given))
-    zipped = helper.make_node(
-        "ZipMap", ["y1"], ["z"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]
+@pytest.mark.parametrize("labels", [[3, 1, 2], ["setosa", "versicolor", "ä"]])
+def test_dictionaries_of_scores_are_the_scores(labels: list[Any]) -> None:
+    """As converters write classifiers, unless told otherwise."""
+    text = isinstance(labels[0], str)
+    kind = "strings" if text else "int64s"
+    given = drawn(3, "class", 3) | {f"classlabels_{kind}": labels}
+    of = TensorProto.STRING if text else TensorProto.INT64
+    model = onnx.load_from_string(
+        model_of("TreeEnsembleClassifier", (8 if text else 7, 1), **given)
     )
+    named = {f"classlabels_{kind}": labels}
+    zipped = helper.make_node("ZipMap", ["y1"], ["z"], domain="ai.onnx.ml", **named)
     model.graph.node.append(zipped)
-    kind = helper.make_map_type_proto(
-        TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])
-    )
+    scores = helper.make_map_type_proto(of, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     model.graph.output[1].CopyFrom(
-        helper.make_value_info("z", helper.make_sequence_type_proto(kind))
+        helper.make_value_info("z", helper.make_sequence_type_proto(scores))
     )
     theirs, ours = both(model.SerializeToString(), samples())
+    assert ours[0].dtype == theirs[0].dtype
+    np.testing.assert_array_equal(ours[0], theirs[0])
     for row, each in zip(ours[1], theirs[1], strict=True):
-        np.testing.assert_allclose(row, [each[label] for label in range(3)], rtol=1e-5, atol=1e-6)
-    session = facade.InferenceSession(model.SerializeToString())
-    scores = session.get_outputs()[1]
-    assert (scores.name, scores.type, scores.shape) == ("z", "tensor(float)", [None, None])
-    np.testing.assert_array_equal(session.run(["z"], {"x": samples()})[0], ours[1])
+        np.testing.assert_allclose(row, [each[label] for label in labels], rtol=1e-5, atol=1e-6)
+
+
+def test_the_facade_gives_dictionaries() -> None:
+    ort = pytest.importorskip("onnxruntime")
+    text = """<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>
+    g (float[n, 2] x) => (seq(map(string, float)) z) {
+      z = ai.onnx.ml.ZipMap<classlabels_strings = ["b", "a"]>(x) }"""
+    model = onnx.parser.parse_model(text).SerializeToString()
+    theirs = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    ours = facade.InferenceSession(model)
+    (mine,), (other,) = ours.get_outputs(), theirs.get_outputs()
+    assert (mine.name, mine.type, mine.shape) == (other.name, other.type, other.shape)
+    x = np.array([[1, 2], [3, 4]], np.float32)
+    assert ours.run(["z"], {"x": x}) == theirs.run(["z"], {"x": x})
 
 
 @pytest.mark.parametrize(
@@ -250,8 +266,133 @@ def test_wrong_trees_are_refused(changed: dict[str, Any], message: str) -> None:
         model.graph({"n": 3})
 
 
-def test_labels_that_are_text_are_refused() -> None:
-    given = drawn(3, "class", 2) | {"classlabels_strings": ["a", "b"]}
-    model = from_onnx(model_of("TreeEnsembleClassifier", (7, 1), **given))
-    with pytest.raises(OnnxError, match="labels that are text; integers needed"):
+def machine(
+    classes: int, kind: str, *, chances: bool = False, text: bool = False
+) -> dict[str, Any]:
+    """Return the attributes of a random kernel machine of so many classes."""
+    random = np.random.default_rng(classes)
+    sizes = list(range(2, 2 + classes))
+    pairs = classes * (classes - 1) // 2
+    drawn = random.standard_normal((sum(sizes), FEATURES + classes - 1)).round(2)
+    made: dict[str, Any] = {
+        "vectors_per_class": sizes,
+        "support_vectors": drawn[:, :FEATURES].reshape(-1).tolist(),
+        "coefficients": drawn[:, FEATURES:].T.reshape(-1).tolist(),
+        "rho": random.standard_normal(pairs).round(2).tolist(),
+        "kernel_type": kind,
+        "kernel_params": [0.3, 0.1, 3.0],
+    }
+    if chances:
+        made["prob_a"] = (-1 - random.random(pairs)).round(2).tolist()
+        made["prob_b"] = random.standard_normal(pairs).round(2).tolist()
+    labels = [f"class {i}" for i in range(classes)] if text else list(range(3, 3 + classes))
+    return made | {f"classlabels_{'strings' if text else 'ints'}": labels}
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("chances", [False, True])
+@pytest.mark.parametrize("kind", ["LINEAR", "RBF", "POLY", "SIGMOID"])
+@pytest.mark.parametrize("classes", [2, 3, 4])
+def test_kernel_machines_classify(classes: int, kind: str, chances: bool, text: bool) -> None:
+    given = machine(classes, kind, chances=chances, text=text)
+    model = model_of("SVMClassifier", (8 if text else 7, 1), **given)
+    theirs, ours = both(model, np.nan_to_num(samples()))
+    assert ours[0].dtype == theirs[0].dtype
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_linear_machines_classify(classes: int) -> None:
+    given = {"coefficients": ROWS[: 5 * classes], "rho": [0.2], "classlabels_ints": [4, 2, 9]}
+    given["classlabels_ints"] = given["classlabels_ints"][:classes]
+    given |= {"kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]}
+    theirs, ours = both(model_of("SVMClassifier", (7, 1), **given), np.nan_to_num(samples()))
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(ours[0], np.array(given["classlabels_ints"])[theirs[1].argmax(1)])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rho": [1.0]}, "'rho' has 1 numbers; 3 needed"),
+        ({"prob_a": [1.0, 1.0, 1.0]}, "'prob_b' is missing"),
+        ({"classlabels_ints": [1, 2]}, "2 labels found for 3 classes"),
+        ({"kernel_type": "COSINE"}, "'kernel_type' is 'COSINE'"),
+    ],
+)
+def test_wrong_kernel_machines_are_refused(changed: dict[str, Any], message: str) -> None:
+    model = from_onnx(model_of("SVMClassifier", (7, 1), **machine(3, "RBF") | changed))
+    with pytest.raises(OnnxError, match=message):
         model.graph({"n": 3})
+
+
+@pytest.mark.parametrize("labels", [["b", "a"], ["a", "b"]])
+def test_linear_models_with_labels_that_are_text(labels: list[str]) -> None:
+    given = {"coefficients": ROWS[:10], "intercepts": [0.1, 0.2], "classlabels_strings": labels}
+    theirs, ours = both(model_of("LinearClassifier", (8, 1), **given), samples())
+    assert ours[0].dtype == theirs[0].dtype == object
+    np.testing.assert_array_equal(ours[0], theirs[0])
+
+
+WORDS = np.array([["red", "big"], ["blue", "small"], ["red", ""], ["ä", "red"]], object)
+TEXTS: dict[str, str] = {
+    "text to numbers": """(string[n, 2] x) => (int64[n, 2] y) {
+        y = ai.onnx.ml.LabelEncoder
+            <keys_strings = ["red", "big"], values_int64s = [7, 5], default_int64 = -3>(x) }""",
+    "text to reals": """(string[n, 2] x) => (float[n, 2] y) {
+        y = ai.onnx.ml.LabelEncoder
+            <keys_strings = ["red", "red"], values_floats = [0.5, 1.5]>(x) }""",
+    "text to text": """(string[n, 2] x) => (string[n, 2] y) {
+        y = ai.onnx.ml.LabelEncoder<keys_strings = ["red"], values_strings = ["rot"]>(x) }""",
+    "numbers to text": """(string[n, 2] x) => (string[n, 2] y) {
+        i = ai.onnx.ml.LabelEncoder<keys_strings = ["red", "big"], values_int64s = [7, 5]>(x)
+        y = ai.onnx.ml.LabelEncoder<keys_int64s = [7, -1], values_strings = ["b", "a"]>(i) }""",
+    "categories": """(string[n, 2] x) => (float[n, 2, 2] y) {
+        y = ai.onnx.ml.OneHotEncoder<cats_strings = ["red", "big"]>(x) }""",
+    "names of numbers": """(string[n, 2] x) => (string[n, 2] y) {
+        i = ai.onnx.ml.CategoryMapper<cats_int64s = [1, 2], cats_strings = ["red", "ä"]>(x)
+        y = ai.onnx.ml.CategoryMapper<cats_int64s = [2, 1], cats_strings = ["x", "y"]>(i) }""",
+    "columns": """(string[n, 2] x) => (string[n, 1] y, float[n, 1, 1] z)
+        <int64[1] first = {0}, int64[1] second = {1}> {
+        y = ai.onnx.ml.ArrayFeatureExtractor(x, second)
+        other = Gather<axis = 1>(x, first)
+        z = ai.onnx.ml.OneHotEncoder<cats_strings = ["red"]>(other) }""",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_are_encoded(name: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    header = '<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>'
+    model = onnx.parser.parse_model(f"{header}\ng {TEXTS[name]}").SerializeToString()
+    session = InferenceSession(from_onnx(model), threads=1)
+    for x in (WORDS, WORDS[:1], WORDS[:0]):
+        wanted = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+        found = session.run({"x": x})
+        for mine, other in zip(found.values(), wanted, strict=True):
+            assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
+            np.testing.assert_array_equal(mine, other)
+
+
+def test_unknown_categories_are_refused_where_the_file_says_so() -> None:
+    text = """<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>
+    g (string[n] x) => (float[n, 1] y) {
+      y = ai.onnx.ml.OneHotEncoder<cats_strings = ["red"], zeros = 0>(x) }"""
+    session = InferenceSession(from_onnx(onnx.parser.parse_model(text)), threads=1)
+    assert session.run(["red"])["y"].tolist() == [[1]]
+    with pytest.raises(OnnxError, match="'blue' found, which is no category"):
+        session.run(["red", "blue"])
+
+
+def test_inputs_that_are_text_are_checked() -> None:
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    g (string[n] x) => (string[n] y) { y = Identity(x) }"""
+    session = InferenceSession(from_onnx(onnx.parser.parse_model(text)), threads=1)
+    assert session.run(np.array(["a", "bc"]))["y"].tolist() == ["a", "bc"]
+    with pytest.raises(DataError, match="int found among texts; str needed"):
+        session.run(["a", 3])
+    with pytest.raises(DataError, match=r"float found among texts; str needed"):
+        session.run(np.zeros(2, np.float32))
+    with pytest.raises(OnnxError, match="they are text, which no graph holds"):
+        from_onnx(onnx.parser.parse_model(text)).graph({"n": 2})
