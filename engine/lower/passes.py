@@ -18,7 +18,7 @@ from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, multiplies_bytes
 from soapstone.engine.lower.parts import copy_parts, merge_parts
 from soapstone.engine.lower.updates import hoist_updates, merge_stores, store_updates
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources
-from soapstone.engine.lower.weights import FOLDS, fold
+from soapstone.engine.lower.weights import ATTENTION, FOLDS, fold
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
@@ -38,6 +38,7 @@ class Pass(Generic[Under]):
         fuses: whether it is left out where every operator shall be a launch.
         widens: whether it is left out where kernels take halves.
         multiplies: whether kernels must multiply bytes for it, or must not; None: either.
+        processor: the kind that it is for; None: any.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Pass(Generic[Under]):
     fuses: bool = False
     widens: bool = False
     multiplies: bool | None = None
+    processor: str | None = None
 
 
 # Where weights never change, before a strategy is chosen: what weights alone determine.
@@ -53,6 +55,7 @@ CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
     *(Pass(each.name, partial(fold, each), multiplies=True) for each in IN_BYTES),
     *(Pass(each.name, partial(fold, each), multiplies=False) for each in IN_REAL),
     *(Pass(each.name, partial(fold, each)) for each in FOLDS[3:]),
+    Pass(ATTENTION.name, partial(fold, ATTENTION), processor="cpu"),
     Pass("drop_unread", lambda graph, _: graph.pruned()),
 )
 
@@ -88,7 +91,11 @@ def fold_weights(
         processor: the kind that will run it, whose kernels may multiply bytes.
     """
     able = multiplies_bytes(processor)
-    chosen = [each for each in CONSTANT_PASSES if each.multiplies in (None, able)]
+    chosen = [
+        each
+        for each in CONSTANT_PASSES
+        if each.multiplies in (None, able) and each.processor in (None, processor)
+    ]
     return _applied(graph, chosen, constants, watch, whole=False)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import field, replace
 from typing import Any
 
+from soapstone.engine.lower.attention import joined
 from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.rebuild import kept, rebuild
 from soapstone.ir.activations import Made, Recogniser
@@ -300,6 +301,7 @@ FOLDS = (
     Fold("fold_scales", ("mul", "affine"), _scale),
     Fold("fold_biases", ("add",), _bias),
 )
+ATTENTION = Fold("join_attention", ("matmul",), joined)
 
 _PRODUCTS = (
     Fold("fold_products", ("matmul",), _plain_product),

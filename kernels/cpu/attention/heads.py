@@ -98,11 +98,11 @@ def _mask_at(w: Any, b: int, h: int, query: int) -> Any:
 
 @helper
 def _collect(
-    to: int, operands: int, operand: int, b: int, first: int, h: int, count: int, n: int
+    to: int, operands: int, operand: int, b: int, first: int, h: int, end: int, n: int
 ) -> None:
-    """Copy `count` positions of a head of an operand into a dense buffer."""
-    for t in range(count):
-        copy_floats(to + t * n * 4, _at(operands, operand, b, first + t, h), n)
+    """Copy positions `first` to `end` of a head of an operand into a dense buffer of all."""
+    for t in range(first, end):
+        copy_floats(to + t * n * 4, _at(operands, operand, b, t, h), n)
 
 
 @routine
@@ -181,14 +181,17 @@ def forward(block: Any, begin: int, end: int) -> Any:
     scale = np.float32(w.scale)
     record = _part(w, begin)
     part = _part_of(record)
+    have = np.int64(0)  # keys and values of the head in their buffers
     for item in range(begin, end):
         b, h, number = item // blocks // w.heads, item // blocks % w.heads, item % blocks
         first = number * rows
         count = min(rows, tq - first)
         which, tk = _stretch(w, number).product, _stretch(w, number).keys
-        _collect(part.queries, operands, Q, b, first, h, count, d)
-        _collect(part.keys, operands, K, b, 0, h, tk, d)
-        _collect(part.values, operands, V, b, 0, h, tk, dv)
+        have = np.int64(0) if number == 0 else have
+        _collect(part.queries - first * d * 4, operands, Q, b, first, h, first + count, d)
+        _collect(part.keys, operands, K, b, have, h, tk, d)
+        _collect(part.values, operands, V, b, have, h, tk, dv)
+        have = max(have, tk)
         status = _product(record, which)
         if status != 0:
             return status
@@ -280,8 +283,8 @@ def backward(block: Any, begin: int, end: int) -> Any:
             first = number * rows
             count = min(rows, tq - first)
             which, tk = _stretch(w, number).product, _stretch(w, number).keys
-            _collect(part.queries, operands, Q, b, first, h, count, d)
-            _collect(part.results, operands, DY, b, first, h, count, dv)
+            _collect(part.queries - first * d * 4, operands, Q, b, first, h, first + count, d)
+            _collect(part.results - first * dv * 4, operands, DY, b, first, h, first + count, dv)
             status = _product(record, which)
             status |= _product(record, which + 1)
             if status != 0:
