@@ -61,6 +61,20 @@ LARGER = {
     "layer_norm_grad": [Case(("70 40", "70 40", "40", "70", "70"), {}, (), positive=True)],
     "batch_norm": [Case(("4 3 10 10", "3", "3", "3", "3"))],
     "cross_entropy": [Case(("40 100", "int64 40 <100"))],
+    "cumsum": [Case(("300 40",)), Case(("3 300",), {"axis": 1, "reverse": True})],
+    "top_k": [
+        Case(("2 300",), {"k": 7, "axis": 1, "sorted": False}),
+        Case(
+            ("9",),
+            {"k": 9},
+            contents={0: (-0.0, math.nan, 0.0, math.inf, -1.5, 2.0, -math.inf, -math.nan, 2.0)},
+        ),
+    ],
+    "gather_grad": [Case(("300 40", "int64 300 <70"), {"extent": 70})],
+    "scatter_elements": [
+        Case(("40 3", "int64 300 3 <40", "300 3"), {"reduction": "add"}),
+        Case(("900", "int64 70 <900", "70")),
+    ],
     "matmul": [Case(("20 40", "40 30"))],
     "adam": [Case(("900",) * 4 + ("", "int64 <9", "bool"), {}, (), positive=True)],
 }

@@ -24,7 +24,7 @@ _ATTRIBUTES = {
 }
 
 
-def _reach(attributes: Attributes) -> tuple[int, int]:
+def reach(attributes: Attributes) -> tuple[int, int]:
     """Return how many channels before and after one its sum takes in."""
     size = int(attributes["size"])
     return (size - 1) // 2, size // 2
@@ -37,7 +37,7 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes, gradient:
         raise ShapeError(
             f"input 0 has rank {rank} (shape {inputs[0].shape}); 3 to 5 needed (n c …)"
         )
-    low, high = _reach(attributes)
+    low, high = reach(attributes)
     # A gradient needs dy of every sum that a channel is in, and x of all that these take in.
     reaches = [(high, low), (low + high, low + high)] if gradient else [(low, high)]
     table = DimTable()
@@ -70,7 +70,7 @@ def _sums(values: Array, before: int, after: int) -> Array:
 def _scale(attributes: Attributes, x: Array) -> Array:
     """Return what x is divided by, before the exponent."""
     share = x.dtype.type(attributes["alpha"] / attributes["size"])
-    sums = _sums(x * x, *_reach(attributes))
+    sums = _sums(x * x, *reach(attributes))
     return np.asarray(x.dtype.type(attributes["bias"]) + share * sums)
 
 
@@ -87,7 +87,7 @@ def _lrn(attributes: Attributes, x: Array) -> Array:
 
 def _lrn_grad(attributes: Attributes, dy: Array, x: Array) -> Array:
     beta, kind = attributes["beta"], x.dtype.type
-    low, high = _reach(attributes)
+    low, high = reach(attributes)
     scale = _scale(attributes, x)
     power = scale ** kind(-beta)
     wide = np.zeros_like(x)  # dy where it is known, in the channels of x

@@ -34,7 +34,7 @@ _ATTRIBUTES = {
 }
 
 
-def _filled(attributes: Attributes) -> dict[str, Any]:
+def filled(attributes: Attributes) -> dict[str, Any]:
     """Return the attributes with a number for each axis.
 
     Raises:
@@ -49,11 +49,11 @@ def _filled(attributes: Attributes) -> dict[str, Any]:
 
 
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    return pool_signature(len(attributes["kernel"]), inputs, _filled(attributes))
+    return pool_signature(len(attributes["kernel"]), inputs, filled(attributes))
 
 
 def _lp_pool(attributes: Attributes, x: Array) -> Array:
-    attributes = _filled(attributes)
+    attributes = filled(attributes)
     kernel, p = attributes["kernel"], attributes["p"]
     count = positions_of(attributes, x.shape[2:], kernel)
     powers = gather(np.abs(x) ** p, attributes, kernel, count)
@@ -62,7 +62,7 @@ def _lp_pool(attributes: Attributes, x: Array) -> Array:
 
 
 def _localize(attributes: Attributes, tile: Tile) -> Attributes:
-    attributes = _filled(attributes)
+    attributes = filled(attributes)
     box = tile.inputs[-1]
     padding = local_padding(attributes, tile, box, attributes["kernel"])
     return {**attributes, "padding": padding, "ceil_mode": False}
@@ -73,11 +73,11 @@ def _grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
     size = inputs[2].shape[2:]
     rank = len(attributes["kernel"])
     need_rank(inputs, 2, " ".join(("n", "c", *spatial_dims(rank))))
-    return pool_grad_signature(rank, inputs, _filled(attributes), size, 2)
+    return pool_grad_signature(rank, inputs, filled(attributes), size, 2)
 
 
 def _lp_pool_grad(attributes: Attributes, dy: Array, y: Array, x: Array) -> Array:
-    attributes = _filled(attributes)
+    attributes = filled(attributes)
     kernel, p = attributes["kernel"], attributes["p"]
     shares = np.where(y == 0, 0, dy / np.where(y == 0, 1, y) ** (p - 1)).astype(x.dtype)
     wide = shares.reshape(*dy.shape, *(1,) * len(kernel))

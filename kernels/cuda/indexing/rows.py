@@ -1,20 +1,14 @@
-"""Embedding and gathers by index, and the gradient of an embedding's table.
-
-The gradient adds in the order of ids, whatever the blocks do: a block owns consecutive rows of the
-table, its threads their columns, and looks through all ids for those rows, a chunk at a time.
-"""
+"""Embedding and gathers by index: a thread an element of the result."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from soapstone.kernels.cuda.elementwise.text import wide
-from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch
+from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry
 from soapstone.kernels.cuda.movement.copies import fill
+from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View, views, zeros
-from soapstone.kernels.cuda.substrate.element import compiled, each_element, parameters, place
-from soapstone.kernels.cuda.substrate.grid import rounded
-from soapstone.kernels.cuda.substrate.target import processors
+from soapstone.kernels.cuda.substrate.element import each_element, place
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -28,11 +22,29 @@ def checked(call: Call, total: int) -> tuple[DeviceArray, Mapping[int, str]]:
     return zeros(1, "int32", call.outputs[0]), {OUTSIDE: text}
 
 
-def _flat(view: View) -> View:
-    return view.reshaped((view.size,))
+def checked_axes(call: Call, extents: Sequence[int]) -> tuple[DeviceArray, Mapping[int, str]]:
+    """Return a status word, and what it means where an index is outside of its axis."""
+    text = f"{call.operator}: operand 'ids': an index outside found, below {tuple(extents)} needed"
+    return zeros(1, "int32", call.outputs[0]), {OUTSIDE: text}
 
 
-def _found(total: int, base: int, wraps: bool) -> list[str]:
+def row_of(ids: View, lead: Sequence[str], extents: Sequence[int]) -> list[str]:
+    """Return the statements that make `row`, the row-major number of what several indices name.
+
+    It is -1 where one is outside, which the status tells. lead: the axes of ids before them.
+    """
+    lines = ["row = int64(0)", "outside = 0"]
+    for k, extent in enumerate(extents):
+        lines += [
+            f"one = int64(ids[{place('ids', [*lead, str(k)])}])",
+            f"if one < 0: one = one + {extent}",
+            f"if one < 0 or one >= {extent}: outside = 1",
+            f"row = row * {extent} + one",
+        ]
+    return [*lines, "if outside != 0:", f"    status[0] = {OUTSIDE}", "    row = int64(-1)"]
+
+
+def found(total: int, base: int, wraps: bool) -> list[str]:
     """Return the statements that make a `row` of a tile of one of the whole; `wraps`: from its end.
 
     One outside of the whole is taken down in the status.
@@ -65,7 +77,7 @@ def _taken(
     zero = "False" if kind == "bool" else f"{kind}(0)"
     body = [
         f"row = int64(ids[{place('ids', of_ids)}])",
-        *_found(total, base, wraps),
+        *found(total, base, wraps),
         f"value = {zero}",
         f"if row >= 0 and row < {rows}: value = x[{place('x', source)}]",
         f"y[{place('y', index)}] = value",
@@ -89,52 +101,22 @@ def gather(call: Call) -> DeviceEntry:
     return _taken(call, x, ids, y, call.attributes["axis"], wraps=True, elements=elements)
 
 
-@variant("embedding_grad", "numba", processor="cuda")
-def embedding_grad(call: Call) -> DeviceEntry | None:
-    """Return the entry of dy added up by the row of the table that it came from."""
-    (dy, ids), (dtable,) = views(call)
-    rows, columns = dtable.shape
-    if dtable.size == 0:
-        return DeviceEntry(())
-    if dy.size == 0:
-        return fill(dtable, 0)
-    count, kind = ids.size, wide(dtable.dtype)
-    if kind != dtable.dtype:
-        return None  # sums of halves are kept in single precision, which the table has no room for
-    given = {"dy": dy.reshaped((count, columns)), "ids": _flat(ids), "dtable": dtable}
-    names, values = parameters(given)
-    threads = rounded(columns)
-    lines = [
-        f"def each(rows, columns, count, share, base, {', '.join(names)}):",
-        f"    held = cuda.shared.array({threads}, int64)",
-        "    first = cuda.blockIdx.x * share",
-        "    last = min(first + share, rows)",
-        "    thread = cuda.threadIdx.x",
-        "    for row in range(first, last):",
-        "        column = thread",
-        "        while column < columns:",
-        f"            dtable[{place('dtable', ['row', 'column'])}] = {kind}(0)",
-        "            column += cuda.blockDim.x",
-        "    chunk = 0",
-        "    while chunk < count:",
-        "        row = int64(-1)",
-        "        if chunk + thread < count:",
-        f"            row = int64(ids[{place('ids', ['chunk + thread'])}]) - base",
-        "        held[thread] = row",
-        "        if cuda.syncthreads_or(1 if row >= first and row < last else 0):",
-        "            for n in range(min(cuda.blockDim.x, count - chunk)):",
-        "                row = held[n]",
-        "                if row >= first and row < last:",
-        "                    column = thread",
-        "                    while column < columns:",
-        f"                        dtable[{place('dtable', ['row', 'column'])}] += "
-        f"dy[{place('dy', ['(chunk + n)', 'column'])}]",
-        "                        column += cuda.blockDim.x",
-        "        cuda.syncthreads()",
-        "        chunk += cuda.blockDim.x",
+@variant("gather_nd", "numba", processor="cuda")
+def gather_nd(call: Call) -> DeviceEntry:
+    """Return the entry of the slices that the last axis of ids names by their first indices."""
+    (x, ids), (y,) = views(call)
+    batch, lead = call.attributes["batch_dims"], len(ids.shape) - 1
+    index = [f"at_{d}" for d, _ in enumerate(y.shape)]
+    extents = x.shape[batch : batch + ids.shape[-1]]
+    status, statuses = checked_axes(call, extents)
+    source = [*index[:batch], *(f"at_r{d}" for d, _ in enumerate(extents)), *index[lead:]]
+    body = [
+        *row_of(ids, index[:lead], extents),
+        f"value = {'False' if y.dtype == 'bool' else f'{y.dtype}(0)'}",
+        "if row >= 0:",
+        *indices("row", [(f"r{d}", e) for d, e in enumerate(extents)], "    "),
+        f"    value = x[{place('x', source)}]",
+        f"y[{place('y', index)}] = value",
     ]
-    blocks = min(rows, 8 * processors())
-    share = -(-rows // blocks)
-    arguments = (rows, columns, count, share, call.attributes.get("base", 0), *values)
-    grid = (-(-rows // share),)
-    return DeviceEntry((Launch(compiled("\n".join(lines)), grid, (threads,), arguments),))
+    made = each_element(body, y.shape, {"x": x, "ids": ids, "y": y}, status)
+    return DeviceEntry(made.launches, status, statuses)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from soapstone.ir.ops.movement.rearrange import TO_SPACE, reverse_slices
-from soapstone.ir.ops.movement.slicing import border_maps, slices
+from soapstone.ir.ops.movement.slicing import slices
 from soapstone.kernels.cuda.elementwise.pointwise import pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
+from soapstone.kernels.cuda.indexing.taps import bordered
 from soapstone.kernels.cuda.movement.transposition import transposition
 from soapstone.kernels.cuda.substrate.arrays import View, scratch, views
 from soapstone.kernels.entry import Call, Declined
@@ -134,7 +136,7 @@ def pad(call: Call) -> DeviceEntry | None:
     if y.size == 0:
         return DeviceEntry(())
     if a["mode"] != "constant":
-        return _bordered(call, x, y)
+        return bordered(call, x, y)
     inside: list[slice] = []
     for axis, (low, between, extent) in enumerate(zip(a["low"], a["interior"], x.shape)):
         stop = low + extent + max(extent - 1, 0) * between
@@ -145,48 +147,30 @@ def pad(call: Call) -> DeviceEntry | None:
     return sequence((fill(y, a["value"]), copy(x, place)))
 
 
-def _bordered(call: Call, x: View, y: View) -> DeviceEntry | None:
-    """Return the entry of a border made of x itself: a copy for each run of places."""
-    runs = [_runs(places.tolist()) for places in border_maps(call.attributes, x.shape)]
-    entries = []
-    boxes = list(itertools.product(*runs))
-    if len(boxes) > 64:
-        return None
-    for box in boxes:
-        target = y.box([slice(at, at + n) for at, _, n, _ in box])
-        offset = x.offset + sum(first * s for (_, first, _, _), s in zip(box, x.strides))
-        strides = tuple(step * s for (_, _, _, step), s in zip(box, x.strides))
-        entries.append(copy(View(x.span, target.shape, strides, x.dtype, offset), target))
-    return sequence(tuple(entries))
-
-
-def _runs(values: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """Cut indices into runs of equal steps: (position, first index, count, step)."""
-    made, at = [], 0
-    while at < len(values):
-        count, step = 1, 0
-        if at + 1 < len(values):
-            step = values[at + 1] - values[at]
-            while at + count < len(values) and values[at + count] - values[at + count - 1] == step:
-                count += 1
-        made.append((at, values[at], count, step))
-        at += count
-    return made
-
-
-@variant("trilu", "numba", processor="cuda")
-def trilu(call: Call) -> DeviceEntry:
-    """Return the entry of the upper or the lower triangle, zeros elsewhere."""
-    (x,), (y,) = views(call)
-    k = call.attributes["k"]
-    sign = ">=" if call.attributes["upper"] else "<="
+def _triangle(x: View, y: View, upper: bool, k: int, rest: float) -> DeviceEntry:
+    """Return the entry of the last axes on and above (or below) diagonal k; elsewhere `rest`."""
+    sign = ">=" if upper else "<="
     lead = (0,) * (len(x.shape) - 2)
     # Places whose strides are those of column - row: the number of an element's diagonal.
     diagonal = View(None, x.shape, (*lead, -1, 1), "int64")
 
     def write(text: Text, values: Sequence[Value]) -> list[Value]:
         one, at = values
-        kept = f"({one.name} if {at.name} {sign} {k} else {literal(0, one.type)})"
+        kept = f"({one.name} if {at.name} {sign} {k} else {literal(rest, one.type)})"
         return [text.set(kept, one.type)]
 
     return pointwise(write, (x,), (y,), diagonal)
+
+
+@variant("trilu", "numba", processor="cuda")
+def trilu(call: Call) -> DeviceEntry:
+    """Return the entry of the upper or the lower triangle, zeros elsewhere."""
+    (x,), (y,) = views(call)
+    return _triangle(x, y, call.attributes["upper"], call.attributes["k"], 0)
+
+
+@variant("hide_later", "numba", processor="cuda")
+def hide_later(call: Call) -> DeviceEntry:
+    """Return the entry of scores, minus infinity where the key stands after the query."""
+    (x,), (y,) = views(call)
+    return _triangle(x, y, False, call.attributes.get("ahead", 0), -math.inf)

@@ -1,4 +1,4 @@
-"""Max and average pooling of any rank, forward and backward: a thread has an element of the result.
+"""Max, average and Lp pooling of any rank, forward and backward: a thread an element.
 
 Gradients gather: each element of x looks through the windows that it is in, so that nothing is
 added from two threads at once and sums have one order.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from soapstone.ir.ops.reduction.folds import smallest
+from soapstone.ir.ops.windows.lp_pool import filled
 from soapstone.ir.ops.windows.window import Window, windows_of
 from soapstone.kernels.cuda.elementwise.text import literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry
@@ -143,6 +144,49 @@ def _avg_pool_grad(call: Call) -> DeviceEntry:
     body = [f"total = {kind}(0)", *_backward(windows, dy.shape[2:], inner)]
     body += [f"dx[{_place('dx', at)}] = {dx.dtype}(total)"]
     return each_element(body, dx.shape, {"dy": dy, "dx": dx})
+
+
+def _powered(name: str, p: int, kind: str) -> str:
+    """Return the text of a whole power of a value that is not negative."""
+    return " * ".join([name] * p) if 0 < p <= 3 else f"power({name}, {kind}({p}))"
+
+
+@variant("lp_pool", "numba", processor="cuda")
+def lp_pool(call: Call) -> DeviceEntry:
+    """Return the entry of the p-norm of each window."""
+    (x,), (y,) = views(call)
+    at = filled(call.attributes)
+    windows, kind, p = windows_of(at, x.shape[2:], at["kernel"]), wide(x.dtype), at["p"]
+    inside = [f"p{d}" for d, _ in enumerate(windows)]
+    inner = [f"value = abs({kind}(x[{_place('x', inside)}]))"]
+    inner += [f"total += {_powered('value', p, kind)}"]
+    roots = {1: "total", 2: "sqrt(total)"}
+    root = roots.get(p, f"power(total, {kind}({1 / p!r}))")
+    body = [f"total = {kind}(0)", *_forward(windows, inner)]
+    body += [
+        f"y[{_place('y', [f'at_{2 + d}' for d, _ in enumerate(windows)])}] = {y.dtype}({root})"
+    ]
+    return each_element(body, y.shape, {"x": x, "y": y})
+
+
+@variant("lp_pool_grad", "numba", processor="cuda")
+def lp_pool_grad(call: Call) -> DeviceEntry:
+    """Return the entry of what each element adds to the norms of the windows that it is in."""
+    (dy, y, x), (dx,) = views(call)
+    at = filled(call.attributes)
+    windows, kind, p = windows_of(at, x.shape[2:], at["kernel"]), wide(x.dtype), at["p"]
+    of = [f"p{d}" for d, _ in enumerate(windows)]
+    norm = _powered("norm", p - 1, kind) if p > 1 else f"{kind}(1)"
+    inner = [f"norm = {kind}(y[{_place('y', of)}])"]
+    inner += [f"if norm != {kind}(0): total += {kind}(dy[{_place('dy', of)}]) / ({norm})"]
+    own = [f"at_{2 + d}" for d, _ in enumerate(windows)]
+    body = [f"total = {kind}(0)", *_backward(windows, dy.shape[2:], inner)]
+    body += [f"value = {kind}(x[{_place('x', own)}])", "size = abs(value)"]
+    body += [f"total = total * ({_powered('size', p - 1, kind)})"] if p > 1 else []
+    body += [f"if value < {kind}(0): total = -total"]
+    body += [f"if value == {kind}(0): total = {kind}(0)"]
+    body += [f"dx[{_place('dx', own)}] = {dx.dtype}(total)"]
+    return each_element(body, dx.shape, {"dy": dy, "y": y, "x": x, "dx": dx})
 
 
 for _rank in (1, 2, 3):

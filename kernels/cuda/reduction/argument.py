@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from soapstone.ir.ops.reduction.folds import reduced_axes
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry
-from soapstone.kernels.cuda.normalization.rowwise import Phase, rowwise
-from soapstone.kernels.cuda.reduction.fold import spread
+from soapstone.kernels.cuda.normalization.rowwise import rowwise
 from soapstone.kernels.cuda.substrate.arrays import views
 from soapstone.kernels.cuda.substrate.folds import accumulator
 from soapstone.kernels.cuda.training.losses import first_of
@@ -44,22 +42,3 @@ def hardmax(call: Call) -> DeviceEntry:
         return [text.set(f"({literal(1, kind)} if {hit} else {literal(0, kind)})", kind)]
 
     return rowwise([x], [axis], first_of("max", accumulator(x.dtype)), [y], item)
-
-
-@variant("reduce_max_grad", "numba", processor="cuda")
-def reduce_max_grad(call: Call) -> DeviceEntry:
-    """Return the entry of dy where x is the extreme value, split evenly among ties."""
-    (dy, x, y), (dx,) = views(call)
-    axes = reduced_axes(call.attributes, len(x.shape))
-    kind = wide(x.dtype)
-
-    def hits(text: Text, v: Values, known: Values) -> list[Value]:
-        hit = f"{v[1].name} == {v[2].name}"
-        return [text.set(f"({literal(1, kind)} if {hit} else {literal(0, kind)})", kind)]
-
-    def item(text: Text, v: Values, known: Values) -> list[Value]:
-        hit, share = f"{v[1].name} == {v[2].name}", f"{v[0].name} / {known[0].name}"
-        return [text.set(f"({share} if {hit} else {literal(0, kind)})", kind)]
-
-    operands = [spread(dy, x.shape, axes), x, spread(y, x.shape, axes)]
-    return rowwise(operands, axes, [Phase([("sum", kind)], hits)], [dx], item)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from soapstone.ir.ops.reduction.folds import reduced_axes
-from soapstone.kernels.cuda.elementwise.text import Text, Value, literal
+from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry
 from soapstone.kernels.cuda.reduction.fold import fold
 from soapstone.kernels.cuda.substrate.arrays import views
@@ -118,3 +118,25 @@ def bce(call: Call) -> DeviceEntry:
         return text.set(f"-({y} * log({p}) + ({one} - {y}) * log1p(-{p}))", kind)
 
     return _pair(write, call)
+
+
+@variant("byte_scale", "numba", processor="cuda")
+def byte_scale(call: Call) -> DeviceEntry:
+    """Return the entry of the scale and zero of bytes, from the least and the greatest element."""
+    (x,), outputs = views(call)
+    kind = wide(x.dtype)
+
+    def rounded(text: Text, expression: str) -> str:
+        return text.cast(text.cast(text.set(expression, kind), x.dtype), kind).name
+
+    def after(text: Text, values: Sequence[Value]) -> list[Value]:
+        zero, most = literal(0, kind), literal(255, kind)
+        low = text.set(f"min({values[0].name}, {zero})", kind).name
+        high = text.set(f"max({values[1].name}, {zero})", kind).name
+        step = rounded(text, f"{rounded(text, f'{high} - {low}')} / {most}")
+        scale = text.set(f"({step} if {high} > {low} else {literal(1, kind)})", kind)
+        middle = rounded(text, f"-{low} / {scale.name}")
+        return [scale, text.set(f"rint_{kind}(min({middle}, {most}))", kind)]
+
+    axes = range(len(x.shape))
+    return fold([x], axes, [("min", kind), ("max", kind)], outputs, lambda t, v: [v[0]] * 2, after)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -186,6 +186,28 @@ def allocate(shape: Sequence[int], dtype: str, beside: DeviceArray) -> DeviceArr
 def scratch(count: int, dtype: str, beside: DeviceArray) -> View:
     """Return new memory of `count` elements, as a view."""
     return view(allocate((max(count, 1),), dtype, beside))
+
+
+def room(shape: Sequence[int], dtype: str, beside: DeviceArray) -> View:
+    """Return new memory of a shape, as a view."""
+    return view(allocate(shape, dtype, beside))
+
+
+def constant(array: np.ndarray[Any, Any], beside: DeviceArray) -> View:
+    """Return an array of the host's as a view of a copy, which is made now."""
+    if isinstance(beside, Described):
+        return view(allocate(array.shape, array.dtype.name, beside))
+    from numba import cuda
+
+    return view(cuda.to_device(np.ascontiguousarray(array)))
+
+
+def reinterpreted(view: View, dtype: str) -> View:
+    """Return elements of a view as those of another type of their size, such as a number's bits."""
+    span, kind = view.span, np.dtype(dtype)
+    if isinstance(span, Described):
+        return replace(view, span=replace(span, dtype=kind), dtype=dtype)
+    return replace(view, span=span.view(kind) if span is not None else None, dtype=dtype)
 
 
 def zeros(count: int, dtype: str, beside: DeviceArray) -> DeviceArray:

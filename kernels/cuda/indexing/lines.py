@@ -1,0 +1,185 @@
+"""Sums along a line, and its k greatest elements: what looks at all of an axis, in order.
+
+Where neighbouring lines lie side by side, a thread has a line; else a block has one, and its
+threads neighbouring elements of it. The layout decides in which order sums are added, nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cuda.entry import DeviceEntry, Launch
+from soapstone.kernels.cuda.products.tiled import indices
+from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted, views
+from soapstone.kernels.cuda.substrate.element import each_element, parameters, place
+from soapstone.kernels.cuda.substrate.folds import MOST, accumulator, folds
+from soapstone.kernels.cuda.substrate.grid import blocks_of, rounded
+from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variant
+
+
+@cache
+def compiled(source: str) -> Kernel:
+    """Return the kernel `line` of a source text."""
+    return built("line", source, SCRATCH=MOST if SIMULATED else WARP, **folds(False))
+
+
+def block_a_line(
+    head: Sequence[str], body: Sequence[str], axis: int, operands: dict[str, View], shape: Any
+) -> DeviceEntry:
+    """Return the entry of a kernel whose blocks run statements for each line along an axis.
+
+    Args:
+        head: statements before, of shared memory. body: those of a line of `items` elements, in
+            which at_0 and so on, but for the axis, are its indices. shape: of the whole.
+    """
+    others = [(str(d), extent) for d, extent in enumerate(shape) if d != axis]
+    lines, items = math.prod(extent for _, extent in others), shape[axis]
+    if lines == 0:
+        return DeviceEntry(())
+    names, values = parameters(operands)
+    threads = rounded(items)
+    text = [f"def line(lines, items, {', '.join(names)}):"]
+    text += ["    " + line for line in head]
+    text += ["    thread = cuda.threadIdx.x", "    number = cuda.blockIdx.x"]
+    text += ["    while number < lines:"]
+    text += indices("number", others, " " * 8) if others else []
+    text += [" " * 8 + line for line in body]
+    text += ["        number += cuda.gridDim.x"]
+    grid = (blocks_of(lines * threads, threads),)
+    launch = Launch(compiled("\n".join(text)), grid, (threads,), (lines, items, *values))
+    return DeviceEntry((launch,))
+
+
+@variant("cumsum", "numba", processor="cuda")
+def cumsum(call: Call) -> DeviceEntry:
+    """Return the entry of the sums of all elements up to each one."""
+    (x,), (y,) = views(call)
+    at, axis, kind = call.attributes, call.attributes["axis"], accumulator(x.dtype)
+    if y.size == 0:
+        return DeviceEntry(())
+    operands, here = {"x": x, "y": y}, [f"at_{d}" for d, _ in enumerate(x.shape)]
+    here[axis] = "at"
+    read, to = f"{kind}(x[{place('x', here)}])", f"y[{place('y', here)}]"
+    exclusive, extent = at["exclusive"], x.shape[axis]
+    if any(0 < x.strides[d] < x.strides[axis] for d, e in enumerate(x.shape) if e >= WARP):
+        turned = f"{extent - 1} - n" if at["reverse"] else "n"
+        made = [f"{to} = {y.dtype}(total)", f"total += {read}"]
+        lines = [f"at = {turned}", *(made if exclusive else made[::-1])]
+        body = [f"total = {kind}(0)", f"for n in range({extent}):"]
+        shape = [1 if d == axis else e for d, e in enumerate(x.shape)]
+        return each_element([*body, *("    " + line for line in lines)], shape, operands)
+    threads = rounded(extent)
+    own = "sums[thread - 1] if thread > 0 else " + f"{kind}(0)" if exclusive else "sums[thread]"
+    body = [
+        f"before = {kind}(0)",
+        "chunk = 0",
+        "while chunk < items:",
+        "    n = chunk + thread",
+        f"    at = {'items - 1 - n' if at['reverse'] else 'n'}",
+        f"    value = {kind}(0)",
+        f"    if n < items: value = {read}",
+        "    sums[thread] = value",
+        "    cuda.syncthreads()",
+        "    step = 1",
+        f"    while step < {threads}:",
+        f"        more = {kind}(0)",
+        "        if thread >= step: more = sums[thread - step]",
+        "        cuda.syncthreads()",
+        "        sums[thread] = sums[thread] + more",
+        "        cuda.syncthreads()",
+        "        step = step * 2",
+        "    if n < items:",
+        f"        {to} = {y.dtype}(before + ({own}))",
+        f"    before = before + sums[{threads - 1}]",
+        "    cuda.syncthreads()",
+        f"    chunk += {threads}",
+    ]
+    head = [f"sums = cuda.shared.array({threads}, {kind})"]
+    return block_a_line(head, body, axis, operands, x.shape)
+
+
+def _ranked(dtype: str, largest: bool) -> list[str]:
+    """Return the statements that make `rank` of an element's bits: the first of all has the least.
+
+    Equal numbers have one rank, and NaN that of more than any number.
+    """
+    made = np.dtype(dtype)
+    bits = made.itemsize * 8
+    if made.kind == "f":
+        top = (1 << (bits - 1)) - 1
+        infinite = int(np.array(np.inf, made).view(f"int{bits}"))
+        lines = [
+            f"size = rank & int64({top})",
+            f"if size > int64({infinite}): rank = int64({top})",
+            "elif size == 0: rank = int64(0)",
+            f"elif rank < 0: rank = rank ^ int64({top})",
+        ]
+    elif dtype == "uint64":
+        lines = [f"rank = rank ^ int64({-(1 << 63)})"]
+    else:
+        lines = []
+    return [*lines, *(["rank = ~rank"] if largest else [])]
+
+
+@variant("top_k", "numba", processor="cuda")
+def top_k(call: Call) -> DeviceEntry:
+    """Return the entry of the first k of each line, in as many rounds over it by a block.
+
+    Each round finds the first of those that come after the one before.
+    """
+    (x,), (values, chosen) = views(call)
+    at, axis = call.attributes, call.attributes["axis"]
+    if values.size == 0:
+        return DeviceEntry(())
+    here = [f"at_{d}" for d, _ in enumerate(x.shape)]
+    here[axis] = "n"
+    spot = [*here[:axis], "taken", *here[axis + 1 :]]
+    by_bits = x.dtype[0] == "f" or x.dtype == "uint64"  # others are in int64 as they are
+    bits = reinterpreted(x, f"int{8 * np.dtype(x.dtype).itemsize}") if by_bits else x
+    ranked = [f"rank = int64(bits[{place('bits', here)}])", *_ranked(x.dtype, at["largest"])]
+    most = f"int64({np.iinfo(np.int64).max})"
+
+    def rounds(after: str, better: str, put: Sequence[str]) -> list[str]:
+        """Return k rounds: `after` says of which elements, `better` which of two comes first."""
+        return [
+            "taken = 0",
+            f"while taken < {at['k']}:",
+            f"    best, where = {most}, {most}",
+            "    n = thread",
+            "    while n < items:",
+            *(" " * 8 + line for line in ranked),
+            f"        if ({after}) and ({better}): best, where = rank, n",
+            "        n += cuda.blockDim.x",
+            *("    " + line for line in put),
+            "    taken += 1",
+        ]
+
+    write = [
+        "if thread == 0:",
+        "    n = where",
+        f"    values[{place('values', spot)}] = x[{place('x', here)}]",
+        f"    chosen[{place('chosen', spot)}] = where",
+    ]
+    pick = [
+        "first = fold_min(best, scratch)",
+        f"where = fold_min(where if best == first else {most}, scratch)",
+        "last, place = first, where",
+    ]
+    later = "rank > last or (rank == last and n > place)"
+    less = "rank < best or (rank == best and n < where)"
+    body = [f"last, place = int64({np.iinfo(np.int64).min}), int64(-1)"]
+    body += rounds(later, less, [*pick, *(write if at["sorted"] else [])])
+    if not at["sorted"]:  # those up to the last one, by their indices
+        inside = "n > before and (rank < last or (rank == last and n <= place))"
+        again = ["where = fold_min(where, scratch)", "before = where", *write]
+        body += ["before = int64(-1)", *rounds(inside, "n < where", again)]
+    head = ["scratch = cuda.shared.array(SCRATCH, int64)"]
+    operands = {"x": x, "bits": bits, "values": values, "chosen": chosen}
+    return block_a_line(head, body, axis, operands, x.shape)

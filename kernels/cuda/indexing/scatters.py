@@ -1,0 +1,320 @@
+"""Scatters, and the gradients of gathers, which are sums by scattering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from soapstone.kernels.cuda.elementwise.pointwise import pointwise
+from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
+from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, sequence
+from soapstone.kernels.cuda.indexing.puts import put_elements, put_rows
+from soapstone.kernels.cuda.indexing.rows import checked, checked_axes, found, row_of
+from soapstone.kernels.cuda.movement.copies import copy, fill
+from soapstone.kernels.cuda.products.tiled import indices
+from soapstone.kernels.cuda.substrate.arrays import View, room, views
+from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variant
+
+# Of the indices of an update, and of the element it comes to, the text of what it puts there.
+Put = Callable[[Sequence[str], Sequence[str]], str]
+Where = Callable[[Call, View, Sequence[int]], "Scatter"]
+
+
+def numbered(rank: int) -> list[str]:
+    """Return the names of an element's indices."""
+    return [f"at_{d}" for d in range(rank)]
+
+
+def element(name: str, view: View, at: Sequence[str]) -> str:
+    """Return the text of an element in the type in which it is computed."""
+    read, kind = f"{name}[{place(name, at)}]", wide(view.dtype)
+    return read if kind == view.dtype else f"{kind}({read})"
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Where updates of a shape come to in a target of a shape.
+
+    Attributes:
+        updates: their shape.
+        status, statuses: what tells of an index outside.
+        put: (target, operands, what is put, reduction) to the entry that combines all updates.
+        find: statements by which a thread of update at_0 and so on finds its element: `row` is
+            negative where there is none, else its indices are `spot`. They read `ids`.
+    """
+
+    updates: tuple[int, ...]
+    status: DeviceArray | None
+    statuses: Mapping[int, str]
+    put: Callable[[View, Mapping[str, View], Put, str], DeviceEntry]
+    find: Sequence[str] = ()
+    spot: Sequence[str] = ()
+
+    def entry(self, *entries: DeviceEntry) -> DeviceEntry:
+        """Return the entries in order, with the status."""
+        return DeviceEntry(sequence(entries).launches, self.status, self.statuses)
+
+    def combined(
+        self, target: View, operands: Mapping[str, View], value: Put, reduction: str
+    ) -> DeviceEntry:
+        """Return the entry of `put` into a target, whose sums of halves are kept wide."""
+        kind = wide(target.dtype)
+        if kind == target.dtype or reduction not in ("add", "mul") or not target.size:
+            return self.put(target, operands, value, reduction)
+        total = room(target.shape, kind, target.span)
+        put = self.put(total, operands, value, reduction)
+        return sequence((copy(target, total), put, copy(total, target)))
+
+    def updated(self, target: View, updates: View, reduction: str) -> DeviceEntry:
+        """Return the entry that combines updates with a target."""
+
+        def value(update: Sequence[str], spot: Sequence[str]) -> str:
+            return element("updates", updates, update)
+
+        return self.combined(target, {"updates": updates}, value, reduction)
+
+
+def by_line(call: Call, ids: View, shape: Sequence[int]) -> Scatter:
+    """Return where updates come to that each name an element of their line along an axis."""
+    at, axis = call.attributes, call.attributes["axis"]
+    total, base = at.get("total", shape[axis]), at.get("base", 0)
+    status, statuses = checked(call, total)
+
+    def row(own: Sequence[str]) -> list[str]:
+        return [f"row = int64(ids[{place('ids', own)}])", *found(total, base, wraps=True)]
+
+    def put(target: View, operands: Mapping[str, View], value: Put, reduction: str) -> DeviceEntry:
+        update, spot = numbered(len(shape)), numbered(len(shape))
+        update[axis], spot[axis] = "n", "row"
+        text = value(update, spot)
+        return put_elements(target, axis, ids, row(update), text, operands, reduction, status)
+
+    spot = numbered(len(shape))
+    find = [*row(spot), f"if row >= {shape[axis]}: row = -1"]
+    spot[axis] = "row"
+    return Scatter(ids.shape, status, statuses, put, find, spot)
+
+
+def by_slice(call: Call, ids: View, shape: Sequence[int], batch: int = 0) -> Scatter:
+    """Return where updates come to that each name a slice by several indices."""
+    depth, lead = ids.shape[-1], len(ids.shape) - 1
+    extents = shape[batch : batch + depth]
+    status, statuses = checked_axes(call, extents)
+
+    def put(target: View, operands: Mapping[str, View], value: Put, reduction: str) -> DeviceEntry:
+        here = numbered(len(shape))
+        own = [*here[:batch], *(f"at_u{d}" for d in range(lead - batch))]
+        text, row = value([*own, *here[batch + depth :]], here), row_of(ids, own, extents)
+        given, each = {**operands, "ids": ids}, ids.shape[batch:-1]
+        return put_rows(target, batch, depth, each, row, text, given, reduction, status)
+
+    updates = (*ids.shape[:-1], *shape[batch + depth :])
+    here = numbered(len(updates))
+    axes = [(f"r{d}", extent) for d, extent in enumerate(extents)]
+    find = [*row_of(ids, here[:lead], extents), *indices("row", axes, "")]
+    spot = [*here[:batch], *(f"at_{name}" for name, _ in axes), *here[lead:]]
+    return Scatter(updates, status, statuses, put, find, spot)
+
+
+def by_axis(call: Call, ids: View, shape: Sequence[int], axis: int, checks: bool) -> Scatter:
+    """Return where updates come to of which those of an index name an element of an axis.
+
+    checks: whether indices may count from the end, and one outside is told of.
+    """
+    base = call.attributes.get("base", 0)
+    total = call.attributes.get("total", shape[axis])
+    status, statuses = checked(call, total) if checks else (None, {})
+    own, here = [f"at_u{d}" for d, _ in enumerate(ids.shape)], numbered(len(shape))
+    row = [f"row = int64(ids[{place('ids', own)}])"]
+    row += found(total, base, wraps=True) if checks else [f"row = row - {base}"]
+
+    def put(target: View, operands: Mapping[str, View], value: Put, reduction: str) -> DeviceEntry:
+        text = value([*here[:axis], *own, *here[axis + 1 :]], here)
+        given = {**operands, "ids": ids}
+        return put_rows(target, axis, 1, ids.shape, row, text, given, reduction, status)
+
+    updates = (*shape[:axis], *ids.shape, *shape[axis + 1 :])
+    return Scatter(updates, status, statuses, put)
+
+
+@variant("embedding_grad", "numba", processor="cuda")
+def embedding_grad(call: Call) -> DeviceEntry:
+    """Return the entry of dy added up by the row of the table that it came from.
+
+    A tile's ids may name rows of others; none that is outside of all, which the forward tells of.
+    """
+    (dy, ids), (dtable,) = views(call)
+    scatter = by_axis(call, ids, dtable.shape, 0, checks=False)
+    return scatter.entry(fill(dtable, 0), scatter.updated(dtable, dy, "add"))
+
+
+@variant("embedding_bag_grad", "numba", processor="cuda")
+def embedding_bag_grad(call: Call) -> DeviceEntry:
+    """Return the entry of dy times the scale, added to each of the rows of its bag."""
+    (dy, ids), (dtable,) = views(call)
+    factor = literal(call.attributes["scale"], wide(dy.dtype))
+
+    def value(update: Sequence[str], spot: Sequence[str]) -> str:
+        return f"{element('dy', dy, [update[0], update[-1]])} * {factor}"
+
+    scatter = by_axis(call, ids, dtable.shape, 0, checks=False)
+    return scatter.entry(fill(dtable, 0), scatter.combined(dtable, {"dy": dy}, value, "add"))
+
+
+@variant("gather_grad", "numba", processor="cuda")
+def gather_grad(call: Call) -> DeviceEntry:
+    """Return the entry of dy added up by the element of the axis that it came from."""
+    (dy, ids), (dx,) = views(call)
+    scatter = by_axis(call, ids, dx.shape, call.attributes["axis"], checks=True)
+    return scatter.entry(fill(dx, 0), scatter.updated(dx, dy, "add"))
+
+
+@variant("gather_nd_grad", "numba", processor="cuda")
+def gather_nd_grad(call: Call) -> DeviceEntry:
+    """Return the entry of dy added up by the slice it came from."""
+    (dy, ids), (dx,) = views(call)
+    scatter = by_slice(call, ids, dx.shape, call.attributes["batch_dims"])
+    return scatter.entry(fill(dx, 0), scatter.updated(dx, dy, "add"))
+
+
+def _scatter(where: Where, call: Call) -> DeviceEntry:
+    (x, ids, updates), (y,) = views(call)
+    scatter = where(call, ids, x.shape)
+    return scatter.entry(copy(x, y), scatter.updated(y, updates, call.attributes["reduction"]))
+
+
+def _scatter_grad(where: Where, call: Call) -> DeviceEntry:
+    (dy, ids, *rest), outputs = views(call)
+    scatter = where(call, ids, dy.shape)
+    made = _GRADIENTS[call.attributes["reduction"]]
+    return scatter.entry(*made(scatter, ids, dy, rest, outputs))
+
+
+def _last(
+    scatter: Scatter, ids: View, dy: View, rest: Sequence[View], outputs: Sequence[View]
+) -> list[DeviceEntry]:
+    """Return the gradients where the last update counts: which it is, is found first."""
+    dx, dupdates = outputs
+    order = room(dy.shape, "int64", dx.span)
+
+    def number(update: Sequence[str]) -> str:
+        text = "int64(0)"
+        for at, extent in zip(update, scatter.updates):
+            text = f"({text} * {extent} + {at})"
+        return text
+
+    here = numbered(len(scatter.updates))
+    cleared = [*scatter.find, f"if row >= 0: dx[{place('dx', scatter.spot)}] = {dx.dtype}(0)"]
+    counted = [
+        *scatter.find,
+        f"value = {dy.dtype}(0)",
+        f"if row >= 0 and order[{place('order', scatter.spot)}] == {number(here)}:",
+        f"    value = dy[{place('dy', scatter.spot)}]",
+        f"dupdates[{place('dupdates', here)}] = value",
+    ]
+    reads = {"ids": ids, "dy": dy, "order": order, "dupdates": dupdates}
+    return [
+        scatter.put(order, {}, lambda update, spot: number(update), "none"),
+        copy(dy, dx),
+        each_element(cleared, scatter.updates, {"ids": ids, "dx": dx}, scatter.status),
+        each_element(counted, scatter.updates, reads, scatter.status),
+    ]
+
+
+def _extreme(
+    scatter: Scatter, ids: View, dy: View, rest: Sequence[View], outputs: Sequence[View]
+) -> list[DeviceEntry]:
+    """Return the gradients where the largest or least counts: those that are equal share it."""
+    (x, updates, y), (dx, dupdates), kind = rest, outputs, wide(dy.dtype)
+    ties = room(dy.shape, kind, dx.span)
+    zero, one = literal(0, kind), literal(1, kind)
+
+    def mine(text: Text, values: Sequence[Value]) -> list[Value]:
+        return [text.set(f"({one} if {values[0].name} == {values[1].name} else {zero})", kind)]
+
+    def hit(update: Sequence[str], spot: Sequence[str]) -> str:
+        same = f"{element('updates', updates, update)} == {element('y', y, spot)}"
+        return f"({one} if {same} else {zero})"
+
+    def share(text: Text, values: Sequence[Value]) -> list[Value]:
+        d, of, most, count = (value.name for value in values)
+        made = text.set(f"{d} / max({count}, {one})", kind)
+        return [text.set(f"({made.name} if {of} == {most} else {zero})", kind)]
+
+    here, spot = numbered(len(scatter.updates)), scatter.spot
+    body = [
+        *scatter.find,
+        f"value = {zero}",
+        "if row >= 0:",
+        f"    value = {hit(here, spot)} * {element('dy', dy, spot)}",
+        f"    value = value / max(ties[{place('ties', spot)}], {one})",
+        f"dupdates[{place('dupdates', here)}] = {dupdates.dtype}(value)",
+    ]
+    reads = {"updates": updates, "y": y}
+    more = {"ids": ids, "dy": dy, "ties": ties, "dupdates": dupdates}
+    return [
+        pointwise(mine, [x, y], [ties]),
+        scatter.put(ties, reads, hit, "add"),
+        pointwise(share, [dy, x, y, ties], [dx]),
+        each_element(body, scatter.updates, {**reads, **more}, scatter.status),
+    ]
+
+
+def _product(
+    scatter: Scatter, ids: View, dy: View, rest: Sequence[View], outputs: Sequence[View]
+) -> list[DeviceEntry]:
+    """Return dy times the other factors, of which zeros are counted and the rest multiplied."""
+    (x, updates, _), (dx, dupdates), kind = rest, outputs, wide(dy.dtype)
+    zeros = room(dy.shape, "int64", dx.span)
+    product = room(dy.shape, kind, dx.span)
+    zero, one = literal(0, kind), literal(1, kind)
+
+    def start(text: Text, values: Sequence[Value]) -> list[Value]:
+        factor = values[0].name
+        return [
+            text.set(f"(1 if {factor} == {zero} else 0)", "int64"),
+            text.set(f"({one} if {factor} == {zero} else {factor})", kind),
+        ]
+
+    def empty(update: Sequence[str], spot: Sequence[str]) -> str:
+        return f"(1 if {element('updates', updates, update)} == {zero} else 0)"
+
+    def factor(update: Sequence[str], spot: Sequence[str]) -> str:
+        own = element("updates", updates, update)
+        return f"({one} if {own} == {zero} else {own})"
+
+    def others(own: str, none: str, whole: str) -> str:
+        left = f"{none} - (1 if {own} == {zero} else 0)"
+        return f"({zero} if {left} > 0 else {whole} / ({one} if {own} == {zero} else {own}))"
+
+    def share(text: Text, values: Sequence[Value]) -> list[Value]:
+        d, own, none, whole = (value.name for value in values)
+        return [text.set(f"{d} * {others(own, none, whole)}", kind)]
+
+    here, spot = numbered(len(scatter.updates)), scatter.spot
+    body = [
+        *scatter.find,
+        f"value = {zero}",
+        "if row >= 0:",
+        f"    own = {element('updates', updates, here)}",
+        f"    none, whole = zeros[{place('zeros', spot)}], product[{place('product', spot)}]",
+        f"    value = {element('dy', dy, spot)} * {others('own', 'none', 'whole')}",
+        f"dupdates[{place('dupdates', here)}] = {dupdates.dtype}(value)",
+    ]
+    reads = {"ids": ids, "dy": dy, "updates": updates, "zeros": zeros, "product": product}
+    return [
+        pointwise(start, [x], [zeros, product]),
+        scatter.put(zeros, {"updates": updates}, empty, "add"),
+        scatter.put(product, {"updates": updates}, factor, "mul"),
+        pointwise(share, [dy, x, zeros, product], [dx]),
+        each_element(body, scatter.updates, {**reads, "dupdates": dupdates}, scatter.status),
+    ]
+
+
+_GRADIENTS = {"none": _last, "max": _extreme, "min": _extreme, "mul": _product}
+for _name, _where in (("scatter_elements", by_line), ("scatter_nd", by_slice)):
+    variant(_name, "numba", processor="cuda")(partial(_scatter, _where))
+    variant(f"{_name}_grad", "numba", processor="cuda")(partial(_scatter_grad, _where))
