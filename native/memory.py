@@ -117,7 +117,7 @@ class Promise(mmap.mmap):
 
 def promise_of(array: Array) -> Promise | None:
     """Return the promise that an array, or what it is a view of, belongs to."""
-    base: object = array.base
+    base: object = getattr(array, "base", None)  # a GPU's array has none
     while base is not None and not isinstance(base, Promise):
         base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
     return base
