@@ -6,6 +6,7 @@ operands run once.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -61,7 +62,11 @@ def _lowered(name: str, call: Call) -> DeviceEntry | None:
             return None
         if entry.status is not None:
             status, statuses = entry.status, entry.statuses
-        launches += entry.launches
+        if entry.launches:
+            of = operator(step.operator)
+            bound = of.bind([builder.spec(value) for value in step.inputs], step.attributes)
+            launches.append(replace(entry.launches[0], flops=of.flops(bound)))
+            launches += entry.launches[1:]
         known[key] = outputs
         values.update(zip(step.outputs, outputs))
     for value, output in zip(results, call.outputs):

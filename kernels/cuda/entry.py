@@ -33,6 +33,8 @@ class Launch:
         grid, block: blocks, and threads a block, by axis.
         arguments: the kernel's; arrays are kept alive by being here.
         shared: bytes of dynamic shared memory a block.
+        flops: operations of it and of those after it that have none, where an entry's launches are
+            of several operators.
     """
 
     kernel: Any
@@ -40,6 +42,7 @@ class Launch:
     block: tuple[int, ...]
     arguments: tuple[Any, ...]
     shared: int = 0
+    flops: float = 0.0
 
     def enqueue(self, stream: Any = 0) -> None:
         """Put the launch on a stream of Numba's, by default the device's own, and return."""

@@ -32,6 +32,7 @@ from soapstone.kernels.cpu.onednn.library import threads
 from soapstone.kernels.entry import Call
 from soapstone.kernels.measure import made_of, until
 from soapstone.kernels.registry import variants
+from soapstone.runtime.machines.machine import CUDA
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost
 from soapstone.search.cost.database import interleaved
 from soapstone.search.cost.launches import Key, call, filled, hollow, keys, peak_bytes, work
@@ -50,6 +51,7 @@ class ExecutorCost(MeasuredCost):
     Args:
         training: whether graphs are training graphs, which run without the passes for constants.
         rule: which axis orders values have that `cost` is given none for.
+        processor: the kind of processor whose launches `prepared` gives.
     """
 
     target = "soapstone"
@@ -62,9 +64,11 @@ class ExecutorCost(MeasuredCost):
         weights: Weights = Weights.COLD,
         training: bool = False,
         rule: Rule = channels_last,
+        processor: str = "cpu",
     ) -> None:
         super().__init__(threads, database, weights)
         self.rule = rule
+        self.processor = processor
         self.training = training
         self._yardstick: Yardstick | None = None
         self._known: dict[Key, tuple[float, float, float]] = {}
@@ -98,10 +102,12 @@ class ExecutorCost(MeasuredCost):
         """Return the graph as the executor launches it."""
         fixed = graph.roles.keys() & constants.keys()
         if not self.training:
-            first, graph = folded(replace(graph, updates={}).pruned(), constants)
+            pruned = replace(graph, updates={}).pruned()
+            first, graph = folded(pruned, constants, processor=self.processor)
             fixed |= {output for node in first.nodes for output in node.outputs}
         orders = {n: o for n, o in self.rule(graph, layouts).items() if n not in fixed}
-        return prepare(graph, Strategy({DEFAULT: Configuration()}, layouts=orders), fixed)
+        strategy = Strategy({DEFAULT: Configuration()}, layouts=orders)
+        return prepare(graph, strategy, fixed, halves=self.processor == CUDA)
 
     def _priced(
         self, prepared: Prepared, constants: Mapping[str, Array]

@@ -3,24 +3,29 @@
 A launch takes its overhead, and then as long as its arithmetic or its memory traffic, whichever is
 longer (Williams, Waterman and Patterson 2009). Small results do not fill a wide device, so the rate
 of arithmetic falls with the number of results: that is why the best graph differs from device to
-device (MetaFlow, Figure 7). Launches are those of soapstone's own lowering.
+device (MetaFlow, Figure 7). Launches are those of soapstone's own lowering: of GPUs that say how
+many multiprocessors they have, the CUDA kernels that would be launched there, by their blocks
+(`gpus.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from soapstone.engine.prepare import Prepared
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import DTYPES, Array
+from soapstone.runtime.machines.machine import CUDA
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.executor import ExecutorCost
+from soapstone.search.cost.gpus import HOST, Gpu, Host, Priced, priced
 from soapstone.search.cost.launches import Key, keys, peak_bytes, work
 
 FORMAT, VERSION = "soapstone-device", 1
@@ -53,6 +58,8 @@ class Device:
         full_rate_results: how many results a launch computes for arithmetic to be at its full rate.
         compute_share, memory_share: shares of the peaks that kernels reach, above 0 and at most 1.
         source: where the numbers are from.
+        gpu: what more is known of a GPU, whose launches are those of CUDA kernels then; `launch_us`
+            is that of a node of a CUDA graph.
 
     Raises:
         DeviceError: a number out of its range; names the field.
@@ -67,6 +74,7 @@ class Device:
     compute_share: float = 1.0
     memory_share: float = 1.0
     source: str = field(default="", compare=False)
+    gpu: Gpu | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops_per_s", MappingProxyType(dict(self.flops_per_s)))
@@ -88,6 +96,11 @@ class Device:
         for name in ("compute_share", "memory_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise self._fault(name, getattr(self, name), "a number above 0, at most 1")
+        for record, where in ((self.gpu, "gpu"), (self.gpu and self.gpu.host, "gpu.host")):
+            for each in fields(record) if record is not None else ():
+                value = getattr(record, each.name)
+                if not isinstance(value, Host) and not value > 0:
+                    raise self._fault(f"{where}.{each.name}", value, "a number above 0")
 
     def _fault(self, name: str, found: object, needed: str) -> DeviceError:
         return DeviceError(f"device {self.name!r}: field {name!r}: {found} found, {needed} needed")
@@ -98,21 +111,41 @@ class Device:
         Raises:
             DeviceError: the device has no rate for the type.
         """
+        return self.launch_us + 1e6 * roofline(
+            *(flops, self.rate(dtype), max(results, 1), self.full_rate_results),
+            *(nbytes, self.memory_rate),
+        )
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes a second that kernels reach."""
+        return self.bytes_per_s * self.memory_share
+
+    def rate(self, dtype: str) -> float:
+        """Return the operations a second that kernels reach on operands of a type.
+
+        A GPU's compute on halves in single precision.
+
+        Raises:
+            DeviceError: the device has no rate for the type.
+        """
         kind = dtype if dtype.startswith("float") else "float32"
+        if self.gpu is not None and kind == "float16":
+            kind = "float32"
         if kind not in self.flops_per_s:
             raise DeviceError(
                 f"device {self.name!r}: arithmetic in {kind} found;"
                 f" rates are for {', '.join(self.flops_per_s)}"
             )
-        rates = self.flops_per_s[kind] * self.compute_share, self.bytes_per_s * self.memory_share
-        return self.launch_us + 1e6 * roofline(
-            flops, rates[0], max(results, 1), self.full_rate_results, nbytes, rates[1]
-        )
+        return self.flops_per_s[kind] * self.compute_share
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON-ready data."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
         found["flops_per_s"] = dict(self.flops_per_s)
+        found["gpu"] = json_fields.as_data(self.gpu)
+        if self.gpu is None:
+            del found["gpu"]
         return {"format": FORMAT, "version": VERSION, **found}
 
     @staticmethod
@@ -138,9 +171,17 @@ class Device:
             compute_share=found.real("compute_share"),
             memory_share=found.real("memory_share"),
             source=found.text("source"),
+            gpu=Device._gpu(found, data, where),
         )
         found.finish()
         return device
+
+    @staticmethod
+    def _gpu(found: json_fields.Fields, data: Any, where: str) -> Gpu | None:
+        if "gpu" not in data:
+            return None
+        inner = json_fields.Fields(found.mapping("gpu"), f"{where}: gpu", DeviceError)
+        return inner.record(Gpu)
 
     @staticmethod
     def load(device: str | Path) -> Device:
@@ -178,8 +219,9 @@ class RooflineCost(CostModel):
     def __init__(self, device: Device | str | Path, *, training: bool = False) -> None:
         self.device = device if isinstance(device, Device) else Device.load(device)
         self.target = self.device.name
-        self._lowering = ExecutorCost(1, training=training)
-        self._known: dict[Key, tuple[float, float, float]] = {}
+        processor = "cpu" if self.device.gpu is None else CUDA
+        self._lowering = ExecutorCost(1, training=training, processor=processor)
+        self._known: dict[Key, tuple[Priced, ...]] = {}
 
     def cost(
         self,
@@ -195,27 +237,69 @@ class RooflineCost(CostModel):
             DeviceError: the device has no rate for a type of the graph.
         """
         prepared = self._lowering.prepared(graph, constants, layouts)
-        nodes = prepared.nodes
-        time_us, flops, nbytes = 0.0, 0.0, 0.0
-        for key, node in zip(keys(prepared), nodes):
-            found = self._known.get(key)
-            if found is None:
-                found = self._known[key] = self._priced(prepared.graph, node)
-            time_us += found[0]
-            flops += found[1]
-            nbytes += found[2]
+        found = [each for launches in self._priced(prepared, constants) for each in launches]
+        time_us = sum(self._times(found))
         peak = peak_bytes(prepared)
         held = sum(graph.tensors[name].nbytes for name in graph.roles if name in constants)
         if peak + held > self.device.memory_bytes:
             time_us = math.inf
-        return Cost(time_us, flops, nbytes, len(nodes), peak, estimated=True)
+        flops, nbytes = (sum(getattr(each, name) for each in found) for name in ("flops", "nbytes"))
+        return Cost(time_us, flops, nbytes, len(found), peak, estimated=True)
 
-    def _priced(self, graph: Graph, node: Node) -> tuple[float, float, float]:
-        """Return time, operations and bytes of a launch."""
+    def launches(
+        self,
+        graph: Graph,
+        constants: Mapping[str, Array],
+        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
+    ) -> list[tuple[str, float, Priced]]:
+        """Return what `cost` is the sum of: each launch's node, its time in us, and why it is so.
+
+        Raises:
+            DeviceError: the device has no rate for a type of the graph.
+        """
+        prepared = self._lowering.prepared(graph, constants, layouts)
+        by_node = zip(prepared.nodes, self._priced(prepared, constants))
+        found = [(node.name, each) for node, launches in by_node for each in launches]
+        times = self._times([each for _, each in found])
+        return [(name, us, each) for (name, each), us in zip(found, times)]
+
+    def _times(self, found: Sequence[Priced]) -> list[float]:
+        """Return what launches take, overheads included.
+
+        Where the host runs one of a GPU's, it enqueues each of them by itself: a launch takes that
+        long then, if it is not longer.
+        """
+        times = [self.device.launch_us + each.busy_us for each in found]
+        gpu = self.device.gpu
+        if gpu is not None and any(each.kernel == HOST for each in found):
+            return [max(gpu.untraced_us, us) for us in times]
+        return times
+
+    def _priced(
+        self, prepared: Prepared, constants: Mapping[str, Array]
+    ) -> list[tuple[Priced, ...]]:
+        """Return the launches of each node, with their prices."""
+        known, wanted = self._known, keys(prepared)
+        missing = {key: node for key, node in zip(wanted, prepared.nodes) if key not in known}
+        gpu = self.device.gpu
+        if gpu is None:
+            known |= {key: (self._plain(prepared.graph, node),) for key, node in missing.items()}
+        elif missing:
+            by_name = {launch.node.name: launch for launch in prepared.launches}
+            given = gpu, self.device.rate, self.device.memory_rate, prepared
+            for key, node in missing.items():
+                known[key] = priced(*given, by_name[node.name], constants)
+        return [known[key] for key in wanted]
+
+    def _plain(self, graph: Graph, node: Node) -> Priced:
+        """Return a launch of a device of which no more is known than its rates."""
         flops, nbytes = work(graph, node)
         made = [graph.tensors[name] for name in node.outputs]
         results = max((spec.size for spec in made), default=1)
-        return self.device.us(flops, nbytes, results, made[0].dtype), flops, nbytes
+        busy = self.device.us(flops, nbytes, results, made[0].dtype) - self.device.launch_us
+        moving = 1e6 * nbytes / self.device.memory_rate
+        bound = "memory" if busy <= moving else "arithmetic"
+        return Priced(node.operator, "", node.operator, (), (), flops, nbytes, busy, bound)
 
 
 __all__ = ["Device", "DeviceError", "RooflineCost"]

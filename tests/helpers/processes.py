@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
 PROGRAMS = TESTS / "programs"
+SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 
 
 def mpiexec() -> str | None:
@@ -32,6 +34,16 @@ def rank_environment(timeout_s: float) -> dict[str, str]:
     """
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "SOAPSTONE_TIMEOUT_S": f"{timeout_s:g}", "PYTHONPATH": path}
+
+
+def python(arguments: Sequence[str], simulated: bool = True) -> subprocess.CompletedProcess[str]:
+    """Return what Python ended with, in Numba's simulator of GPUs, or without it."""
+    environment = {name: value for name, value in os.environ.items() if name != SIMULATOR}
+    environment |= {SIMULATOR: "1"} if simulated else {}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, env=environment, cwd=TESTS, capture_output=True, text=True, timeout=600
+    )
 
 
 def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:

@@ -12,7 +12,9 @@ import math
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from typing import Any
 
@@ -154,12 +156,28 @@ def built(name: str, source: str, **values: Any) -> Kernel:
     return Kernel(space[name])
 
 
+_CUT_FOR: ContextVar[int | None] = ContextVar("multiprocessors", default=None)
+
+
+@contextmanager
+def cut_for(multiprocessors: int) -> Iterator[None]:
+    """Let grids be cut for a GPU that is not there, in this thread and in this block."""
+    before = _CUT_FOR.set(multiprocessors)
+    try:
+        yield
+    finally:
+        _CUT_FOR.reset(before)
+
+
 def processors() -> int:
-    """Return how many multiprocessors grids are cut for: those of the current GPU.
+    """Return how many multiprocessors grids are cut for: those of the current GPU, or `cut_for`.
 
     Two in the simulator, so that small problems have several blocks whose threads loop; those of
     an H100 where kernels are compiled without a GPU.
     """
+    asked = _CUT_FOR.get()
+    if asked is not None:
+        return asked
     if SIMULATED:
         return 2
     try:
@@ -168,5 +186,15 @@ def processors() -> int:
         return 132
 
 
-__all__ = ["FUNCTIONS", "SIMULATED", "TYPES", "WARP", "Kernel", "built", "cuda", "device", "exp"]
-__all__ += ["float16", "float32", "float64", "kernel", "log", "processors", "sqrt"]
+__all__ = [
+    "FUNCTIONS",
+    "SIMULATED",
+    "TYPES",
+    "WARP",
+    "Kernel",
+    "built",
+    "cuda",
+    "cut_for",
+    "device",
+]
+__all__ += ["exp", "float16", "float32", "float64", "kernel", "log", "processors", "sqrt"]

@@ -80,12 +80,10 @@ def devices_of(machine: Machine) -> tuple[Array, Array]:
     rates = []
     for kind in range(len(kinds)):
         device = devices[kind_of.index(kind)]
-        full = device.flops_per_s["float32"]
-        flops = [
-            device.flops_per_s.get(dtype, full) * device.compute_share / 1e9 for dtype in TYPES
-        ]
-        memory = device.bytes_per_s * device.memory_share / 1e9
-        rates.append((memory, device.launch_us * 1e3, float(device.full_rate_results), flops))
+        known = [dtype if dtype in device.flops_per_s else "float32" for dtype in TYPES]
+        flops = [device.rate(dtype) / 1e9 for dtype in known]
+        full = float(device.full_rate_results)
+        rates.append((device.memory_rate / 1e9, device.launch_us * 1e3, full, flops))
     return np.array(rows, DEVICE), np.array(rates, DEVICE_KIND)
 
 

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from helpers.processes import TESTS
+from helpers.processes import python
 
 from soapstone.runtime import MachineError
 from soapstone.runtime.machines.machine import COPIER, CUDA, Machine, Memory, Processor
 from soapstone.runtime.machines.start import machine_of
 
 CHECKS = ("random", "folds", "errors", "kernels", "memory", "training", "mappers", "inference")
-SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 installed = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="no numba-cuda here")
-
-
-def run(arguments: list[str], simulated: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run Python in the simulator, or without it."""
-    environment = {name: value for name, value in os.environ.items() if name != SIMULATOR}
-    environment |= {SIMULATOR: "1"} if simulated else {}
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, env=environment, cwd=TESTS, capture_output=True, text=True, timeout=600
-    )
 
 
 def checked(simulated: bool) -> dict[str, str | None]:
     """Return the error of each check, or None."""
-    done = run(["-m", "programs.gpu_checks", *CHECKS], simulated)
+    done = python(["-m", "programs.gpu_checks", *CHECKS], simulated)
     assert done.returncode == 0, done.stderr
     found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -56,7 +42,7 @@ def test_whoever_uses_no_gpu_imports_nothing_for_it() -> None:
         "    model.compile('sgd', cpus=1); compare(model, steps=1)\n"
         "print([name for name in sys.modules if 'cuda' in name and 'soapstone' in name])"
     )
-    done = run(["-c", program], False)
+    done = python(["-c", program], False)
     assert done.stdout.split() == ["[]"], done.stdout + done.stderr
 
 
@@ -73,7 +59,7 @@ def test_a_gpu_that_is_not_there_is_one_clear_error(before: str, said: str) -> N
         "from soapstone.__main__ import main\n"
         "sys.argv = ['soapstone', 'train', 'digits', '--gpus', '1']; main()"
     )
-    done = run(["-c", program], False)
+    done = python(["-c", program], False)
     assert done.returncode == 1, (done.returncode, done.stderr)
     assert "gpus: 1 asked for" in done.stderr and said in done.stderr, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
@@ -116,7 +102,7 @@ def test_an_app_trains_on_simulated_gpus(tmp_path: Path) -> None:
     )
     losses = []
     for extra in (["--gpus", "1"], ["--cpus", "1"]):
-        done = run(["-m", "soapstone", "train", str(script), "--json", *extra])
+        done = python(["-m", "soapstone", "train", str(script), "--json", *extra])
         assert done.returncode == 0, done.stderr
         losses.append(json.loads(done.stdout)["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -80,7 +80,7 @@ def test_bad_descriptions_name_the_field(changes: dict[str, Any], message: str) 
 
 
 def test_files_and_names_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match="'cray' found; local, h100"):
+    with pytest.raises(MachineError, match="'cray' found; local, a100, h100"):
         load_machine("cray")
     with pytest.raises(MachineError, match="0 devices found"):
         load_machine("p100", 0)

@@ -1,0 +1,200 @@
+"""What a described GPU takes for the kernels that it would be given: an estimate.
+
+Calls are bound to arrays that are only described, so variants, launches, grids and blocks are those
+that a GPU of so many multiprocessors would get. A launch takes its overhead, and then as long as
+its arithmetic or its memory traffic, whichever is longer, of which it reaches as much as its blocks
+can: few blocks leave multiprocessors idle, the last ones of many do so at the end, and few threads
+do not have enough bytes under way (Little's law). What has no CUDA kernel is copied to the host,
+run there and copied back, and no step with such an operator is one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from soapstone.engine.expand import NodeLaunch
+from soapstone.engine.prepare import Prepared
+from soapstone.ir.tensor import Array
+from soapstone.kernels.entry import Call
+from soapstone.kernels.select import REFERENCE, select_device
+from soapstone.search.cost.launches import call, hollow, work
+
+if TYPE_CHECKING:
+    from soapstone.kernels.cuda.entry import Launch
+
+LOADED_BYTES = 16  # that a thread has under way: four elements (`elementwise.pointwise`)
+BUSY_THREADS = 256  # of a multiprocessor, whose instructions hide each other's latency
+HOST = "host"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What runs operators without a CUDA kernel, and how it is reached.
+
+    Attributes:
+        flops_per_s, memory_bytes_per_s: of one thread, which runs them.
+        bytes_per_s, latency_us: of a copy between page-locked memory and the GPU's.
+    """
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    bytes_per_s: float
+    latency_us: float
+
+    def us(self, flops: float, nbytes: float, copied: Sequence[int]) -> float:
+        """Return what an operator takes. copied: bytes of each operand that comes or goes."""
+        copies = sum(self.latency_us + 1e6 * each / self.bytes_per_s for each in copied)
+        return copies + 1e6 * max(flops / self.flops_per_s, nbytes / self.memory_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What occupancy depends on.
+
+    Attributes:
+        multiprocessors: how many there are.
+        threads, blocks, registers, shared_bytes: that one of them holds at once.
+        latency_us: of a load from memory.
+        untraced_us: what the host takes to enqueue a launch that is no node of a CUDA graph.
+    """
+
+    multiprocessors: int = field(metadata={"least": 1})
+    threads: int = field(metadata={"least": 1})
+    blocks: int = field(metadata={"least": 1})
+    registers: int = field(metadata={"least": 1})
+    shared_bytes: int = field(metadata={"least": 1})
+    latency_us: float
+    untraced_us: float
+    host: Host
+
+    def resident(self, threads: int, registers: int, shared: int) -> int:
+        """Return how many blocks a multiprocessor holds at once, of a kernel that can run: one at
+        least.
+
+        threads: of a block; registers: of a thread; shared: bytes of a block.
+        """
+        limits = (
+            *(self.blocks, self.threads // max(threads, 1)),
+            self.registers // max(registers * threads, 1),
+            self.shared_bytes // max(shared, 1),
+        )
+        return max(1, min(limits))
+
+    def shares(
+        self, blocks: int, threads: int, resident: int, memory: float
+    ) -> tuple[float, float]:
+        """Return the shares of arithmetic and of memory that a launch's blocks reach.
+
+        resident: see `resident`. memory: bytes a second that kernels reach where all are busy.
+        """
+        most = math.ceil(blocks / self.multiprocessors)  # that one of them runs, after one another
+        balance = blocks / (most * self.multiprocessors)
+        awake = min(most, resident) * threads
+        at_once = min(blocks, resident * self.multiprocessors) * threads
+        under_way = at_once * LOADED_BYTES / (self.latency_us * 1e-6)
+        return balance * min(1.0, awake / BUSY_THREADS), min(1.0, under_way / memory)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A launch and its price.
+
+    Attributes:
+        kernel: the kernel's name; `host` where the host runs an operator.
+        busy_us: what it takes once it has begun. bound: what that is: arithmetic, memory or host.
+    """
+
+    operator: str
+    variant: str
+    kernel: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    flops: float
+    nbytes: float
+    busy_us: float
+    bound: str
+
+
+def priced(
+    gpu: Gpu,
+    rate: Callable[[str], float],
+    memory: float,
+    prepared: Prepared,
+    launch: NodeLaunch,
+    constants: Mapping[str, Array],
+) -> tuple[Priced, ...]:
+    """Return the launches of a node on a GPU, or its run on the host.
+
+    Args:
+        rate: gives the operations a second that kernels reach on a type.
+        memory: bytes a second that they reach.
+        constants: contents of constants of whole numbers.
+    """
+    from soapstone.kernels.cuda.substrate.arrays import Described
+    from soapstone.kernels.cuda.substrate.target import cut_for
+
+    node = launch.node
+    flops, nbytes = work(prepared.graph, node)
+    made = call(prepared, launch, 1, hollow, constants)
+    inputs, outputs = (tuple(map(Described.like, side)) for side in (made.inputs, made.outputs))
+    wide = any(each.dtype == np.float64 for each in (*inputs, *outputs))
+    try:
+        with cut_for(gpu.multiprocessors):
+            variant, entry = select_device(replace(made, inputs=inputs, outputs=outputs))
+    except ValueError:
+        return (_on_host(gpu.host, made, flops, nbytes),)
+    several = len(entry.launches) > 1
+    reached = rate("float64" if wide else "float32")
+    own = any(each.flops for each in entry.launches)
+    found = []
+    for number, each in enumerate(entry.launches):
+        mine = each.flops if own else flops if number == 0 else 0.0
+        moved = float(touched(each)) if several else nbytes
+        found.append(_launched(gpu, reached, memory, node.operator, variant, each, mine, moved))
+    return tuple(found)
+
+
+def _launched(
+    gpu: Gpu,
+    rate: float,
+    memory: float,
+    operator: str,
+    variant: str,
+    launch: Launch,
+    flops: float,
+    nbytes: float,
+) -> Priced:
+    from soapstone.kernels.cuda.substrate.resources import resources
+
+    blocks, threads = math.prod(launch.grid), math.prod(launch.block)
+    registers, shared = resources(launch.kernel.name)
+    resident = gpu.resident(threads, registers, shared + launch.shared)
+    arithmetic, traffic = gpu.shares(blocks, threads, resident, memory)
+    us = {
+        "arithmetic": 1e6 * flops / (rate * arithmetic),
+        "memory": 1e6 * nbytes / (memory * traffic),
+    }
+    bound = max(us, key=lambda name: us[name])
+    about = operator, variant, launch.kernel.name, launch.grid, launch.block
+    return Priced(*about, flops, nbytes, us[bound], bound)
+
+
+def _on_host(host: Host, made: Call, flops: float, nbytes: float) -> Priced:
+    moving = [each for i, each in enumerate(made.inputs) if i not in made.constants]
+    copied = [each.nbytes for each in (*moving, *made.outputs)]
+    us = host.us(flops, nbytes, copied)
+    return Priced(made.operator, REFERENCE, HOST, (), (), flops, nbytes, us, HOST)
+
+
+def touched(launch: Launch) -> int:
+    """Return the bytes of the arrays of a launch, each once."""
+    arrays = {id(each): each for each in launch.arguments if hasattr(each, "dtype")}
+    return sum(each.size * each.dtype.itemsize for each in arrays.values())
+
+
+__all__ = ["HOST", "Gpu", "Host", "Priced", "priced"]

@@ -1,0 +1,214 @@
+"""Graphs priced for described GPUs: the launches that would run there, and what bounds each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from helpers.processes import python
+
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Role
+from soapstone.search.cost.gpus import BUSY_THREADS, HOST, LOADED_BYTES
+from soapstone.search.cost.machine import Device, DeviceError, RooflineCost
+
+pytest.importorskip("numba.cuda")
+GPUS = ("a100", "h100", "h200")
+H100 = Device.load("h100")
+
+# Operators by name: attributes and operands; n is a batch, and w a weight's operand.
+CALLS = {
+    "relu": ({}, ["n 3000"]),
+    "add": ({}, ["n 40 7", "n 40 7"]),
+    "softmax": ({}, ["n 300"]),
+    "layer_norm": ({}, ["n 77", "w 77", "w 77"]),
+    "reduce_sum": ({"axes": (0,)}, ["n 65"]),
+    "reduce_max": ({"axes": (1,)}, ["n 5000"]),
+    "matmul": ({}, ["n 130", "w 130 70"]),
+    "linear": ({}, ["n 130", "w 130 70", "w 70"]),
+    "conv2d": ({"padding": (1, 1, 1, 1)}, ["n 8 14 14", "w 24 8 3 3", "w 24"]),
+    "max_pool2d": ({"kernel": (2, 2), "stride": (2, 2)}, ["n 8 14 14"]),
+    "transpose": ({"permutation": (0, 2, 1)}, ["n 30 40"]),
+    "cumsum": ({"axis": 1}, ["n 40"]),  # which has no kernel
+}
+
+
+def apply(builder: GraphBuilder, name: str, batch: int, first: str | None = None) -> str:
+    """Return the result of an operator of `CALLS`; first: its first operand, else a new input."""
+    attributes, operands = CALLS[name]
+    given = []
+    for number, text in enumerate(operands):
+        of, *extents = text.split()
+        shape = (*((batch,) if of == "n" else ()), *map(int, extents))
+        role = Role.INPUT if of == "n" else Role.PARAMETER
+        if number == 0 and first is not None:
+            given.append(first)
+        else:
+            given.append(builder.input(builder.unique("x"), shape, role=role))
+    return builder.apply(name, *given, **attributes)[0]
+
+
+def alone(name: str, batch: int) -> Graph:
+    builder = GraphBuilder(name)
+    builder.output(apply(builder, name, batch))
+    return builder.build()
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("name", CALLS)
+def test_twice_the_batch_costs_at_most_twice_and_a_launch(name: str, device: str) -> None:
+    model = RooflineCost(device)
+    for batch in (1, 3, 50, 64, 131, 132, 700, 5000):
+        one, two = (model.cost(alone(name, n), {}).time_us for n in (batch, 2 * batch))
+        assert two <= 2 * one + model.device.launch_us, (batch, one, two)
+        assert one <= 1.5 * two, (batch, one, two)  # more threads share what weights take
+
+
+@pytest.mark.parametrize("batch", [1, 64, 1000, 20_000])
+@pytest.mark.parametrize("producer", ["relu", "add", "linear", "conv2d"])
+def test_what_is_fused_is_not_slower(producer: str, batch: int) -> None:
+    model = RooflineCost(H100)
+    builder = GraphBuilder("fused")
+    made = apply(builder, producer, batch)
+    shape = builder.spec(made).shape
+    builder.output(builder.apply("tanh", *builder.apply("sigmoid", made))[0])
+    fused = model.cost(builder.build(), {})
+    apart = model.cost(alone(producer, batch), {})
+    for name in ("sigmoid", "tanh"):
+        builder = GraphBuilder(name)
+        builder.output(*builder.apply(name, builder.input("x", shape)))
+        apart += model.cost(builder.build(), {})
+    assert (fused.launches, apart.launches) == (1, 3)
+    assert fused.bytes < apart.bytes
+    assert fused.time_us <= apart.time_us
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_few_elements_take_a_launch_and_many_reach_the_rates(device: str) -> None:
+    model = RooflineCost(device)
+    launch = model.device.launch_us
+    for name in ("relu", "softmax", "matmul", "max_pool2d"):
+        assert launch < model.cost(alone(name, 1), {}).time_us < 3 * launch
+    large = model.cost(alone("relu", 1 << 17), {})
+    floor = launch + 1e6 * large.bytes / model.device.memory_rate
+    assert floor <= large.time_us < 1.01 * floor
+    builder = GraphBuilder("product")
+    x, y = (builder.input(name, (8192, 8192)) for name in "xy")
+    builder.output(*builder.apply("matmul", x, y))
+    product = model.cost(builder.build(), {})
+    floor = launch + 1e6 * product.flops / model.device.rate("float32")
+    assert floor <= product.time_us < 1.02 * floor
+
+
+def test_blocks_that_are_few_or_too_many_for_a_round_leave_multiprocessors_idle() -> None:
+    gpu = H100.gpu
+    assert gpu is not None
+
+    def arithmetic(blocks: int, threads: int = BUSY_THREADS) -> float:
+        return gpu.shares(blocks, threads, 8, H100.memory_rate)[0]
+
+    count = gpu.multiprocessors
+    assert arithmetic(1) == pytest.approx(1 / count)
+    assert arithmetic(count) == arithmetic(2 * count) == 1
+    assert arithmetic(count + 1) == pytest.approx((count + 1) / (2 * count))
+    assert arithmetic(count, BUSY_THREADS // 4) == pytest.approx(1 / 4)
+    assert arithmetic(2 * count, BUSY_THREADS // 4) == pytest.approx(1 / 2)
+
+    def traffic(blocks: int, resident: int) -> float:
+        return gpu.shares(blocks, 256, resident, H100.memory_rate)[1]
+
+    needed = H100.memory_rate * gpu.latency_us * 1e-6  # bytes under way, by Little's law
+    assert traffic(10, 8) == pytest.approx(10 * 256 * LOADED_BYTES / needed)
+    assert traffic(10_000, 1) == pytest.approx(count * 256 * LOADED_BYTES / needed)
+    assert traffic(10_000, 8) == 1
+
+
+def test_what_a_multiprocessor_holds_is_bound_by_its_least_resource() -> None:
+    gpu = H100.gpu
+    assert gpu is not None
+    assert gpu.resident(32, 16, 0) == gpu.blocks == 32
+    assert gpu.resident(256, 32, 0) == 2048 // 256
+    assert gpu.resident(256, 128, 0) == 65536 // (128 * 256)
+    assert gpu.resident(64, 32, 100_000) == 2
+    assert gpu.resident(1024, 255, 0) == 1
+
+
+def test_an_operator_without_a_kernel_costs_copies_the_host_and_the_graph_of_the_step() -> None:
+    model, gpu = RooflineCost(H100), H100.gpu
+    assert gpu is not None
+    builder = GraphBuilder("mixed")
+    x = builder.input("x", (1000, 1000))
+    first = builder.apply("relu", x)[0]
+    builder.output(*builder.apply("cumsum", *builder.apply("softmax", first), axis=1))
+    graph = builder.build()
+    found = model.launches(graph, {})
+    hosted = [(us, each) for _, us, each in found if each.kernel == HOST]
+    assert [each.operator for _, each in hosted] == ["cumsum"]
+    copies = 2 * (gpu.host.latency_us + 1e6 * 4e6 / gpu.host.bytes_per_s)
+    assert hosted[0][0] > copies + 1e6 * 8e6 / gpu.host.memory_bytes_per_s
+    assert all(us >= gpu.untraced_us for _, us, _ in found)
+    assert model.cost(graph, {}).time_us == pytest.approx(sum(us for _, us, _ in found))
+
+
+def test_launches_of_a_composite_have_the_operations_of_what_it_is_lowered_to() -> None:
+    builder = GraphBuilder("attention")
+    q, k, v = (builder.input(name, (2, 64, 4, 32)) for name in "qkv")
+    builder.output(*builder.apply("attention", q, k, v))
+    found = RooflineCost(H100).launches(builder.build(), {})
+    products = [each for _, _, each in found if each.kernel == "product"]
+    assert [each.flops for each in products] == [2 * 2 * 4 * 64 * 64 * 32] * 2
+    assert all(each.nbytes > 0 for _, _, each in found)
+    assert all(each.bound in ("arithmetic", "memory") for _, _, each in found)
+
+
+def test_halves_move_half_and_are_computed_in_single_precision() -> None:
+    def product(dtype: str) -> Graph:
+        builder = GraphBuilder(dtype)
+        x, y = (builder.input(name, (4096, 4096), dtype) for name in "xy")
+        builder.output(*builder.apply("matmul", x, y))
+        return builder.build()
+
+    model = RooflineCost(H100)
+    half, single, double = (model.cost(product(f"float{bits}"), {}) for bits in (16, 32, 64))
+    assert half.launches == single.launches == 1
+    assert half.bytes == single.bytes / 2
+    assert half.time_us == single.time_us < double.time_us
+
+
+def test_a_description_of_a_gpu_is_read_back_and_its_faults_are_named(tmp_path) -> None:
+    path = tmp_path / "gpu.json"
+    for change, message in (
+        ({}, ""),
+        ({"multiprocessors": 0}, "gpu: field 'multiprocessors': 0 found, an integer from 1"),
+        ({"latency_us": 0.0}, "'gpu.latency_us': 0.0 found, a number above 0"),
+        ({"host": {**H100.to_json()["gpu"]["host"], "bytes_per_s": -1}}, "'gpu.host.bytes_per_s'"),
+        ({"tensor_cores": 528}, "unknown field 'tensor_cores'"),
+    ):
+        data = H100.to_json()
+        data["gpu"] |= change
+        path.write_text(json.dumps(data))
+        if message:
+            with pytest.raises(DeviceError, match=message):
+                Device.load(path)
+        else:
+            assert Device.load(path) == H100
+    plain = dataclasses.replace(H100, gpu=None)
+    assert "gpu" not in plain.to_json()
+    assert Device.from_json(plain.to_json()) == plain
+
+
+@pytest.mark.simulator
+@pytest.mark.skipif(find_spec("numba_cuda") is None, reason="no numba-cuda here")
+@pytest.mark.parametrize("network", ["mlp", "cnn", "attention"])
+def test_what_is_priced_is_what_is_launched(network: str) -> None:
+    """Inference and a training step: kernels, grids, blocks and the host's runs, in order."""
+    done = python(["-m", "programs.gpu_prices", network])
+    assert done.returncode == 0, done.stderr
+    for kind, (priced, launched) in json.loads(done.stdout)[network].items():
+        assert priced == launched, kind
+        assert len(priced) > 3
+        assert np.all([HOST in row for row in priced if not row[1]])
