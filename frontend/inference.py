@@ -25,6 +25,7 @@ from soapstone.errors import DataError
 from soapstone.frontend.binding import Binder, Packed
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.followed import Followed
+from soapstone.frontend.in_rows import InRows
 from soapstone.frontend.precision import check_precision
 from soapstone.frontend.sources import Field, Source
 from soapstone.ir.errors import GraphError
@@ -157,6 +158,8 @@ class InferenceSession:
         self._bounds: OrderedDict[tuple[object, ...], Bound] = OrderedDict()  # by shapes of inputs
         self._values: dict[str, Array] = {}  # what streamed weights begin with
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
+        stepwise = binder.tune is not False and binder.plans is None and not binder.plain
+        self._rows = InRows(self._source) if stepwise and self._source.rows else None
         self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
         self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one
@@ -171,6 +174,7 @@ class InferenceSession:
     def _share(self) -> None:
         from soapstone.frontend.sharing import Shared
 
+        self._rows = None  # times of runs of one shape are compared
         me = weakref.proxy(self)
         self._shared = Shared(
             self.threads, lambda threads: me._another(Machine.local(1, threads)), self._most
@@ -259,6 +263,10 @@ class InferenceSession:
 
     def _run(self, given: Mapping[str, Array], out: Mapping[str, Any]) -> dict[str, Array]:
         with self._lock:
+            if self._rows is not None and self._key(given) not in self._bounds:
+                stepped = self._rows.run(given, out, self._found, self._session.run)
+                if stepped is not None:
+                    return stepped
             bound = self._bound_or_pieces(given)
             if not isinstance(bound, Bound):
                 found = bound.run(given)
@@ -527,6 +535,10 @@ class InferenceSession:
                 graph, contents = self._source.graph(given)
                 self._telling.update(contents)
                 bound = self._bind(replace(graph, updates={}))
+                if contents:
+                    self._rows = None
+                elif self._rows is not None:
+                    self._rows.bound(given, graph)
             self._bounds[self._key(given)] = bound
         self._bounds.move_to_end(self._key(given))
         return bound
@@ -549,6 +561,13 @@ class InferenceSession:
 
     def _bind(self, graph: Graph, constants: Mapping[str, Array] = NOTHING) -> Bound:
         return self._binder.bind(self._session, self._values, graph, constants)
+
+    def _found(self, shapes: tuple[tuple[int, ...], ...]) -> Bound | None:
+        """Return what is bound for inputs of these shapes, as the one that was used last."""
+        found = self._bounds.get((shapes, ()))
+        if found is not None:
+            self._bounds.move_to_end((shapes, ()))
+        return found
 
     def _key(self, given: Mapping[str, Array]) -> tuple[object, ...]:
         shapes = tuple(array.shape for array in given.values())

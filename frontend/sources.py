@@ -55,6 +55,13 @@ class Source:
     layouts: Layouts | None = None  # axis orders that came with the model
     onnx: OnnxSource | None = None  # the file, which can be run in pieces
 
+    @property
+    def rows(self) -> str | None:
+        """The symbolic dim that all inputs begin with, or None."""
+        firsts = {field.shape[0] if field.shape else None for field in self.inputs}
+        first = firsts.pop() if len(firsts) == 1 else None
+        return first if isinstance(first, str) else None
+
     def checked(self, inputs: Mapping[str, Any] | Any) -> dict[str, Array]:
         """Return inputs as runs take them: an array of the declared type for each.
 

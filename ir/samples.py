@@ -78,8 +78,9 @@ def meeting_samples(graph: Graph, weights: Mapping[str, Array]) -> str:
             if len(found) != 1:
                 return where
             axis_of[name] = found[0]
+    rows = {graph.tensors[name].shape[0] for name in graph.inputs(Role.INPUT)}
     for name in graph.outputs:
-        if axis_of.get(name) != 0:
+        if axis_of.get(name) != 0 or not rows.issuperset(graph.tensors[name].shape[:1]):
             return f"output {name!r}"
     return ""
 

@@ -1,0 +1,155 @@
+"""A new number of samples, answered by runs that are bound for other numbers.
+
+Where each row of the outputs depends on its row of the inputs alone, and the model's graphs for two
+numbers of rows differ in extents only, as many rows as come are run in steps of such numbers; what
+is left runs as a last step that some rows are part of again. So the first answer waits for no
+binding. A number that comes once more is bound.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from soapstone.engine.session import Bound
+from soapstone.frontend.exchange import targets
+from soapstone.frontend.sources import Source
+from soapstone.ir.extents import differs
+from soapstone.ir.graph import Graph
+from soapstone.ir.samples import meeting_samples
+from soapstone.ir.tensor import Array
+
+MOST_STEPS = 8  # beyond, binding takes less than what larger batches gain
+_KINDS, _ONCE = 64, 256  # kinds of rows, and numbers of a kind that came once, that are told apart
+
+Shapes = tuple[tuple[int, ...], ...]  # of the inputs, in their order
+Find = Callable[[Shapes], Bound | None]  # returns what is bound for shapes
+
+
+class _Kind:
+    """Rows of one shape for each input.
+
+    Attributes:
+        numbers: of rows, whose graphs are known to be alike. once: those that came once.
+        seen: a number with its graph, which others are compared with. apart: whether rows may be
+            run in steps, as far as is known.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.once: OrderedDict[int, None] = OrderedDict()
+        self.seen: tuple[int, Graph] | None = None
+        self.apart = True
+
+
+class InRows:
+    """What is known of a model's rows.
+
+    Args:
+        source: the model, all of whose inputs begin with one symbolic dim (`Source.rows`).
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._kinds: OrderedDict[Shapes, _Kind] = OrderedDict()
+
+    def bound(self, given: Mapping[str, Array], graph: Graph) -> None:
+        """Take note of the graph that was bound for inputs."""
+        kind, number = self._kind(given)
+        if not number or not kind.apart:
+            return
+        if kind.seen is None:
+            kind.seen = number, graph
+            return
+        first, other = kind.seen
+        if first == number:
+            return
+        weights = self._source.weights()
+        if not differs(other, graph, weights):
+            several = graph if number > 1 else other
+            kind.apart = not meeting_samples(several, weights)
+            kind.numbers |= {first, number}
+        elif first == 1:  # of one row much is written otherwise
+            kind.seen = number, graph
+        else:
+            kind.apart = number == 1
+        if not kind.apart:
+            kind.seen = None
+            kind.numbers.clear()
+
+    def run(
+        self,
+        given: Mapping[str, Array],
+        out: Mapping[str, Any],
+        find: Find,
+        run: Callable[[Bound], None],
+    ) -> dict[str, Array] | None:
+        """Return the outputs by name for a new number of rows; None where it is to be bound.
+
+        given, out: as of `InferenceSession.run`. find, run: a bound graph, and runs it.
+        """
+        kind, rows = self._kind(given)
+
+        def bound_for(number: int) -> Bound | None:
+            return find(tuple((number, *array.shape[1:]) for array in given.values()))
+
+        known = {n: bound for n in kind.numbers if (bound := bound_for(n)) is not None}
+        steps = _steps(rows, known)
+        if rows in kind.once or not steps:
+            kind.once.pop(rows, None)
+            return None
+        kind.once[rows] = None
+        if len(kind.once) > _ONCE:
+            kind.once.popitem(last=False)
+        some = next(iter(known.values())).results
+        whole = {
+            name: np.broadcast_to(np.zeros((), array.dtype), (rows, *array.shape[1:]))
+            for name, array in some.items()
+        }
+        into = targets(self._source.name, out, whole)
+        found = {
+            name: into[name] if name in into else np.empty(array.shape, array.dtype)
+            for name, array in whole.items()
+        }
+        for begin, number in steps:
+            bound, end = known[number], min(begin + number, rows)
+            for name, feed in bound.feeds.items():
+                feed[: end - begin] = given[name][begin:end]
+                feed[end - begin :] = given[name][-1:]
+            run(bound)
+            for name, array in found.items():
+                array[begin:end] = bound.results[name][: end - begin]
+        return found
+
+    def _kind(self, given: Mapping[str, Array]) -> tuple[_Kind, int]:
+        """Return what is known of rows like those of inputs, and how many; 0 for different ones."""
+        key = tuple(array.shape[1:] for array in given.values())
+        kind = self._kinds.setdefault(key, _Kind())
+        self._kinds.move_to_end(key)
+        if len(self._kinds) > _KINDS:
+            self._kinds.popitem(last=False)
+        numbers = {array.shape[0] for array in given.values()}
+        return kind, numbers.pop() if len(numbers) == 1 else 0
+
+
+def _steps(rows: int, numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return steps that make up so many rows, each its first row and a number; none if too many.
+
+    The last may begin at rows of the one before; of fewer rows than the least number it reaches
+    beyond them.
+    """
+    sizes, steps, begin = sorted(numbers, reverse=True), list[tuple[int, int]](), 0
+    while sizes and begin < rows:
+        number = next((n for n in sizes if n <= rows - begin), sizes[-1])
+        begin = max(0, min(begin, rows - number))
+        steps.append((begin, number))
+        begin += number
+        if len(steps) > MOST_STEPS:
+            return []
+    return steps
+
+
+__all__ = ["InRows"]

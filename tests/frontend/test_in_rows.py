@@ -1,0 +1,171 @@
+"""New numbers of rows are answered by runs that are bound for others, where rows are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from soapstone import DataError, InferenceSession, Model
+from soapstone.frontend.in_rows import MOST_STEPS
+from soapstone.ir.tensor import Array
+
+RANDOM = np.random.default_rng(0)
+TABLE = RANDOM.standard_normal((6, 8)).astype(np.float32)
+
+
+def model_of(body: str, inputs: str = "float[n, t, 6] x", outputs: str = "float[n, t, k] y") -> str:
+    header = '<ir_version: 9, opset_import: ["" : 18]>'
+    text = f"{header}\ng ({inputs}) => ({outputs})\n{{ {body} }}"
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(TABLE, "w"))
+    model: str = proto.SerializeToString()
+    return model
+
+
+# Shapes become values, and places of a sequence are counted, as exporters write them.
+TAGGER = model_of(
+    """size = Shape<start = 0, end = 2>(x)  zero = Constant<value_int = 0>()
+    one = Constant<value_int = 1>()  at = Constant<value_ints = [1]>()
+    long = Gather(size, one)  places = Range(zero, long, one)
+    counted = Cast<to = 1>(places)  back = Constant<value_ints = [-1]>()
+    column = Unsqueeze(counted, back)  hundredth = Constant<value_float = 0.01>()
+    small = Mul(column, hundredth)  moved = Add(x, small)  h = MatMul(moved, w)
+    heads = Constant<value_ints = [2, 4]>()  shape = Concat<axis = 0>(size, heads)
+    split = Reshape(h, shape)  turned = Transpose<perm = [0, 2, 1, 3]>(split)
+    keys = Transpose<perm = [0, 1, 3, 2]>(turned)  met = MatMul(turned, keys)
+    share = Softmax<axis = -1>(met)  mixed = MatMul(share, turned)
+    behind = Transpose<perm = [0, 2, 1, 3]>(mixed)  whole = Constant<value_ints = [0, 0, -1]>()
+    y = Reshape(behind, whole)"""
+)
+TWO_INPUTS = model_of("h = MatMul(x, w)  y = Add(h, bias)", "float[n, t, 6] x, float[n, 1, 8] bias")
+APART = {"tagger": TAGGER, "two inputs": TWO_INPUTS}
+MEETING = {
+    "mean over rows": model_of(
+        "zero = Constant<value_ints = [0]>()  m = ReduceMean<keepdims = 1>(x, zero)"
+        "  d = Sub(x, m)  y = MatMul(d, w)"
+    ),
+    "number of rows": model_of(
+        "s = Shape<start = 0, end = 1>(x)  f = Cast<to = 1>(s)  d = Div(x, f)  y = MatMul(d, w)"
+    ),
+    "number of a row": model_of(
+        """zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()
+        s = Shape(x)  n = Gather(s, zero)  r = Range(zero, n, one)  f = Cast<to = 1>(r)
+        far = Constant<value_ints = [1, 2]>()  c = Unsqueeze(f, far)
+        d = Add(x, c)  y = MatMul(d, w)"""
+    ),
+    "rows of two dims": model_of(
+        "flat = Constant<value_ints = [-1, 6]>()  r = Reshape(x, flat)  y = MatMul(r, w)",
+        outputs="float[m, 8] y",
+    ),
+}
+
+
+def given(session: InferenceSession, rows: int, length: int = 5) -> dict[str, Array]:
+    known = {"n": rows, "t": length}
+    shapes = {
+        field.name: [known.get(str(dim), dim) for dim in field.shape] for field in session.inputs
+    }
+    return {
+        name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
+
+
+@contextmanager
+def counted(model: str | Model, **options: object) -> Iterator[tuple[InferenceSession, list[int]]]:
+    """A session, and the numbers of rows that it binds graphs for."""
+    with InferenceSession(model, threads=1, **options) as session:  # type: ignore[arg-type]
+        numbers: list[int] = []
+        graph = session._source.graph
+
+        def told(arrays: dict[str, Array]) -> object:
+            numbers.append(len(next(iter(arrays.values()))))
+            return graph(arrays)
+
+        object.__setattr__(session._source, "graph", told)
+        yield session, numbers
+
+
+def equal_fresh(model: str, session: InferenceSession, feeds: dict[str, Array]) -> None:
+    with InferenceSession(model, threads=1, tune=False) as fresh:
+        expected = fresh.run(feeds)
+    for name, array in session.run(feeds).items():
+        assert array.shape == expected[name].shape and array.dtype == expected[name].dtype
+        np.testing.assert_allclose(array, expected[name], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_new_numbers_are_run_in_steps_and_bound_when_they_come_again(name: str) -> None:
+    with counted(APART[name]) as (session, numbers):
+        for rows in (2, 5, 3, 1, 9, 4, 12):
+            equal_fresh(APART[name], session, given(session, rows))
+        assert numbers == [2, 5]
+        for rows in (3, 9, 3, 9):
+            equal_fresh(APART[name], session, given(session, rows))
+        assert numbers == [2, 5, 3, 9]
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_where_rows_meet_or_are_counted_every_number_is_bound(name: str) -> None:
+    with counted(MEETING[name]) as (session, numbers):
+        for rows in (2, 3, 5, 1, 4):
+            equal_fresh(MEETING[name], session, given(session, rows))
+        assert numbers == [2, 3, 5, 1, 4]
+
+
+@pytest.mark.parametrize("name", [*APART, *MEETING])
+def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str) -> None:
+    model = {**APART, **MEETING}[name]
+    random = np.random.default_rng(1)
+    with counted(model, bound_shapes=3) as (session, numbers):
+        for _ in range(24):
+            rows, length = (int(extent) for extent in random.integers(1, (9, 4)))
+            equal_fresh(model, session, given(session, rows, length))
+            assert len(session._bounds) <= 3
+        assert (len(numbers) < 24) or name in MEETING
+
+
+def test_other_shapes_of_rows_and_many_steps_are_bound() -> None:
+    with counted(TAGGER) as (session, numbers):
+        for rows in (1, 2, 3):
+            session.run(given(session, rows))
+        session.run(given(session, 3, length=4))
+        session.run(given(session, 3 * MOST_STEPS + 1))
+        assert numbers[-1] == 3 * MOST_STEPS + 1
+
+
+def test_results_are_written_where_they_are_wanted() -> None:
+    with counted(TAGGER) as (session, numbers):
+        for rows in (2, 3):
+            session.run(given(session, rows))
+        feeds = given(session, 7)
+        with pytest.raises(DataError, match=r"out 'y': float32\[6, 5, 8\] found"):
+            session.run(feeds, out={"y": np.empty((6, 5, 8), np.float32)})
+        mine = np.empty((7, 5, 8), np.float32)
+        assert session.run(feeds, out={"y": mine})["y"] is mine
+        with InferenceSession(TAGGER, threads=1) as fresh:
+            np.testing.assert_allclose(mine, fresh.run(feeds)["y"], rtol=2e-5, atol=2e-5)
+
+
+def test_without_records_every_number_is_bound_and_gives_the_same_bits() -> None:
+    with counted(TAGGER, tune=False) as (session, numbers):
+        for rows in (2, 3, 4):
+            feeds = given(session, rows)
+            first = session.run(feeds)["y"]
+            assert first.tobytes() == session.run(feeds)["y"].tobytes()
+        assert numbers == [2, 3, 4]
+
+
+def test_layers_are_run_in_steps() -> None:
+    model = Model("net")
+    x = model.input("image", (2, 3, 8, 8))
+    model.output(model.dense(model.flatten(model.relu(model.conv2d(x, 4, kernel=3))), 10))
+    with counted(model) as (session, numbers):
+        whole = RANDOM.standard_normal((7, 3, 8, 8)).astype(np.float32)
+        parts = [session.run(whole[:rows])[session.outputs[0]] for rows in (1, 2, 4, 7)]
+        assert numbers in ([1, 2], [1, 2, 4])
+        for part in parts:
+            np.testing.assert_allclose(part, parts[-1][: len(part)], rtol=2e-5, atol=2e-5)
