@@ -138,7 +138,7 @@ def test_other_shapes_of_rows_and_many_steps_are_bound() -> None:
 
 
 def test_results_are_written_where_they_are_wanted() -> None:
-    with counted(TAGGER) as (session, numbers):
+    with counted(TAGGER) as (session, _):
         for rows in (2, 3):
             session.run(given(session, rows))
         feeds = given(session, 7)
