@@ -27,6 +27,8 @@ from soapstone.frontend.onnxruntime.values import (
     element,
     labels_of,
 )
+from soapstone.frontend.precision import check_precision
+from soapstone.ir.precision import SINGLE
 from soapstone.ir.tensor import Array
 from soapstone.native.memory import array_at
 
@@ -59,7 +61,9 @@ class InferenceSession:
         path_or_bytes: a file, or its bytes. sess_options: see `SessionOptions`.
         providers: in order of preference, names or pairs of name and options; the CPU's is the
             default, "CUDAExecutionProvider" takes a GPU where there is one. Others are left out,
-            with a warning. provider_options: those of each; they change nothing, which is said.
+            with a warning. provider_options: those of each. `precision` of the CPU's, "float32" or
+            "bfloat16", is that of `soapstone.InferenceSession`; others change nothing, which is
+            said.
 
     Raises:
         InvalidArgument: options that do not fit. OnnxError: the file is malformed, or needs what is
@@ -86,7 +90,11 @@ class InferenceSession:
             dims=options._dims,
         )
         self._options = options
-        self._providers = _chosen(providers, provider_options)
+        chosen = _chosen(providers, provider_options)
+        self._providers = list(chosen)
+        precision = chosen[CPU].get("precision", SINGLE)
+        with as_invalid():
+            check_precision(precision, "cpu", streamed=False)
         self._metadata = model.source.metadata
         graph, known = model.source.graph, {each.name for each in model.inputs}
         self._inputs = [NodeArg.of(value) for value in graph.input if value.name in known]
@@ -99,6 +107,7 @@ class InferenceSession:
             gpus=int(self._providers[0] == GPU),
             plain=level == GraphOptimizationLevel.ORT_DISABLE_ALL,
             tune=not options.use_deterministic_compute,
+            precision=precision,
         )
         self._profiling = ExitStack()
         self._profile = ""
@@ -390,8 +399,8 @@ class IOBinding:
 
 def _chosen(
     providers: Sequence[Provider] | None, provider_options: Sequence[Mapping[str, Any]] | None
-) -> list[str]:
-    """Return the providers of a session, of which the first runs it."""
+) -> dict[str, Mapping[str, Any]]:
+    """Return the providers of a session, of which the first runs it, and their options."""
     if isinstance(providers, str) or not isinstance(providers, Sequence | None):
         raise InvalidArgument(f"providers: {providers!r} found, a list of names needed")
     options = list(provider_options or [{}] * len(providers or ()))
@@ -400,7 +409,7 @@ def _chosen(
             f"provider_options: {len(options)} found, {len(providers or ())} needed, as providers"
         )
     available = [CPU] if providers is None else get_available_providers()
-    chosen: list[str] = []
+    chosen: dict[str, Mapping[str, Any]] = {}
     for provider, of in zip(providers or (), options):
         name, given = provider if isinstance(provider, tuple) else (provider, of)
         if not isinstance(name, str):
@@ -409,12 +418,11 @@ def _chosen(
             have = ", ".join(available)
             warnings.warn(f"provider {name!r} is not available; {have} are", stacklevel=3)
         elif name not in chosen:
-            chosen.append(name)
-            if given:
-                said = ", ".join(map(str, given))
-                warnings.warn(f"options of {name} change nothing: {said}", stacklevel=3)
-    if CPU not in chosen:
-        chosen.append(CPU)
+            chosen[name] = given
+            vain = [str(key) for key in given if (name, key) != (CPU, "precision")]
+            if vain:
+                warnings.warn(f"options of {name} change nothing: {', '.join(vain)}", stacklevel=3)
+    chosen.setdefault(CPU, {})
     return chosen
 
 

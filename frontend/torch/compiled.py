@@ -30,12 +30,14 @@ except ImportError as error:
 
 from soapstone.errors import DataError
 from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.precision import check_precision
 from soapstone.frontend.torch.aten import MOVES, RULES
 from soapstone.frontend.torch.emit import DTYPES, Emit, Value
 from soapstone.frontend.torch.operators import NoRule
 from soapstone.frontend.torch.trace import name_of, traced
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
+from soapstone.ir.precision import SINGLE
 from soapstone.ir.tensor import Array, Role, TensorSpec
 
 _KNOWN = {"full", "scalar_tensor", "arange", "eye", "zeros", "ones"}  # that read no tensor
@@ -234,7 +236,7 @@ class _Bound:
         for node in list(fused.graph.nodes):
             if node.op == "call_module" and node.target.startswith("fused_"):
                 segment = getattr(fused, node.target)
-                part = _part(segment, node.args, weights, program.threads)
+                part = _part(segment, node.args, weights, program.options)
                 made.append(part)
                 setattr(fused, node.target, part)
         *_, last = fused.graph.nodes
@@ -264,11 +266,12 @@ def _tensor(given: Any) -> bool:
 
 
 def _part(
-    segment: Any, given: Sequence[Any], weights: Mapping[str, Any], threads: int | None
+    segment: Any, given: Sequence[Any], weights: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Part:
     """Return the session of a segment of a graph.
 
     given: what outside of it its inputs are. weights: those that never change, by the node's name.
+    options: of the session.
     """
     builder = GraphBuilder("torch")
     held: dict[str, Array] = {}
@@ -295,7 +298,7 @@ def _part(
     several = result if isinstance(result, (tuple, list)) else (result,)
     outputs: list[Value] = [made[each] for each in several]
     builder.output(*dict.fromkeys(value.name for value in outputs))
-    session = InferenceSession(builder.build(), held, threads=threads)
+    session = InferenceSession(builder.build(), held, **options)
     single = not isinstance(result, (tuple, list))
     return Part(session, names, [value.name for value in outputs], single)
 
@@ -303,12 +306,12 @@ def _part(
 class Program:
     """A graph that PyTorch handed over.
 
-    module: it. backend: what keeps the report.
+    module: it. options: of the sessions of its segments.
     """
 
-    def __init__(self, module: Any, threads: int | None) -> None:
+    def __init__(self, module: Any, options: Mapping[str, Any]) -> None:
         self.module = module
-        self.threads = threads
+        self.options = options
         holders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.weights = frozenset(place for place, node in enumerate(holders) if _static(node))
         self.held: Sequence[Any] = ()  # weak references to the weights, by which it is found
@@ -385,16 +388,17 @@ class Backend:
     """What `torch.compile` is given as its backend.
 
     Args:
-        threads: how many threads compute; all cores by default.
+        threads, precision: as of `InferenceSession`.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads
+    def __init__(self, threads: int | None = None, precision: str = SINGLE) -> None:
+        check_precision(precision, "cpu", streamed=False)
+        self.options = {"threads": threads, "precision": precision}
         self.programs: list[Program] = []
 
     def __call__(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Return what runs a graph. module: the graph. example_inputs: fake ones; not looked at."""
-        program = Program(module, self.threads)
+        program = Program(module, self.options)
         self.programs.append(program)
         return program.__call__
 
@@ -421,7 +425,9 @@ def backend(module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     return _by_name(module, example_inputs)
 
 
-def compile(model: Any, *, threads: int | None = None, **options: Any) -> Any:
+def compile(
+    model: Any, *, threads: int | None = None, precision: str = SINGLE, **options: Any
+) -> Any:
     """Return `torch.compile(model, backend="soapstone")`, for inference.
 
     Graphs run in soapstone where gradients are not recorded (`torch.no_grad`), on the CPU; what has
@@ -430,9 +436,13 @@ def compile(model: Any, *, threads: int | None = None, **options: Any) -> Any:
 
     Args:
         model: a module or function. threads: how many threads compute; all cores by default.
+        precision: "float32", or "bfloat16": see `InferenceSession`.
         options: others of `torch.compile`: fullgraph, dynamic.
+
+    Raises:
+        GraphError: another precision, or one that products cannot be computed in here.
     """
-    made = Backend(threads)
+    made = Backend(threads, precision)
     compiled = torch.compile(model, backend=made, **options)
     with suppress(AttributeError):
         compiled._soapstone = made

@@ -106,6 +106,28 @@ def test_predict_takes_the_precision(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and NAME in shown.output
 
 
+@able
+def test_the_other_interfaces_take_the_precision(tmp_path: Path) -> None:
+    import soapstone.onnxruntime as ort
+    from soapstone import to_onnx
+
+    to_onnx(rows(), path := tmp_path / "rows.onnx")
+    given = [("CPUExecutionProvider", {"precision": "bfloat16"})]
+    session = ort.InferenceSession(path, providers=given)
+    session.run(None, {"x": drawn(rows())})
+    assert NAME in session.session.variants({"x": drawn(rows())}).values()
+    torch = pytest.importorskip("torch")
+    import soapstone.torch
+
+    module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    compiled = soapstone.torch.compile(module, precision="bfloat16")
+    with torch.no_grad():
+        x = torch.randn(16, 64)
+        near, exact = compiled(x), module(x)
+    error = float((near - exact).norm() / exact.norm())
+    assert 1e-5 < error < 1e-2
+
+
 def test_what_cannot_be_is_refused() -> None:
     model = rows()
     with pytest.raises(GraphError, match=r"'bfloat' found, 'float32' or 'bfloat16' needed"):

@@ -212,6 +212,15 @@ def test_options_mean_what_they_say_or_are_refused_by_name(tmp_path: Path) -> No
             classifier().SerializeToString(), providers=["TensorrtExecutionProvider"]
         )
     assert session.get_providers() == ["CPUExecutionProvider"]
+    with (
+        pytest.warns(UserWarning, match="options of CPUExecutionProvider change nothing: arena"),
+        pytest.raises(ours.InvalidArgument, match="precision: 'half' found, 'float32'"),
+    ):
+        ours.InferenceSession(
+            classifier().SerializeToString(),
+            providers=["CPUExecutionProvider"],
+            provider_options=[{"arena": 1, "precision": "half"}],
+        )
     options = ours.SessionOptions()
     options.add_free_dimension_override_by_name("batch", 4)
     options.enable_profiling = True
