@@ -570,7 +570,7 @@ class InferenceSession:
         return found
 
     def _key(self, given: Mapping[str, Array]) -> tuple[object, ...]:
-        shapes = tuple(array.shape for array in given.values())
+        shapes = tuple(getattr(array, "shape", None) for array in given.values())
         return shapes, tuple(given[name].tobytes() for name in sorted(self._telling))
 
 

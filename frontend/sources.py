@@ -29,15 +29,19 @@ class Field:
     Attributes:
         name: of the input. dtype: its element type, such as "float32".
         shape: a number, a symbolic name or None for each axis.
+        holds: ("sequence",) of a list of tensors of any shape, ("optional",) of one that may be
+            None, or both, from the outside in.
     """
 
     name: str
     dtype: str
     shape: Dims
+    holds: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         dims = ", ".join("?" if dim is None else str(dim) for dim in self.shape)
-        return f"{self.name}: {self.dtype}[{dims}]"
+        dims = "..." if self.holds else dims
+        return f"{self.name}: {''.join(f'{each} ' for each in self.holds)}{self.dtype}[{dims}]"
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,14 @@ class Source:
         if unknown:
             have = ", ".join(map(str, fields)) or "none"
             raise DataError(f"{label}: unknown input {unknown[0]!r}; inputs are {have}")
-        given = {}
+        given: dict[str, Any] = {}
         for field in fields:
             if field.name not in inputs:
                 raise DataError(f"{label}: input {field.name!r} is missing; {field} needed")
+            if field.holds:
+                where = f"{label}: input {field.name!r}"
+                given[field.name] = _held(inputs[field.name], field, field.holds, where)
+                continue
             array = _as_array(inputs[field.name], field, f"{label}: input {field.name!r}")
             fits = len(array.shape) == len(field.shape) and all(
                 not isinstance(d, int) or d == extent for d, extent in zip(field.shape, array.shape)
@@ -113,13 +121,28 @@ class Source:
         found = model if isinstance(model, OnnxModel) else from_onnx(model)
         return Source(
             found.name,
-            tuple(Field(v.name, v.dtype, v.shape) for v in found.inputs),
+            tuple(Field(v.name, v.dtype, v.shape, v.holds) for v in found.inputs),
             tuple(v.name for v in found.outputs),
             lambda given: found.graph_for(given, rare=True),
             lambda: found.weights,
             found.layouts,
             found.source,
         )
+
+
+def _held(value: Any, field: Field, holds: tuple[str, ...], where: str) -> Any:
+    """Return a sequence as a tuple of arrays, and of an optional its value or None."""
+    if not holds:
+        array = _as_array(value, field, where)
+        dtype = TEXT if field.dtype == TEXT else array.dtype.name
+        if dtype != field.dtype:
+            raise DataError(f"{where}: {dtype}{list(array.shape)} found, {field} needed")
+        return array
+    if holds[0] == "optional":
+        return None if value is None else _held(value, field, holds[1:], where)
+    if not isinstance(value, list | tuple):
+        raise DataError(f"{where}: {type(value).__name__} found, a list of arrays needed")
+    return tuple(_held(v, field, holds[1:], f"{where}[{i}]") for i, v in enumerate(value))
 
 
 def _as_array(value: Any, field: Field, where: str) -> Array:

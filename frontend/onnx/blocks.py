@@ -12,8 +12,8 @@ import numpy as np
 from soapstone.frontend.onnx.build import read_by, title
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.tensors import dtype_of
-from soapstone.frontend.onnx.texts import contents_of, described
-from soapstone.frontend.onnx.values import Scope, Slot, Value, domain_of
+from soapstone.frontend.onnx.texts import TEXT, contents_of, described
+from soapstone.frontend.onnx.values import Absent, Scope, Slot, Value, domain_of
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 
@@ -38,7 +38,8 @@ class Known:
         return Known(value, (value.spec, digest))
 
 
-Held = Array | Known | tuple["Held", ...]  # a value between pieces; a sequence is a tuple
+# A value between pieces; a sequence is a tuple.
+Held = Array | Known | Absent | tuple["Held", ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +50,8 @@ class Looked:
     table: Array
 
 
-Recipe = (
-    str | Known | Looked | tuple["Recipe", ...]
-)  # the same within a piece, by names in the graph
+# The same within a piece, by names in the graph.
+Recipe = str | Known | Looked | Absent | tuple["Recipe", ...]
 
 
 @dataclass
@@ -160,8 +160,8 @@ def key_of(block: Block, env: Env) -> tuple[Hashable, ...]:
     def part(held: Held | None, told: bool) -> Hashable:
         if isinstance(held, tuple):
             return tuple(part(each, told) for each in held)
-        if held is None or isinstance(held, Known):
-            return held and held.key
+        if held is None or isinstance(held, Known | Absent):
+            return held.key if isinstance(held, Known) else held
         return held.shape, held.dtype.name, contents_of(held) if told else b""
 
     return (block.key, *(part(env.find(n), n in block.told) for n in sorted(block.used)))
@@ -170,6 +170,8 @@ def key_of(block: Block, env: Env) -> tuple[Hashable, ...]:
 def recipe_of(slot: Slot) -> Recipe:
     if isinstance(slot, tuple):
         return tuple(map(recipe_of, slot))
+    if isinstance(slot, Absent):
+        return slot
     if slot.name is None:
         return Known.of(slot)
     return slot.name if slot.table is None else Looked(slot.name, slot.table)
@@ -198,10 +200,11 @@ def array_in(held: Held | None) -> Array:
     """Return the contents of a value.
 
     Raises:
-        OnnxError: it is a sequence.
+        OnnxError: it is a sequence, or an optional that is empty.
     """
-    if isinstance(held, tuple | None):
-        raise OnnxError("a sequence found, a tensor needed")
+    if isinstance(held, tuple | Absent | None):
+        found = "a sequence" if isinstance(held, tuple) else held
+        raise OnnxError(f"{found} found, a tensor needed")
     if not isinstance(held, Known):
         return held
     assert held.value.array is not None
@@ -234,12 +237,16 @@ def as_slot(name: str, held: Held) -> Slot:
         return tuple(cast(Value, as_slot(name, each)) for each in held)
     if isinstance(held, Known):
         return held.value
+    if isinstance(held, Absent):
+        return held
     return Value(described(held), name, None, held)
 
 
 def as_held(slot: Slot) -> Held:
     if isinstance(slot, tuple):
         return tuple(map(as_held, slot))
+    if isinstance(slot, Absent):
+        return slot
     if slot.array is None:
         raise OnnxError(f"value {slot.label!r}: {slot.spec} is too large to be made between pieces")
     return slot.array
@@ -250,7 +257,8 @@ def stacked(parts: list[Array], declared: onnx.ValueInfoProto) -> Array:
     if not parts:
         tensor = declared.type.tensor_type
         shape = (0, *(max(0, int(dim.dim_value)) for dim in tensor.shape.dim))
-        return np.zeros(shape, dtype_of(tensor.elem_type, f"output {declared.name!r}"))
+        dtype = dtype_of(tensor.elem_type, f"output {declared.name!r}")
+        return np.zeros(shape, object if dtype == TEXT else dtype)
     if len({part.shape for part in parts}) > 1:
         raise OnnxError("body: what is collected differs in shape from trip to trip")
     return np.stack(parts)

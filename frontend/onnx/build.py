@@ -102,6 +102,8 @@ class Importer:
         nodes = self.source.graph.node
         self.run(nodes if wanted is None else needed(nodes, wanted.outputs), scope)
         types = {declared.name: declared.dtype for declared in self.source.outputs}
+        for declared in self.source.outputs if wanted is None else ():
+            _check_tensor("output", declared)
         outputs: list[tuple[str, Value]] = []
         for name in types if wanted is None else wanted.outputs:
             slot = scope.find(name)
@@ -114,6 +116,7 @@ class Importer:
         return self._finish(outputs)
 
     def _input(self, declared: Declared) -> Value:
+        _check_tensor("input", declared)
         shape = []
         for axis, extent in enumerate(declared.shape):
             if isinstance(extent, str):
@@ -409,7 +412,7 @@ class Importer:
                 failure = error
         if not known:  # a rule of an operator that ONNX does not declare
             raise failure or UnsupportedError("this operator is not supported")
-        types = [slot.spec if isinstance(slot, Value) else None for slot in inputs]
+        types = [None if slot is None else call.value(at).spec for at, slot in enumerate(inputs)]
         body = function_of(key[0], key[1], version, call.bound(), types)
         if body is not None:
             opsets = {domain_of(o.domain): int(o.version) for o in body.opset_import}
@@ -509,6 +512,16 @@ class Importer:
         """Return the graph of some of the values made, with those inputs that they need."""
         self.builder.output(*outputs)
         return _without_unread(self.builder.build().pruned())
+
+
+def _check_tensor(what: str, declared: Declared) -> None:
+    if declared.holds:
+        raise UnboundError(
+            f"{what} {declared.name!r}: {' '.join(declared.holds)} found, and a graph has tensors"
+            " alone (an InferenceSession runs such a model in pieces)",
+            value=declared.name,
+            apart=True,
+        )
 
 
 def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:

@@ -85,7 +85,8 @@ class Call:
         if slot is None:
             raise OnnxError(f"input {position} is missing")
         if not isinstance(slot, Value):
-            raise OnnxError(f"input {position} is a sequence; a tensor needed")
+            found = "a sequence" if isinstance(slot, tuple) else slot
+            raise OnnxError(f"input {position} is {found}; a tensor needed")
         return slot
 
     def maybe(self, position: int) -> Value | None:

@@ -15,6 +15,7 @@ from soapstone.frontend.onnx.model import OnnxModel, from_onnx
 from soapstone.frontend.onnx.pieces import Pieces
 from soapstone.frontend.onnx.read import Source
 from soapstone.frontend.onnx.schema import schema
+from soapstone.frontend.onnx.texts import TEXT
 from soapstone.frontend.onnx.values import RULES, domain_of
 from soapstone.ir.spec import operator_of_onnx
 
@@ -152,7 +153,10 @@ def _built(
 def _cuts(model: OnnxModel, dims: Mapping[str, int]) -> tuple[str, ...]:
     """Return where a session would cut a model first, dims without an extent being 1."""
     given = {}
+    if any(declared.holds for declared in model.inputs):
+        return ()  # how many tensors there are is told by a run
     for declared in model.inputs:
         shape = [each if isinstance(each, int) else dims.get(each, 1) for each in declared.shape]
-        given[declared.name] = np.broadcast_to(np.zeros((), declared.dtype), shape)
+        one = np.array("", object) if declared.dtype == TEXT else np.zeros((), declared.dtype)
+        given[declared.name] = np.broadcast_to(one, shape)
     return tuple(Pieces(model.source, None).cuts(given))

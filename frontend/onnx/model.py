@@ -107,6 +107,8 @@ class OnnxModel:
         """
         dims: dict[str, int] = {}
         for declared in self.inputs:
+            if declared.holds:
+                continue
             where = f"input {declared.name!r}"
             shape = shapes.get(declared.name)
             if shape is None:
@@ -155,7 +157,8 @@ class OnnxModel:
             OnnxError: as `bind` and `graph`.
         """
         most = MOST_SHAPE if rare else MOST_CONTENTS
-        dims = self.bind({name: np.asarray(array).shape for name, array in arrays.items()})
+        plain = {declared.name for declared in self.inputs if not declared.holds}
+        dims = self.bind({n: np.asarray(array).shape for n, array in arrays.items() if n in plain})
         contents: dict[str, Array] = {}
         while True:
             try:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,10 +43,10 @@ from soapstone.frontend.onnx.build import MOST_DEPTH, Importer, placed
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.model import MOST_CONTENTS
-from soapstone.frontend.onnx.read import Source
+from soapstone.frontend.onnx.read import Declared, Source
 from soapstone.frontend.onnx.tensors import array_of
 from soapstone.frontend.onnx.texts import described
-from soapstone.frontend.onnx.values import Scope, Value, domain_of
+from soapstone.frontend.onnx.values import ABSENT, Absent, Scope, Value, domain_of
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 MOST_PIECES = 512  # of a run, for which room is left
 MOST_TRIPS = 1 << 20  # of a loop
+_WITH_BODIES = {("", name) for name in ("If", "Loop", "Scan", "SequenceMap")}
 
 
 class Pieces:
@@ -80,10 +81,10 @@ class Pieces:
         names = (declared.name for declared in source.outputs)
         self._main = Block.of((), source.graph.node, names)
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs by name.
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs by name: arrays, lists of them, or None of an optional without one.
 
-        inputs: an array for each input.
+        inputs: an array for each input, of sequences a tuple of arrays, or None.
 
         Raises:
             OnnxError: a node is not legal or not supported; names it.
@@ -94,14 +95,9 @@ class Pieces:
         found = {}
         for declared in self._source.outputs:
             held = env.find(declared.name)
-            if held is None or isinstance(held, tuple):
+            if held is None:
                 raise OnnxError(f"output {declared.name!r} is made by no node")
-            array = array_in(held)
-            if (dtype := described(array).dtype) != declared.dtype:
-                raise OnnxError(
-                    f"output {declared.name!r}: {dtype} found, {declared.dtype} declared"
-                )
-            found[declared.name] = array.copy()
+            found[declared.name] = _handed_on(held, declared, declared.holds)
         return found
 
     def variants(self, inputs: Mapping[str, Array]) -> dict[str, str]:
@@ -125,9 +121,10 @@ class Pieces:
         first = (step for step in left if not step.reads & made)
         return [str(step) for step in sorted(first, key=lambda step: step.position)]
 
-    def _env(self, inputs: Mapping[str, Array]) -> Env:
+    def _env(self, inputs: Mapping[str, Any]) -> Env:
         scope = Scope(opsets=self._source.opsets)
-        return Env(scope, dict(inputs), Env(scope, self._weights))
+        values = {name: ABSENT if each is None else each for name, each in inputs.items()}
+        return Env(scope, values, Env(scope, self._weights))
 
     # Blocks
 
@@ -255,6 +252,8 @@ class Pieces:
             held = env.find(name)
             if isinstance(held, tuple):
                 scope.values[name] = tuple(offer(name, at, part) for at, part in enumerate(held))
+            elif isinstance(held, Absent):
+                scope.values[name] = held
             elif held is not None:
                 scope.values[name] = offer(name, 0, held)
         return feeds
@@ -306,13 +305,13 @@ class Pieces:
         found = {feeds[name][0] for name in names if name is not None and name in feeds}
         for name in found:
             held = env.find(name)
-            if isinstance(held, tuple | None) or array_in(held).size > MOST_CONTENTS:
+            if isinstance(held, tuple | Absent | None) or array_in(held).size > MOST_CONTENTS:
                 return False
         block.told |= found
         return bool(found)
 
     def _has_inside(self, step: Step) -> bool:
-        return step.key in (("", "If"), ("", "Loop")) or step.key in self._source.functions
+        return step.key in _WITH_BODIES or step.key in self._source.functions
 
     # Between pieces
 
@@ -402,6 +401,24 @@ class Pieces:
                 {name: Known.of(value) for name, value in constants.items()},
             )
         return self._bodies[inside]
+
+
+def _handed_on(held: Held, declared: Declared, holds: tuple[str, ...]) -> Any:
+    """Return an output as runs give it. holds: what it is declared as, from the outside in."""
+    where = f"output {declared.name!r}"
+    if holds[:1] == ("optional",):
+        return None if isinstance(held, Absent) else _handed_on(held, declared, holds[1:])
+    if holds[:1] == ("sequence",):
+        if not isinstance(held, tuple):
+            raise OnnxError(f"{where}: a tensor found, a sequence declared")
+        return [_handed_on(each, declared, holds[1:]) for each in held]
+    try:
+        array = array_in(held)
+    except OnnxError as error:
+        raise OnnxError(f"{where}: {error}") from None
+    if (dtype := described(array).dtype) != declared.dtype:
+        raise OnnxError(f"{where}: {dtype} found, {declared.dtype} declared")
+    return array.copy()
 
 
 __all__ = ["Pieces"]

@@ -37,16 +37,19 @@ class Declared:
     """An input or output as the file declares it; a symbolic dim is its name.
 
     ranked: whether the file says how many axes there are, which of outputs it need not.
+    holds: what it is around tensors of this type, from the outside in: "optional", "sequence"; of
+        their extents nothing is said.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
     ranked: bool = True
+    holds: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape)) if self.ranked else "..."
-        return f"{self.name}: {self.dtype}[{shape}]"
+        return f"{self.name}: {''.join(f'{each} ' for each in self.holds)}{self.dtype}[{shape}]"
 
 
 @dataclass(frozen=True)
@@ -252,14 +255,20 @@ def _declared(value: onnx.ValueInfoProto, what: str) -> Declared:
     where = f"{what} {value.name!r}"
     if not value.name:
         raise OnnxError(f"an {what} without a name found")
-    kind = value.type.WhichOneof("value")
     if what == "output" and value.type.sequence_type.elem_type.HasField("map_type"):
         return Declared(value.name, "float32", (), ranked=False)  # scores as ZipMap hands them on
+    kind, inner, holds = value.type.WhichOneof("value"), value.type, []
+    while kind in ("sequence_type", "optional_type"):
+        holds.append(kind.removesuffix("_type"))
+        inner = getattr(inner, kind).elem_type
+        kind = inner.WhichOneof("value")
     if kind != "tensor_type":
         found = (kind or "no type").removesuffix("_type").replace("_", " ")
         raise UnsupportedError(f"{where}: {found} found, a tensor needed")
-    tensor = value.type.tensor_type
+    tensor = inner.tensor_type
     dtype = dtype_of(tensor.elem_type, where)
+    if holds:
+        return Declared(value.name, dtype, (), ranked=False, holds=tuple(holds))
     if what == "output" and not tensor.HasField("shape"):
         return Declared(value.name, dtype, (), ranked=False)
     if not tensor.HasField("shape"):

@@ -50,7 +50,15 @@ class Value:
         return self.spec.dtype == TEXT
 
 
-Slot = Value | tuple[Value, ...]  # a tensor, or a sequence of tensors
+class Absent:
+    """What an optional value is that holds nothing."""
+
+    def __repr__(self) -> str:
+        return "an empty optional value"
+
+
+ABSENT = Absent()
+Slot = Value | tuple[Value, ...] | Absent  # a tensor, a sequence of tensors, or an optional without
 Rule = Callable[["Call"], Any]
 RULES: dict[tuple[str, str], Rule] = {}
 

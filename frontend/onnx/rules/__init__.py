@@ -18,6 +18,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     reduction,
     sampling,
     signal,
+    text,
     trees,
     windows,
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.values import Slot, Value, rule
+from soapstone.frontend.onnx.values import ABSENT, Absent, Slot, Value, rule
 
 MOST_TRIPS = 4096
 
@@ -134,6 +134,23 @@ def _place(n: Call, position: int, length: int, default: int) -> int:
     return int(n.array(position).reshape(()))
 
 
+@rule("Optional")
+def optional(n: Call) -> Any:
+    return [n.inputs[0] if n.has(0) else ABSENT]
+
+
+@rule("OptionalHasElement")
+def optional_has_element(n: Call) -> Value:
+    return n.known(n.has(0) and not isinstance(n.inputs[0], Absent))
+
+
+@rule("OptionalGetElement")
+def optional_get_element(n: Call) -> Any:
+    if not n.has(0) or isinstance(n.inputs[0], Absent):
+        raise OnnxError("an empty optional value found")
+    return [n.inputs[0]]
+
+
 @rule("SequenceConstruct")
 def sequence_construct(n: Call) -> Any:
     return [tuple(n.values())]
@@ -168,6 +185,24 @@ def sequence_erase(n: Call) -> Any:
 @rule("SequenceLength")
 def sequence_length(n: Call) -> Value:
     return n.known(np.asarray(len(_sequence(n)), np.int64))
+
+
+@rule("SequenceMap")
+def sequence_map(n: Call) -> Any:
+    """Unroll a body over the elements of a sequence; sequences among other inputs go along."""
+    body, length = n.attribute("body"), len(_sequence(n))
+    made: list[tuple[Value, ...]] = [() for _ in body.output]
+    for place in range(length):
+        given = []
+        for position, slot in enumerate(n.inputs):
+            if isinstance(slot, tuple) and len(slot) != length:
+                raise OnnxError(f"input {position} has {len(slot)} elements, {length} needed")
+            given.append(slot[place] if isinstance(slot, tuple) else n.value(position))
+        for k, result in enumerate(n.importer.subgraph(body, n.scope, given, "body")):
+            if not isinstance(result, Value):
+                raise UnsupportedError("sequences of sequences are not supported")
+            made[k] += (result,)
+    return made
 
 
 @rule("ConcatFromSequence")

@@ -9,7 +9,9 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.rules.text import cast_text
 from soapstone.frontend.onnx.tensors import dtype_of
+from soapstone.frontend.onnx.texts import TEXT
 from soapstone.frontend.onnx.values import Value, rule
 
 
@@ -139,9 +141,9 @@ def dropout(n: Call) -> Any:
 @rule("Cast", "CastLike")
 def cast(n: Call) -> Value:
     x = n.value()
-    if n.kind == "CastLike":
-        return n.cast(x, n.value(1).dtype)
-    return n.cast(x, dtype_of(n.attribute("to"), "attribute 'to'"))
+    like = n.kind == "CastLike"
+    dtype = n.value(1).dtype if like else dtype_of(n.attribute("to"), "attribute 'to'")
+    return cast_text(n, x, dtype) if x.is_text != (dtype == TEXT) else n.cast(x, dtype)
 
 
 @rule("BitCast")

@@ -11,6 +11,7 @@ import numpy as np
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.declared import read_declared
 from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.texts import tabled
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.spec import operator
 
@@ -186,6 +187,9 @@ def unique(n: Call) -> Any:
     x, axis = n.array(0, apart=True), n.attribute("axis")
     if axis is not None:
         axis = n.axis_of(axis, x.ndim)
+    table = None
+    if n.value().is_text:
+        table, (x,) = tabled([x])
     found, first, inverse, counts = np.unique(
         x, return_index=True, return_inverse=True, return_counts=True, axis=axis
     )
@@ -196,4 +200,5 @@ def unique(n: Call) -> Any:
         found = found[order] if axis is None else np.take(found, order, axis)
         first, counts, inverse = first[order], counts[order], place[inverse]
     rest = (part.astype(np.int64) for part in (first, inverse, counts))
+    found = found if table is None else table[found]
     return [n.known(found), *(n.known(part) for part in rest)]

@@ -26,6 +26,8 @@ def constant(n: Call) -> Value:
         "value_floats": "float32",
         "value_int": "int64",
         "value_ints": "int64",
+        "value_string": "object",
+        "value_strings": "object",
     }
     if key == "value":
         return n.known(value)

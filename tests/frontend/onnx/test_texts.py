@@ -1,0 +1,188 @@
+"""Operators of texts in sessions, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from soapstone import InferenceSession, from_onnx
+from soapstone.frontend.onnx import OnnxError
+from soapstone.frontend.onnx.check import check_onnx
+
+theirs = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
+
+
+def model_of(text: str) -> bytes:
+    header = '<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>'
+    model: bytes = onnx.parser.parse_model(f"{header}\ng {text}").SerializeToString()
+    return model
+
+
+def texts(*values: Any) -> Any:
+    return np.array(values, object)
+
+
+WORDS = texts(["red", "big red", "red"], ["e", "Blue", "a  b c"])
+REALS = np.array([[1.5, -2, 0], [3, 0.25, 1]], np.float32)
+MODELS: dict[str, str] = {
+    "concat": "(string[n, 3] x) => (string[n, 3] y) { y = StringConcat(x, x) }",
+    "broadcast": """(string[n, 3] x) => (string[n, 3] y) <string[1] end = {"!"}> {
+        y = StringConcat(x, end) }""",
+    "split": "(string[n, 3] x) => (string[n, 3, k] y, int64[n, 3] z) { y, z = StringSplit(x) }",
+    "split by": """(string[n, 3] x) => (string[n, 3, k] y, int64[n, 3] z) {
+        y, z = StringSplit<delimiter = "e", maxsplit = 1>(x) }""",
+    "match": """(string[n, 3] x) => (bool[n, 3] y) {
+        y = RegexFullMatch<pattern = "(\\\\w+ )?red">(x) }""",
+    "equal": """(string[n, 3] x) => (bool[n, 3] y, int64[2, k] z) <string red = {"red"}> {
+        y = Equal(x, red)  z = NonZero(y) }""",
+    "where": """(string[n, 3] x, float[n, 3] r) => (string[n, 3] y)
+        <string other = {"other"}, float zero = {0}> {
+        more = Greater(r, zero)  y = Where(more, x, other) }""",
+    "moved": """(string[n, 3] x) => (string[3, k] y) {
+        t = Transpose(x)  both = Concat<axis = 1>(t, t)  y = Identity(both) }""",
+    "gathered": """(string[n, 3] x, float[n, 3] r) => (string[n, 1] y) {
+        at = ArgMax<axis = 1>(r)  y = GatherElements<axis = 1>(x, at) }""",
+    "places of known texts": """(float[n, 3] r) => (string[n] y, bool[n] z)
+        <string[3] names = {"b", "a", "c"}, string b = {"b"}> {
+        at = ArgMax<axis = 1, keepdims = 0>(r)  chosen = Gather(names, at)
+        axis = Constant<value = int64[1] {1}>()
+        up = Unsqueeze(chosen, axis)  y = Squeeze(up, axis)  z = Equal(y, b) }""",
+    "numbers from texts": """(float[n, 3] r) => (int64[n, 3] y) {
+        t = Cast<to = 8>(r)  f = Cast<to = 1>(t)  y = Cast<to = 7>(f) }""",
+    "unique": """(string[n, 3] x) => (string[k] y, int64[k] at, int64[m] back, int64[k] many) {
+        y, at, back, many = Unique(x) }""",
+    "unique in order": """(string[n, 3] x) => (string[k] y) { y = Unique<sorted = 0>(x) }""",
+    "tokens": """(string[n, 3] x) => (string[n, 3, k] y) {
+        y = com.microsoft.Tokenizer
+            <tokenexp = "[a-zA-Z]+", mark = 0, mincharnum = 1, pad_value = "#">(x) }""",
+    "characters": """(string[n, 3] x) => (string[n, 3, k] y) {
+        y = com.microsoft.Tokenizer
+            <separators = [""], mark = 1, mincharnum = 1, pad_value = "#">(x) }""",
+    "parts": """(string[n, 3] x) => (string[n, 3, k] y) {
+        y = com.microsoft.Tokenizer
+            <separators = [" "], mark = 0, mincharnum = 2, pad_value = "">(x) }""",
+    "normalized": """(string[1, m] w) => (string[1, k] y) {
+        y = StringNormalizer
+            <case_change_action = "UPPER", locale = "C", stopwords = ["RED", "b"]>(w) }""",
+    "nothing left": """(string[1, m] w) => (string[1, k] y) {
+        y = StringNormalizer<is_case_sensitive = 1, stopwords = ["red", "a", "Blue", ""]>(w) }""",
+    "if": """(string[n, 3] x, float[n, 3] r) => (string[k, 3] y) {
+        sum = ReduceSum<keepdims = 0>(r)  zero = Constant<value = float {0}>()
+        more = Greater(sum, zero)
+        y = If(more) <then_branch = yes () => (string[k, 3] a) { a = Concat<axis = 0>(x, x) },
+                      else_branch = no () => (string[k, 3] b) { b = Identity(x) }> }""",
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_are_as_onnx_runtime_has_them(name: str) -> None:
+    model = model_of(MODELS[name])
+    reference = theirs.InferenceSession(model, providers=["CPUExecutionProvider"])
+    feeds = {"x": WORDS, "r": REALS, "w": WORDS[:1]}
+    with InferenceSession(from_onnx(model), threads=1) as session:
+        for rows in (2, 1, 2):
+            given = {field.name: feeds[field.name][:rows] for field in session.inputs}
+            found = session.run(given)
+            for mine, other in zip(found.values(), reference.run(None, given), strict=True):
+                assert mine.shape == other.shape
+                assert mine.dtype == other.dtype
+                np.testing.assert_array_equal(mine, other)
+
+
+GRAMS = {
+    "pool_strings": ["red", "big", "blue", "big", "big", "red", "blue", "red", "red"],
+    "ngram_counts": [0, 3],
+    "ngram_indexes": [5, 0, 2, 1, 4, 3],
+    "max_skip_count": 0,
+    "min_gram_length": 1,
+    "max_gram_length": 2,
+}
+
+
+@pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
+@pytest.mark.parametrize("skips", [0, 1, 3])
+@pytest.mark.parametrize("numbers", [False, True])
+def test_sequences_of_words_are_counted(mode: str, skips: int, numbers: bool) -> None:
+    words = ["red", "big", "blue", "other"]
+    given = dict(GRAMS, mode=mode, max_skip_count=skips, ngram_indexes=[0, 1, 2, 3, 4, 5])
+    given["weights"] = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    if numbers:
+        given["pool_int64s"] = [words.index(word) for word in given.pop("pool_strings")]
+    node = onnx.helper.make_node("TfIdfVectorizer", ["x"], ["y"], **given)
+    kinds = onnx.TensorProto
+    of = kinds.INT64 if numbers else kinds.STRING
+    graph = onnx.helper.make_graph(
+        [node],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", of, ["n", "c"])],
+        [onnx.helper.make_tensor_value_info("y", kinds.FLOAT, ["n", 6])],
+    )
+    imports = [onnx.helper.make_opsetid("", 18)]
+    model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+    drawn = np.random.default_rng(skips).integers(0, 4, (5, 9))
+    x = drawn if numbers else np.array(words, object)[drawn]
+    reference = theirs.InferenceSession(model, providers=["CPUExecutionProvider"])
+    with InferenceSession(from_onnx(model), threads=1) as session:
+        for part in (x, x[:, :1]):
+            (wanted,) = reference.run(None, {"x": part})
+            np.testing.assert_allclose(session.run(part)["y"], wanted, rtol=1e-6)
+
+
+def test_columns_of_counts_are_where_the_file_says() -> None:
+    node = onnx.helper.make_node("TfIdfVectorizer", ["x"], ["y"], mode="TF", **GRAMS)
+    graph = onnx.helper.make_graph(
+        [node],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.STRING, ["c"])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [6])],
+    )
+    imports = [onnx.helper.make_opsetid("", 18)]
+    model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=9)
+    x = texts("red", "big", "red", "red")
+    (wanted,) = theirs.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    with InferenceSession(from_onnx(model), threads=1) as session:
+        np.testing.assert_array_equal(session.run(x)["y"], wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '(string[n] x) => (bool[n] y) { y = RegexFullMatch<pattern = "(">(x) }',
+            r"expression '\(' is not supported",
+        ),
+        (
+            "(string[n] x) => (float[n] y) { y = Cast<to = 1>(x) }",
+            "a text that is no float32 found: could not convert string to float: 'red'",
+        ),
+        (
+            "(string[n, m] x) => (string[k] y) { y = StringNormalizer(x) }",
+            r"shape \(2, 3\); \(c,\) or \(1, c\) needed",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, message: str) -> None:
+    session = InferenceSession(from_onnx(model_of(text)), threads=1)
+    with pytest.raises(OnnxError, match=message):
+        session.run(WORDS if session.inputs[0].shape[1:] else WORDS[0])
+
+
+def test_a_check_tells_where_texts_are_read(tmp_path: Any) -> None:
+    path = tmp_path / "texts.onnx"
+    path.write_bytes(model_of(MODELS["equal"]))
+    report = check_onnx(path)
+    assert (report.problem, report.unsupported) == (None, ())
+    assert report.cuts == ("node 0 (Equal)",)
+
+
+def test_weights_that_are_text_are_kept_with_a_session() -> None:
+    """A file's texts are among its weights, and are not mistaken for others of their shape."""
+    text = """(string[n] x) => (string[n] y) <string[1] first = {"a"}, string[1] second = {"b"}> {
+        left = StringConcat(first, x)  y = StringConcat(left, second) }"""
+    with InferenceSession(from_onnx(model_of(text)), threads=1) as session:
+        assert session.run(["1", "2"])["y"].tolist() == ["a1b", "a2b"]
+        assert session.run(["3", "4"])["y"].tolist() == ["a3b", "a4b"]
