@@ -20,7 +20,7 @@ class Declined(Exception):
     """A kernel library cannot do what a variant asks of it, so the variant serves no such call."""
 
 
-BFLOAT16 = "bfloat16"
+BFLOAT16, TF32 = "bfloat16", "tf32"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Call:
     `attributes` are those of the point's tile; `threads` is the processor's thread count. The
     contents of the inputs numbered in `constants` are there already and never change. The arrays
     are NumPy's, or Numba's device arrays where the variants are those of a GPU. `precision` is what
-    products with constant weights may round their float32 operands to: BFLOAT16, or not at all.
+    products may round their float32 operands to: BFLOAT16, of products with constant weights; TF32,
+    of all that libraries of GPUs compute; or not at all.
 
     Raises:
         TypeError: an operand is no array: a NumPy scalar has no memory that an entry could use.
@@ -54,4 +55,4 @@ class Call:
                     )
 
 
-__all__ = ["BFLOAT16", "Array", "Call", "Declined", "Entry", "is_device_array"]
+__all__ = ["BFLOAT16", "TF32", "Array", "Call", "Declined", "Entry", "is_device_array"]

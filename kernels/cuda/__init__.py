@@ -11,6 +11,9 @@ from __future__ import annotations
 import importlib
 
 _FAMILIES = (
+    "libraries.products",
+    "libraries.convolutions",
+    "libraries.attention",
     "products.matmul",
     "products.convolution",
     "elementwise.chains",

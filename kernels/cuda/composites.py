@@ -57,7 +57,10 @@ def _lowered(name: str, call: Call) -> DeviceEntry | None:
             last[value] if value in last else allocate(*_form(builder, value), call.inputs[0])
             for value in step.outputs
         ]
-        entry = _first(Call(step.operator, step.attributes, inputs, tuple(outputs)), name)
+        own = Call(
+            step.operator, step.attributes, inputs, tuple(outputs), precision=call.precision
+        )
+        entry = _first(own, name)
         if entry is None or (status is not None and entry.status is not None):
             return None
         if entry.status is not None:

@@ -17,11 +17,18 @@ The contract between kernels and whoever runs them:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from soapstone.native.memory import NO_STATUSES, Statuses
 
 DeviceArray = Any  # of numba.cuda, or of its simulator
+
+
+class Work(Protocol):
+    """A launch of a kernel, or a call of a library that launches its own."""
+
+    def enqueue(self, stream: Any = 0) -> None:
+        """Put it on a stream of Numba's, by default the device's own, and return."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class DeviceEntry:
         statuses: what the codes mean that may be found there.
     """
 
-    launches: tuple[Launch, ...]
+    launches: tuple[Work, ...]
     status: DeviceArray | None = None
     statuses: Statuses = field(default_factory=lambda: NO_STATUSES)
 

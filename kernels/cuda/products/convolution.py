@@ -109,10 +109,13 @@ def _with_bias(call: Call) -> DeviceEntry:
     (x, dy), (dw, *db) = views(call)
     plain = {**call.attributes, "bias": False}
     first = bound(call.operator, plain, (x, dy), dw)
-    if not db:
-        return first
+    return sequence((first, bias_grad(dy, db[0]))) if db else first
+
+
+def bias_grad(dy: View, db: View) -> DeviceEntry:
+    """Return the entry of a bias's gradient: the sum over all but channels."""
     over = (0, *range(2, len(dy.shape)))
-    return sequence((first, fold([dy], over, [("sum", wide(dy.dtype))], db)))
+    return fold([dy], over, [("sum", wide(dy.dtype))], [db])
 
 
 def _transposed(attributes: Mapping[str, Any], inputs: Sequence[View], y: View) -> Problem:

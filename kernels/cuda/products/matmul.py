@@ -127,6 +127,34 @@ def _channel(view: View, rank: int, axis: int) -> View:
     return View(view.span, tuple(shape), tuple(strides), view.dtype, view.offset)
 
 
+def ending(
+    name: str,
+    attributes: Mapping[str, Any],
+    inputs: Sequence[View],
+    y: View,
+    more: Writer | None = None,
+    extras: Sequence[View] = (),
+) -> tuple[Writer | None, list[View]]:
+    """Return what follows a product's sums: bias and activation of its own, then `more`.
+
+    It is the writer from a sum, and the values of further operands, to what is stored, or None; and
+    those operands, of the shape of y.
+    """
+    own, arity = _steps(attributes, 2)
+    rank = len(y.shape)
+    channel = 1 if name.startswith("conv") else rank - 1
+    biases = [_channel(view, rank, channel) for view in inputs[arity:]]
+    operands = [view.broadcast(y.shape) for view in (*biases, *extras)]
+
+    def write(text: Text, values: Sequence[Value]) -> Sequence[Value]:
+        total, rest = values[0], list(values[1:])
+        if own is not None:
+            (total,) = own(text, [total, *rest[: len(biases)]])
+        return more(text, [total, *rest[len(biases) :]]) if more is not None else [total]
+
+    return write if own or more else None, operands
+
+
 def bound(
     name: str,
     attributes: Mapping[str, Any],
@@ -137,20 +165,8 @@ def bound(
 ) -> DeviceEntry:
     """Return the entry of a product with its own bias and activation, then the steps of `more`."""
     a, b, c, axes, out = PROBLEMS[name](attributes, inputs, y)
-    own, arity = _steps(attributes, 2)
-    rank = len(y.shape)
-    channel = 1 if name.startswith("conv") else rank - 1
-    biases = [_channel(view, rank, channel) for view in inputs[arity:]]
-    wide_extras = [view.broadcast(y.shape) for view in (*biases, *extras)]
-    operands = [output_like(c, view, out) for view in wide_extras]
-
-    def write(text: Text, values: Sequence[Value]) -> Sequence[Value]:
-        total, rest = values[0], list(values[1:])
-        if own is not None:
-            (total,) = own(text, [total, *rest[: len(biases)]])
-        return more(text, [total, *rest[len(biases) :]]) if more is not None else [total]
-
-    return product(a, b, c, axes, write if own or more else None, operands)
+    write, operands = ending(name, attributes, inputs, y, more, extras)
+    return product(a, b, c, axes, write, [output_like(c, view, out) for view in operands])
 
 
 def output_like(c: Operand, view: View, names: Sequence[str]) -> Operand:
@@ -178,6 +194,18 @@ variant(("matmul", "linear", "linear_grad_input", "linear_grad_weight"), "tiled"
 )
 
 
+def steps(attributes: Mapping[str, Any]) -> Writer:
+    """Return the writer of the steps of `with_epilogue`, from the wrapped operator's result."""
+
+    def write(text: Text, given: Sequence[Value]) -> list[Value]:
+        values = list(given)
+        for spec, operands, settings in program_steps(attributes, len(given)):
+            values.append(step(text, spec.name, [values[i] for i in operands], settings))
+        return [values[-1]]
+
+    return write
+
+
 @variant("with_epilogue", "tiled", processor="cuda")
 def with_epilogue(call: Call) -> DeviceEntry | None:
     """Return the entry of a product whose element-wise steps run on sums in registers."""
@@ -186,14 +214,7 @@ def with_epilogue(call: Call) -> DeviceEntry | None:
     arity, name = at["arity"], at["operator"]
     if name not in PROBLEMS:
         return None
-
-    def write(text: Text, given: Sequence[Value]) -> list[Value]:
-        values = list(given)
-        for spec, operands, settings in program_steps(at, len(given)):
-            values.append(step(text, spec.name, [values[i] for i in operands], settings))
-        return [values[-1]]
-
-    return bound(name, dict(at["items"]), inputs[:arity], y, write, inputs[arity:])
+    return bound(name, dict(at["items"]), inputs[:arity], y, steps(at), inputs[arity:])
 
 
-__all__ = ["PROBLEMS", "along", "bound", "named"]
+__all__ = ["PROBLEMS", "Problem", "along", "bound", "ending", "named", "steps"]

@@ -1,0 +1,242 @@
+"""cuBLASLt through NVIDIA's bindings (nvmath-python): a product is described once, then enqueued.
+
+Which algorithm runs is cuBLASLt's own expectation; its memory to work in is allocated when it is
+bound. None of this has run on a device yet: what is described is tested without one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cuda.entry import DeviceEntry
+from soapstone.kernels.cuda.libraries.device import address, alignment, current, number, workspace
+from soapstone.kernels.cuda.libraries.matrices import Matrix, MatrixProduct, column_major
+from soapstone.kernels.cuda.products.matmul import Problem
+from soapstone.kernels.cuda.substrate.arrays import View
+from soapstone.kernels.cuda.substrate.target import SIMULATED
+from soapstone.kernels.entry import TF32
+from soapstone.kernels.fallback import report
+from soapstone.native.memory import Array
+
+WORKSPACE_BYTES = 32 << 20  # at most; what NVIDIA advises from its generation Hopper on
+_TYPES = {"float16": "CUDA_R_16F", "float32": "CUDA_R_32F", "float64": "CUDA_R_64F"}
+
+
+@cache
+def bindings() -> Any:
+    """Return `nvmath.bindings.cublasLt`, or None: it is not installed, or cannot be used."""
+    if SIMULATED:
+        return None
+    try:
+        from nvmath.bindings import cublasLt
+    except ImportError:
+        return None
+    try:
+        cublasLt.get_version()
+    except Exception as error:  # the bindings find no library, or no driver
+        report(f"cuBLASLt ({error})", "kernels of soapstone's own compute products")
+        return None
+    return cublasLt
+
+
+@cache
+def _handle(device: int) -> int:
+    """Return what calls are made with on the GPU that is current, whose number is given."""
+    return int(bindings().create())
+
+
+class Described:
+    """A product in cuBLASLt's own words: a description of it, and of each matrix.
+
+    Args:
+        kind: the element type of a and b. stored: of d.
+        precision: TF32 where float32 may be rounded to that.
+        bias: the address of a vector of d's type, one element a row of d, or None.
+        relu: whether negative results become 0, after the bias.
+
+    Attributes:
+        product, a, b, d: the library's objects, which are given back with this one.
+    """
+
+    def __init__(
+        self,
+        of: MatrixProduct,
+        kind: str,
+        stored: str,
+        precision: str,
+        bias: int | None,
+        relu: bool,
+    ) -> None:
+        from nvmath import ComputeType, CudaDataType
+
+        lt = bindings()
+        words = lt.MatmulDescAttribute
+        double = kind == "float64"
+        compute = ComputeType.COMPUTE_64F if double else ComputeType.COMPUTE_32F
+        if precision == TF32 and kind == "float32":
+            compute = ComputeType.COMPUTE_32F_FAST_TF32
+        scale = CudaDataType[_TYPES["float64" if double else "float32"]]
+        self.product = self._own(lt.matmul_desc_create(compute, scale), lt.matmul_desc_destroy)
+
+        def put(attribute: int, value: int) -> None:
+            kind = lt.get_matmul_desc_attribute_dtype(attribute)
+            _set(lt.matmul_desc_set_attribute, self.product, attribute, value, kind)
+
+        put(words.TRANSA, int(of.a.transposed))
+        put(words.TRANSB, int(of.b.transposed))
+        if bias is not None or relu:
+            name = "RELU_BIAS" if relu and bias is not None else "RELU" if relu else "BIAS"
+            put(words.EPILOGUE, lt.Epilogue[name])
+        if bias is not None:
+            put(words.BIAS_POINTER, bias)
+        self.a, self.b, self.d = (
+            self._matrix(CudaDataType[_TYPES[dtype]], matrix, of.batch)
+            for matrix, dtype in ((of.a, kind), (of.b, kind), (of.d, stored))
+        )
+
+    def _matrix(self, kind: int, matrix: Matrix, batch: int) -> int:
+        lt = bindings()
+        made = lt.matrix_layout_create(kind, matrix.rows, matrix.columns, matrix.ld)
+        self._own(made, lt.matrix_layout_destroy)
+        words = lt.MatrixLayoutAttribute
+        given = ((words.BATCH_COUNT, batch), (words.STRIDED_BATCH_OFFSET, matrix.batch_stride))
+        for attribute, value in given if batch > 1 else ():
+            of_type = lt.get_matrix_layout_attribute_dtype(attribute)
+            _set(lt.matrix_layout_set_attribute, made, attribute, value, of_type)
+        return int(made)
+
+    def _own(self, made: int, destroy: Callable[[int], None]) -> int:
+        weakref.finalize(self, destroy, made).atexit = False
+        return made
+
+
+def _set(setter: Callable[..., None], of: int, attribute: int, value: int, kind: Any) -> None:
+    held = np.array([value], kind)
+    setter(of, attribute, held.ctypes.data, held.nbytes)
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """One product at its addresses. `keep`: what has to live as long."""
+
+    handle: int
+    described: Described
+    a: int
+    b: int
+    d: int
+    factors: Array  # 1 and 0: what a b, and d's old contents, are multiplied by
+    algorithm: Any
+    workspace: int
+    workspace_bytes: int
+    keep: tuple[Any, ...]
+
+    def enqueue(self, stream: Any = 0) -> None:
+        """Put the product on a stream, and return."""
+        one, of, first = self.factors.itemsize, self.described, self.factors.ctypes.data
+        bindings().matmul(
+            self.handle,
+            of.product,
+            first,
+            self.a,
+            of.a,
+            self.b,
+            of.b,
+            first + one,
+            self.d,
+            of.d,
+            self.d,
+            of.d,
+            self.algorithm.ptr,
+            self.workspace,
+            self.workspace_bytes,
+            number(stream),
+        )
+
+
+def product(
+    problem: Problem, precision: str, bias: View | None = None, relu: bool = False
+) -> DeviceEntry | None:
+    """Return the entry of a product, or None where cuBLASLt does not serve it.
+
+    Args:
+        bias: (n) a value a column of the result, or None. relu: see `Described`.
+    """
+    a, b, c = (operand.view for operand in problem[:3])
+    kind, stored = a.dtype, c.dtype
+    allowed = stored == kind or (kind, stored) == ("float16", "float32")
+    if kind not in _TYPES or b.dtype != kind or not allowed:
+        return None
+    if bias is not None and (bias.dtype != stored or not bias.contiguous):
+        return None
+    of = column_major(problem, by_columns=bias is not None)
+    if of is None:
+        return None
+    begin = [address(view) for view in ((b, a, c) if of.swapped else (a, b, c))]
+    at = None if bias is None else address(bias)
+    sizes = [np.dtype(kind).itemsize] * 2 + [np.dtype(stored).itemsize]
+    calls = [
+        tuple(first + place * size for first, place, size in zip(begin, places, sizes))
+        for places in of.places
+    ]
+    described = Described(of, kind, stored, precision, at, relu)
+    handle = _handle(current())
+    aligned = [alignment(*column) for column in zip(*calls)]
+    if at is not None:
+        aligned[2] = min(aligned[2], alignment(at))
+    algorithm = _algorithm(handle, described, aligned)
+    if algorithm is None:
+        return None
+    nbytes = int(algorithm.workspace_size)
+    room, held = workspace(nbytes, c)
+    factors = np.array([1, 0], "float64" if kind == "float64" else "float32")
+    keep = (a.span, b.span, c.span, held, bias and bias.span)
+    return DeviceEntry(
+        tuple(
+            Multiplied(handle, described, *call, factors, algorithm, room, nbytes, keep)
+            for call in calls
+        )
+    )
+
+
+def _algorithm(handle: int, of: Described, aligned: list[int]) -> Any:
+    """Return the algorithm that cuBLASLt expects to be the fastest, or None: it has none.
+
+    aligned: bytes that addresses of a, b and d are multiples of.
+    """
+    lt = bindings()
+    preference = lt.matmul_preference_create()
+    try:
+        words = lt.MatmulPreferenceAttribute
+        names = ("A", "B", "D", "C")
+        least = {words[f"MIN_ALIGNMENT_{x}_BYTES"]: n for x, n in zip(names, [*aligned, aligned[2]])}
+        for attribute, value in {words.MAX_WORKSPACE_BYTES: WORKSPACE_BYTES, **least}.items():
+            kind = lt.get_matmul_preference_attribute_dtype(attribute)
+            _set(lt.matmul_preference_set_attribute, preference, attribute, value, kind)
+        found, count = lt.MatmulHeuristicResult(), np.zeros(1, np.int32)
+        try:
+            lt.matmul_algo_get_heuristic(
+                handle,
+                of.product,
+                of.a,
+                of.b,
+                of.d,
+                of.d,
+                preference,
+                1,
+                found.ptr,
+                count.ctypes.data,
+            )
+        except lt.cuBLASLtError:  # such a product is not supported
+            return None
+    finally:
+        lt.matmul_preference_destroy(preference)
+    return found if count[0] and int(found.state) == 0 else None
+
+
+__all__ = ["Described", "Multiplied", "bindings", "product"]
