@@ -22,12 +22,12 @@ import numpy as np
 
 from soapstone.cache.environment import digest
 from soapstone.cache.environment import environment as base_environment
-from soapstone.cache.sources import closure, modules_of, stamp
+from soapstone.cache.sources import closure, modules_of, stamp, stamp_of
 from soapstone.cache.store import Store, default_path
 from soapstone.deadline import Deadline
 from soapstone.ir.tensor import name_of
 from soapstone.kernels.entry import Array, Call, Entry
-from soapstone.kernels.registry import Variant, registered
+from soapstone.kernels.registry import Variant, home, registered
 from soapstone.native.memory import call as native_call
 from soapstone.native.memory import held, run
 
@@ -124,10 +124,15 @@ def _names(candidates: Sequence[Variant]) -> set[str]:
 @cache
 def _stamp(variant: Variant) -> str:
     """Return the stamp of a variant's sources; of all kernels where it chooses among others."""
-    modules = modules_of(variant.kernel)
-    if "soapstone.kernels.select" in closure(modules):
-        modules |= _modules_of_all(variant.processor)
-    return stamp(*modules)
+
+    def modules() -> frozenset[str]:
+        found = modules_of(variant.kernel)
+        if "soapstone.kernels.select" in closure(found):
+            found |= _modules_of_all(variant.processor)
+        return found
+
+    name = f"{variant.operator} {variant.name} {variant.processor}"
+    return stamp_of(name, home(variant), modules)
 
 
 @cache

@@ -163,6 +163,11 @@ def homes(processor: str) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+def home(variant: Variant) -> str:
+    """Return the module that registers a variant, "" for none."""
+    return _HOMES.get((variant.operator, variant.processor, variant.name), "")
+
+
 def arrange(operator: str, processor: str, names: Sequence[str]) -> None:
     """Put variants of an operator in an order, those of other names where they are.
 

@@ -119,7 +119,7 @@ def _known(key: str, asked: Callable[[], Any]) -> Any:
     global _learns
     if _learns is None:
         _learns = "onnx" not in sys.modules
-    return _TOLD.answer(key, asked, keep=_learns)
+    return _TOLD.answer(key, asked, keep=lambda: _learns)
 
 
 def remember() -> None:

@@ -71,7 +71,7 @@ def _processor() -> dict[str, str]:
 
     identity = processor_identity()
     kept = Told("processor", lambda: digest(identity, installed("llvmlite")), __file__)
-    found: dict[str, str] = kept.answer("processor", _seen, keep=bool(identity))
+    found: dict[str, str] = kept.answer("processor", _seen, keep=lambda: bool(identity))
     kept.save()
     return found
 

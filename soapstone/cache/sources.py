@@ -2,7 +2,8 @@
 
 The files are those of a module, of what it imports, and so on. What is imported inside of functions
 counts for what runs (a kernel may import what it binds), and not for what is compiled: of that only
-the names of a module are part, and what a function closes over. Each file is read once a process.
+the names of a module are part, and what a function closes over. Each file is read once a process,
+and none where an earlier one has told the stamps of what soapstone computes with.
 
 A file that was written after this process began may not be what was imported of it. What depends on
 it has a stamp that no other process has, and nothing compiled of it is kept.
@@ -19,14 +20,16 @@ import os
 import re
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from soapstone.cache.environment import digest
+from soapstone.cache.told import Told, late, state_of
+
 _ROOT = "soapstone"
-_BEGAN = time.time()
+_COMPUTING = ("cache", "ir", "kernels", "native", "runtime")  # packages of all that is compiled
 _NOT_KNOWN = os.urandom(16)  # in place of sources that were edited while this process runs
 _VERSIONED = frozenset(("builtins", "numpy", "numba", "llvmlite"))  # see `environment`
 _IMPORT = re.compile(  # the last: what is imported when code is compiled (`deferred`)
@@ -41,6 +44,14 @@ def stamp(*modules: str, compiled: bool = False) -> str:
     compiled: of what is compiled, to which imports inside of functions are nothing.
     """
     return _stamp(frozenset(modules), compiled)
+
+
+def stamp_of(name: str, home: str, modules: Callable[[], Iterable[str]]) -> str:
+    """Return the stamp of modules, which are asked for where no process has told it by a name.
+
+    home: the module that the name belongs to; only those of soapstone's own are told.
+    """
+    return _answer(name, modules, False) if _top(home) == _ROOT else stamp(*modules())
 
 
 def modules_of(*functions: Callable[..., Any]) -> frozenset[str]:
@@ -71,10 +82,44 @@ def closure(modules: Iterable[str], compiled: bool = False) -> frozenset[str]:
 
 @cache
 def _stamp(modules: frozenset[str], compiled: bool) -> str:
-    whole = hashlib.sha256()
-    for module in sorted(modules | closure(modules, compiled)):
-        whole.update(module.encode() + b"\0" + hashlib.sha256(_source(module)).digest())
-    return whole.hexdigest()[:32]
+    return _answer(" ".join([*sorted(modules), str(compiled)]), lambda: modules, compiled)
+
+
+def _answer(name: str, modules: Callable[[], Iterable[str]], compiled: bool) -> str:
+    """Return the stamp of modules, told by a name where all are known to be as they were."""
+    keep = True
+
+    def ask() -> str:
+        nonlocal keep
+        given = modules()
+        whole, every = hashlib.sha256(), {*given, *closure(given, compiled)}
+        for module in sorted(every):
+            whole.update(module.encode() + b"\0" + hashlib.sha256(_source(module)).digest())
+        keep = all(map(_in_state, every))
+        return whole.hexdigest()[:32]
+
+    found: str = _told().answer(name, ask, keep=lambda: keep)
+    _told().save()
+    return found
+
+
+def _in_state(module: str) -> bool:
+    """Return whether the source of a module is part of what `_told` depends on."""
+    root, *inner = module.split(".")
+    if root == _ROOT:
+        return len(inner) < 2 or inner[0] in _COMPUTING
+    return root in sys.stdlib_module_names
+
+
+@cache
+def _told() -> Told:
+    """Return the stamps that processes found of the sources as they are."""
+    packages = [folder for name in _COMPUTING if (folder := _folder(f"{_ROOT}.{name}"))]
+    states = [state_of(folder) for folder in packages]
+    root = _folder(_ROOT)
+    if root is not None:
+        states.append(state_of(root, within=False))
+    return Told("sources", lambda: digest(sys.version, *states), __file__)
 
 
 def _modules(thing: Any, seen: set[int]) -> Iterator[str]:
@@ -109,8 +154,8 @@ def _source(module: str) -> bytes:
     path = _file(module)
     if path is None:
         return b""
-    late = module in sys.modules and path.stat().st_mtime > _BEGAN
-    return path.read_bytes() + (_NOT_KNOWN if late else b"")
+    edited = module in sys.modules and late(path.stat())
+    return path.read_bytes() + (_NOT_KNOWN if edited else b"")
 
 
 @cache
@@ -192,4 +237,4 @@ def _absolute(name: str, package: str) -> str:
     return f"{base}.{rest}" if rest else base
 
 
-__all__ = ["closure", "edited", "modules_of", "stamp"]
+__all__ = ["closure", "edited", "modules_of", "stamp", "stamp_of"]

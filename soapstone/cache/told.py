@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
+import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 from soapstone.cache.environment import digest, folder
 
+_BEGAN = time.time()
 _KEPT = 8  # files of a name, those of other versions too: the ones written last
 
 
@@ -28,6 +31,7 @@ class Told:
     def __init__(self, name: str, about: Callable[[], str], source: str) -> None:
         self._name, self._about, self._source = name, about, source
         self._new: dict[str, Any] = {}  # what no file holds yet
+        self._saving = threading.Lock()
 
     @cached_property
     def _path(self) -> Path:
@@ -45,43 +49,56 @@ class Told:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def answer(self, key: str, ask: Callable[[], Any], *, keep: bool = True) -> Any:
+    def answer(
+        self, key: str, ask: Callable[[], Any], *, keep: Callable[[], bool] = lambda: True
+    ) -> Any:
         """Return what is known under a key, or else what the library says.
 
-        ask: returns it, as JSON has it. keep: whether `save` is to write it.
+        ask: returns it, as JSON has it. keep: whether `save` is to write it, asked after that.
         """
         if key in self._known:
             return self._known[key]
         found = self._known[key] = ask()
-        if keep:
+        if keep():
             self._new[key] = found
         return found
 
     def save(self) -> None:
         """Write what was asked in this process; where it cannot be, others ask again."""
-        if not self._new:
-            return
-        partial = self._path.with_suffix(f".{os.getpid()}")
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({**self._read(), **self._new}))
-            os.replace(partial, self._path)
-            files = sorted(self._path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
-            for file in files[:-_KEPT]:
-                file.unlink(missing_ok=True)
-        self._new.clear()
+        with self._saving:
+            if not self._new:
+                return
+            partial = self._path.with_suffix(f".{os.getpid()}")
+            with contextlib.suppress(OSError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                partial.write_text(json.dumps({**self._read(), **self._new}))
+                os.replace(partial, self._path)
+                files = sorted(self._path.parent.glob("*.json"), key=lambda f: f.stat().st_mtime)
+                for file in files[:-_KEPT]:
+                    file.unlink(missing_ok=True)
+            self._new.clear()
 
 
-def state_of(folder: Path) -> str:
+def late(status: os.stat_result) -> bool:
+    """Return whether a file was written after this process began: it may have read another."""
+    return status.st_mtime > _BEGAN
+
+
+def state_of(folder: Path, *, within: bool = True) -> str:
     """Return what tells a state of a package's sources from another: when each was written, and
-    its size, as of Python's own compiled files."""
+    its size, as of Python's own compiled files. Where one is `late`, no other process has the same.
+
+    within: of the packages in it too.
+    """
     found = []
     for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        folders[:] = sorted(name for name in folders if within and name != "__pycache__")
         for name in sorted(name for name in names if name.endswith(".py")):
             status = os.stat(os.path.join(place, name))
             found.append(f"{place} {name} {status.st_mtime_ns} {status.st_size}")
+            if late(status):
+                found.append(os.urandom(16).hex())
     return digest(*found)
 
 
-__all__ = ["Told", "state_of"]
+__all__ = ["Told", "late", "state_of"]

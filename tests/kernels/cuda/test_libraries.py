@@ -80,9 +80,7 @@ def multiply(of: MatrixProduct, a: Array, b: Array, y: Array) -> None:
 @pytest.mark.parametrize(
     ("name", "case"), [pytest.param(n, c, id=f"{n} {' '.join(c.inputs)}") for n, c in CASES]
 )
-def test_products_in_columns_are_those_of_the_operator(
-    name: str, case: Case, layout: str
-) -> None:
+def test_products_in_columns_are_those_of_the_operator(name: str, case: Case, layout: str) -> None:
     item = subject(operator(name), case, "float64")
     attributes = {**item.attributes, "activation": None, "bias": False}
     a, b = (place(x, layout) for x in item.arrays[:2])
@@ -142,9 +140,7 @@ def test_layouts_of_images_are_told_where_an_axis_has_one_element() -> None:
     x = np.zeros((2, 6, 1, 5), np.float32)
     last = place(x, "last")
     w, y = np.zeros((4, 6, 1, 1), np.float32), np.zeros((2, 4, 1, 5), np.float32)
-    made = [
-        convolution("conv_fprop", at, viewed(each), viewed(w), viewed(y)) for each in (x, last)
-    ]
+    made = [convolution("conv_fprop", at, viewed(each), viewed(w), viewed(y)) for each in (x, last)]
     assert [of and of.x.stride for of in made] == [(30, 5, 5, 1), (30, 1, 30, 6)]
     repeated = np.broadcast_to(x[:, :1], (2, 6, 1, 5))
     assert convolution("conv_fprop", at, viewed(repeated), viewed(w), viewed(y)) is None
