@@ -9,7 +9,7 @@ known condition are taken and loops of a known count unrolled, all under limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -56,7 +56,8 @@ class Importer:
         source: the file. dims: extents of symbolic dims. contents: of inputs that shapes depend on.
         keep: gives a folded constant the name of a weight, given what is taken.
         wanted: what is built for training; by default the file's outputs, of weights that stay.
-        folds_all: whether all operators of known operands are run at once, not the small ones only.
+        generators: of random numbers, by node, where one is carried out between pieces: then all
+            operators of known operands are run at once, not the small ones only.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Importer:
         keep: Callable[[str, Array, Callable[[str], bool]], str],
         wanted: Wanted | None = None,
         *,
-        folds_all: bool = False,
+        generators: dict[Hashable, np.random.RandomState] | None = None,
     ) -> None:
         self.source = source
         self.builder = GraphBuilder(source.name)
@@ -75,7 +76,8 @@ class Importer:
         self._contents = contents
         self._keep = keep
         self._wanted = wanted
-        self._folds_all = folds_all
+        self.generators = generators
+        self._folds_all = generators is not None
         self._placed: dict[int, tuple[Value, str]] = {}
         self._scalars: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._reserved = {*source.weights, *(declared.name for declared in source.inputs)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.frontend.onnx.declared import read_declared
-from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
 from soapstone.frontend.onnx.messages import TENSOR, as_onnx, attribute_value
 from soapstone.frontend.onnx.tensors import array_of
 from soapstone.frontend.onnx.texts import TEXT
@@ -114,6 +114,27 @@ class Call:
         if value.array is not None:
             return value.array
         raise self.importer.unknown(value, apart=apart or value.is_text)
+
+    def generator(self) -> np.random.RandomState:
+        """Return the node's random numbers, which a session keeps from run to run.
+
+        Raises:
+            UnboundError: a graph is built, whose runs would all have the same ones.
+        """
+        kept = self.importer.generators
+        if kept is None:
+            raise UnboundError(
+                "random numbers are drawn anew in each run, and no graph does (an InferenceSession"
+                " runs such a model in pieces)",
+                apart=True,
+                value=self.label,
+            )
+        key = (self.scope.prefix, *self.node.output)
+        if key not in kept:
+            seed = self.attribute("seed")
+            drawn = seed is None or np.isnan(seed)
+            kept[key] = np.random.RandomState(None if drawn else int(seed) & 0xFFFF_FFFF)
+        return kept[key]
 
     def ints(self, name: str, position: int | None = None) -> tuple[int, ...] | None:
         """Return integers given as an input (newer opsets) or an attribute (older ones), or None.

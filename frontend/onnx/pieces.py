@@ -72,6 +72,7 @@ class Pieces:
         self._bodies: dict[Hashable, Body] = {}  # by their paths
         self._pieces: OrderedDict[Hashable, Piece] = OrderedDict()
         self._numbers = count()
+        self._generators: dict[Hashable, dict[Hashable, np.random.RandomState]] = {}  # by paths
         self._ran = self._longest = 0  # pieces of this run, of the longest
         self._variants: dict[str, str] | None = None
         weights = ((n, a) for n, a in source.weights.items())
@@ -181,7 +182,9 @@ class Pieces:
 
     # Making pieces
 
-    def _importer(self, *, folds_all: bool = False) -> tuple[Importer, dict[str, Array]]:
+    def _importer(
+        self, generators: dict[Hashable, np.random.RandomState] | None = None
+    ) -> tuple[Importer, dict[str, Array]]:
         """Return an importer, and the constants of its graph, which it fills."""
         constants: dict[str, Array] = {}
 
@@ -192,7 +195,7 @@ class Pieces:
             constants[name] = array
             return name
 
-        importer = Importer(self._source, {}, {}, keep, folds_all=folds_all)
+        importer = Importer(self._source, {}, {}, keep, generators=generators)
         return importer, constants
 
     def _make(self, block: Block, env: Env) -> Piece:
@@ -324,12 +327,12 @@ class Pieces:
         elif step.key in self._source.functions:
             made = self._function(step, path, env)
         else:
-            made = self._rule(step, env)
+            made = self._rule(step, path, env)
         env.values.update((n, held) for n, held in zip(step.node.output, made) if n)
 
-    def _rule(self, step: Step, env: Env) -> list[Held]:
+    def _rule(self, step: Step, path: tuple[Hashable, ...], env: Env) -> list[Held]:
         """Return what the rule of an operator makes of known inputs."""
-        importer, _ = self._importer(folds_all=True)
+        importer, _ = self._importer(self._generators.setdefault(path, {}))
         values = {n: as_slot(n, held) for n in step.reads if (held := env.find(n)) is not None}
         scope = replace(env.scope, values={}, outer=replace(env.scope, values=values, outer=None))
         importer.step(step.node, step.position, scope)

@@ -34,6 +34,8 @@ PIECES = "passes, by a session, in pieces"
 WRONG = "other numbers than ONNX's (of the inverse DFT: rounding noise, by less than 2e-7)"
 
 HALF = 2.0**-10
+# What draws random numbers, of which ONNX's tests have others; types and shapes are compared.
+DRAWING = {"Bernoulli", "RandomUniformLike"}
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ def _judge(results: Mapping[str, Any], outputs: list[Any], case: Case) -> None:
 def _compare(found: Any, expected: Any, case: Case) -> None:
     if found.dtype != expected.dtype or found.shape != expected.shape:
         raise AssertionError(f"{found.dtype}{found.shape}, {expected.dtype}{expected.shape}")
+    if DRAWING.intersection(node.op_type for node in case.model.graph.node):
+        return
     if expected.dtype.kind == "f":
         # ONNX's halves are rounded at every step inside an operator, ours once.
         rtol, atol = (HALF, HALF) if expected.dtype == np.float16 else (0.0, 0.0)

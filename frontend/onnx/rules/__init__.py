@@ -14,6 +14,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     products,
     quantized,
     quantized_microsoft,
+    random,
     recurrent,
     reduction,
     sampling,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.frontend.onnx.call import Call
-from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.rules.text import cast_text
 from soapstone.frontend.onnx.tensors import dtype_of
 from soapstone.frontend.onnx.texts import TEXT
@@ -125,17 +125,6 @@ def mod(n: Call) -> Any:
 @rule("Identity")
 def identity(n: Call) -> Any:
     return [n.inputs[0]]
-
-
-@rule("Dropout")
-def dropout(n: Call) -> Any:
-    x = n.value()
-    if n.has(2) and n.array(2).any() and (n.number("ratio", 1, 0.5) or 0) > 0:
-        raise UnsupportedError("random numbers (training_mode is true) are not supported")
-    if n.version < 7 and not n.attribute("is_test", 0):
-        raise UnsupportedError("random numbers (is_test is 0) are not supported")
-    mask = n("full", shape=x.shape, value=1.0, dtype="bool") if n.wants(1) else None
-    return [x, mask]
 
 
 @rule("Cast", "CastLike")
