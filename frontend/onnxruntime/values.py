@@ -62,8 +62,8 @@ def labels_of(graph: onnx.GraphProto) -> dict[str, Sequence[Any]]:
     for node in graph.node:
         if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml":
             for each in node.attribute:
-                texts = [bytes(text).decode() for text in each.strings]
-                found[str(node.output[0])] = texts or [int(number) for number in each.ints]
+                texts: list[Any] = [bytes(text).decode() for text in each.strings]
+                found[str(node.output[0])] = texts or list(map(int, each.ints))
     return {value.name: found[value.name] for value in graph.output if value.name in found}
 
 

@@ -199,8 +199,8 @@ def category_mapper(n: Call) -> Value:
 def _looked_up(n: Call, x: Value, keys: Array, values: Array, default: Array) -> Value:
     """Return the value of each element's key, the first of equal ones, or the default."""
     if is_text(keys):
-        found = places_of(keys, n.array(x))
-        return n.known(np.concatenate([values, default])[found])
+        places = places_of(keys, n.array(x))
+        return n.known(np.concatenate([values, default])[places])
     wide, known = n.reshape(x, (*x.shape, 1)), n.known(keys.reshape(-1), x.dtype)
     hit = n("equal", wide, known)
     if keys.dtype.kind == "f" and np.isnan(keys).any():

@@ -48,7 +48,7 @@ def _written(dtype: np.dtype[Any]) -> Callable[[Any], str]:
     return written
 
 
-def _each(make: Callable[[Any], str], *arrays: Array) -> Array:
+def _each(make: Callable[..., str], *arrays: Array) -> Array:
     """Return the text that is made of each element of arrays, which broadcast."""
     spread = np.broadcast_arrays(*arrays)
     made = np.empty(spread[0].shape, object)
@@ -58,7 +58,7 @@ def _each(make: Callable[[Any], str], *arrays: Array) -> Array:
 
 @rule("StringConcat")
 def string_concat(n: Call) -> Value:
-    return n.known(_each(lambda a, b: a + b, n.array(0), n.array(1)))
+    return n.known(_each(str.__add__, n.array(0), n.array(1)))
 
 
 @rule("StringSplit")
@@ -102,7 +102,8 @@ def string_normalizer(n: Call) -> Value:
     change = n.text("case_change_action", "NONE", ("NONE", "LOWER", "UPPER"))
     alike: Callable[[str], str] = str if n.attribute("is_case_sensitive", 0) else str.lower
     unwanted = set(map(alike, stops))
-    changed: Callable[[str], str] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}[change]
+    changes: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.upper}
+    changed = changes.get(change, str)
     kept = [changed(text) for text in x.flat if alike(text) not in unwanted] or [""]
     return n.known(np.asarray(kept, object).reshape((1, -1) if x.ndim == 2 else -1))
 
