@@ -52,6 +52,7 @@ _FAMILIES = (
     "normalization.batch_norm",
     "normalization.group_norm",
     "pooling.variants",
+    "pooling.regions",
     "normalization.response",
     "movement.resize",
     "normalization.rms_norm",

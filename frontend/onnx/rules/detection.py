@@ -1,4 +1,4 @@
-"""ONNX operators that choose among the boxes that a detector proposes."""
+"""ONNX operators of the boxes that a detector proposes: which are kept, and what lies in them."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def non_max_suppression(n: Call) -> Value:
             found = apart(low[image, places], high[image, places], overlap, chosen)
             kept += [(image, number, place) for place in places[chosen[:found]]]
     return n.known(np.asarray(kept, np.int64).reshape(-1, 3))
+
+
+@rule("RoiAlign")
+def roi_align(n: Call) -> Value:
+    default = "output_half_pixel" if n.version < 16 else "half_pixel"
+    kind = n.text("coordinate_transformation_mode", default, ("half_pixel", "output_half_pixel"))
+    return n(
+        "roi_align",
+        *n.values(),
+        size=(n.attribute("output_height", 1), n.attribute("output_width", 1)),
+        mode=n.text("mode", "avg", ("avg", "max")),
+        sampling_ratio=n.attribute("sampling_ratio", 0),
+        spatial_scale=n.attribute("spatial_scale", 1.0),
+        half_pixel=kind == "half_pixel",
+    )

@@ -1,4 +1,4 @@
-"""ONNX operators that read images between their pixels: grid sampling, in any number of dims."""
+"""ONNX operators that read images between their pixels: at the places of a grid, or of a window."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 
+import numpy as np
+
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.values import Value, rule
+from soapstone.ir.tensor import Array
 
 _CUBIC = -0.75  # the constant of the cubic convolution
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
@@ -42,6 +45,75 @@ def grid_sample(n: Call) -> Value:
         whole = n.like(0, at), n.like(extent - 1, at)
         inside.append([_between(n, tap, *whole) for tap, _ in taps])
     return _gathered(n, x, places, positions, weights, inside if padding == "zeros" else None)
+
+
+@rule("DeformConv")
+def deform_conv(n: Call) -> Value:
+    """A product of weights with what lies where each tap of a window was moved to."""
+    x, w, offset = n.value(0), n.value(1), n.value(2)
+    if (x.rank, w.rank, offset.rank) != (4, 4, 4):
+        raise UnsupportedError(f"image {x.spec} and weights {w.spec}; 4 axes each are supported")
+    samples, channels = x.shape[:2]
+    taps = math.prod(w.shape[2:])
+    groups, parts = n.attribute("group", 1), n.attribute("offset_group", 1)
+    made = _moved(n, x, w, offset.shape[2:])
+    fits = groups * w.shape[1] == channels and w.shape[0] % groups == 0 == channels % parts
+    if not fits or offset.shape[:2] != (samples, 2 * taps * parts):
+        raise OnnxError(f"offsets {offset.spec} and weights {w.spec} do not fit image {x.spec}")
+    count = taps * math.prod(offset.shape[2:])
+    moves = n.reshape(offset, (samples, parts, taps, 2, count // max(taps, 1)))
+    columns = []
+    for part in range(parts):
+        own = n.part(x, 1, part * channels // parts, (part + 1) * channels // parts)
+        mine = n.row(moves, 1, part)
+        positions, weights, inside = [], [], []
+        for dim, extent in enumerate(x.shape[2:]):
+            at = n("add", n.row(mine, 2, dim), n.known(made[dim], x.dtype))
+            found = _taps(n, n.reshape(at, (samples, count, 1)), "linear")
+            edges = (0.0, extent - 1.0)
+            positions.append([_index(n, tap, extent, edges, "zeros") for tap, _ in found])
+            weights.append([weight for _, weight in found])
+            ends = n.like(0, x), n.like(extent - 1, x)
+            inside.append([_between(n, tap, *ends) for tap, _ in found])
+        read = _gathered(n, own, (count, 1), positions, weights, inside)
+        if n.has(4):
+            mask = n.part(n.reshape(n.value(4), (samples, parts, count, 1)), 1, part, part + 1)
+            read = n("mul", read, mask)
+        columns.append(read)
+    whole = n("concat", *columns, axis=1) if parts > 1 else columns[0]
+    whole = n.reshape(whole, (samples, groups, channels // groups * taps, count // max(taps, 1)))
+    rows = n.reshape(w, (1, groups, w.shape[0] // groups, channels // groups * taps))
+    result = n.reshape(n("matmul", rows, whole), (samples, w.shape[0], *offset.shape[2:]))
+    if n.has(3):
+        result = n("add", result, n.reshape(n.value(3), (1, w.shape[0], 1, 1)))
+    return result
+
+
+def _moved(n: Call, x: Value, w: Value, made: Sequence[int]) -> list[Array]:
+    """Return where each tap of each window is before it is moved, along each dim: (taps, windows).
+
+    Raises:
+        OnnxError: there are not as many windows as offsets.
+    """
+    strides, dilations = n.attribute("strides", (1, 1)), n.attribute("dilations", (1, 1))
+    pads = n.attribute("pads", (0, 0, 0, 0))
+    if (len(strides), len(dilations), len(pads)) != (2, 2, 4) or min(strides) < 1:
+        raise OnnxError(f"strides {strides}, dilations {dilations} and pads {pads} found; 2, 2, 4")
+    at = []
+    for dim, (kernel, count) in enumerate(zip(w.shape[2:], made)):
+        room = x.shape[2 + dim] + pads[dim] + pads[2 + dim] - (kernel - 1) * dilations[dim] - 1
+        if count != (fit := room // strides[dim] + 1):
+            raise OnnxError(f"{count} offsets along axis {dim + 2} found, {fit} needed")
+        tap, window = np.arange(kernel) * dilations[dim], np.arange(count) * strides[dim]
+        at.append(tap[:, None] + window - pads[dim])
+    n.room(2 * math.prod(w.shape[2:]) * math.prod(made))
+    rows, columns = at
+    shape = (rows.shape[0], columns.shape[0], rows.shape[1], columns.shape[1])
+    both = (
+        np.broadcast_to(rows[:, None, :, None], shape),
+        np.broadcast_to(columns[:, None], shape),
+    )
+    return [each.reshape(shape[0] * shape[1], -1) for each in both]
 
 
 def _gathered(
