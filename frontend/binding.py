@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from soapstone.engine.constants import Constants, Found
+from soapstone.engine.lower import fold_weights, split_constants
 from soapstone.engine.mapper import GraphMapper
-from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
+from soapstone.frontend.extended import Extended, Known
 from soapstone.frontend.followed import Followed
-from soapstone.frontend.sources import Source
+from soapstone.frontend.sources import Notes, Source
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
@@ -34,7 +35,7 @@ class Packed:
     """What kernels have made of a model's weights, for all its shapes and all its sessions.
 
     Attributes:
-        found: it. lock: is held while a graph is made and bound.
+        found: it. lock: is held while a graph is made and bound. extended: graphs of the model.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Packed:
 
     def forked(self) -> None:
         """In a child process nobody holds the lock, and weights are packed anew."""
-        self.found, self.lock = Found(), threading.Lock()
+        self.found, self.lock, self.extended = Found(), threading.Lock(), Extended()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,23 +89,50 @@ class Binder:
             precision=self.precision,
         )
 
-    def bind(
-        self,
-        session: Session,
-        values: dict[str, Array],
-        graph: Graph,
-        constants: Mapping[str, Array] = NOTHING,
-    ) -> Bound:
-        """Return a graph compiled to a trace, over constant or streamed weights.
+    def known(self, given: Mapping[str, Array]) -> tuple[Known, Mapping[str, Array]]:
+        """Return the graph for inputs, and those on whose contents it depends.
 
-        session, values: of `session`. constants: what it reads besides the weights.
+        Raises:
+            GraphError: the model has none for these shapes.
+            DataError: a weight is missing, or of another type or shape.
+        """
+        shapes = {name: array.shape for name, array in given.items()}
+        found = self.packed.extended.at(shapes)
+        if found is not None:
+            return found, NOTHING
+        graph, contents, notes = self.source.noted(given)
+        known = self.folded(replace(graph, updates={}), notes=notes)
+        alone = self.plans is None and not self.plain and self.followed.given is None
+        if alone and known.layouts is None and not contents:
+            self.packed.extended.note(shapes, known, self.source.weights())
+        return known, contents
+
+    def folded(
+        self, graph: Graph, constants: Mapping[str, Array] = NOTHING, notes: Notes | None = None
+    ) -> Known:
+        """Return a graph ready to be bound, with what constant weights allow to fold.
+
+        constants: what it reads besides the weights. notes: see `Source`.
 
         Raises:
             DataError: a weight is missing, or of another type or shape.
         """
-        weights = {**self.source.weights(), **constants}
-        layouts, held, given = self._orders(graph), _held(graph, weights), graph
-        names, graph = graph.outputs, graph.pruned()
+        layouts, pruned = self._orders(graph), graph.pruned()
+        held = _held(graph, {**self.source.weights(), **constants})
+        if self.plans is None and not self.plain:
+            pruned = fold_weights(pruned, held, processor=self.machine.processors[0].kind)
+        return Known(pruned, graph.outputs, constants, graph, layouts, notes)
+
+    def bind(self, session: Session, values: dict[str, Array], known: Known) -> Bound:
+        """Return a graph compiled to a trace, over constant or streamed weights.
+
+        session, values: of `session`. known: of `known` or `folded`.
+
+        Raises:
+            DataError: a weight is missing, or of another type or shape.
+        """
+        graph = known.graph
+        held = _held(graph, {**self.source.weights(), **known.constants})
         fixed: Mapping[str, Array]
         if self.plans is not None:
             fixed = {name: held.pop(name) for name in graph.inputs(Role.CONSTANT)}
@@ -112,13 +140,12 @@ class Binder:
         else:
             prologue = replace(graph, nodes=(), outputs=())
             if not self.plain:
-                kind = self.machine.processors[0].kind
-                prologue, graph = folded(graph, held, processor=kind)
+                prologue, graph = split_constants(graph, graph.roles.keys() & held.keys())
             self.packed.found.bound()
             fixed = Constants(held, prologue, self.packed.found)
         try:
-            strategy = self.followed.of(given, graph, layouts)
-            bound = session.bind(graph, strategy, fixed, names=names, fuse=not self.plain)
+            strategy = self.followed.of(known.given or known.graph, graph, known.layouts)
+            bound = session.bind(graph, strategy, fixed, names=known.outputs, fuse=not self.plain)
         finally:
             values.clear()
         if isinstance(fixed, Constants):

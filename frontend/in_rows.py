@@ -16,9 +16,9 @@ import numpy as np
 
 from soapstone.engine.session import Bound
 from soapstone.frontend.exchange import targets
+from soapstone.frontend.extended import Known
 from soapstone.frontend.sources import Source
 from soapstone.ir.extents import differs
-from soapstone.ir.graph import Graph
 from soapstone.ir.samples import meeting_samples
 from soapstone.ir.tensor import Array
 
@@ -41,7 +41,7 @@ class _Kind:
     def __init__(self) -> None:
         self.numbers: set[int] = set()
         self.once: OrderedDict[int, None] = OrderedDict()
-        self.seen: tuple[int, Graph] | None = None
+        self.seen: tuple[int, Known] | None = None
         self.apart = True
 
 
@@ -56,24 +56,25 @@ class InRows:
         self._source = source
         self._kinds: OrderedDict[Shapes, _Kind] = OrderedDict()
 
-    def bound(self, given: Mapping[str, Array], graph: Graph) -> None:
+    def bound(self, given: Mapping[str, Array], known: Known) -> None:
         """Take note of the graph that was bound for inputs."""
         kind, number = self._kind(given)
         if not number or not kind.apart:
             return
         if kind.seen is None:
-            kind.seen = number, graph
+            kind.seen = number, known
             return
         first, other = kind.seen
         if first == number:
             return
-        weights = self._source.weights()
-        if not differs(other, graph, weights):
-            several = graph if number > 1 else other
-            kind.apart = not meeting_samples(several, weights)
+        kind.apart = other.notes == known.notes is not None
+        weights = {**self._source.weights(), **known.constants}
+        if kind.apart and not differs(other.graph, known.graph, weights):
+            several = known if number > 1 else other
+            kind.apart = not meeting_samples(several.graph, weights)
             kind.numbers |= {first, number}
         elif first == 1:  # of one row much is written otherwise
-            kind.seen = number, graph
+            kind.seen = number, known
         else:
             kind.apart = number == 1
         if not kind.apart:

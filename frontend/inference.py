@@ -13,7 +13,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -505,7 +504,8 @@ class InferenceSession:
             with self._binder.packed.lock, paused():
                 graph = make()
                 self._leave_room(runs)
-                bound = self._bounds[key] = self._bind(graph, constants)
+                known = self._binder.folded(graph, constants)
+                bound = self._bounds[key] = self._binder.bind(self._session, self._values, known)
         self._bounds.move_to_end(key)
         return bound
 
@@ -532,13 +532,13 @@ class InferenceSession:
         if bound is None:
             self._leave_room()
             with self._binder.packed.lock, paused():
-                graph, contents = self._source.graph(given)
+                known, contents = self._binder.known(given)
                 self._telling.update(contents)
-                bound = self._bind(replace(graph, updates={}))
+                bound = self._binder.bind(self._session, self._values, known)
                 if contents:
                     self._rows = None
                 elif self._rows is not None:
-                    self._rows.bound(given, graph)
+                    self._rows.bound(given, known)
             self._bounds[self._key(given)] = bound
         self._bounds.move_to_end(self._key(given))
         return bound
@@ -558,9 +558,6 @@ class InferenceSession:
                 self._pieces = Pieces(self._source.onnx, self)
         self._check_open()
         return self._pieces
-
-    def _bind(self, graph: Graph, constants: Mapping[str, Array] = NOTHING) -> Bound:
-        return self._binder.bind(self._session, self._values, graph, constants)
 
     def _found(self, shapes: tuple[tuple[int, ...], ...]) -> Bound | None:
         """Return what is bound for inputs of these shapes, as the one that was used last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.onnx.read import Source as OnnxSource
 
+Notes = tuple[object, ...]
 Dims = tuple[int | str | None, ...]
 
 
@@ -48,16 +50,22 @@ class Field:
 class Source:
     """What a session serves: declared inputs, weights, and a graph for the inputs of a run.
 
-    `graph` also returns those inputs on whose contents, not only shapes, the graph depends.
+    `graph` also returns those inputs on whose contents, not only shapes, the graph depends. `noted`
+    returns beside both what was noted of extents: where that is the same for two graphs, and not
+    None, the graph depends on them by shapes alone.
     """
 
     name: str
     inputs: tuple[Field, ...]
     outputs: tuple[str, ...]
-    graph: Callable[[Mapping[str, Array]], tuple[Graph, Mapping[str, Array]]]
+    noted: Callable[[Mapping[str, Array]], tuple[Graph, Mapping[str, Array], Notes | None]]
     weights: Callable[[], Mapping[str, Array]]
     layouts: Layouts | None = None  # axis orders that came with the model
     onnx: OnnxSource | None = None  # the file, which can be run in pieces
+
+    def graph(self, given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
+        """Return the graph for inputs, and those on whose contents it depends."""
+        return self.noted(given)[:2]
 
     @property
     def rows(self) -> str | None:
@@ -123,7 +131,7 @@ class Source:
             found.name,
             tuple(Field(v.name, v.dtype, v.shape, v.holds) for v in found.inputs),
             tuple(v.name for v in found.outputs),
-            lambda given: found.graph_for(given, rare=True),
+            partial(_of_onnx, found),
             lambda: found.weights,
             found.layouts,
             found.source,
@@ -154,7 +162,17 @@ def _of_graph(graph: Graph, weights: Mapping[str, Array]) -> Source:
         Field(name, graph.tensors[name].dtype, graph.tensors[name].shape)
         for name in graph.inputs(Role.INPUT)
     )
-    return Source(graph.name, fields, graph.outputs, lambda given: (graph, {}), lambda: weights)
+    noted = (graph, dict[str, Array](), None)
+    return Source(graph.name, fields, graph.outputs, lambda given: noted, lambda: weights)
+
+
+def _of_onnx(
+    model: OnnxModel, given: Mapping[str, Array]
+) -> tuple[Graph, Mapping[str, Array], Notes | None]:
+    from soapstone.frontend.onnx.even import UNEVEN
+
+    graph, contents, notes = model.noted_for(given, rare=True)
+    return graph, contents, None if UNEVEN in notes else notes
 
 
 def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
@@ -164,11 +182,11 @@ def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
         for name in graph.inputs(Role.INPUT)
     )
 
-    def build(given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
+    def build(given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array], Notes]:
         sizes = {name: array.shape[0] for name, array in given.items()}
         if len(set(sizes.values())) > 1:
             raise DataError(f"model {model.name!r}: batch sizes {sizes} found; one needed")
-        return model.build(next(iter(sizes.values()))), {}
+        return model.build(next(iter(sizes.values()))), {}, ()
 
     held = weights or model.weights()  # constants may come with another batch size
     return Source(model.name, fields, graph.outputs, build, lambda: {**held, **model.constants})

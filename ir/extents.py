@@ -1,13 +1,20 @@
-"""Graphs of one model for several extents: whether they are alike, so that extents are all."""
+"""Graphs of one model for several extents: whether they are alike, and the graph for yet another.
+
+Where two graphs differ in extents alone, the graph for a third is the first with other shapes:
+those of values follow from its operators, and what attributes say of shapes lies on the line
+through both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import replace
 
 import numpy as np
 
-from soapstone.ir.graph import Graph, Node
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph, Node, inferred
+from soapstone.ir.tensor import Array, Role, TensorSpec
 
 
 def differs(one: Graph, other: Graph, weights: Mapping[str, Array]) -> str:
@@ -64,4 +71,155 @@ def _same_contents(a: Array, b: Array) -> bool:
     return bool(np.array_equal(a[cut], b[cut]))
 
 
-__all__ = ["differs"]
+Ints = tuple[int, ...]
+
+
+class Between:
+    """The graphs of a model that differ in extents of its inputs, by those for two.
+
+    The model must be known to depend on these extents in no way but by shapes.
+
+    Args:
+        one, other: graphs whose inputs differ in some extents, all of 2 or more.
+        weights: the contents of parameters, states and constants of both, by name.
+
+    Raises:
+        GraphError: they differ in more than extents.
+    """
+
+    def __init__(self, one: Graph, other: Graph, weights: Mapping[str, Array]) -> None:
+        if len(one.nodes) != len(other.nodes):
+            raise GraphError(f"{len(one.nodes)} and {len(other.nodes)} operators found")
+        self.graph = one
+        self._inputs = one.inputs(Role.INPUT)
+        if self._inputs != other.inputs(Role.INPUT):
+            raise GraphError("other inputs found")
+        pairs = [
+            pair
+            for name in self._inputs
+            for pair in zip(one.tensors[name].shape, other.tensors[name].shape)
+            if pair[0] != pair[1]
+        ]
+        # One number that extents depend on; of several, nothing but shapes of values may.
+        self._ends = pairs[0] if len(set(pairs)) == 1 else None
+        self._free = {
+            name: [a != b for a, b in zip(one.tensors[name].shape, other.tensors[name].shape)]
+            for name in self._inputs
+        }
+        if any(min(pair) < 2 for pair in pairs):
+            raise GraphError("extents of less than 2 found")  # what repeats is written otherwise
+        self._items: dict[str, tuple[str, Ints, Ints]] = {}  # by node: an attribute that differs
+        self._cut: dict[str, tuple[Array, Ints, Ints]] = {}  # by weight: the longer, both shapes
+        self._match(one, other, weights)
+        if (self._items or self._cut) and self._ends is None:
+            raise GraphError("several extents found that attributes depend on")
+
+    def _match(self, one: Graph, other: Graph, weights: Mapping[str, Array]) -> None:
+        names = {name: name for name in self._inputs}
+        fixed = set(one.roles) - set(self._inputs)  # what no input determines
+        for a, b in zip(one.nodes, other.nodes):
+            if (a.operator, len(a.inputs), len(a.outputs)) != (
+                b.operator,
+                len(b.inputs),
+                len(b.outputs),
+            ):
+                raise GraphError(f"{a.label} and {b.label} found")
+            for x, y in zip(a.inputs, b.inputs):
+                if names.setdefault(x, y) != y:
+                    raise GraphError(f"{a.label}: {x!r} and {y!r} found")
+                if x in one.roles and x not in self._inputs:
+                    self._weight(x, y, weights)
+            if a.items != b.items:
+                self._attribute(one, other, a, b, fixed)
+            if fixed.issuperset(a.inputs):
+                fixed.update(a.outputs)
+            names.update(zip(a.outputs, b.outputs))
+        if len(set(names.values())) < len(names):
+            raise GraphError("a value that is two others found")
+        if tuple(names.get(name, name) for name in one.outputs) != other.outputs:
+            raise GraphError("other outputs found")
+
+    def _weight(self, x: str, y: str, weights: Mapping[str, Array]) -> None:
+        a, b = weights[x], weights[y]
+        if a is b or x in self._cut:
+            return
+        if not _same_contents(a, b):
+            raise GraphError(f"weights {x!r} and {y!r}, of other contents, found")
+        if a.shape != b.shape:
+            longer = a if all(p >= q for p, q in zip(a.shape, b.shape)) else b
+            self._cut[x] = longer, a.shape, b.shape
+
+    def _attribute(self, one: Graph, other: Graph, a: Node, b: Node, fixed: Set[str]) -> None:
+        """Take note of the one attribute that differs, where it says shapes."""
+        differing = [(name, p, q) for (name, p), (_, q) in zip(a.items, b.items) if p != q]
+        name, p, q = differing[0]
+        if a.spec.view == "reshape" or a.operator == "broadcast":
+            fits = name == "shape"
+        elif a.operator == "slice" and a.inputs[0] in fixed:
+            fits = name == "stops"
+        else:  # all of an axis, whatever its extent is
+            whole = zip(one.tensors[a.inputs[0]].shape, other.tensors[b.inputs[0]].shape)
+            fits = (a.operator, name) == ("slice", "stops") and all(
+                u == v or (u, v) == ends for u, v, ends in zip(p, q, whole)
+            )
+        if len(differing) > 1 or not fits or len(p) != len(q):
+            raise GraphError(f"{a.label}: attributes {differing} found")
+        self._items[a.name] = name, p, q
+
+    def at(self, shapes: Mapping[str, Ints]) -> tuple[Graph, dict[str, Array]]:
+        """Return the graph for inputs of these shapes, and the weights that are others in it.
+
+        Raises:
+            GraphError: it is not known.
+        """
+        known = self.graph
+        tensors, numbers = dict[str, TensorSpec](), set[int]()
+        for name in self._inputs:
+            spec, shape = known.tensors[name], shapes[name]
+            if len(shape) != spec.rank:
+                raise GraphError(f"input {name!r}: another rank found")
+            for free, before, now in zip(self._free[name], spec.shape, shape):
+                if free:
+                    numbers.add(now)
+                elif before != now:
+                    raise GraphError(f"input {name!r}: another extent found")
+            tensors[name] = replace(spec, shape=shape)
+        if min(numbers, default=0) < 2 or (self._ends is not None and len(numbers) > 1):
+            raise GraphError("other extents found")
+        number, weights = min(numbers), dict[str, Array]()
+        for name in known.roles:
+            if name in self._cut:
+                longer, *ends = self._cut[name]
+                shape = self._line(*ends, number)
+                if any(now > most for now, most in zip(shape, longer.shape)):
+                    raise GraphError(f"weight {name!r}: more rows needed")
+                weights[name] = longer[tuple(map(slice, shape))]
+                tensors[name] = replace(known.tensors[name], shape=shape)
+            elif name not in tensors:
+                tensors[name] = known.tensors[name]
+        nodes = []
+        for node in known.nodes:
+            if node.name in self._items:
+                name, *ends = self._items[node.name]
+                value = self._line(*ends, number)
+                items = tuple((n, value if n == name else v) for n, v in node.items)
+                node = replace(node, items=items)
+            nodes.append(node)
+            tensors.update(zip(node.outputs, inferred(node, [tensors[i] for i in node.inputs])))
+        return replace(known, nodes=tuple(nodes), tensors=tensors), weights
+
+    def _line(self, one: Ints, other: Ints, number: int) -> Ints:
+        """Return what lies for a number on the line through what two graphs have."""
+        if self._ends is None:
+            return one
+        first, second = self._ends
+        found = []
+        for a, b in zip(one, other):
+            part, rest = divmod((b - a) * (number - first), second - first)
+            if rest or a + part < 0:
+                raise GraphError("no whole extent found")
+            found.append(a + part)
+        return tuple(found)
+
+
+__all__ = ["Between", "differs"]

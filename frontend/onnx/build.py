@@ -20,6 +20,7 @@ import numpy as np
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.declared import entry_of
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
+from soapstone.frontend.onnx.even import Note, followed
 from soapstone.frontend.onnx.read import Declared, Source
 from soapstone.frontend.onnx.schema import (
     check_call,
@@ -85,6 +86,7 @@ class Importer:
         self._outputs = {declared.name for declared in source.outputs}
         self._folded_bytes = 0
         self._steps = 0
+        self.notes: list[Note] = []  # of what is done with extents
         self._once: dict[tuple[object, ...], Value] = {}  # what several nodes need, by their key
 
     def build(self) -> Graph:
@@ -370,6 +372,10 @@ class Importer:
         while inputs and inputs[-1] is None:
             inputs.pop()
         results = self._call(node, tuple(inputs), scope)
+        if (domain_of(node.domain), node.op_type) not in self.source.functions:
+            results, note = followed(node, inputs, results)
+            if note is not None:
+                self.notes.append(note)
         for name, result in zip(node.output, results):
             if not name:
                 continue

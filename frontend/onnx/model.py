@@ -12,6 +12,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.build import Importer
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
+from soapstone.frontend.onnx.even import Note
 from soapstone.frontend.onnx.read import Declared, Source, read
 from soapstone.frontend.onnx.tensors import frozen
 from soapstone.frontend.onnx.values import Wanted
@@ -142,8 +143,14 @@ class OnnxModel:
             UnboundError: a dim or such an input is not given; names it.
             OnnxError: a node is malformed or not supported; names the node and its operator.
         """
-        extents = {**self._dims, **(dims or {})}
-        return Importer(self._source, extents, contents or {}, self._keep, wanted).build()
+        return self._built(dims or {}, contents or {}, wanted)[0]
+
+    def _built(
+        self, dims: Mapping[str, int], contents: Mapping[str, Array], wanted: Wanted | None = None
+    ) -> tuple[Graph, tuple[Note, ...]]:
+        extents = {**self._dims, **dims}
+        importer = Importer(self._source, extents, contents, self._keep, wanted)
+        return importer.build(), tuple(importer.notes)
 
     def graph_for(
         self, arrays: Mapping[str, Array], *, rare: bool = False
@@ -156,13 +163,20 @@ class OnnxModel:
         Raises:
             OnnxError: as `bind` and `graph`.
         """
+        return self.noted_for(arrays, rare=rare)[:2]
+
+    def noted_for(
+        self, arrays: Mapping[str, Array], *, rare: bool = False
+    ) -> tuple[Graph, dict[str, Array], tuple[Note, ...]]:
+        """Return what `graph_for` does, and what is noted of extents in it (`even.py`)."""
         most = MOST_SHAPE if rare else MOST_CONTENTS
         plain = {declared.name for declared in self.inputs if not declared.holds}
         dims = self.bind({n: np.asarray(array).shape for n, array in arrays.items() if n in plain})
         contents: dict[str, Array] = {}
         while True:
             try:
-                return self.graph(dims, contents=contents), contents
+                graph, notes = self._built(dims, contents)
+                return graph, contents, notes
             except UnboundError as error:
                 new = [n for n in error.inputs if n in arrays and n not in contents]
                 fits = all(arrays[n].ndim <= 1 and arrays[n].size <= most for n in new)

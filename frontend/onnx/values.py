@@ -32,6 +32,7 @@ class Value:
     weight: bool = False  # known under its label in the file
     trained: bool = False  # a weight that is other contents in a later step, so nothing is folded
     table: Array | None = None
+    told: bool = False  # known, and made of extents of inputs (`even.py`)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,0 +1,80 @@
+"""A model's graph for a new shape of inputs, out of those for two others.
+
+A graph is translated and folded for the first shapes that come. Where two such graphs differ in
+extents alone (`ir/extents.py`), and the model is known to depend on these by shapes alone
+(`Source.noted`), the graph for a third is the first one with other extents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from soapstone.frontend.sources import Notes
+from soapstone.ir.errors import GraphError
+from soapstone.ir.extents import Between
+from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Array
+from soapstone.records import dataclass
+
+if TYPE_CHECKING:
+    from soapstone.ir.files.layouts import Layouts
+
+_MOST = 4  # graphs, and pairs of them, that are kept
+Shapes = Mapping[str, tuple[int, ...]]  # of inputs, by name
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A graph that is ready to be bound.
+
+    Attributes:
+        graph: with what its weights allow to fold. outputs: what its results are called.
+        constants: the contents of weights that are others than the model's.
+        given: the graph as it was, None where it was never made. layouts: see `InferenceSession`.
+        notes: see `Source`; None where extents may matter otherwise than by shapes.
+    """
+
+    graph: Graph
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Array]
+    given: Graph | None = None
+    layouts: Layouts | None = None
+    notes: Notes | None = field(default=None)
+
+
+class Extended:
+    """The graphs of a model that were made last, and what lies between them."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[Shapes, Known]] = []
+        self._pairs: list[tuple[Between, Known]] = []
+
+    def note(self, shapes: Shapes, known: Known, weights: Mapping[str, Array]) -> None:
+        """Take note of a graph that was made for inputs of these shapes."""
+        if known.notes is None:
+            return
+        for before, other in self._seen:
+            if before.keys() != shapes.keys() or other.notes != known.notes:
+                continue
+            try:
+                between = Between(known.graph, other.graph, weights)
+            except GraphError:
+                continue
+            self._pairs = [(between, known), *self._pairs][:_MOST]
+            break
+        self._seen = [(shapes, known), *self._seen][:_MOST]
+
+    def at(self, shapes: Shapes) -> Known | None:
+        """Return the graph for inputs of these shapes, or None where it has to be made."""
+        for between, known in self._pairs:
+            try:
+                graph, constants = between.at(shapes)
+            except GraphError:
+                continue
+            return Known(graph, known.outputs, constants, notes=known.notes)
+        return None
+
+
+__all__ = ["Extended", "Known", "Shapes"]

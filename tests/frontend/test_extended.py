@@ -1,0 +1,187 @@
+"""Graphs for new shapes out of those for two others: answers are those of sessions of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from soapstone import InferenceSession, from_onnx
+from soapstone.ir.errors import GraphError
+from soapstone.ir.extents import Between
+from soapstone.ir.tensor import Array
+
+RANDOM = np.random.default_rng(0)
+WEIGHTS = {
+    "w": RANDOM.standard_normal((8, 8)).astype(np.float32),
+    "table": RANDOM.standard_normal((32, 8)).astype(np.float32),
+    "filters": RANDOM.standard_normal((8, 3, 3, 3)).astype(np.float32),
+    "thin": RANDOM.standard_normal((4, 3, 2, 2)).astype(np.float32),
+    "token": RANDOM.standard_normal((1, 1, 8)).astype(np.float32),
+    **{f"i{n}": np.array(n) for n in (0, 1, 2, 6)},
+    **{f"v{n}".replace("-", "m"): np.array([n]) for n in (-1, 0, 1, 2, 4, 6, 8)},
+}
+LENGTH = "s = Shape(x)  t = Gather(s, i1)  tv = Unsqueeze(t, v0)  "
+IMAGE = "float[n, 3, h, w0] x"
+
+
+def model_of(body: str, given: str = "float[n, t, 8] x", made: str = "float[n, a, b] y") -> bytes:
+    text = f'<ir_version: 9, opset_import: ["" : 18]>\ng ({given}) => ({made})\n{{ {body} }}'
+    proto = onnx.parser.parse_model(text)
+    kept = [onnx.numpy_helper.from_array(array, n) for n, array in WEIGHTS.items() if n in body]
+    proto.graph.initializer.extend(kept)
+    model: bytes = proto.SerializeToString()
+    return model
+
+
+# What depends on extents by shapes alone, and how many graphs are made of it at most.
+EVEN = {
+    "attention": model_of(
+        LENGTH
+        + """n = Gather(s, i0)  nv = Unsqueeze(n, v0)  d = Gather(s, i2)  real = Cast<to = 1>(d)
+        root = Sqrt(real)  p = Slice(table, v0, tv, v0)  placed = Add(x, p)  h = MatMul(placed, w)
+        two = Constant<value_ints = [2, 4]>()  shape = Concat<axis = 0>(nv, tv, two)
+        q = Reshape(h, shape)  k = Transpose<perm = [0, 2, 1, 3]>(q)
+        kt = Transpose<perm = [0, 1, 3, 2]>(k)  met = MatMul(k, kt)  scaled = Div(met, root)
+        r = Range(i0, t, i1)  column = Unsqueeze(r, v1)  hidden = Less(column, r)
+        low = Constant<value_float = -1000.0>()  masked = Where(hidden, low, scaled)
+        share = Softmax<axis = -1>(masked)  mixed = MatMul(share, k)
+        back = Transpose<perm = [0, 2, 1, 3]>(mixed)  last = Concat<axis = 0>(nv, tv, vm1)
+        y = Reshape(back, last)"""
+    ),
+    "joined": model_of(
+        """s = Shape<start = 0, end = 1>(x)  shape = Concat<axis = 0>(s, v1, v8)
+        first = Expand(token, shape)  j = Concat<axis = 1>(first, x)  h = MatMul(j, w)
+        f = Gather<axis = 1>(h, i0)  g = Relu(h)  m = ReduceMean<keepdims = 1>(g, v1)
+        u = Unsqueeze(f, v1)  y = Add(m, u)"""
+    ),
+    "image": model_of(
+        """a = Conv<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x, filters)
+        r = Relu(a)  p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r)
+        g = GlobalAveragePool(p)  f = Flatten(g)  h = MatMul(f, w)  y = Unsqueeze(h, v1)""",
+        IMAGE,
+    ),
+}
+# What goes by extents otherwise: thresholds, halves, ends.
+UNEVEN = {
+    "least": model_of(LENGTH + "m = Min(tv, v6)  p = Slice(x, v0, m, v1)  y = MatMul(p, w)"),
+    "least as a number": model_of(
+        LENGTH + "m = Min(tv, v6)  f = Cast<to = 1>(m)  h = Div(x, f)  y = MatMul(h, w)"
+    ),
+    "half": model_of(LENGTH + "m = Div(tv, v2)  p = Slice(x, v0, m, v1)  y = MatMul(p, w)"),
+    "even part": model_of(
+        LENGTH + "m = Div(tv, v2)  e = Mul(m, v2)  p = Slice(x, v0, e, v1)  y = MatMul(p, w)"
+    ),
+    "at most six": model_of("p = Slice(x, v0, v6, v1)  y = MatMul(p, w)"),
+    "the last": model_of("p = Slice(x, vm1, v8, v1)  y = MatMul(p, w)"),
+    "all but one": model_of("p = Slice(x, v0, vm1, v1)  y = MatMul(p, w)"),
+    "one by length": model_of(LENGTH + "f = Cast<to = 1>(t)  h = Div(x, f)  y = MatMul(h, w)"),
+    "backwards": model_of(
+        LENGTH
+        + """last = Sub(t, i1)  r = Range(i0, t, i1)  b = Sub(last, r)  p = Gather(table, b)
+        h = Add(x, p)  y = MatMul(h, w)"""
+    ),
+    "a branch": model_of(
+        LENGTH
+        + """more = Greater(t, i6)  h = If(more) <then_branch = a () => (float[n, t, 8] l)
+        { l = MatMul(x, w) }, else_branch = b () => (float[n, t, 8] o) { o = Relu(x) }>
+        y = Tanh(h)"""
+    ),
+    "padded to blocks": model_of(
+        LENGTH
+        + """short = Mod(tv, v4)  need = Sub(v4, short)  rest = Mod(need, v4)
+        pads = Concat<axis = 0>(v0, v0, v0, v0, rest, v0)  p = Pad(x, pads)
+        y = MatMul(p, w)"""
+    ),
+    "squares": model_of(
+        LENGTH
+        + """square = Mul(tv, tv)  one = Concat<axis = 0>(square, v8)  f = Expand(token, one)
+        y = MatMul(f, w)"""
+    ),
+    "as large": model_of(
+        """a = Conv<auto_pad = "SAME_UPPER", strides = [2, 2], kernel_shape = [3, 3]>(x, filters)
+        r = Relu(a)  y = ReduceMean<keepdims = 0>(r, v1)""",
+        IMAGE,
+    ),
+    "rounded up": model_of(
+        """p = AveragePool<ceil_mode = 1, kernel_shape = [2, 2], strides = [2, 2]>(x)
+        y = ReduceMean<keepdims = 0>(p, v1)""",
+        IMAGE,
+    ),
+    "enlarged": model_of(
+        """f = Constant<value_floats = [1.0, 1.0, 1.5, 1.5]>()  p = Resize<mode = "nearest">(x, , f)
+        y = ReduceMean<keepdims = 0>(p, v1)""",
+        IMAGE,
+    ),
+}
+
+
+def arrays(session: InferenceSession, *extents: int) -> dict[str, Array]:
+    known = dict(
+        zip(dict.fromkeys(d for d in session.inputs[0].shape if isinstance(d, str)), extents)
+    )
+    shape = [known.get(dim, dim) for dim in session.inputs[0].shape]  # type: ignore[arg-type]
+    return {"x": RANDOM.standard_normal(shape).astype(np.float32)}  # type: ignore[arg-type]
+
+
+def graphs_made(session: InferenceSession) -> list[object]:
+    """The shapes of inputs that a session's model is translated for from now on."""
+    made: list[object] = []
+    noted = session._source.noted
+
+    def told(given: dict[str, Array]) -> object:
+        made.append({name: array.shape for name, array in given.items()})
+        return noted(given)
+
+    object.__setattr__(session._source, "noted", told)
+    return made
+
+
+@pytest.mark.parametrize("name", [*EVEN, *UNEVEN])
+def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str) -> None:
+    model = {**EVEN, **UNEVEN}[name]
+    random = np.random.default_rng(5)
+    with InferenceSession(from_onnx(model), threads=1, bound_shapes=3, tune=False) as session:
+        made = graphs_made(session)
+        count = 16
+        rank = len(session.inputs[0].shape)
+        for _ in range(count):
+            low, high = (1, 14) if rank == 3 else (5, 24)
+            rows, *extents = (int(random.integers(1, 4)), *random.integers(low, high, 2).tolist())
+            feeds = arrays(session, rows, *extents)
+            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
+                expected = fresh.run(feeds)["y"]
+            found = session.run(feeds)["y"]
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+            assert len(session._bounds) <= 3
+        assert len(made) < count or name in UNEVEN
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_a_third_extent_needs_no_graph(name: str) -> None:
+    """Of lengths: no longer one than those of the two, where a constant goes along."""
+    with InferenceSession(from_onnx(EVEN[name]), threads=1) as session:
+        made = graphs_made(session)
+        for number, length in enumerate((31, 12, 6, 20, 9, 24)):
+            session.run(arrays(session, 2, length, length))
+            assert len(made) == min(number + 1, 2)
+
+
+def test_weights_that_go_along_are_cut_and_never_made_up() -> None:
+    """Places of a sequence are a constant as long as it: of a longer one there is none."""
+    model = from_onnx(
+        model_of(
+            LENGTH + "r = Range(i0, t, i1)  f = Cast<to = 1>(r)  c = Unsqueeze(f, v1)"
+            "  h = Add(x, c)  y = MatMul(h, w)"
+        )
+    )
+    two = [model.graph({"n": 2, "t": length}) for length in (5, 9)]
+    between = Between(*two, model.weights)
+    graph, weights = between.at({"x": (2, 7, 8)})
+    assert str(graph) == str(model.graph({"n": 2, "t": 7})).replace("c.2", "c").replace("c.1", "c")
+    (cut,) = weights.values()
+    np.testing.assert_array_equal(cut[:, 0], np.arange(7))
+    for shape in ((2, 10, 8), (2, 1, 8), (3, 7, 8), (2, 7)):
+        with pytest.raises(GraphError):
+            between.at({"x": shape})
