@@ -168,7 +168,10 @@ class OnnxModel:
     def noted_for(
         self, arrays: Mapping[str, Array], *, rare: bool = False
     ) -> tuple[Graph, dict[str, Array], tuple[Note, ...]]:
-        """Return what `graph_for` does, and what is noted of extents in it (`even.py`)."""
+        """Return what `graph_for` does, and what is noted of extents in it (`even.py`).
+
+        arrays, rare: as of `graph_for`.
+        """
         most = MOST_SHAPE if rare else MOST_CONTENTS
         plain = {declared.name for declared in self.inputs if not declared.holds}
         dims = self.bind({n: np.asarray(array).shape for n, array in arrays.items() if n in plain})
