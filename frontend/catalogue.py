@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from soapstone.dtypes import DTYPES
 from soapstone.ir.dims import Dim, Kind
 from soapstone.ir.spec import Case, OpSpec, operators
-from soapstone.ir.tensor import DTYPES, TensorSpec
+from soapstone.ir.tensor import TensorSpec
 from soapstone.kernels.registry import variants
 
 

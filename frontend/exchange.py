@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import BITS, learn, name_of
 from soapstone.errors import DataError
 from soapstone.ir.tensor import Array, spec_of
 
@@ -24,6 +26,11 @@ def as_array(value: Any, where: str) -> Array:
     """
     if isinstance(value, np.ndarray):
         return value
+    dtype = _narrow_type(value)
+    if dtype:
+        torch = sys.modules["torch"]
+        bits = value.view(torch.int16 if BITS[dtype] == 16 else torch.uint8)
+        return as_array(bits, where).view(learn(dtype))
     kind = f"{type(value).__module__}.{type(value).__name__}"
     try:
         return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
@@ -51,6 +58,22 @@ def as_texts(values: Any, where: str) -> Array:
     return made
 
 
+def _narrow_type(value: Any) -> str:
+    """Return the type of a tensor of PyTorch's that NumPy lacks, or nothing; DLPack has no way."""
+    kind, _, dtype = str(getattr(value, "dtype", "")).partition(".")
+    return dtype if kind == "torch" and BITS.get(dtype, 0) >= 8 else ""
+
+
+def as_tensor(array: Array) -> Any:
+    """Return an array as a tensor of PyTorch's over the same memory."""
+    import torch
+
+    dtype = name_of(array.dtype)
+    if dtype not in BITS:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(f"int{BITS[dtype]}")).view(getattr(torch, dtype))
+
+
 def targets(model: str, out: Mapping[str, Any], results: Mapping[str, Array]) -> dict[str, Array]:
     """Return the arrays that outputs are to be written to, by name.
 
@@ -74,4 +97,4 @@ def targets(model: str, out: Mapping[str, Any], results: Mapping[str, Array]) ->
     return found
 
 
-__all__ = ["as_array", "as_texts", "targets"]
+__all__ = ["as_array", "as_tensor", "as_texts", "targets"]

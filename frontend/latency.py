@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.errors import DataError, hint
 from soapstone.frontend.inference import InferenceSession
 from soapstone.frontend.predict import source_of
@@ -176,7 +177,7 @@ def _drawn(session: InferenceSession, dims: Mapping[str, int]) -> dict[str, Arra
     made: dict[str, Array] = {}
     for field in session.inputs:
         shape = [d if isinstance(d, int) else dims.get(d or "", 1) for d in field.shape]
-        drawn = np.dtype(field.dtype).kind == "f"
+        drawn = kind_of(field.dtype) == "f"
         values = random.standard_normal(shape) if drawn else np.zeros(shape)
         made[field.name] = values.astype(field.dtype)
     return made

@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
+from soapstone.dtypes import WIDE, DType, name_of
 from soapstone.errors import hint
 from soapstone.ir.dims import Ints, Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.onnx_entry import Onnx
-from soapstone.ir.tensor import WIDE, Array, DType, TensorSpec, is_half, rounded, spec_of
+from soapstone.ir.tensor import Array, TensorSpec, is_half, rounded, spec_of
 from soapstone.records import dataclass
 
 if TYPE_CHECKING:
@@ -332,7 +333,8 @@ class OpSpec:
         attributes: in their frozen form. arrays: the operands.
         """
         wide = [
-            array.astype(WIDE[array.dtype]) if array.dtype in WIDE else array for array in arrays
+            array.astype(WIDE[name_of(array.dtype)]) if is_half(array.dtype) else array
+            for array in arrays
         ]
         result = self.reference(attributes, *wide)
         return result if isinstance(result, tuple) else (result,)
@@ -352,7 +354,7 @@ class OpSpec:
         """
         made = self.compute(attributes, *arrays)
         if dtypes is None:
-            if "program" not in self.attributes and not any(a.dtype in WIDE for a in arrays):
+            if "program" not in self.attributes and not any(is_half(a.dtype) for a in arrays):
                 return made
             dtypes = self.bind([spec_of(array) for array in arrays], attributes).dtypes
         return tuple(

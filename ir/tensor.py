@@ -5,24 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import cache
 from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import DTYPES, WIDE, DType, kind_of, learn, name_of
 from soapstone.ir.errors import ShapeError
 from soapstone.records import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
-DType = np.dtype[Any] | str
-
-DTYPES = (
-    *("float32", "float64", "float16"),
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
-)
-
-# The type in which operators compute what they are given in a half type (`OpSpec.run`).
-WIDE = {np.dtype("float16"): np.dtype("float32")}
 
 
 class Role(StrEnum):
@@ -55,6 +46,7 @@ class TensorSpec:
             raise ShapeError(f"shape {self.shape} has a negative extent; extents are 0 or more")
         if self.dtype not in DTYPES:
             raise ShapeError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        learn(self.dtype)
 
     @property
     def rank(self) -> int:
@@ -74,7 +66,7 @@ class TensorSpec:
     @property
     def is_float(self) -> bool:
         """Whether its elements are floating-point numbers."""
-        return self.dtype.startswith("float")
+        return kind_of(self.dtype) == "f"
 
     @property
     def is_half(self) -> bool:
@@ -87,19 +79,13 @@ class TensorSpec:
 
 def is_half(dtype: DType) -> bool:
     """Return whether an element type (dtype) is computed in a wider one."""
-    return np.dtype(dtype) in WIDE
+    return (dtype if isinstance(dtype, str) else name_of(dtype)) in WIDE
 
 
 def spec_of(array: Array | Sequence[Any]) -> TensorSpec:
     """Return the spec of an array."""
     data = np.asarray(array)
     return TensorSpec(data.shape, name_of(data.dtype))
-
-
-@cache
-def name_of(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype; NumPy puts it together each time it is asked."""
-    return str(dtype.name)
 
 
 def rounded(array: Array, dtype: DType) -> Array:

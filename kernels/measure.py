@@ -25,11 +25,11 @@ from soapstone.cache.environment import environment as base_environment
 from soapstone.cache.sources import closure, modules_of, stamp, stamp_of
 from soapstone.cache.store import Store, default_path
 from soapstone.deadline import Deadline
-from soapstone.ir.tensor import name_of
+from soapstone.dtypes import kind_of, name_of
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, home, registered
 from soapstone.native.memory import call as native_call
-from soapstone.native.memory import held, run
+from soapstone.native.memory import held, run, strided
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7
@@ -152,15 +152,15 @@ def scratch(call: Call) -> Call:
     """
 
     def clone(array: Array) -> Array:
-        if array.size == 0 or (array.dtype.kind == "f" and not array.flags.writeable):
+        if array.size == 0 or (kind_of(array.dtype) == "f" and not array.flags.writeable):
             return held(array)
         extent = sum((n - 1) * s for n, s in zip(array.shape, array.strides)) + array.itemsize
         flat = np.zeros(-(-extent // array.itemsize) + 16, array.dtype)
-        if array.dtype.kind == "f":
+        if kind_of(array.dtype) == "f":
             flat[:] = np.random.default_rng(0).random(flat.size, np.float32) + 0.1
-        elif array.dtype.kind == "b":
+        elif kind_of(array.dtype) == "b":
             flat[:] = True
-        return np.lib.stride_tricks.as_strided(flat, array.shape, array.strides)
+        return strided(flat, array.shape, array.strides)
 
     inputs, outputs = (tuple(clone(a) for a in side) for side in (call.inputs, call.outputs))
     return replace(call, inputs=inputs, outputs=outputs)

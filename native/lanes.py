@@ -19,9 +19,9 @@ from soapstone.cache.objects import features
 
 LANES = 16
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+I1, I8, I16, I32, I64 = map(ir.IntType, (1, 8, 16, 32, 64))
 
-_WIDTH = {"half": 2, "float": 4, "double": 8, "i8": 1, "i32": 4, "i64": 8}
+_WIDTH = {"half": 2, "float": 4, "double": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
 
 _FLOATS = (ir.HalfType, ir.FloatType, ir.DoubleType)
 
@@ -212,6 +212,18 @@ def where(mask: Lanes, yes: Any, no: Any) -> Lanes:
     no = yes.like(no)
     b = mask.builder
     return Lanes(b, b.select(mask.value, yes.value, no.value))
+
+
+def of_bfloat16(bits: Lanes) -> Lanes:
+    """The numbers whose bits as bfloat16 these int16 are: those of float32, the lower half 0."""
+    return (bits.cast(I32) << 16).bits(F32)
+
+
+def to_bfloat16(value: Lanes) -> Lanes:
+    """The bits of float32 rounded to bfloat16, ties to even; of NaN, those of a quiet one."""
+    bits = value.bits(I32)
+    even = bits + ((bits >> 16) & 1) + 0x7FFF
+    return where(value.compare("!=", value), (bits >> 16) | 0x40, even >> 16).cast(I16)
 
 
 def maximum(a: Lanes, b: Lanes) -> Lanes:

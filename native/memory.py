@@ -12,13 +12,22 @@ import ctypes
 import math
 import mmap
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from soapstone.dtypes import BITS, name_of
 from soapstone.system import drop_pages
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -160,6 +169,14 @@ def let_go(array: Array) -> None:
         last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
             drop_pages(base, first, last - first)
+
+
+def strided(array: Array, shape: Sequence[int], strides: Sequence[int]) -> Array:
+    """Return the view of an array's memory with other extents, and strides in bytes."""
+    if name_of(array.dtype) not in BITS:
+        return np.lib.stride_tricks.as_strided(array, shape, strides)
+    bits = array.view(f"u{array.itemsize}")  # as_strided does not know every type
+    return np.lib.stride_tricks.as_strided(bits, shape, strides).view(array.dtype)
 
 
 def extent(array: Array) -> tuple[int, int]:

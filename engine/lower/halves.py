@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
+from soapstone.dtypes import WIDE
 from soapstone.engine.lower.composites import following
 from soapstone.engine.lower.rebuild import rebuild
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine, Operand
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.tensor import WIDE
 
 
 def widen_partials(graph: Graph, strategy: Strategy) -> Graph:
@@ -59,8 +57,8 @@ def _widened(graph: Graph, strategy: Strategy, chosen: Callable[[Node], bool]) -
 
         inputs = []
         for name, operand in zip(node.inputs, signature.inputs):
-            dtype = np.dtype(builder.spec(name).dtype)
-            inputs.append(cast(name, operand, WIDE.get(dtype, dtype).name))
+            dtype = builder.spec(name).dtype
+            inputs.append(cast(name, operand, WIDE.get(dtype, dtype)))
         made = builder.add(replace(node, inputs=tuple(inputs)))
         return [cast(*each) for each in zip(made, signature.outputs, signature.dtypes)]
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import SINGLE, Batch, Batches, Labels, Spec, named_labels
 from soapstone.frontend.data.npz import LABELS, WEIGHTS
@@ -59,7 +60,7 @@ class Feeding:
         self.ranges = {
             name: _range(name, spec, forward, terms.get(name))
             for name, spec in (self.specs | self.labels).items()
-            if np.dtype(spec.dtype).kind in "iu"
+            if kind_of(spec.dtype) in "iu"
         }
 
     def _labels_of(self, forward: Graph) -> dict[str, TensorSpec]:
@@ -171,7 +172,7 @@ class Feeding:
                 f"{label}: samples of shape {shape} found, {spec.shape[1:]} needed"
                 f"{self._advice(name, spec, shape)}"
             )
-        if dtype.kind not in "iufb" or (dtype.kind == "f" and np.dtype(spec.dtype).kind != "f"):
+        if kind_of(dtype) not in "iufb" or (kind_of(dtype) == "f" and kind_of(spec.dtype) != "f"):
             raise DataError(f"{label}: {dtype} found, {spec.dtype} needed")
 
     def _advice(self, name: str, spec: TensorSpec, shape: tuple[int, ...]) -> str:
@@ -275,7 +276,7 @@ class Feeding:
 
     def _integers(self, name: str, array: Array) -> Array:
         limits = self.ranges.get(name)
-        if limits is None or not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+        if limits is None or not isinstance(array, np.ndarray) or kind_of(array.dtype) not in "iu":
             return array
         limits.check(name, array)
         spec = self.specs.get(name) or self.labels[name]

@@ -14,6 +14,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
+from soapstone.dtypes import kind_of
 from soapstone.errors import DataError
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
@@ -80,7 +81,7 @@ def _headers(
                 start = stream.tell()
             except (ValueError, *_FAULTS) as fault:
                 raise error(f"{label}: {fault}") from None
-        if dtype.kind not in "biuf" and not (name in texts and dtype.kind == "U"):
+        if kind_of(dtype) not in "biuf" and not (name in texts and kind_of(dtype) == "U"):
             raise error(f"{label}: element type {dtype} found, numbers needed (allow_pickle=False)")
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes != member.file_size - start:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.frontend.arguments import integers
 from soapstone.frontend.layers.base import LayerBase
 from soapstone.ir.builder import GraphBuilder
@@ -52,7 +53,7 @@ class ParameterLayers(LayerBase):
             ShapeError: an element type that there is not.
         """
         array = np.asarray(contents, order="C")
-        if array.dtype.kind not in "biuf":
+        if kind_of(array.dtype) not in "biuf":
             raise GraphError(f"constant {name!r}: element type {array.dtype} found, numbers needed")
         spec = spec_of(array)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.model import OnnxModel, from_onnx
 from soapstone.frontend.onnx.pieces import Pieces
@@ -99,7 +100,7 @@ def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Repor
         tuple(map(str, model.outputs)),
         dict(operators.most_common()),
         tuple(unsupported),
-        sum(array.size for array in weights if array.dtype.kind == "f"),
+        sum(array.size for array in weights if kind_of(array.dtype) == "f"),
         sum(array.nbytes for array in weights),
         flops,
         problem,

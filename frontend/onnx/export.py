@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 from onnx import helper
 
@@ -19,7 +18,7 @@ from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.export_batch import for_any
 from soapstone.frontend.onnx.export_rules import Given
 from soapstone.frontend.onnx.read import LAYOUTS
-from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
+from soapstone.frontend.onnx.tensors import ONNX_OF, SINCE, as_tensor, stored
 from soapstone.frontend.onnx.values import unused
 from soapstone.ir.files.layouts import Layouts, layouts_to_text
 from soapstone.ir.graph import Graph
@@ -99,6 +98,12 @@ def onnx_graph(
         raise UnsupportedError(
             f"graph {graph.name!r} updates {name!r}; a graph of inference needed"
         )
+    for name, spec in graph.tensors.items():
+        since = SINCE.get(spec.dtype, 0)
+        if since > opset:
+            raise UnsupportedError(
+                f"value {name!r}: {spec} found, a type of opset {since}; opset {opset} is written"
+            )
     writer = Writer([*graph.tensors, *(node.name for node in graph.nodes)], opset)
     inputs, held = [], {}
     for name, role in graph.roles.items():
@@ -276,8 +281,8 @@ def _add_weights(model: onnx.ModelProto, weights: Mapping[str, Array], beside: P
                 dims=array.shape,
                 data_location=onnx.TensorProto.EXTERNAL,
             )
-            where = {"location": beside.name, "offset": file.tell(), "length": array.nbytes}
+            data = stored(array)
+            where = {"location": beside.name, "offset": file.tell(), "length": data.nbytes}
             for key, value in where.items():
                 tensor.external_data.add(key=key, value=str(value))
-            little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-            file.write(little.reshape(-1).view(np.uint8).data)
+            file.write(data.data)

@@ -200,7 +200,12 @@ def _mod(g: Given) -> None:
 
 @export("cast")
 def _cast(g: Given) -> None:
-    g.last("Cast", g.inputs[0], to_=ONNX_OF[g["to"]])
+    own: dict[str, Any] = {}
+    if g["to"].startswith("float8"):
+        own["saturate"] = int(g["saturate"])
+    if g["to"] == "float8_e8m0fnu":
+        own["round_mode"] = g["round_mode"]
+    g.last("Cast", g.inputs[0], to_=ONNX_OF[g["to"]], **own)
 
 
 @export("softmax", "log_softmax", "hardmax")

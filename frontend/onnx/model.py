@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.build import Importer
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.even import Note
@@ -183,7 +184,7 @@ class OnnxModel:
             except UnboundError as error:
                 new = [n for n in error.inputs if n in arrays and n not in contents]
                 fits = all(arrays[n].ndim <= 1 and arrays[n].size <= most for n in new)
-                data = error.apart or any(arrays[n].dtype.kind == "f" for n in new)
+                data = error.apart or any(kind_of(arrays[n].dtype) == "f" for n in new)
                 if not new or not fits or (rare and data):
                     raise
                 contents |= {name: arrays[name] for name in new}

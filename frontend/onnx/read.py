@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.messages import model_of
 from soapstone.frontend.onnx.schema import newest_opset
@@ -186,7 +187,7 @@ def _fitting(tensor: onnx.TensorProto, array: Array) -> Array:
     where = f"initializer {tensor.name!r}"
     dtype = dtype_of(tensor.data_type, where)
     shape = shape_of(tensor.dims, where, dtype)
-    if array.shape != shape or array.dtype.kind != np.dtype(dtype).kind:
+    if array.shape != shape or kind_of(array.dtype) != kind_of(dtype):
         raise OnnxError(
             f"{where}: {array.dtype} of shape {array.shape} found, {dtype} {shape} needed"
         )

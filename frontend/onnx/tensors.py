@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.dtypes import BITS, learn, name_of
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.texts import TEXT, is_text
 from soapstone.ir.tensor import Array
@@ -31,22 +32,43 @@ ONNX_OF = {  # the codes of `TensorProto.DataType`
     "uint64": 13,
     "bool": 9,
     TEXT: 8,
+    "bfloat16": 16,
+    "float8_e4m3fn": 17,
+    "float8_e4m3fnuz": 18,
+    "float8_e5m2": 19,
+    "float8_e5m2fnuz": 20,
+    "float8_e8m0fnu": 24,
+    "float4_e2m1fn": 23,
+    "int4": 22,
+    "uint4": 21,
+    "int2": 26,
+    "uint2": 25,
+}
+# The first opset that has a type, of those that came after the oldest that is written.
+SINCE = {
+    **dict.fromkeys(("int4", "uint4"), 21),
+    "float4_e2m1fn": 23,
+    "float8_e8m0fnu": 24,
+    **dict.fromkeys(("int2", "uint2"), 25),
 }
 _EXTERNAL = 1  # of `TensorProto.DataLocation`
-# Where elements are that are no raw data, and as what: int32_data where nothing else is said.
+# Where elements are that are no raw data, and as what: int32_data where nothing else is said,
+# of halves and narrower types as their bits.
 _STORED = {
     "float32": ("float_data", "float32"),
     "float64": ("double_data", "float64"),
     "int64": ("int64_data", "int64"),
     "uint32": ("uint64_data", "uint64"),
     "uint64": ("uint64_data", "uint64"),
-    "float16": ("int32_data", "uint16"),  # its bits
 }
 _DTYPE_OF = {code: name for name, code in ONNX_OF.items()}
-TYPE_STRINGS = {
-    name: f"tensor({ {'float32': 'float', 'float64': 'double'}.get(name, name) })"
-    for name in ONNX_OF
+_WORDS = {
+    "float32": "float",
+    "float64": "double",
+    "float8_e8m0fnu": "float8e8m0",
+    "float4_e2m1fn": "float4e2m1",
 }
+TYPE_STRINGS = {name: f"tensor({_WORDS.get(name, name.replace('_', ''))})" for name in ONNX_OF}
 
 
 def dtype_of(code: int, where: str) -> str:
@@ -56,7 +78,7 @@ def dtype_of(code: int, where: str) -> str:
         UnsupportedError: soapstone has no such type.
     """
     try:
-        return _DTYPE_OF[code]
+        return learn(_DTYPE_OF[code])
     except KeyError:
         from onnx import TensorProto
 
@@ -81,6 +103,12 @@ def shape_of(dims: Any, where: str, dtype: str = "uint8") -> tuple[int, ...]:
     return shape
 
 
+def _packed_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Return how many bytes a file has of a tensor; it has several elements of few bits in one."""
+    bits = BITS.get(dtype, 8 * np.dtype(dtype).itemsize)
+    return -(-math.prod(shape) * bits // 8)
+
+
 class Files:
     """The external-data files of a model, each mapped once.
 
@@ -98,7 +126,7 @@ class Files:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         data = self._open(entries.get("location", ""), where)
         offset = _number(entries.get("offset", "0"), f"{where}: external data: offset")
-        need = math.prod(shape) * np.dtype(dtype).itemsize
+        need = _packed_bytes(shape, dtype)
         length = _number(entries.get("length", str(need)), f"{where}: external data: length")
         if length != need:
             raise OnnxError(f"{where}: external data: length {length} found, {need} needed")
@@ -140,8 +168,35 @@ def mapped(path: Path) -> Array:
 
 
 def view(data: Array, shape: tuple[int, ...], dtype: str) -> Array:
-    """Return bytes as a read-only array, without a copy; it need not be aligned."""
+    """Return bytes as a read-only array, which need not be aligned.
+
+    It is no copy, but of several elements a byte: those become one a byte.
+    """
+    bits = BITS.get(dtype, 8)
+    if bits < 8:
+        return _unpacked(data, shape, dtype, bits)
     result = np.frombuffer(data.data, np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    result.flags.writeable = False
+    return result
+
+
+def stored(array: Array) -> Array:
+    """Return the bytes that a file has of an array; of few bits, several elements in one."""
+    whole = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
+    bits = BITS.get(name_of(array.dtype), 8)
+    if bits >= 8:
+        return whole
+    places = np.arange(0, 8, bits, dtype=np.uint8)
+    parts = np.zeros((-(-whole.size * bits // 8), places.size), np.uint8)
+    parts.reshape(-1)[: whole.size] = whole & np.uint8((1 << bits) - 1)
+    return np.asarray(np.bitwise_or.reduce(parts << places, axis=1), np.uint8)
+
+
+def _unpacked(data: Array, shape: tuple[int, ...], dtype: str, bits: int) -> Array:
+    """Return the elements of bits that bytes hold, the first of each byte in its lowest bits."""
+    places = np.arange(0, 8, bits, dtype=np.uint8)
+    apart = (data[:, np.newaxis] >> places) & np.uint8((1 << bits) - 1)
+    result = apart.reshape(-1)[: math.prod(shape)].view(dtype).reshape(shape)
     result.flags.writeable = False
     return result
 
@@ -165,14 +220,18 @@ def array_of(tensor: onnx.TensorProto, files: Files | None = None) -> Array:
         return files.read(tensor, shape, dtype)
     if tensor.HasField("raw_data"):
         data = np.frombuffer(tensor.raw_data, np.uint8)
-        need = math.prod(shape) * np.dtype(dtype).itemsize
+        need = _packed_bytes(shape, dtype)
         if data.size != need:
             raise OnnxError(f"{where}: {data.size} bytes found, {need} needed of {dtype}{shape}")
         return view(data, shape, dtype)
     try:
-        field, kept = _STORED.get(dtype, ("int32_data", "int32"))
+        bits = dtype == "float16" or dtype in BITS
+        known = f"uint{8 * np.dtype(dtype).itemsize}" if bits else "int32"
+        field, kept = _STORED.get(dtype, ("int32_data", known))
         found = np.asarray(getattr(tensor, field), kept)
-        result = (found.view if dtype == "float16" else found.astype)(dtype).reshape(shape)
+        if BITS.get(dtype, 8) < 8:
+            return view(found, shape, dtype)
+        result = (found.view if bits else found.astype)(dtype).reshape(shape)
     except (ValueError, TypeError, OverflowError) as error:
         raise OnnxError(f"{where}: its contents do not fit {dtype}{shape}: {error}") from None
     result.flags.writeable = False

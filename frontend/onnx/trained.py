@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from soapstone.dtypes import kind_of
 from soapstone.errors import hint
 from soapstone.frontend.onnx.build import needed, read_by
 from soapstone.frontend.onnx.errors import OnnxError
@@ -63,7 +64,7 @@ def roles_of(source: Source) -> dict[str, Role]:
     return {
         name: Role.STATE if name in statistics - others else Role.PARAMETER
         for name, array in source.weights.items()
-        if array.dtype.kind == "f" and array.ndim and np.isfinite(array).all()
+        if kind_of(array.dtype) == "f" and array.ndim and np.isfinite(array).all()
     }
 
 

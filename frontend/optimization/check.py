@@ -7,15 +7,16 @@ What the original refuses, such as an index out of range, tells nothing and is l
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from soapstone.deadline import TimeUpError
+from soapstone.dtypes import floats, integers, kind_of
 from soapstone.engine.measuring import drawn
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.errors import GraphError
@@ -63,12 +64,12 @@ def _mixed(graph: Graph, name: str, large: float) -> Array:
     if spec.dtype == "bool":
         return random.integers(0, 2, spec.shape).astype(bool)
     if spec.is_float:
-        most = min(large, float(np.sqrt(_floats(spec.dtype).max)))
+        most = min(large, math.sqrt(floats(spec.dtype).max))
         normal = random.standard_normal(spec.shape)
         kinds = [normal, normal, normal * most, normal / most, np.zeros(spec.shape)]
         chosen = np.choose(random.integers(0, 6, spec.shape), [*kinds, -kinds[-1]])
         return np.asarray(chosen).astype(spec.dtype)
-    low, high = int(np.iinfo(spec.dtype).min), int(np.iinfo(spec.dtype).max)
+    low, high = int(integers(spec.dtype).min), int(integers(spec.dtype).max)
     small = random.integers(max(low, -9), 10, spec.shape).astype(spec.dtype)
     if large < 10:
         return small
@@ -76,11 +77,6 @@ def _mixed(graph: Graph, name: str, large: float) -> Array:
     ends = random.choice(np.array([low, high, 0], spec.dtype), spec.shape)
     chosen = np.choose(random.integers(0, 3, spec.shape), [small, anywhere, ends])
     return np.asarray(chosen, spec.dtype)
-
-
-def _floats(dtype: str) -> np.finfo[Any]:
-    """Return the limits of a floating-point type; those of bfloat16 are float32's."""
-    return np.finfo(np.float32 if dtype == "bfloat16" else dtype)
 
 
 def agree(outputs: Sequence[str], given: Iterator[Draw], run: Run, optimised: Run) -> float:
@@ -157,7 +153,7 @@ def difference(
         perturbed: the first for inputs changed by rounding. What changes there with a number's kind
             is not compared, nor are integers that change; what numbers change by is allowed for.
     """
-    if needed.dtype.kind in "biu":
+    if kind_of(needed.dtype) in "biu":
         differ = needed != made
         if perturbed is not None:
             differ &= needed == perturbed
@@ -176,7 +172,7 @@ def difference(
         finite = np.isfinite(one) & np.isfinite(two)
         largest = float(np.abs(one - two)[finite].max(initial=0.0))
         scale = max(1e-6, float(np.abs(one)[finite].max(initial=0.0)))
-        share = max(_TOLERANCE, _ULPS * float(_floats(needed.dtype.name).eps))
+        share = max(_TOLERANCE, _ULPS * float(floats(needed.dtype.name).eps))
     return Difference(int(elsewhere.sum()), largest, share * scale + _NOISE * noise)
 
 
@@ -194,8 +190,8 @@ def _changed(inputs: Arrays) -> Arrays:
     found = {}
     for name, array in inputs.items():
         found[name] = array
-        if array.dtype.kind not in "biu":
-            step = _ULPS * float(_floats(array.dtype.name).eps)
+        if kind_of(array.dtype) not in "biu":
+            step = _ULPS * float(floats(array.dtype.name).eps)
             factor = 1 + step * random.choice([-1.0, 1.0], array.shape)
             found[name] = (array.astype(np.float64) * factor).astype(array.dtype)
     return found

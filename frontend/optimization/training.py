@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.engine.mapper import GraphMapper, strategy_of
 from soapstone.engine.measuring import hold, running
 from soapstone.engine.session import Bound, Session
@@ -152,7 +153,7 @@ def _noisy(graph: Graph, state: Mapping[str, Array]) -> dict[str, Array]:
         noise = _NOISE * (float(value.std()) or 1.0) * random.standard_normal(value.shape)
         if graph.roles[name] is Role.STATE:
             noise = np.abs(noise)
-        result[name] = (value + noise).astype(value.dtype) if value.dtype.kind == "f" else value
+        result[name] = (value + noise).astype(value.dtype) if kind_of(value.dtype) == "f" else value
     return result
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
+from soapstone.dtypes import kind_of
 from soapstone.errors import DataError
 from soapstone.files import check_targets, write
 from soapstone.frontend.inference import InferenceSession
@@ -228,7 +229,7 @@ class Samples:
             raise DataError(f"calibration: {counts} samples found; as many of each input needed")
         self.batch = self._batch(fields, batch_size, min(counts.values()))
         self.count = min(counts.values()) // self.batch * self.batch
-        real = [array for array in self._arrays.values() if array.dtype.kind == "f"]
+        real = [array for array in self._arrays.values() if kind_of(array.dtype) == "f"]
         if real and not any(array.any() for array in real):
             raise DataError("calibration: zeros alone found; samples as they will come needed")
         session.checked(next(iter(self)))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from soapstone.dtypes import kind_of
 from soapstone.frontend.torch import aten_layers as layers
 from soapstone.frontend.torch.emit import DTYPES, Emit, Rule, Value, axes_of, axis_of, needs
 
@@ -37,7 +38,7 @@ def binary(operator: str) -> Rule:
         dtype = e.out.dtype
         if alpha != 1:
             y = e("mul", e.cast(y, dtype), e.known(alpha, dtype))
-        if isinstance(x, Value) and isinstance(y, (int, float)) and dtype.startswith("float"):
+        if isinstance(x, Value) and isinstance(y, (int, float)) and kind_of(dtype) == "f":
             number = float(y)
             scale = {"mul": number, "div": 1 / number if number else math.inf}.get(operator, 1.0)
             shift = {"add": number, "sub": -number}.get(operator, 0.0)
@@ -75,7 +76,7 @@ def logical(operator: str, bits: str = "") -> Rule:
 
 def _power(e: Emit, x: Any, y: Any) -> Value:
     dtype = e.out.dtype
-    if isinstance(y, (int, float)) and dtype.startswith("float"):
+    if isinstance(y, (int, float)) and kind_of(dtype) == "f":
         return e("power", e.cast(x, dtype), exponent=float(y))
     return e("pow", e.cast(x, dtype), e.cast(y, dtype))
 

@@ -29,6 +29,7 @@ except ImportError as error:
     ) from error
 
 from soapstone.errors import DataError
+from soapstone.frontend.exchange import as_array, as_tensor
 from soapstone.frontend.inference import InferenceSession
 from soapstone.frontend.precision import check_precision
 from soapstone.frontend.torch.aten import MOVES, RULES
@@ -111,10 +112,10 @@ class Part(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *tensors: Any) -> Any:
         """Return what the operators make of tensors."""
-        given = {name: t.detach().numpy() for name, t in zip(self.names, tensors) if name}
+        given = {n: as_array(t.detach(), n) for n, t in zip(self.names, tensors) if n}
         found = self.session.run(given)
         made = tuple(
-            torch.from_numpy(found[name].copy() if name in self.outputs[:place] else found[name])
+            as_tensor(found[name].copy() if name in self.outputs[:place] else found[name])
             for place, name in enumerate(self.outputs)
         )
         return made[0] if self.single else made
@@ -157,7 +158,7 @@ def _emitted(e: Emit, node: Any, made: Mapping[Any, Any]) -> Any:
     if name in _KNOWN:
         if np.prod(e.out.shape) > _MOST_KNOWN:
             raise NoRule("few elements needed")
-        return e.known(node.target(*args, **kwargs).numpy(), e.out.dtype)
+        return e.known(as_array(node.target(*args, **kwargs), name), e.out.dtype)
     if name not in RULES:
         raise NoRule("no rule")
     if isinstance(node.meta["val"], (tuple, list)):
@@ -287,7 +288,7 @@ def _part(
             role = Role.INPUT
             if weight is not None:
                 role = Role.PARAMETER if spec.is_float else Role.STATE
-                held[node.name] = weight.numpy()
+                held[node.name] = as_array(weight, node.name)
             builder.input(node.name, spec.shape, spec.dtype, role)
             made[node] = e.value(node.name)
             names.append(None if weight is not None else node.name)

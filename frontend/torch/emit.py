@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from soapstone.dtypes import kind_of
 from soapstone.frontend.torch.operators import NoRule
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.tensor import Array, Role, TensorSpec
 
-_TYPES = "float32 float64 float16 int8 int16 int32 int64 uint8 bool"
+_TYPES = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 bool"
 DTYPES: dict[Any, str] = {getattr(torch, name): name for name in _TYPES.split()}
 
 
@@ -33,7 +34,7 @@ class Value:
     @property
     def is_float(self) -> bool:
         """Whether its elements are floating-point numbers."""
-        return self.dtype.startswith("float")
+        return kind_of(self.dtype) == "f"
 
 
 class Emit:
@@ -67,7 +68,7 @@ class Emit:
     def known(self, contents: Any, dtype: str) -> Value:
         """Return a value whose contents are known."""
         array = np.array(contents, dtype)
-        role = Role.PARAMETER if array.dtype.kind == "f" else Role.STATE
+        role = Role.PARAMETER if kind_of(array.dtype) == "f" else Role.STATE
         name = self.builder.input(self.builder.unique("known"), array.shape, dtype, role)
         self.constants[name] = array
         return self.value(name)

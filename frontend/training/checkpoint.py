@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from soapstone import files
+from soapstone.dtypes import BITS, kind_of, name_of
 from soapstone.frontend.data import npz
 from soapstone.ir.files import storage
 from soapstone.ir.tensor import Array
@@ -52,10 +53,16 @@ def save(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, A
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{label}: there is no folder {str(path.parent)!r}")
     for name, array in arrays.items():
-        if name == KEY or np.asarray(array).dtype.kind not in "biuf":
+        if name == KEY or kind_of(np.asarray(array).dtype) not in "biuf":
             raise CheckpointError(
                 f"{label}: array {name!r} of {np.asarray(array).dtype} found, numbers under another"
                 f" name than {KEY!r} needed"
+            )
+        dtype = name_of(np.asarray(array).dtype)
+        if (path.suffix == ".npz" and dtype in BITS) or not storage.holds(dtype):
+            raise CheckpointError(
+                f"{label}: array {name!r} of {dtype} found, which files of this kind do not have"
+                + ("; a name that ends in .safetensors needed" if storage.holds(dtype) else "")
             )
     # "C" order keeps rank 0, which np.ascontiguousarray would raise to rank 1.
     dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
 from soapstone.frontend.arguments import count, meant, shown_value, takes
@@ -418,11 +419,11 @@ class Trainer(Resumable):
             target = bound.feeds[name]
             if array.shape != target.shape:
                 raise DataError(f"input {name!r}: shape {array.shape} found, {target.shape} needed")
-            if array.dtype.kind not in "iufb" or (
-                array.dtype.kind == "f" and target.dtype.kind == "i"
+            if kind_of(array.dtype) not in "iufb" or (
+                kind_of(array.dtype) == "f" and kind_of(target.dtype) == "i"
             ):
                 raise DataError(f"input {name!r}: {array.dtype} found, {target.dtype} needed")
-            if array.dtype != target.dtype and array.dtype.kind in "iu":
+            if array.dtype != target.dtype and kind_of(array.dtype) in "iu":
                 limits = self.feeding.ranges.get(name)
                 if limits is not None:
                     limits.check(name, array)

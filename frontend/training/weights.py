@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.frontend.data import npz
+from soapstone.frontend.exchange import as_array
 from soapstone.frontend.training import checkpoint
 from soapstone.frontend.training.checkpoint import CheckpointError
 from soapstone.frontend.training.names import matches, matching
@@ -89,11 +91,11 @@ def given(source: Any) -> Given:
 def _of_mapping(label: str, source: Mapping[str, Any], torch: bool) -> Given:
     arrays = {}
     for name, value in source.items():
-        array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-        if array.dtype.kind not in "biuf":
-            raise CheckpointError(
-                f"{label}: {name!r}: {type(value).__name__} found, numbers needed"
-            )
+        where = f"{label}: {name!r}"
+        tensor = hasattr(value, "detach")
+        array = as_array(value.detach().cpu(), where) if tensor else np.asarray(value)
+        if kind_of(array.dtype) not in "biuf":
+            raise CheckpointError(f"{where}: {type(value).__name__} found, numbers needed")
         arrays[str(name)] = array
     return Given(label, arrays, torch, None if torch else ())
 

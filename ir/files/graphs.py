@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from soapstone import files
+from soapstone.dtypes import DTYPES, name_of
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields, storage
 from soapstone.ir.files.layouts import Layouts, Order, layouts_from_json, layouts_to_json
 from soapstone.ir.graph import Graph, Initial, Node, inferred, topological
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
-from soapstone.ir.tensor import DTYPES, Array, Role, TensorSpec, spec_of
+from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
 
 FORMAT, VERSION = "soapstone-graph", 1
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
@@ -280,6 +281,12 @@ def _check_values(graph: Graph, specs: Mapping[str, TensorSpec], where: str) -> 
 def _write_values(path: Path, graph: Graph, values: Mapping[str, Array]) -> None:
     # safetensors stores the bytes as they lie in memory, whatever the strides.
     arrays = {name: np.asarray(values[name], order="C") for name in graph.roles if name in values}
+    for name, array in arrays.items():
+        if not storage.holds(name_of(array.dtype)):
+            raise GraphError(
+                f"file {str(path)!r}: values: {name!r} of {array.dtype} found; safetensors has no"
+                " such type"
+            )
     sums = {name: storage.digest(array) for name, array in arrays.items()}
     metadata = {"graph": graph.structural_hash, "checksums": json.dumps(sums)}
     files.write(path, storage.safetensors_writer(arrays, metadata))

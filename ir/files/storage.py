@@ -15,6 +15,7 @@ from typing import IO
 
 import numpy as np
 
+from soapstone.dtypes import BITS, code_of, learn
 from soapstone.ir.tensor import Array
 
 _SEAL = re.compile(r',\s*"checksum": "sha256:([0-9a-f]{64})"(\s*\}\s*)\Z')
@@ -22,10 +23,17 @@ _SAFE = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
     "bool": "BOOL",
     **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
+
+
+_NARROW = {code: name for name, code in _SAFE.items() if name in BITS}
 
 
 def sealed(text: str) -> str:
@@ -50,9 +58,14 @@ def _hash(text: str) -> str:
 def digest(array: Array) -> str:
     """Return the checksum of an array: of its type, shape and contents."""
     dense = np.asarray(array, order="C")
-    hashed = hashlib.sha256(f"{dense.dtype.str}{dense.shape}".encode())
+    hashed = hashlib.sha256(f"{code_of(dense.dtype)}{dense.shape}".encode())
     hashed.update(dense.reshape(-1).view(np.uint8).data)
     return hashed.hexdigest()[:32]
+
+
+def holds(dtype: str) -> bool:
+    """Return whether safetensors has an element type."""
+    return dtype in _SAFE
 
 
 def safetensors_writer(
@@ -96,14 +109,31 @@ def read_safetensors(
 
     try:
         with safe_open(str(path), framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {
+                name: _narrow(Path(path), name)
+                if file.get_slice(name).get_dtype() in _NARROW
+                else file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118
+            }
             return dict(file.metadata() or {}), arrays
     except (SafetensorError, OSError, TypeError, AttributeError, ValueError) as fault:
         raise error(f"{where}: truncated or no safetensors file: {fault}") from None
 
 
+def _narrow(path: Path, name: str) -> Array:
+    """Return an array of a type that NumPy lacks from a safetensors file known to be sound."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        field = json.loads(stream.read(length))[name]
+        start, end = field["data_offsets"]
+        stream.seek(start, 1)
+        found = np.frombuffer(stream.read(end - start), learn(_NARROW[field["dtype"]]))
+        return found.reshape(field["shape"]).copy()
+
+
 __all__ = [
     "digest",
+    "holds",
     "read_safetensors",
     "safetensors_writer",
     "seal_of",

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import code_of
 from soapstone.native.memory import Entry
 from soapstone.native.walks import moved, walk
 from soapstone.records import dataclass
@@ -174,7 +175,7 @@ def _move(
     kernel = gathers.move_rows
     if reduction is None:
         inner = moved(*inner)
-    elif target.dtype.str[1:] not in NATIVE_FOLDS or not target.dtype.isnative:
+    elif code_of(target.dtype)[1:] not in NATIVE_FOLDS or not target.dtype.isnative:
         return None
     else:
         kernel = gathers.combine_rows(target.dtype.str, reduction)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soapstone.dtypes import WIDE, code_of, name_of
 from soapstone.native.memory import Entry, pack
 from soapstone.native.walks import COMBINE, FIRST, IDENTITY, moved, walk
 from soapstone.records import dataclass
@@ -52,10 +53,11 @@ def copy_entry(target: Array, source: Array) -> Entry:
 @contextmanager
 def folded(out: Array) -> Iterator[Array]:
     """What to fold into: the array itself, or of halves a copy that is rounded once, at the end."""
-    if out.dtype != np.float16:
+    to = WIDE.get(name_of(out.dtype))
+    if to is None:
         yield out
         return
-    wide = out.astype(np.float32)
+    wide = out.astype(to)
     yield wide
     with np.errstate(over="ignore", under="ignore"):
         out[...] = wide
@@ -89,7 +91,7 @@ def fold_entry(
     reduction: str, mode: int, out: Array, parts: Sequence[tuple[Array, Array]]
 ) -> Entry | None:
     """The native entry of `fold_arrays`, or None for a dtype without a native kernel."""
-    if out.dtype.str[1:] not in NATIVE_FOLDS or not out.dtype.isnative:
+    if code_of(out.dtype)[1:] not in NATIVE_FOLDS or not out.dtype.isnative:
         return None
     from soapstone.native.folds import STAGE, fold_kernel
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from soapstone.dtypes import code_of
 from soapstone.native.cuda.arrays import pinned_array, pinned_like
 from soapstone.native.cuda.copies import copied, filled
 from soapstone.native.cuda.device import Device, Enqueued, Lane
@@ -40,7 +41,7 @@ def device_call(operation: Operation, place: Processor, device: Device) -> Enque
         if operation.kind == "fill":
             return filled(arrays[0], operation.launch.scalars[0])
         if isinstance(task, FoldTask):
-            if arrays[0].dtype.str[1:] in NATIVE_FOLDS and arrays[0].dtype.isnative:
+            if code_of(arrays[0].dtype)[1:] in NATIVE_FOLDS and arrays[0].dtype.isnative:
                 start = identity(task.reduction, arrays[0].dtype)
                 parts = task.views(operation.point, arrays)
                 return folded(task.reduction, task.mode, start, arrays[0], parts)

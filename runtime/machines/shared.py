@@ -32,7 +32,7 @@ class Place:
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: str
+    dtype: np.dtype[Any]
     writeable: bool
 
 
@@ -132,7 +132,7 @@ class Segments:
         for number, segment in list(self._held.items()):
             offset = start - segment.start
             if 0 <= offset < segment.nbytes:
-                form = (array.shape, array.strides, array.dtype.str, array.flags.writeable)
+                form = (array.shape, array.strides, array.dtype, array.flags.writeable)
                 return Place(number, offset, *form)
         return None
 
@@ -157,9 +157,7 @@ def _release(held: dict[int, _Segment], number: int) -> None:
 
 def view(memory: Any, place: Place) -> Array:
     """The array at a place of a mapped segment."""
-    found: Array = np.ndarray(
-        place.shape, np.dtype(place.dtype), memory, place.offset, place.strides
-    )
+    found: Array = np.ndarray(place.shape, place.dtype, memory, place.offset, place.strides)
     found.flags.writeable = place.writeable
     return found
 

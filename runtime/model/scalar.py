@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import code_of
+
 # Classes of scalars that never change, and so need not be looked at.
 FIXED = frozenset({int, float, complex, bool, str, bytes, type(None), type, range, slice})
 _PLAIN = (int, bool, str, bytes, type(None), type)
@@ -58,7 +60,7 @@ def exact(scalar: object) -> Hashable:
     if kind in _PLAIN:
         return (kind, scalar)
     if isinstance(scalar, np.generic):
-        return (scalar.dtype.str, scalar.tobytes())
+        return (code_of(scalar.dtype), scalar.tobytes())
     if isinstance(scalar, float) and kind is float:
         return (kind, scalar.hex())
     if isinstance(scalar, complex) and kind is complex:
@@ -68,5 +70,5 @@ def exact(scalar: object) -> Hashable:
     if isinstance(scalar, np.dtype):
         return (np.dtype, scalar)
     if isinstance(scalar, np.ndarray) and not scalar.dtype.hasobject:
-        return (np.ndarray, scalar.dtype.str, scalar.shape, scalar.tobytes())
+        return (np.ndarray, code_of(scalar.dtype), scalar.shape, scalar.tobytes())
     raise TypeError(f"{kind.__name__} is no number, text or tuple of them")

@@ -13,6 +13,7 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 
+from soapstone.dtypes import integers, kind_of
 from soapstone.records import dataclass
 from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.machines.machine import Processor
@@ -117,14 +118,14 @@ def identity(reduction: str, dtype: np.dtype[Any]) -> Any:
 
     Raises: LaunchError when the dtype has none (a complex maximum, a boolean sum).
     """
-    if dtype.kind in "iuf" or (dtype.kind == "c" and reduction in ("sum", "prod")):
+    if kind_of(dtype) in "iuf" or (kind_of(dtype) == "c" and reduction in ("sum", "prod")):
         if reduction in ("sum", "prod"):
             return dtype.type(reduction == "prod")
-        if dtype.kind == "f":
+        if kind_of(dtype) == "f":
             return dtype.type(-np.inf if reduction == "max" else np.inf)
-        limits = np.iinfo(dtype)
+        limits = integers(dtype)
         return dtype.type(limits.min if reduction == "max" else limits.max)
-    if dtype.kind == "b" and reduction in ("max", "min"):
+    if kind_of(dtype) == "b" and reduction in ("max", "min"):
         return dtype.type(reduction == "min")
     raise LaunchError(f"Reduce({reduction!r}): dtype {dtype} has no such reduction")
 

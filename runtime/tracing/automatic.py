@@ -19,6 +19,7 @@ from collections.abc import Hashable
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from soapstone.dtypes import code_of
 from soapstone.records import dataclass
 from soapstone.runtime.errors import RuntimeCoreError, StoppedError, TaskError
 from soapstone.runtime.model.scalar import exact
@@ -474,7 +475,7 @@ def _key(request: Request) -> Hashable | None:
             if request.region.transient:
                 return None
             value = request.value
-            return (weakref.ref(request.region), value.dtype.str, value.tobytes())
+            return (weakref.ref(request.region), code_of(value.dtype), value.tobytes())
         parts: list[Hashable] = []
         for partition in request.partitions:
             region = partition.region

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.dtypes import code_of
 from soapstone.records import dataclass
 from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.model.launch import Launch
@@ -82,7 +83,8 @@ def signature(requests: list[Request], own: Collection[Region] = ()) -> Hashable
             return region
         found = numbers.get(region)
         if found is None:
-            found = (len(numbers), region.shape, region.dtype.str, region.name, region.transient)
+            kind = code_of(region.dtype)
+            found = (len(numbers), region.shape, kind, region.name, region.transient)
             numbers[region] = found
         return found
 
@@ -90,7 +92,7 @@ def signature(requests: list[Request], own: Collection[Region] = ()) -> Hashable
     for request in requests:
         if isinstance(request, Fill):
             value = request.value
-            found.append((known(request.region), value.dtype.str, value.tobytes()))
+            found.append((known(request.region), code_of(value.dtype), value.tobytes()))
         else:
             tiles = tuple((known(p.region), p.tiling.uid, p.grid) for p in request.partitions)
             plain = tuple(_known(scalar) for scalar in request.scalars)

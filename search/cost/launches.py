@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.lower import in_place
 from soapstone.engine.prepare import Prepared
@@ -16,7 +17,7 @@ from soapstone.ir.ops.elementwise.epilogue import wrapped
 from soapstone.ir.ops.elementwise.fused import program_steps
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.kernels.entry import Call
-from soapstone.native.memory import aligned
+from soapstone.native.memory import aligned, strided
 
 Key = tuple[Any, ...]
 Make = Callable[[TensorSpec, tuple[int, ...]], Array]  # an array of a spec in an axis order
@@ -112,7 +113,7 @@ def hollow(spec: TensorSpec, order: tuple[int, ...]) -> Array:
     for axis in reversed(order):
         strides[axis] = step
         step *= max(spec.shape[axis], 1)
-    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), spec.shape, strides)
+    return strided(np.empty(1, dtype), spec.shape, strides)
 
 
 def filled(spec: TensorSpec, order: tuple[int, ...]) -> Array:
@@ -121,7 +122,7 @@ def filled(spec: TensorSpec, order: tuple[int, ...]) -> Array:
     flat = aligned(spec.nbytes, zero=True).view(dtype)
     if spec.is_float:
         flat[:] = np.resize(_NUMBERS, flat.shape)
-    elif dtype.kind == "b":
+    elif kind_of(dtype) == "b":
         flat[:] = True
     physical = flat.reshape([spec.shape[axis] for axis in order])
     return physical.transpose(np.argsort(order)) if order else physical

@@ -21,7 +21,7 @@ from soapstone.engine.prepare import Prepared
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.tensor import DTYPES, Array
+from soapstone.ir.tensor import Array
 from soapstone.runtime.machines.machine import CUDA
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.executor import ExecutorCost
@@ -29,6 +29,7 @@ from soapstone.search.cost.gpus import HOST, Gpu, Host, Priced, priced
 from soapstone.search.cost.launches import Key, keys, peak_bytes, work
 
 FORMAT, VERSION = "soapstone-device", 1
+_RATED = ("float32", "float64", "float16")  # what rates are of; all else counts as float32
 _SHIPPED = Path(__file__).with_name("devices")
 
 
@@ -78,10 +79,9 @@ class Device:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops_per_s", MappingProxyType(dict(self.flops_per_s)))
-        kinds = [dtype for dtype in DTYPES if dtype.startswith("float")]
         for dtype, rate in self.flops_per_s.items():
-            if dtype not in kinds:
-                raise self._fault("flops_per_s", repr(dtype), f"one of {', '.join(kinds)}")
+            if dtype not in _RATED:
+                raise self._fault("flops_per_s", repr(dtype), f"one of {', '.join(_RATED)}")
             if not rate > 0:
                 raise self._fault(f"flops_per_s.{dtype}", rate, "a number above 0")
         if "float32" not in self.flops_per_s:
@@ -129,7 +129,7 @@ class Device:
         Raises:
             DeviceError: the device has no rate for the type.
         """
-        kind = dtype if dtype.startswith("float") else "float32"
+        kind = dtype if dtype in _RATED else "float32"
         if self.gpu is not None and kind == "float16":
             kind = "float32"
         if kind not in self.flops_per_s:

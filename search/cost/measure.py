@@ -18,6 +18,7 @@ from functools import cache, partial
 import numpy as np
 
 from soapstone.deadline import Deadline
+from soapstone.dtypes import kind_of
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.select import run_reference, select
 from soapstone.native import memory
@@ -120,7 +121,7 @@ def _twin(call: Call, variant: str) -> Entry | None:
 
     def other(array: Array) -> Array:
         made = np.array(array)
-        if made.dtype.kind == "f":
+        if kind_of(made.dtype) == "f":
             made *= made.dtype.type(0.5)  # in place: of one element, a product is no array
         return made
 

@@ -48,7 +48,8 @@ def test_outputs_are_tensors_without_a_copy(session: InferenceSession) -> None:
     ("make", "message"),
     [
         (lambda t: t.clone().requires_grad_(), r"torch.Tensor found.*tensor\.detach"),
-        (lambda t: t.to(torch.bfloat16), "elements of a type of NumPy in the CPU's memory needed"),
+        (lambda t: t.to(torch.complex64), r"complex64"),
+        (lambda t: t.to(torch.bfloat16), r"bfloat16\[4, 8\] found, x: float32"),
         (lambda t: t.to("meta"), "in the CPU's memory needed"),
         (lambda t: t.double(), r"float64\[4, 8\] found"),
         (lambda t: t[0], r"float32\[8\] found"),

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 _LOADS = sys.platform == "linux" and platform.machine() == "x86_64"  # kernels without LLVM
 _UNNEEDED = (
-    *("onnx", "google.protobuf", "numba", *(("llvmlite.binding",) if _LOADS else ())),
+    *("onnx", "ml_dtypes", "google.protobuf", "numba", *(("llvmlite.binding",) if _LOADS else ())),
     *("sqlite3", "concurrent.futures", "importlib.metadata", "subprocess", "numpy.ma"),
     *("soapstone.search", "soapstone.frontend.layers", "soapstone.kernels.cpu.attention.heads"),
 )

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import DTYPES
 from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Node
 from soapstone.ir.spec import Case, GradientContext, OpSpec, Tile
-from soapstone.ir.tensor import DTYPES, Array, TensorSpec, spec_of
+from soapstone.ir.tensor import Array, TensorSpec, spec_of
 
 FOLDS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 Cuts = Mapping[str, Sequence[int]]

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from helpers.operator_checks import parse
 
+from soapstone.dtypes import DTYPES
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine, Product, Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.spec import OpSpec, operators
-from soapstone.ir.tensor import DTYPES, Array, Role, TensorSpec, rounded, spec_of
+from soapstone.ir.tensor import Array, Role, TensorSpec, rounded, spec_of
 
 MOST_POINTS = 20_000  # of one operator: graphs are many, so each is small
 EXTENTS = (0, 1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 33)

@@ -22,6 +22,7 @@ import onnx
 from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
+from soapstone.dtypes import WIDE, kind_of, name_of
 from soapstone.frontend.inference import InferenceSession
 from soapstone.frontend.onnx import OnnxError, UnboundError, from_onnx
 from soapstone.ir.interpret import interpret
@@ -33,9 +34,9 @@ PASSES, BOUND = "passes", "passes, with inputs that shapes depend on fixed at im
 PIECES = "passes, by a session, in pieces"
 WRONG = "other numbers than ONNX's (of the inverse DFT: rounding noise, by less than 2e-7)"
 
-HALF = 2.0**-10
 # What draws random numbers, of which ONNX's tests have others; types and shapes are compared.
 DRAWING = {"Bernoulli", "RandomUniformLike"}
+HALVES = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # how far results of each may be off
 
 
 @dataclass(frozen=True)
@@ -165,11 +166,18 @@ def _compare(found: Any, expected: Any, case: Case) -> None:
         raise AssertionError(f"{found.dtype}{found.shape}, {expected.dtype}{expected.shape}")
     if DRAWING.intersection(node.op_type for node in case.model.graph.node):
         return
-    if expected.dtype.kind == "f":
+    if kind_of(expected.dtype) == "f":
+        dtype = name_of(expected.dtype)
+        if dtype.startswith(("float8", "float4")):
+            found, expected = found.astype(np.float32), expected.astype(np.float32)
+            np.testing.assert_array_equal(found, expected)
+            return
         # ONNX's halves are rounded at every step inside an operator, ours once.
-        rtol, atol = (HALF, HALF) if expected.dtype == np.float16 else (0.0, 0.0)
+        tolerance = HALVES.get(dtype, 0.0)
         np.testing.assert_allclose(
-            found, expected, rtol=max(case.rtol, rtol), atol=max(case.atol, atol)
+            *(array.astype(WIDE.get(dtype, dtype)) for array in (found, expected)),
+            rtol=max(case.rtol, tolerance),
+            atol=max(case.atol, tolerance),
         )
     else:
         np.testing.assert_array_equal(found, expected)

@@ -19,7 +19,7 @@ def attention(n: Call) -> Any:
     windows = [n.attribute(f"{side}_window_size", -1) for side in ("left", "right")]
     if any(n.attribute(name, 0) for name in _OPTIONS) or windows != [-1, -1]:
         return NotImplemented
-    if len(n) > 4 or any(n.wants(output) for output in (1, 2, 3)) or q.dtype == "float16":
+    if len(n) > 4 or any(n.wants(output) for output in (1, 2, 3)) or q.spec.is_half:
         return NotImplemented
     if mask is not None and mask.dtype == "bool":
         mask = n("where", mask, n.like(0, q), n.like(-np.inf, q))

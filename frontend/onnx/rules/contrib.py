@@ -52,7 +52,7 @@ def _rms(n: Call, x: Value, scale: Value, axis: int) -> tuple[Value, ...]:
     epsilon = n.attribute("epsilon", 1e-5)
     if scale.shape != x.shape[axis:]:
         raise OnnxError(f"scale {scale.spec} found; shape {x.shape[axis:]} needed")
-    wide = n.cast(x, "float32") if x.dtype == "float16" else x
+    wide = n.cast(x, "float32") if x.spec.is_half else x
     made = n.all("rms_norm", wide, n.cast(scale, wide.dtype), axis=axis - x.rank, epsilon=epsilon)
     column = (*x.shape[:axis], *(1,) * (x.rank - axis))
     rest = [n.reshape(n.cast(value, "float32"), column) for value in made[1:]]

@@ -132,7 +132,13 @@ def cast(n: Call) -> Value:
     x = n.value()
     like = n.kind == "CastLike"
     dtype = n.value(1).dtype if like else dtype_of(n.attribute("to"), "attribute 'to'")
-    return cast_text(n, x, dtype) if x.is_text != (dtype == TEXT) else n.cast(x, dtype)
+    if x.is_text != (dtype == TEXT):
+        return cast_text(n, x, dtype)
+    if x.dtype == dtype or not dtype.startswith("float8"):
+        return n.cast(x, dtype)
+    saturate = bool(n.attribute("saturate", 1))
+    mode = n.text("round_mode", "up", ("up", "down", "nearest"))
+    return n("cast", x, to=dtype, saturate=saturate, round_mode=mode)
 
 
 @rule("BitCast")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.tensors import dtype_of, shape_of
@@ -54,7 +55,7 @@ def constant_of_shape(n: Call) -> Value:
     if fill.size != 1:
         raise OnnxError(f"attribute 'value' has {fill.size} elements, 1 needed")
     item = fill.reshape(())
-    if item.dtype.kind in "iu" and abs(int(item)) > 1 << 53:  # beyond what a real number holds
+    if kind_of(item.dtype) in "iu" and abs(int(item)) > 1 << 53:  # beyond what a real number holds
         return n.broadcast(n.known(item), extents)
     return n("full", shape=extents, value=float(item), dtype=item.dtype.name)
 

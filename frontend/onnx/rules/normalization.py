@@ -54,7 +54,7 @@ def layer_normalization(n: Call) -> Any:
     axis = n.axis(x.rank, -1)
     last = x.shape[axis:]
     plain = gamma.shape == last and gamma.dtype == x.dtype and n.attribute("stash_type", 1) == 1
-    if not plain or x.dtype == "float16":
+    if not plain or x.spec.is_half:
         return NotImplemented
     bias = n.known(np.zeros(last), x.dtype) if beta is None else n.broadcast(beta, last)
     made = n.all(
@@ -70,7 +70,7 @@ def layer_normalization(n: Call) -> Any:
 def rms_normalization(n: Call) -> Any:
     x, gamma = n.value(0), n.value(1)
     axis = n.axis(x.rank, -1)
-    if gamma.shape != x.shape[axis:] or gamma.dtype != x.dtype or x.dtype == "float16":
+    if gamma.shape != x.shape[axis:] or gamma.dtype != x.dtype or x.spec.is_half:
         return NotImplemented
     epsilon = n.attribute("epsilon", 1e-5)
     return n.all("rms_norm", x, gamma, axis=axis - x.rank, epsilon=epsilon)[:1]

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import integers, kind_of
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.rules.products import product
 from soapstone.frontend.onnx.rules.windows import convolved, windowed
 from soapstone.frontend.onnx.tensors import dtype_of
 from soapstone.frontend.onnx.values import Value, rule
+from soapstone.ir.ops.quantized.rounding import BYTES
 
 _LEVELS = 255 * 255  # the largest product of two bytes
 
@@ -45,9 +47,19 @@ def _zero(n: Call, zero: Value | None, dtype: str) -> Value:
     return n.known(np.zeros((), dtype)) if zero is None else zero
 
 
-def quantized(n: Call, x: Value, scale: Value, zero: Value | None, dtype: str) -> Value:
-    """Return x / scale rounded to even, plus zero, clipped to the type."""
-    limits = np.iinfo(dtype)
+def quantized(
+    n: Call, x: Value, scale: Value, zero: Value | None, dtype: str, saturate: bool = True
+) -> Value:
+    """Return x / scale rounded to even, plus zero, clipped to the type.
+
+    saturate: whether floating-point types of 8 bits are clipped too.
+    """
+    if kind_of(dtype) == "f":
+        y = n("div", x, scale)
+        if zero is not None and not (zero.array is not None and (zero.array == 0).all()):
+            y = n("add", y, n.cast(zero, x.dtype))
+        return n("cast", y, to=dtype, saturate=saturate)
+    limits = integers(dtype)
     if limits.bits == 8:
         return n("quantize", x, scale, _zero(n, zero, dtype), to=dtype)
     wide = "float64" if limits.bits > 16 else x.dtype
@@ -67,7 +79,8 @@ def quantize_linear(n: Call) -> Value:
     axis, block = n.attribute("axis", 1), n.attribute("block_size", 0)
     scale = spread(n, scale, x, axis, block)
     zero = spread(n, zero, x, axis, block) if zero is not None else None
-    return quantized(n, n.cast(x, "float32"), n.cast(scale, "float32"), zero, dtype)
+    saturate = bool(n.attribute("saturate", 1))
+    return quantized(n, n.cast(x, "float32"), n.cast(scale, "float32"), zero, dtype, saturate)
 
 
 @rule("DynamicQuantizeLinear")
@@ -86,7 +99,7 @@ def dequantize_linear(n: Call) -> Value:
         dtype = dtype_of(n.attribute("output_dtype"), "attribute 'output_dtype'")
     scale = n.cast(spread(n, scale, x, axis, block), "float32")
     zero = None if zero is None else spread(n, zero, x, axis, block)
-    if np.iinfo(x.dtype).bits == 8:
+    if x.dtype in BYTES:
         return n.cast(n.kept("dequantize", x, scale, _zero(n, zero, x.dtype)), dtype)
     y = n.cast(x, "float32")
     if zero is not None:
@@ -154,7 +167,7 @@ def bytes_product(
     rank = w.rank - 2
     if window is None and (w.rank != 2 or x.rank < 1 or x.shape[-1] != w.shape[transposed]):
         return None
-    if np.iinfo(x.dtype).bits != 8 or (x_zero is not None and x_zero.spec.size != 1):
+    if x.dtype not in BYTES or (x_zero is not None and x_zero.spec.size != 1):
         return None
     if window is not None and min(window["padding"]) < 0:
         return None

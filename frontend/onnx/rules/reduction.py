@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import integers, kind_of
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.values import Value, rule
@@ -51,13 +52,12 @@ def reduce(n: Call) -> Value:
 
 
 def _identity(dtype: str, value: float) -> Array:
-    kind = np.dtype(dtype)
-    if kind.kind == "f":
-        return np.asarray(value, kind)
-    if kind.kind == "b":
+    if kind_of(dtype) == "f":
+        return np.asarray(value, dtype)
+    if dtype == "bool":
         return np.asarray(value > 0)
-    limits = np.iinfo(kind)
-    return np.asarray(limits.max if value > 0 else limits.min, kind)
+    limits = integers(dtype)
+    return np.asarray(limits.max if value > 0 else limits.min, dtype)
 
 
 def _elementwise(n: Call, x: Value) -> Value:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.errors import DataError
 from soapstone.frontend.arguments import count
 from soapstone.frontend.layers.sequences import lengths_of, steps_of
@@ -128,7 +129,7 @@ def _searched(logits: Array, blank: int, width: int) -> list[Decoded]:
 
 def _checked(label: str, logits: Any, lengths: Any, blank: int) -> tuple[Array, Array]:
     array = np.asarray(logits)
-    if array.ndim != 3 or array.dtype.kind != "f":
+    if array.ndim != 3 or kind_of(array.dtype) != "f":
         raise DataError(
             f"{label}: {array.dtype} of shape {array.shape} found, logits of shape (samples, steps,"
             " classes) needed"
@@ -137,7 +138,7 @@ def _checked(label: str, logits: Any, lengths: Any, blank: int) -> tuple[Array, 
     if count(f"{label}: blank", blank, 0, DataError) >= classes:
         raise DataError(f"{label}: blank {blank} found, one of {classes} classes needed")
     found = np.full(samples, steps) if lengths is None else np.asarray(lengths)
-    if found.shape != (samples,) or found.dtype.kind not in "iu":
+    if found.shape != (samples,) or kind_of(found.dtype) not in "iu":
         raise DataError(
             f"{label}: lengths: {found.dtype} of shape {found.shape} found, integers ({samples},)"
             " needed"

@@ -6,8 +6,7 @@ truncates toward zero as ONNX's does.
 
 from __future__ import annotations
 
-import numpy as np
-
+from soapstone.dtypes import integers
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import Expression, equal, log, make, where
@@ -49,7 +48,7 @@ def _with_numbers(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Sig
     """Return the signature of x beside numbers, each of which the type of x must hold."""
     dtype = inputs[0].dtype
     if not inputs[0].is_float:
-        limits = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        limits = (0, 1) if dtype == "bool" else (integers(dtype).min, integers(dtype).max)
         for name, number in attributes.items():
             least = 0 if name == "exponent" else limits[0]
             if number != int(number) or not least <= number <= limits[1]:

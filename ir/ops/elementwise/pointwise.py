@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.ir.dims import Affine, Axis, DimTable, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.expression import Expression, bound, evaluate, make, parameter, variable
@@ -111,6 +112,14 @@ def aligned(context: GradientContext, shape: Sequence[int]) -> dict[str, str]:
     }
 
 
+def _common(first: str, second: str) -> str | None:
+    """Return NumPy's common type of two, None where it has none."""
+    try:
+        return np.result_type(first, second).name
+    except TypeError:
+        return None
+
+
 def result_type(inputs: Sequence[TensorSpec]) -> str:
     """Return the type of NumPy's result on the inputs, which must be that of input 0.
 
@@ -119,7 +128,7 @@ def result_type(inputs: Sequence[TensorSpec]) -> str:
     """
     first = inputs[0].dtype
     for position, spec in enumerate(inputs):
-        if np.result_type(first, spec.dtype).name != first:
+        if spec.dtype != first and _common(first, spec.dtype) != first:
             raise ShapeError(
                 f"input {position} has type {spec.dtype}; {first} of input 0 needed: cast one"
                 f" of them (shape {spec.shape})"
@@ -134,7 +143,7 @@ def need_type(inputs: Sequence[TensorSpec], kinds: str, needed: str, *positions:
         ShapeError: an input has another kind.
     """
     for position in positions or range(len(inputs)):
-        if np.dtype(inputs[position].dtype).kind not in kinds:
+        if kind_of(inputs[position].dtype) not in kinds:
             raise ShapeError(
                 f"input {position} has type {inputs[position].dtype}; {needed} needed"
                 f" (shape {inputs[position].shape})"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from soapstone.dtypes import DTYPES
 from soapstone.ir.dims import (
     Affine,
     Axis,
@@ -30,7 +31,7 @@ from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.operands import need_axis, need_numbers, numbered
 from soapstone.ir.ops.reduction.folds import box_shape
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
-from soapstone.ir.tensor import DTYPES, Array, TensorSpec
+from soapstone.ir.tensor import Array, TensorSpec
 
 _NONE = ""  # renames a dim that follows no dim of the forward operator
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import integers, kind_of
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
@@ -39,16 +40,16 @@ _COUNT = {"count": Attribute("int", None, minimum=1)}
 
 def smallest(dtype: np.dtype[Any]) -> Any:
     """Return the identity of max: the least value of the type."""
-    if dtype.kind == "f":
+    if kind_of(dtype) == "f":
         return dtype.type(-np.inf)
-    return np.False_ if dtype.kind == "b" else dtype.type(np.iinfo(dtype).min)
+    return np.False_ if kind_of(dtype) == "b" else dtype.type(integers(dtype).min)
 
 
 def largest(dtype: np.dtype[Any]) -> Any:
     """Return the identity of min: the greatest value of the type."""
-    if dtype.kind == "f":
+    if kind_of(dtype) == "f":
         return dtype.type(np.inf)
-    return np.True_ if dtype.kind == "b" else dtype.type(np.iinfo(dtype).max)
+    return np.True_ if kind_of(dtype) == "b" else dtype.type(integers(dtype).max)
 
 
 def unit_rename(shape: Sequence[int], dims: Sequence[str]) -> dict[str, str]:

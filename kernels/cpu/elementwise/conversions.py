@@ -18,6 +18,7 @@ from soapstone.native.lanes import (
     F32,
     F64,
     I8,
+    I16,
     I32,
     I64,
     LANES,
@@ -25,8 +26,10 @@ from soapstone.native.lanes import (
     converts_halves,
     load_lanes,
     load_some,
+    of_bfloat16,
     store_lanes,
     store_some,
+    to_bfloat16,
     where,
 )
 from soapstone.native.simd import vectorised
@@ -36,10 +39,11 @@ ITEM_BYTES = {
     name: np.dtype(name).itemsize
     for name in ("float32", "bool", "int32", "int64", "float64", "uint8", "int8")
 }
+ITEM_BYTES["bfloat16"] = 2
 if converts_halves():
     ITEM_BYTES["float16"] = 2
 KINDS = {name: kind for kind, name in enumerate(ITEM_BYTES)}
-_BOOL, _INT32, _INT64, _FLOAT64, _INT8, _FLOAT16 = 1, 2, 3, 4, 6, 7
+_BOOL, _INT32, _INT64, _FLOAT64, _INT8, _BFLOAT16, _FLOAT16 = 1, 2, 3, 4, 6, 7, 8
 
 
 def _narrowed(value: Lanes, element: Any, truth: bool) -> Lanes:
@@ -47,10 +51,14 @@ def _narrowed(value: Lanes, element: Any, truth: bool) -> Lanes:
         return value.compare("!=", 0.0).cast(I8)
     if element == I8:
         return value.cast(I32).cast(I8)
+    if element == I16:
+        return to_bfloat16(value)
     return value.cast(element)
 
 
 def _widened(value: Lanes, signed: bool) -> Lanes:
+    if value.element == I16:
+        return of_bfloat16(value)
     made = value.cast(F32)  # of bytes: without a sign
     return where(made < 128.0, made, made - 256.0) if signed else made
 
@@ -109,6 +117,9 @@ _load_bytes, _load_int32, _load_int64, _load_float64 = map(_loader, (I8, I32, I6
 _load_float16, _read_float16, _store_float16, _write_float16 = (
     make(F16 if converts_halves() else F32) for make in (_loader, _reader, _storer, _writer)
 )
+_load_bfloat16, _read_bfloat16, _store_bfloat16, _write_bfloat16 = (
+    make(I16) for make in (_loader, _reader, _storer, _writer)
+)
 _load_int8, _read_int8 = _loader(I8, True), _reader(I8, True)
 _read_byte, _read_int32, _read_int64, _read_float64 = map(_reader, (I8, I32, I64, F64))
 _store_bool, _write_bool = _storer(I8, True), _writer(I8, True)
@@ -129,6 +140,8 @@ def read_number(kind: int, source: int) -> Any:
         return _read_float64(source)
     if kind == _INT8:
         return _read_int8(source)
+    if kind == _BFLOAT16:
+        return _read_bfloat16(source)
     if kind == _FLOAT16:
         return _read_float16(source)
     return _read_byte(source)
@@ -146,6 +159,8 @@ def _write_number(kind: int, target: int, value: float) -> None:
         _write_int64(target, value)
     elif kind == _FLOAT64:
         _write_float64(target, value)
+    elif kind == _BFLOAT16:
+        _write_bfloat16(target, value)
     elif kind == _FLOAT16:
         _write_float16(target, value)
     else:
@@ -164,6 +179,8 @@ def _load_row(kind: int, target: int, source: int, n: int) -> None:
         _load_float64(target, source, n)
     elif kind == _INT8:
         _load_int8(target, source, n)
+    elif kind == _BFLOAT16:
+        _load_bfloat16(target, source, n)
     elif kind == _FLOAT16:
         _load_float16(target, source, n)
     else:
@@ -182,6 +199,8 @@ def _store_row(kind: int, target: int, source: int, n: int) -> None:
         _store_int64(target, source, n)
     elif kind == _FLOAT64:
         _store_float64(target, source, n)
+    elif kind == _BFLOAT16:
+        _store_bfloat16(target, source, n)
     elif kind == _FLOAT16:
         _store_float16(target, source, n)
     else:

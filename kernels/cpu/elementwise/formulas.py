@@ -41,7 +41,17 @@ from soapstone.kernels.cpu.substrate.mathematics import (
     sigmoid,
     tanh,
 )
-from soapstone.native.lanes import F16, F32, LANES, Lanes, maximum, minimum, where
+from soapstone.native.lanes import (
+    F16,
+    F32,
+    LANES,
+    Lanes,
+    maximum,
+    minimum,
+    of_bfloat16,
+    to_bfloat16,
+    where,
+)
 
 WIDE = 4 * LANES
 _INVERSE_SQRT_2PI = 0.3989422804014327
@@ -209,6 +219,7 @@ _OWN: dict[str, tuple[int, Formula, int]] = {
     "square": (1, lambda a: a * a, 1),
     "truth": (1, lambda a: _truth(a.compare("!=", 0.0), a), 1),
     "half": (1, lambda a: a.cast(F16).cast(F32), 2),
+    "bfloat16": (1, lambda a: of_bfloat16(to_bfloat16(a)), 4),
     "add_relu": (2, lambda a, b: _positive(a + b), 1),
     "mul_add": (3, lambda a, b, c: a * b + c, 1),
     "mul_add_relu": (3, lambda a, b, c: _positive(a * b + c), 1),
@@ -230,7 +241,9 @@ _OWN |= {
 }
 
 
-STEPS = frozenset({"copy", "square", "truth", "half", "add_relu", "mul_add", "mul_add_relu"})
+STEPS = frozenset(
+    {"copy", "square", "truth", "half", "bfloat16", "add_relu", "mul_add", "mul_add_relu"}
+)
 _Named = tuple[Expression, tuple[str, ...], tuple[str, ...]]
 _NAMED: dict[str, _Named] = {}  # an instruction's expression, operands and parameters, by its name
 _BY_CODE: dict[int, Instruction] = {}

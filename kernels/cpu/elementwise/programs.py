@@ -21,6 +21,7 @@ from soapstone.records import dataclass
 _UNBOUNDED = {"low": -math.inf, "high": math.inf}  # where an attribute is None
 
 _FLOAT, _BOOL = "float32", "bool"
+_HALVES = ("float16", "bfloat16")
 _INTEGERS = ("int32", "int64", "uint8", "int8")
 _COMPARISONS = frozenset({"equal", "less", "less_equal", "greater", "greater_equal"})
 _LOGIC = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
@@ -70,7 +71,7 @@ def result_type(
     kinds = set(operands)
     if operator == "cast":
         source, target = operands[0], str(attributes["to"])
-        exact = source in (_FLOAT, _BOOL, "uint8", "int8") or target == _FLOAT
+        exact = source in (_FLOAT, *_HALVES, _BOOL, "uint8", "int8") or target == _FLOAT
         exact = exact or (target == _BOOL and source in _INTEGERS)
         return target if exact and {source, target} <= KINDS.keys() else None
     if operator in _COMPARISONS:
@@ -107,7 +108,7 @@ def _expand(
     if operator == "power":
         return _power(operands[0], float(attributes["exponent"]), first)
     if operator == "cast":
-        made_by = {_BOOL: "truth", "float16": "half"}
+        made_by = {_BOOL: "truth", "float16": "half", "bfloat16": "bfloat16"}
         return [(made_by.get(attributes["to"], "copy"), operands, 0.0, 0.0)]
     named, choice, defaults = _arguments(operator)
     numbers = []

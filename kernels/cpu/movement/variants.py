@@ -16,6 +16,7 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.copies import copies, copy, fill, filling
 from soapstone.native.entries import either, noop, sequence
+from soapstone.native.memory import strided
 
 _MOST_BOXES = 256  # copies of a padded border that are worth binding
 
@@ -86,7 +87,7 @@ def tile(call: Call) -> Entry | None:
         shape += [count, extent]
         steps += [step * extent, step]
     once = np.broadcast_to(x.reshape([1, 1]) if x.ndim == 0 else _spaced(x), shape or (1, 1))
-    to = np.lib.stride_tricks.as_strided(y, shape or (1, 1), steps or (0, 0))
+    to = strided(y, shape or (1, 1), steps or (0, 0))
     return copy(to, once, call.threads)
 
 
@@ -111,7 +112,6 @@ def regroup(call: Call) -> Entry | None:
     if mode == "CRD":
         split = (n, channels // (b * b), b, b, height, width)
         steps = (sn, sc * b * b, sc * b, sc, sh, sw)
-    strided = np.lib.stride_tricks.as_strided
     one = strided(deep, split, steps).transpose(TO_SPACE[mode])
     sn, sc, sh, sw = wide.strides
     other = strided(wide, one.shape, (sn, sc, sh * b, sh, sw * b, sw))
@@ -170,7 +170,7 @@ def _bordered(call: Call) -> Entry | None:
         first: tuple[Any, ...] = (..., *(slice(start, start + 1) for _, start, _, _ in box))
         to, source = y[place], x[first]
         strides = [step * stride for (_, _, _, step), stride in zip(box, x.strides)]
-        view = np.lib.stride_tricks.as_strided(source, to.shape, strides)
+        view = strided(source, to.shape, strides)
         pairs.append((to, view))
     return copies(pairs, call.threads)
 
@@ -224,9 +224,7 @@ def common_views(x: Array, y: Array) -> tuple[Array, Array] | None:
         shape += factors
         for side, group in zip(strides, (a, b)):
             side += _split_strides(group, factors)
-    made = [
-        np.lib.stride_tricks.as_strided(array, shape, side) for array, side in zip((x, y), strides)
-    ]
+    made = [strided(array, shape, side) for array, side in zip((x, y), strides)]
     return made[0], made[1]
 
 

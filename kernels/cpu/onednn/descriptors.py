@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from soapstone.dtypes import name_of
 from soapstone.ir.ops.products.matmul import ACTIVATIONS as FUSED
 from soapstone.ir.spec import operator
-from soapstone.ir.tensor import name_of
 from soapstone.kernels.cpu.onednn.library import (
     LAST_IMPLEMENTATION,
     Descriptor,
@@ -32,6 +32,7 @@ from soapstone.records import dataclass
 
 BF16, F32, S32, U8, S8 = 2, 3, 4, 6, 5
 TYPES = {"bfloat16": BF16, "float32": F32, "int32": S32, "uint8": U8, "int8": S8}
+_ARRAYS = TYPES.keys() - {"bfloat16"}  # a copy of which makes 0 of what is subnormal
 _ANY = 1
 _USER_SCRATCHPAD = 1
 _IMPLEMENTATION = 8
@@ -136,7 +137,7 @@ def _descriptor(layout: Layout) -> Handle:
 def usable(array: Array) -> bool:
     """Return whether oneDNN can address the array: a known type, strides whole and positive."""
     return (
-        name_of(array.dtype) in TYPES
+        name_of(array.dtype) in _ARRAYS
         and array.dtype.isnative
         and array.flags.aligned
         and all(

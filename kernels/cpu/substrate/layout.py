@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from soapstone.kernels.entry import Array, Call
-from soapstone.native.memory import aligned_array
+from soapstone.native.memory import aligned_array, strided
 
 
 def is_float32(*arrays: Array) -> bool:
@@ -66,7 +66,7 @@ def merged(array: Array, axis: int) -> Array | None:
         return None
     shape = (*array.shape[:axis], outer * inner, *array.shape[axis + 2 :])
     strides = (*array.strides[:axis], stride, *array.strides[axis + 2 :])
-    return np.lib.stride_tricks.as_strided(array, shape, strides)
+    return strided(array, shape, strides)
 
 
 def float32(call: Call) -> bool:

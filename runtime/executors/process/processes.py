@@ -207,7 +207,7 @@ class _Pickler(pickle.Pickler):
             if place is not None:
                 return worker.view_of, (place,)
             if item.size == 0:
-                return worker.nothing, (item.shape, item.dtype.str, item.flags.writeable)
+                return worker.nothing, (item.shape, item.dtype, item.flags.writeable)
         if isinstance(item, Task):
             kept = (item.name, item.privileges, item.body, None, item.context)
             return Task, (*kept, None, None, item.kind, item.returns)

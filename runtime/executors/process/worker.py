@@ -139,7 +139,7 @@ def view_of(place: Place) -> Any:
     return view(_memory[place.segment], place)
 
 
-def nothing(shape: tuple[int, ...], dtype: str, writeable: bool) -> Any:
+def nothing(shape: tuple[int, ...], dtype: Any, writeable: bool) -> Any:
     """An array without elements, which lies nowhere."""
     found = np.empty(shape, dtype)
     found.flags.writeable = writeable

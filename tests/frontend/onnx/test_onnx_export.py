@@ -14,6 +14,7 @@ from helpers.operator_checks import named, subject
 
 from soapstone import Graph, GraphBuilder, InferenceSession, Model, from_onnx, load_graph, to_onnx
 from soapstone.cli.onnx import app
+from soapstone.dtypes import BITS, WIDE
 from soapstone.frontend.onnx import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.declared import writable
 from soapstone.frontend.onnx.export import OPSET, onnx_graph
@@ -26,6 +27,7 @@ from soapstone.ir.tensor import Array, Role
 # Operators of training have none, and some attributes and types are not in ONNX.
 NO_COUNTERPART = {
     ("bit_shift", "int64"),
+    ("cast", "float8_e8m0fnu"),  # of a newer opset
     ("one_hot", "total"),
     ("pad", "interior"),
     ("reduce_mean", "count"),
@@ -96,7 +98,8 @@ def check_export(spec: OpSpec, case: Case) -> None:
     with np.errstate(all="ignore"):
         wanted, again = interpret(graph, feeds), run_again(graph, feeds, model)
     results = [again]
-    if all(array.size for array in arrays):  # ONNX Runtime ends the process at some empty ones
+    known = not any(graph.tensors[name].dtype in BITS for name in graph.outputs)  # to its arrays
+    if known and all(array.size for array in arrays):  # it ends the process at some empty ones
         try:
             session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
             results.append(dict(zip(graph.outputs, session.run(list(graph.outputs), feeds))))
@@ -107,7 +110,9 @@ def check_export(spec: OpSpec, case: Case) -> None:
     for made in results:
         for name in graph.outputs:
             assert made[name].dtype == wanted[name].dtype
-            np.testing.assert_allclose(made[name], wanted[name], rtol=1e-3, atol=1e-4)
+            wide = WIDE.get(graph.tensors[name].dtype, made[name].dtype)
+            one, other = (array.astype(wide) for array in (made[name], wanted[name]))
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
 IMAGES = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
