@@ -7,31 +7,34 @@ from types import MappingProxyType
 
 from soapstone.ir.graph import Graph, Node
 
-CHANNELS_LAST = (0, 2, 3, 1)
 Order = tuple[int, ...]  # of axes, outermost first: the layout of a value
+# Of sequences (n, c, w) and images (n, c, h, w), by their rank.
+CHANNELS_LAST: Mapping[int, Order] = MappingProxyType({3: (0, 2, 1), 4: (0, 2, 3, 1)})
+_PLACES = {3: ("w",), 4: ("h", "w")}  # the dims of their last axes
 
 NONE: Mapping[str, Order] = MappingProxyType({})
 
 
 def channels_last(graph: Graph, boundary: Mapping[str, Order] = NONE) -> dict[str, Order]:
-    """Return the values kept channels-last: images between spatial operators.
+    """Return the values kept channels-last: images and sequences between spatial operators.
 
     Convolutions and pools run fastest on them. A value is an image when its axes run over the
-    samples, channels, rows and columns of an operator that slides a window; element-wise operators
-    on images, and their splits, slices and concatenations, pass the layout on. Values that outlive
-    a step keep plain order.
+    samples, channels, rows and columns of an operator that slides a window, and a sequence when it
+    has no rows; element-wise operators on them, and their splits, slices and concatenations, pass
+    the layout on. Values that outlive a step keep plain order.
 
     boundary: axis orders of inputs and outputs of a graph that is a part of a larger one, and of
         values for which another order than this rule's was chosen.
     """
-    chosen = {name for name, order in boundary.items() if order == CHANNELS_LAST}
+    chosen = {name for name, order in boundary.items() if order in CHANNELS_LAST.values()}
     for node in graph.nodes:
         chosen.update(images(graph, node))
     for node in (*graph.nodes, *reversed(graph.nodes)):
         if not chosen.isdisjoint((*node.inputs, *node.outputs)):
             chosen.update(passing(graph, node))
     chosen -= stored(graph)
-    found = {n: CHANNELS_LAST for n in graph.tensors if n in chosen and graph.tensors[n].rank == 4}
+    ranks = {name: tensor.rank for name, tensor in graph.tensors.items() if name in chosen}
+    found = {n: CHANNELS_LAST[rank] for n, rank in ranks.items() if rank in CHANNELS_LAST}
     return boundary_orders(graph, found | dict(boundary))
 
 
@@ -50,19 +53,16 @@ def stored(graph: Graph) -> frozenset[str]:
 
 
 def images(graph: Graph, node: Node) -> list[str]:
-    """Return the images of an operator that slides a window: samples, channels, rows, columns."""
+    """Return the images, and sequences, of an operator that slides a window."""
     signature = graph.signature(node)
-    if not {"n", "h", "w"} <= signature.by_name.keys():
+    if not {"n", "w"} <= signature.by_name.keys():
         return []
     found = []
     operands = (*signature.inputs, *signature.outputs)
     for name, operand in zip((*node.inputs, *node.outputs), operands):
         axes = operand.axes
-        if len(axes) == 4 and [a.dims[:1] for a in (axes[0], *axes[2:])] == [
-            ("n",),
-            ("h",),
-            ("w",),
-        ]:
+        dims = [axis.dims[:1] for axis in (axes[0], *axes[2:])] if axes else []
+        if dims == [(dim,) for dim in ("n", *_PLACES.get(len(axes), ()))]:
             found.append(name)
     return found
 

@@ -75,8 +75,8 @@ def _other(graph: Graph, names: Sequence[str], image: bool, product: bool) -> Or
     """Return the order that values may have beside C order, None where it is the same memory."""
     shape = graph.tensors[names[0]].shape if names else ()
     rank = len(shape)
-    if image and rank == 4:
-        order: Order = CHANNELS_LAST
+    if image and rank in CHANNELS_LAST:
+        order: Order = CHANNELS_LAST[rank]
     elif product and rank >= 2 and all(graph.tensors[name].rank == rank for name in names):
         order = (*range(rank - 2), rank - 1, rank - 2)
     else:

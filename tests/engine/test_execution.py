@@ -33,9 +33,9 @@ def random_strategies(graph: Graph, random: np.random.Generator, whole: bool) ->
     """Yield strategies of one operator: the whole, where that is asked for, and a legal split."""
     choices = list(graph.signature(graph.nodes[0]).configurations(4))
     layouts = {
-        name: CHANNELS_LAST
+        name: CHANNELS_LAST[spec.rank]
         for name, spec in graph.tensors.items()
-        if spec.rank == 4 and name not in graph.roles and random.integers(2)
+        if spec.rank in CHANNELS_LAST and name not in graph.roles and random.integers(2)
     }
     for degrees in (*choices[: int(whole)], choices[random.integers(len(choices))]):
         yield Strategy(configurations={"node": Configuration(degrees)}, layouts=layouts)

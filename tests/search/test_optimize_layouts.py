@@ -151,7 +151,7 @@ class TestRegions:
         graph, weights = images()
         found = regions(graph, frozenset(weights))
         assert [len(region.values) for region in found] == [2, 3, 1, 1]
-        assert {region.order for region in found} == {CHANNELS_LAST}
+        assert {region.order for region in found} == {CHANNELS_LAST[4]}
         assert not {name for region in found for name in region.values} & graph.roles.keys()
 
     @pytest.mark.parametrize(("rows", "orders"), [(3, [(0, 2, 1)]), (1, [])])
@@ -266,7 +266,7 @@ class TestJointSearch:
         assert not then.substitutions
         assert sum(both.substitutions.values()) == 1
         assert both.after.time_us < then.after.time_us * 0.9
-        assert CHANNELS_LAST in both.layouts.values()
+        assert CHANNELS_LAST[4] in both.layouts.values()
 
     def test_regions_across_the_borders_of_pieces_are_turned(self) -> None:
         def us(node: Node, flat: bool) -> float:
@@ -276,7 +276,7 @@ class TestJointSearch:
         model = Ordered(us, turning=1.5)
         options = Options(layouts=True, piece=1)
         found = search(graph, weights, NO_RULES, model, options=options)
-        every = {n: CHANNELS_LAST for r in regions(graph, frozenset(weights)) for n in r.values}
+        every = {n: CHANNELS_LAST[4] for r in regions(graph, frozenset(weights)) for n in r.values}
         assert found.after.time_us < found.before.time_us
         assert found.after.time_us == pytest.approx(model.cost(graph, weights, every).time_us)
 
@@ -353,7 +353,7 @@ class TestSessions:
     def test_the_orders_given_are_those_used(self, lowered: Lowered) -> None:
         graph, weights = images()
         name = regions(graph, frozenset(weights))[0].values[0]
-        for layouts in ({}, {name: CHANNELS_LAST}):
+        for layouts in ({}, {name: CHANNELS_LAST[4]}):
             with InferenceSession(graph, weights, layouts=layouts) as session:
                 session.run(inputs_of(graph))
             assert lowered.layouts == layouts
@@ -398,7 +398,7 @@ class TestFiles:
         self, tmp_path: Path, lowered: Lowered
     ) -> None:
         graph, weights = images()
-        layouts = dict.fromkeys(regions(graph, frozenset(weights))[1].values, CHANNELS_LAST)
+        layouts = dict.fromkeys(regions(graph, frozenset(weights))[1].values, CHANNELS_LAST[4])
         path = tmp_path / "model.onnx"
         to_onnx(graph, weights, path, layouts=layouts)
         assert from_onnx(path).layouts == layouts
@@ -419,18 +419,18 @@ class TestFiles:
         path = tmp_path / "model.json"
         save_graph(graph, path, weights)
         assert load_layouts(path) is None
-        save_graph(graph, path, weights, {"relu": CHANNELS_LAST})
-        assert load_layouts(path) == {"relu": CHANNELS_LAST}
+        save_graph(graph, path, weights, {"relu": CHANNELS_LAST[4]})
+        assert load_layouts(path) == {"relu": CHANNELS_LAST[4]}
         assert load_graph(path)[0] == graph
 
     def test_orders_are_kept_when_files_are_converted(self, tmp_path: Path) -> None:
         graph, weights = images()
         first, middle, last = (tmp_path / name for name in ("a.onnx", "b.json", "c.onnx"))
-        to_onnx(graph, weights, first, layouts={"relu": CHANNELS_LAST})
+        to_onnx(graph, weights, first, layouts={"relu": CHANNELS_LAST[4]})
         for command in (["import", str(first), str(middle)], ["export", str(middle), str(last)]):
             done = CliRunner().invoke(app, ["onnx", *command])
             assert done.exit_code == 0, done.output
-        assert load_layouts(middle) == from_onnx(last).layouts == {"relu": CHANNELS_LAST}
+        assert load_layouts(middle) == from_onnx(last).layouts == {"relu": CHANNELS_LAST[4]}
 
     @pytest.mark.parametrize(("text", "message"), HOSTILE)
     def test_wrong_metadata_is_an_error_that_names_the_field(
@@ -512,9 +512,9 @@ def test_orders_hold_for_values_that_a_folded_norm_stands_behind(tmp_path: Path)
     graph = builder.build()
     weights = {n: np.ones(graph.tensors[n].shape, np.float32) for n in graph.inputs(Role.PARAMETER)}
     assert all_orders(graph, weights, {}).keys() == {"norm", "pool"}
-    save_graph(graph, tmp_path / "g.json", weights, {"norm": CHANNELS_LAST, "pool": (0, 1, 2, 3)})
+    save_graph(graph, tmp_path / "g.json", weights, {"norm": CHANNELS_LAST[4], "pool": (0, 1, 2, 3)})
     held, orders = load_graph(tmp_path / "g.json")[1], load_layouts(tmp_path / "g.json")
     with InferenceSession(graph, held, layouts=orders) as session:
         session.run({"x": np.ones((1, 3, 6, 5), np.float32)})
         (bound,) = session._bounds.values()
-    assert bound.prepared.strategy.layouts == {"norm": CHANNELS_LAST}
+    assert bound.prepared.strategy.layouts == {"norm": CHANNELS_LAST[4]}
