@@ -512,7 +512,8 @@ def test_orders_hold_for_values_that_a_folded_norm_stands_behind(tmp_path: Path)
     graph = builder.build()
     weights = {n: np.ones(graph.tensors[n].shape, np.float32) for n in graph.inputs(Role.PARAMETER)}
     assert all_orders(graph, weights, {}).keys() == {"norm", "pool"}
-    save_graph(graph, tmp_path / "g.json", weights, {"norm": CHANNELS_LAST[4], "pool": (0, 1, 2, 3)})
+    orders = {"norm": CHANNELS_LAST[4], "pool": (0, 1, 2, 3)}
+    save_graph(graph, tmp_path / "g.json", weights, orders)
     held, orders = load_graph(tmp_path / "g.json")[1], load_layouts(tmp_path / "g.json")
     with InferenceSession(graph, held, layouts=orders) as session:
         session.run({"x": np.ones((1, 3, 6, 5), np.float32)})
