@@ -16,6 +16,8 @@ _FAMILIES = (
     "libraries.attention",
     "products.matmul",
     "products.convolution",
+    "products.nbits",
+    "products.quantized",
     "elementwise.chains",
     "reduction.reduce",
     "normalization.softmax",

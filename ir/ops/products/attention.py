@@ -239,11 +239,12 @@ register(
         inputs=("dy", "q", "k", "v", "y", "lse", "mask"),
         outputs=("dmask",),
         signature=lambda inputs, a: _bind(
-            inputs, _GRAD_INPUTS, ("mask",), {"d": Kind.WHOLE, "dv": Kind.WHOLE}
+            inputs, _GRAD_INPUTS, ("mask",), {"d": Kind.LOWERED, "dv": Kind.LOWERED}
         ),
         reference=_mask_grad,
         attributes=_ATTRIBUTES,
         localize=_localize,
+        lower=attention_lower.mask,
         operations=lambda e: _flops(e, 2),
         cases=(
             Case((*_GRAD_HEADS, "3 5"), {}, ()),

@@ -77,25 +77,51 @@ def forward(emit: Emitter, node: Node) -> Sequence[str]:
     return [heads.back(mixed, "tq", "dv"), heads.row("reduce_max", lse, keepdims=False)]
 
 
+class _Backward(_Heads):
+    """Emits what gradients of attention have in common.
+
+    Attributes:
+        queries, keys, dmixed: operands with heads first. weights: of keys. dscores: the gradient of
+            the scores, after scaling.
+    """
+
+    def __init__(self, emit: Emitter, node: Node) -> None:
+        super().__init__(emit)
+        dy, q, k, v, y, lse, *mask = node.inputs
+        self.queries, self.keys = self.moved(q, "tq", "d"), self.moved(k, "tk", "d")
+        values, self.dmixed = self.moved(v, "tk", "dv"), self.moved(dy, "tq", "dv")
+        scores = self.scored(node, self.queries, self.keys, mask)
+        shape = (*emit.spec(lse).shape, 1)
+        named = [name for name, e in zip(("b", "heads", "tq"), shape) if e != 1]
+        sums = emit("reshape", lse, shape=shape, rename=_over(*named, prefix="f"))
+        sums = self.scores("clip", sums, low=_LEAST)
+        self.weights = self.scores("exp", self.scores("sub", scores, sums))
+        by_value = _over("b", "heads", "tq", "dv")
+        inner = emit("mul", self.dmixed, self.moved(y, "tq", "dv"), rename=by_value)
+        rows = emit("reduce_sum", inner, axes=(3,), keepdims=True, rename=by_value)
+        products = self.product(self.dmixed, values, "tq dv tk", transpose_b=True)
+        self.dscores = self.scores("mul", self.weights, self.scores("sub", products, rows))
+
+
 def backward(emit: Emitter, node: Node) -> Sequence[str]:
     """Return dq, dk and dv of `attention_grad`."""
-    dy, q, k, v, y, lse, *mask = node.inputs
-    heads = _Heads(emit)
-    queries, keys = heads.moved(q, "tq", "d"), heads.moved(k, "tk", "d")
-    values, dmixed = heads.moved(v, "tk", "dv"), heads.moved(dy, "tq", "dv")
-    scores = heads.scored(node, queries, keys, mask)
-    shape = (*emit.spec(lse).shape, 1)
-    named = [name for name, e in zip(("b", "heads", "tq"), shape) if e != 1]
-    sums = emit("reshape", lse, shape=shape, rename=_over(*named, prefix="f"))
-    sums = heads.scores("clip", sums, low=_LEAST)
-    weights = heads.scores("exp", heads.scores("sub", scores, sums))
-    by_value = _over("b", "heads", "tq", "dv")
-    inner = emit("mul", dmixed, heads.moved(y, "tq", "dv"), rename=by_value)
-    rows = emit("reduce_sum", inner, axes=(3,), keepdims=True, rename=by_value)
-    dscores = heads.product(dmixed, values, "tq dv tk", transpose_b=True)
-    dscores = heads.scores("mul", weights, heads.scores("sub", dscores, rows))
-    dscores = heads.scores("affine", dscores, scale=heads.scale(node, queries))
-    dq = heads.product(dscores, keys, "tq tk d")
-    dk = heads.product(dscores, queries, "tk tq d", transpose_a=True)
-    dv = heads.product(weights, dmixed, "tk tq dv", transpose_a=True)
+    heads = _Backward(emit, node)
+    dscores = heads.scores("affine", heads.dscores, scale=heads.scale(node, heads.queries))
+    dq = heads.product(dscores, heads.keys, "tq tk d")
+    dk = heads.product(dscores, heads.queries, "tk tq d", transpose_a=True)
+    dv = heads.product(heads.weights, heads.dmixed, "tk tq dv", transpose_a=True)
     return [heads.back(dq, "tq", "d"), heads.back(dk, "tk", "d"), heads.back(dv, "tk", "dv")]
+
+
+def mask(emit: Emitter, node: Node) -> Sequence[str]:
+    """Return dmask of `attention_mask_grad`."""
+    heads = _Backward(emit, node)
+    made, shape = heads.dscores, emit.spec(node.inputs[-1]).shape
+    lead = tuple(range(4 - len(shape)))
+    if lead:
+        made = heads.scores("reduce_sum", made, axes=lead)
+    names = ("b", "heads", "tq", "tk")[len(lead) :]
+    over = [axis for axis, (a, b) in enumerate(zip(emit.spec(made).shape, shape)) if a != b]
+    if over:
+        made = emit("reduce_sum", made, axes=tuple(over), keepdims=True, rename=_over(*names))
+    return [made]

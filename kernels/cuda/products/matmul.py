@@ -19,6 +19,10 @@ from soapstone.kernels.registry import variant
 # output is named, by which further operands are found.
 Problem = tuple[Operand, Operand, Operand, Mapping[str, Axes], Sequence[str]]
 Prepare = Callable[[Mapping[str, Any], Sequence[View], View], Problem]
+# What makes the entry of a product, given name, attributes, operands, output, steps and extras.
+Bind = Callable[
+    [str, Mapping[str, Any], Sequence[View], View, Writer | None, Sequence[View]], DeviceEntry
+]
 
 
 def along(view: View, names: Sequence[str]) -> Operand:
@@ -100,6 +104,8 @@ PROBLEMS: dict[str, Prepare] = {
     "linear_grad_weight": linear_grad_weight,
 }
 
+BINDS: dict[str, Bind] = {}  # of products that are more than a problem and its steps
+
 
 def _steps(attributes: Mapping[str, Any], arity: int) -> tuple[Writer | None, int]:
     """Return the writer of bias and activation, and how many operands there are before the bias."""
@@ -120,7 +126,7 @@ def _steps(attributes: Mapping[str, Any], arity: int) -> tuple[Writer | None, in
     return write, arity
 
 
-def _channel(view: View, rank: int, axis: int) -> View:
+def channel_of(view: View, rank: int, axis: int) -> View:
     """Return a vector as a view that varies along one axis of the output."""
     shape, strides = [1] * rank, [0] * rank
     shape[axis], strides[axis] = view.shape[0], view.strides[0]
@@ -143,7 +149,7 @@ def ending(
     own, arity = _steps(attributes, 2)
     rank = len(y.shape)
     channel = 1 if name.startswith("conv") else rank - 1
-    biases = [_channel(view, rank, channel) for view in inputs[arity:]]
+    biases = [channel_of(view, rank, channel) for view in inputs[arity:]]
     operands = [view.broadcast(y.shape) for view in (*biases, *extras)]
 
     def write(text: Text, values: Sequence[Value]) -> Sequence[Value]:
@@ -162,11 +168,16 @@ def bound(
     y: View,
     more: Writer | None = None,
     extras: Sequence[View] = (),
+    kind: str | None = None,
 ) -> DeviceEntry:
-    """Return the entry of a product with its own bias and activation, then the steps of `more`."""
+    """Return the entry of a product with its own bias and activation, then the steps of `more`.
+
+    kind: the type in which products are added, by default that of the first operand.
+    """
     a, b, c, axes, out = PROBLEMS[name](attributes, inputs, y)
     write, operands = ending(name, attributes, inputs, y, more, extras)
-    return product(a, b, c, axes, write, [output_like(c, view, out) for view in operands])
+    likes = [output_like(c, view, out) for view in operands]
+    return product(a, b, c, axes, write, likes, kind)
 
 
 def output_like(c: Operand, view: View, names: Sequence[str]) -> Operand:
@@ -212,9 +223,20 @@ def with_epilogue(call: Call) -> DeviceEntry | None:
     inputs, (y,) = views(call)
     at = call.attributes
     arity, name = at["arity"], at["operator"]
-    if name not in PROBLEMS:
+    bind = BINDS.get(name, bound if name in PROBLEMS else None)
+    if bind is None:
         return None
-    return bound(name, dict(at["items"]), inputs[:arity], y, steps(at), inputs[arity:])
+    return bind(name, dict(at["items"]), inputs[:arity], y, steps(at), inputs[arity:])
 
 
-__all__ = ["PROBLEMS", "Problem", "along", "bound", "ending", "named", "steps"]
+__all__ = [
+    "BINDS",
+    "PROBLEMS",
+    "Problem",
+    "along",
+    "bound",
+    "channel_of",
+    "ending",
+    "named",
+    "steps",
+]

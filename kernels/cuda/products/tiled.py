@@ -96,18 +96,20 @@ def product(
     axes: Mapping[str, Axes],
     writer: Writer | None = None,
     extras: Sequence[Operand] = (),
+    kind: str | None = None,
 ) -> DeviceEntry:
     """Return the entry of a product.
 
     Args:
         a, b, c: operands along the axes of batch, m, n, k. axes: those, under b, m, n and k; each
             at least one. writer: statements from a sum, and the extras' values, to what is written
-            to c. extras: along the axes of batch, m and n.
+            to c. extras: along the axes of batch, m and n. kind: the type in which products are
+            added, by default that of a.
     """
     counts = {key: math.prod(extent for _, extent in axes[key]) for key in "bmnk"}
     if counts["b"] * counts["m"] * counts["n"] == 0:
         return DeviceEntry(())
-    kind = wide(c.view.dtype)
+    kind = kind or wide(a.view.dtype)
     operands = {"a": a, "b": b, "c": c, **{f"x{n}": one for n, one in enumerate(extras)}}
     tile_m, tile_n = THREADS_M * EACH, THREADS_N * EACH
     parameters, arguments = [], []
@@ -159,7 +161,11 @@ def product(
     lines += ["        cuda.syncthreads()", f"        for k in range({DEPTH}):"]
     lines += [f"            a{i} = tile_a[k * {tile_m + 1} + row + {i}]" for i in range(EACH)]
     lines += [f"            b{j} = tile_b[k * {tile_n + 1} + column + {j}]" for j in range(EACH)]
-    lines += [f"            c{i}_{j} += a{i} * b{j}" for i, j in each]
+    # Of integers Numba would make sums of 64 bits.
+    sums = [(f"c{i}_{j}", f"c{i}_{j} + a{i} * b{j}") for i, j in each]
+    lines += [
+        f"            {c} = {made if kind[0] == 'f' else f'{kind}({made})'}" for c, made in sums
+    ]
     lines += ["        cuda.syncthreads()", f"        first_k += {DEPTH}"]
     place, _, _ = _place(c, "c")
     for i, j in each:
