@@ -5,16 +5,25 @@ A module of its own, since it imports `numba.cuda`: the simulator finds it by th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import cuda
 
+from soapstone.native.cuda.kept import kept
+
 SUM, PROD, MAX, MIN = range(4)
 
 
-@cuda.jit
+def _kept(function: Callable[..., Any]) -> Any:
+    """Return the kernel of a function of this module, which is kept on disk."""
+    made = cuda.jit(function)
+    return kept(made, "", {"function": made})
+
+
+@_kept
 def copy(to: Any, x: Any) -> None:
     """Copy elements of one dtype."""
     n1, n2, n3 = to.shape[1], to.shape[2], to.shape[3]
@@ -34,7 +43,7 @@ def fold(reduction: str) -> Any:
     """
     wanted = ("sum", "prod", "max", "min").index(reduction)
 
-    @cuda.jit
+    @_kept
     def combine(to: Any, x: Any) -> None:
         n1, n2, n3 = to.shape[1], to.shape[2], to.shape[3]
         for at in range(np.int64(cuda.grid(1)), np.int64(to.size), cuda.gridsize(1)):

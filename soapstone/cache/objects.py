@@ -10,7 +10,6 @@ and are not used where settings of Numba ask for other code.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import threading
@@ -20,10 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from soapstone.cache import kept
 from soapstone.cache.deferred import Late
 from soapstone.cache.environment import digest, environment
 from soapstone.cache.loader import load
-from soapstone.cache.places import closed_over, place_of, say
+from soapstone.cache.places import closed_over, place_of
 from soapstone.cache.sources import modules_of, stamp
 
 SUFFIX = ".o"
@@ -31,7 +31,6 @@ PACKAGED = Path(__file__).resolve().parent.parent / "machine_code"
 _V3 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS = {"x86-64-v4": _V3 + _V4, "x86-64-v3": _V3, "x86-64": ()}  # by what each needs, best first
-_MARK = 32  # bytes before the code: its hash
 _linked, _binding = Late("soapstone.cache.linked"), Late("llvmlite.binding")
 FOUND: Counter[str] = (
     Counter()
@@ -47,20 +46,20 @@ def address(function: Callable[..., Any], signature: str) -> int:
     with _LOADING:
         name = _name(function, signature)
         for folder in _packaged():
-            found = _read(folder / (name + SUFFIX), name)
-            if found is not None:
+            code = kept.read(folder / (name + SUFFIX))
+            if code is not None:
                 FOUND["package"] += 1
-                return found
+                return _load(code, name)
         place = place_of(function)
         path = place / (name + SUFFIX) if place is not None else None
-        found = _read(path, name) if path is not None else None
-        if found is not None:
+        code = kept.read(path) if path is not None else None
+        if code is not None:
             FOUND["cache"] += 1
-            return found
+            return _load(code, name)
         FOUND["compiled"] += 1
         code = _linked.object_code(function, signature, name)
         if path is not None:
-            _write(path, code)
+            kept.write(path, code)
         return _load(code, name)
 
 
@@ -72,7 +71,7 @@ def package(function: Callable[..., Any], signature: str, folder: Path) -> None:
     """
     name = _name(function, signature)
     code = _linked.object_code(function, signature, name)
-    (folder / (name + SUFFIX)).write_bytes(_mark(code) + code)
+    (folder / (name + SUFFIX)).write_bytes(kept.marked(code))
 
 
 def packaged(level: str, within: Path = PACKAGED) -> Path:
@@ -105,37 +104,6 @@ def _name(function: Callable[..., Any], signature: str) -> str:
     place = (function.__module__, function.__qualname__, str(function.__code__.co_firstlineno))
     sources = stamp(*sorted(modules_of(function)), compiled=True)
     return f"{function.__name__}_{digest(*place, signature, closed_over(function), sources)}"
-
-
-def _read(path: Path, name: str) -> int | None:
-    """Return the address of what a file holds, or None where there is none that is whole."""
-    try:
-        held = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        say(f"{error}; functions are compiled anew")
-        return None
-    mark, code = held[:_MARK], held[_MARK:]
-    if mark != _mark(code):
-        say(f"{path.name}: cut short, or changed; functions are compiled anew")
-        return None
-    return _load(code, name)
-
-
-def _write(path: Path, code: bytes) -> None:
-    """Write an object file whole or not at all; where it cannot be, say so."""
-    partial = path.with_suffix(f".{os.getpid()}")
-    try:
-        partial.write_bytes(_mark(code) + code)
-        os.replace(partial, path)
-    except OSError as error:
-        say(f"{error}; compiled code is not kept")
-        partial.unlink(missing_ok=True)
-
-
-def _mark(code: bytes) -> bytes:
-    return hashlib.sha256(code).digest()
 
 
 def _load(code: bytes, name: str) -> int:

@@ -44,7 +44,7 @@ def stamped(*modules: str) -> str:
 
 def place_of(function: Callable[..., Any]) -> Path | None:
     """Return the folder of what is compiled of a function's module, or None where none can be."""
-    return _place(tuple(sorted(modules_of(function))), function.__module__)
+    return place_for(tuple(sorted(modules_of(function))), function.__module__)
 
 
 def closed_over(function: Callable[..., Any]) -> str:
@@ -89,8 +89,11 @@ def _written(code: CodeType) -> object:
 
 
 @cache
-def _place(modules: tuple[str, ...], module: str) -> Path | None:
-    """Return the folder of what is compiled of a module, or None where none can be written."""
+def place_for(modules: tuple[str, ...], module: str) -> Path | None:
+    """Return the folder of what is compiled of modules, or None where none can be written.
+
+    module: the one whose name the folder has.
+    """
     if edited(*modules, compiled=True):
         return None
     more = f"+{digest(*modules)[:8]}" if modules != (module,) else ""
@@ -124,4 +127,4 @@ def say(why: str) -> None:
         warnings.warn(f"cache {str(root())!r}: {why}", CacheWarning, stacklevel=2)
 
 
-__all__ = ["ABOUT", "closed_over", "place_of", "root", "say", "stamped"]
+__all__ = ["ABOUT", "closed_over", "place_for", "place_of", "root", "say", "stamped"]

@@ -97,16 +97,18 @@ def _current(text: str) -> bool:
 
 def _compiled() -> Cache:
     """Return what is compiled: functions by module."""
+    from soapstone.cache.kept import DEVICE_SUFFIX
     from soapstone.cache.objects import SUFFIX
     from soapstone.cache.places import ABOUT, root, stamped
 
     entries: dict[str, int] = {}
     stale = 0
+    suffixes = (".nbi", SUFFIX, DEVICE_SUFFIX)
     for about in root().glob(f"*/{ABOUT}"):
         with contextlib.suppress(OSError, ValueError):
             now = stamped(*json.loads(about.read_text()))
             for place in about.parent.iterdir():
-                count = sum(1 for file in place.rglob("*") if file.suffix in (".nbi", SUFFIX))
+                count = sum(1 for file in place.rglob("*") if file.suffix in suffixes)
                 if count:
                     name = about.parent.name.partition("+")[0]
                     entries[name] = entries.get(name, 0) + count

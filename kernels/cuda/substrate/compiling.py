@@ -6,10 +6,11 @@ launched on a GPU, types and constants included.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,22 @@ def form(launch: Launch) -> tuple[Kernel, tuple[Any, ...]]:
     return launch.kernel, signature(launch.arguments)
 
 
+@contextlib.contextmanager
+def pretended(capability: tuple[int, int]) -> Iterator[None]:
+    """Let Numba compile for a device of a compute capability, such as (9, 0), that is not there."""
+    from numba.cuda import dispatcher
+    from numba.cuda.cudadrv import devices
+
+    device = SimpleNamespace(compute_capability=capability)
+    before = dispatcher.get_current_device, devices.get_context
+    dispatcher.get_current_device = lambda: device
+    devices.get_context = lambda *number: SimpleNamespace(device=device)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device, devices.get_context = before
+
+
 def ptx(kernel: Kernel, types: tuple[Any, ...], capability: tuple[int, int]) -> str:
     """Return the PTX of a kernel for argument types and a compute capability, such as (9, 0).
 
@@ -54,17 +71,11 @@ def ptx(kernel: Kernel, types: tuple[Any, ...], capability: tuple[int, int]) -> 
         numba.core.errors.NumbaError: it cannot be compiled.
     """
     from numba import cuda
-    from numba.cuda import dispatcher
 
-    # Functions that kernels call are compiled for the current device, of which there is none.
-    current = dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
-    try:
+    with pretended(capability):  # functions that kernels call are compiled for the current device
         text, _ = cuda.compile(
             kernel.function, types, cc=capability, output="ptx", device=False, abi="numba"
         )
-    finally:
-        dispatcher.get_current_device = current
     return str(text if isinstance(text, str) else text.decode())
 
 

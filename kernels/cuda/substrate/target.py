@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numba import config, types
 from numba import cuda as _numba_cuda
+
+from soapstone.native.cuda.kept import kept
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 WARP = 32
@@ -82,27 +84,31 @@ def device(function: Callable[..., Any]) -> Any:
 
 
 class Kernel:
-    """A kernel that is compiled for the types of its arguments when it is first launched."""
+    """A kernel that is compiled for the types of its arguments when it is first launched.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    Its machine code is kept on disk.
+
+    Args:
+        function: what is compiled. source: its text. values: what the text names besides.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], source: str, values: Mapping[str, Any]
+    ) -> None:
         self.function = function
         self.name = function.__name__
+        self._source, self._values = source, values
 
     @cached_property
     def dispatcher(self) -> Any:
         """What Numba makes of it."""
-        return _numba_cuda.jit(self.function)
+        return kept(_numba_cuda.jit(self.function), self._source, self._values, __name__)
 
     def __getitem__(self, configuration: Any) -> Any:
         return self.dispatcher[configuration]
 
     def __repr__(self) -> str:
         return f"Kernel({self.name})"
-
-
-def kernel(function: Callable[..., Any]) -> Kernel:
-    """Return a function as a kernel."""
-    return Kernel(function)
 
 
 _SHARED = (
@@ -153,7 +159,7 @@ def built(name: str, source: str, **values: Any) -> Kernel:
         **values,
     }
     exec(compile(source, f"<kernel {name}>", "exec"), space)
-    return Kernel(space[name])
+    return Kernel(space[name], source, values)
 
 
 _CUT_FOR: ContextVar[int | None] = ContextVar("multiprocessors", default=None)
@@ -197,4 +203,4 @@ __all__ = [
     "cut_for",
     "device",
 ]
-__all__ += ["exp", "float16", "float32", "float64", "kernel", "log", "processors", "sqrt"]
+__all__ += ["exp", "float16", "float32", "float64", "log", "processors", "sqrt"]

@@ -7,22 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.cuda_compilers import compilers
 
 PROGRAM = Path(__file__).parents[3] / "benchmarks" / "kernels" / "cuda_ptx.py"
 # One of each family: chains, folds by warp and block, rows, tiles of products, windows, graphs.
 SOME = ("gelu", "reduce_sum", "softmax", "matmul", "max_pool2d_grad", "spmm", "embedding_grad")
-
-
-def compilers() -> bool:
-    """Return whether NVIDIA's compilers are there, which come with the extra."""
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
-        for name in ("nvrtc", "nvvm"):
-            load_nvidia_dynamic_lib(name)
-    except Exception:  # no module, or no library, whose error is a class of that module
-        return False
-    return True
 
 
 @pytest.mark.skipif(not compilers(), reason="NVIDIA's compilers are not installed")
