@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from helpers.cuda_compilers import compilers
 
-pytestmark = pytest.mark.skipif(not compilers(), reason="NVIDIA's compilers are not installed")
+pytestmark = pytest.mark.skipif(
+    not compilers("nvJitLink"), reason="NVIDIA's compilers are not installed"
+)
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "cuda_kept.py"
 
