@@ -38,6 +38,7 @@ _FAMILIES = (
     "graphs.attention",
     "training.updates",
     "training.losses",
+    "training.ctc",
     "reduction.argument",
     "reduction.gradients",
     "composites",
