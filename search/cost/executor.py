@@ -86,12 +86,16 @@ class ExecutorCost(MeasuredCost):
         prepared = self.prepared(graph, constants, layouts)
         found = self._priced(prepared, constants)
         return Cost(
-            sum([us for us, _, _ in found]),
+            sum(self._together(prepared, [us for us, _, _ in found])),
             sum([flops for _, flops, _ in found]),
             sum([nbytes for _, _, nbytes in found]),
             len(found),
             peak_bytes(prepared),
         )
+
+    def _together(self, prepared: Prepared, times: list[float]) -> list[float]:
+        """Return what launches take in one execution, given what each takes alone."""
+        return times
 
     def prepared(
         self,
@@ -233,6 +237,10 @@ class ExecutorCost(MeasuredCost):
         finish()
         return times
 
+    def _sources(self, operator: str) -> str:
+        """Return the stamp of what runs an operator and of what measures it."""
+        return sources(operator)
+
     def _text(self, node: Node, example: Call) -> str:
         """Return all there is to say of a launch: what its time is kept under."""
 
@@ -240,7 +248,7 @@ class ExecutorCost(MeasuredCost):
             return [[a.dtype.name, a.shape, a.strides] for a in arrays]
 
         parts = [
-            *(self.target, sources(node.operator)),
+            *(self.target, self._sources(node.operator)),
             *(str(self.weights) if example.constants else "", self.threads),
             *(node.operator, node.items, forms(example.inputs), forms(example.outputs)),
             *(sorted(example.constants), [node.inputs.index(name) for name in node.inputs]),

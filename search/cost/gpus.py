@@ -20,12 +20,13 @@ import numpy as np
 from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.prepare import Prepared
 from soapstone.ir.tensor import Array
+from soapstone.kernels.choices import Choices
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import REFERENCE, select_device
 from soapstone.search.cost.launches import call, hollow, work
 
 if TYPE_CHECKING:
-    from soapstone.kernels.cuda.entry import Launch
+    from soapstone.kernels.cuda.entry import DeviceEntry, Launch
 
 LOADED_BYTES = 16  # that a thread has under way: four elements (`elementwise.pointwise`)
 BUSY_THREADS = 256  # of a multiprocessor, whose instructions hide each other's latency
@@ -135,19 +136,16 @@ def priced(
         memory: bytes a second that they reach.
         constants: contents of constants of whole numbers.
     """
-    from soapstone.kernels.cuda.substrate.arrays import Described
     from soapstone.kernels.cuda.substrate.target import cut_for
 
     node = launch.node
     flops, nbytes = work(prepared.graph, node)
     made = call(prepared, launch, 1, hollow, constants)
-    inputs, outputs = (tuple(map(Described.like, side)) for side in (made.inputs, made.outputs))
-    wide = any(each.dtype == np.float64 for each in (*inputs, *outputs))
-    try:
-        with cut_for(gpu.multiprocessors):
-            variant, entry = select_device(replace(made, inputs=inputs, outputs=outputs))
-    except ValueError:
+    with cut_for(gpu.multiprocessors):
+        variant, entry = bound(made)
+    if entry is None:
         return (_on_host(gpu.host, made, flops, nbytes),)
+    wide = any(each.dtype == np.float64 for each in (*made.inputs, *made.outputs))
     several = len(entry.launches) > 1
     reached = rate("float64" if wide else "float32")
     own = any(each.flops for each in entry.launches)
@@ -157,6 +155,21 @@ def priced(
         moved = float(touched(each)) if several else nbytes
         found.append(_launched(gpu, reached, memory, node.operator, variant, each, mine, moved))
     return tuple(found)
+
+
+def bound(made: Call) -> tuple[str, DeviceEntry | None]:
+    """Return the variant and entry of a call on the host's arrays as a GPU would have it.
+
+    What it is bound to is only described, and cannot run. The entry is None where the host runs it.
+    """
+    from soapstone.kernels.cuda.substrate.arrays import Described
+
+    inputs, outputs = (tuple(map(Described.like, side)) for side in (made.inputs, made.outputs))
+    try:
+        with Choices(tune=False).current():
+            return select_device(replace(made, inputs=inputs, outputs=outputs))
+    except ValueError:
+        return REFERENCE, None
 
 
 def _launched(
@@ -179,9 +192,9 @@ def _launched(
         "arithmetic": 1e6 * flops / (rate * arithmetic),
         "memory": 1e6 * nbytes / (memory * traffic),
     }
-    bound = max(us, key=lambda name: us[name])
+    longest = max(us, key=lambda name: us[name])
     about = operator, variant, launch.kernel.name, launch.grid, launch.block
-    return Priced(*about, flops, nbytes, us[bound], bound)
+    return Priced(*about, flops, nbytes, us[longest], longest)
 
 
 def _on_host(host: Host, made: Call, flops: float, nbytes: float) -> Priced:
@@ -197,4 +210,4 @@ def touched(launch: Launch) -> int:
     return sum(each.size * each.dtype.itemsize for each in arrays.values())
 
 
-__all__ = ["HOST", "Gpu", "Host", "Priced", "priced"]
+__all__ = ["HOST", "Gpu", "Host", "Priced", "bound", "priced"]

@@ -395,12 +395,15 @@ def show_machine(
 def measure_machine(
     cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
+    gpus: Annotated[
+        int, typer.Option(min=0, help="Measure so many GPUs of this computer instead.")
+    ] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the machine here (JSON).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this computer, or the ranks of mpiexec: processors, memories, links by size."""
+    """Measure this computer, its GPUs, or the ranks of mpiexec: processors, memories, links."""
     from soapstone.files import check_targets
     from soapstone.frontend.strategies import finding
     from soapstone.runtime.machines.start import default_executor, rank_of
@@ -408,7 +411,7 @@ def measure_machine(
 
     check_targets(output)
     executor = default_executor()
-    found = measured_machine(cpus, threads, executor)
+    found = measured_machine(cpus, threads, executor, gpus)
     if rank_of(executor):
         return
     if output is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,7 +180,7 @@ def test_halves_move_half_and_are_computed_in_single_precision() -> None:
     assert half.time_us == single.time_us < double.time_us
 
 
-def test_a_description_of_a_gpu_is_read_back_and_its_faults_are_named(tmp_path) -> None:
+def test_a_description_of_a_gpu_is_read_back_and_its_faults_are_named(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     for change, message in (
         ({}, ""),
@@ -212,3 +213,21 @@ def test_what_is_priced_is_what_is_launched(network: str) -> None:
         assert priced == launched, kind
         assert len(priced) > 3
         assert np.all([HOST in row for row in priced if not row[1]])
+
+
+@pytest.mark.simulator
+@pytest.mark.skipif(find_spec("numba_cuda") is None, reason="no numba-cuda here")
+def test_what_is_measured_is_kept_and_read_back(tmp_path: Path) -> None:
+    """Launches, the host's run of one, enqueuing, rates and links; times mean nothing here."""
+    done = python(["-m", "programs.gpu_measured", str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for kind in ("traced", "hosted"):
+        about = found[kind]
+        assert about["equal"] and not about["estimated"] and about["enough"]
+        assert about["measured"][0] >= about["launches"] - 1 > 0
+        assert about["measured"][1] == 0
+    memories = ("system", "simulated0.framebuffer", "simulated1.framebuffer")
+    wanted = sorted([a, b] for a in memories for b in memories if a != b)
+    assert sorted(found["machine"]["links"]) == wanted
+    assert found["machine"]["finite"] and not found["machine"]["assumed"]

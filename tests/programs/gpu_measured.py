@@ -1,0 +1,79 @@
+"""What is measured of GPUs, end to end in Numba's simulator, whose times mean nothing.
+
+    NUMBA_ENABLE_CUDASIM=1 python -m programs.gpu_measured FOLDER
+
+Prints a line of JSON. folder: for the cost database and the machine file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+from pathlib import Path
+
+from soapstone import Model
+from soapstone.frontend.strategies.finding import forward_of
+from soapstone.kernels.fallback import FallbackWarning
+from soapstone.runtime import Machine
+from soapstone.search.cost.cost import Cost
+from soapstone.search.cost.database import database
+from soapstone.search.cost.gpu_executor import GpuCost
+from soapstone.search.cost.profile import measured_machine
+
+
+def network(hosted: bool) -> Model:
+    """Return a small network; hosted: one of its operators has no CUDA kernel."""
+    model = Model("small", seed=2)
+    x = model.softmax(model.dense(model.input("x", (4, 6)), 5, activation="tanh"))
+    model.output(model.dense(model.cumsum(x, axis=1) if hosted else x, 3))
+    return model
+
+
+def priced(hosted: bool, path: Path) -> tuple[Cost, int, float]:
+    """Return the cost of a network, how many launches were measured, and what enqueuing one takes.
+
+    path: of the database.
+    """
+    with network(hosted) as model:
+        model.compile("sgd", cpus=1)
+        price = GpuCost(database=database(path))
+        cost = price.cost(*forward_of(model))
+        return cost, price.measured, price.untraced_us() if hosted else 0.0
+
+
+def main(folder: Path) -> None:
+    """Measure twice, and say what came of it."""
+    outcome = {}
+    for hosted in (False, True):
+        found = [priced(hosted, folder / "costs.sqlite") for _ in range(2)]
+        outcome["hosted" if hosted else "traced"] = {
+            "equal": found[0][0] == found[1][0],
+            "measured": [measured for _, measured, _ in found],
+            "launches": found[0][0].launches,
+            "estimated": found[0][0].estimated,
+            "enough": found[0][0].time_us >= found[0][0].launches * found[0][2],
+        }
+    machine = measured_machine(gpus=2)
+    machine.save(folder / "machine.json")
+    loaded = Machine.load(folder / "machine.json")
+    outcome["machine"] = {
+        "links": [[link.source, link.target] for link in loaded.links],
+        "finite": all(
+            0 < value < math.inf
+            for value in (
+                *(link.latency_s for link in loaded.links),
+                *(link.bytes_per_s for link in loaded.links),
+                *(each.flops for each in loaded.workers),
+                *(each.bytes_per_s for each in loaded.memories[1:]),
+            )
+        ),
+        "assumed": sorted({link.bytes_per_s for link in loaded.links} & {25e9, 200e9}),
+    }
+    print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", FallbackWarning)
+    main(Path(sys.argv[1]))
