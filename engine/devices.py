@@ -25,7 +25,7 @@ def device_entry(
 
     Args:
         call: makes the call, of arrays as kernels take them.
-        variant: the one to use; by default the first that serves the call.
+        variant: the one to use; by default the fastest that serves the call (`kernels.select`).
 
     Raises:
         ValueError: the named variant does not serve the call.

@@ -299,11 +299,11 @@ class Program:
         def bind(context: PointContext, arrays: Sequence[Array]) -> Any:
             chosen = context.variant or item.variant
             try:
-                if context.processor.kind == CUDA:
-                    on_device = partial(call, context, arrays)
-                    name, entry = device_entry(item.node.operator, on_device, chosen)
-                else:
-                    with self.choices.current():
+                with self.choices.current():
+                    if context.processor.kind == CUDA:
+                        on_device = partial(call, context, arrays)
+                        name, entry = device_entry(item.node.operator, on_device, chosen)
+                    else:
                         bound = call(context, arrays, _as_it_is)
                         name, entry = select(bound, context.processor.kind, chosen)
             except ValueError as error:

@@ -8,6 +8,7 @@ then.
 
 from __future__ import annotations
 
+import importlib
 import json
 import threading
 import time
@@ -100,10 +101,14 @@ def measured(call: Call, of: str, candidates: Sequence[Variant], serve: Sequence
             again = known(of, candidates)
             if again is not None:  # another worker has been here
                 return again
-            copy = scratch(call)
+            harness = _harness(serve[0].processor)
+            try:
+                copy = harness.scratch(call)
+            except MemoryError:
+                return times  # which choose the first of those that serve
             bound = {variant.name: variant.kernel(copy) for variant in serve}
             entries = {name: entry for name, entry in bound.items() if entry is not None}
-            times = dict(best_us(entries))
+            times = dict(harness.best_us(entries))
     held: Times = store().put(_question(of, candidates), times)
     return held
 
@@ -114,7 +119,14 @@ def made_of(candidates: Sequence[Variant]) -> list[tuple[str, str]]:
 
 
 def _question(call: str, candidates: Sequence[Variant]) -> str:
-    return json.dumps([call, made_of(candidates), _own_stamp()])
+    where = [_harness(kind).where() for kind in {each.processor for each in candidates} - {"cpu"}]
+    return json.dumps([call, made_of(candidates), _own_stamp(), *where])
+
+
+def _harness(processor: str) -> Any:
+    """Return the module that measures variants for a kind of processor."""
+    module = __name__ if processor == "cpu" else f"{__package__}.{processor}.measuring"
+    return importlib.import_module(module)
 
 
 def _names(candidates: Sequence[Variant]) -> set[str]:
@@ -154,16 +166,22 @@ def scratch(call: Call) -> Call:
     def clone(array: Array) -> Array:
         if array.size == 0 or (kind_of(array.dtype) == "f" and not array.flags.writeable):
             return held(array)
-        extent = sum((n - 1) * s for n, s in zip(array.shape, array.strides)) + array.itemsize
-        flat = np.zeros(-(-extent // array.itemsize) + 16, array.dtype)
-        if kind_of(array.dtype) == "f":
-            flat[:] = np.random.default_rng(0).random(flat.size, np.float32) + 0.1
-        elif kind_of(array.dtype) == "b":
-            flat[:] = True
+        flat = numbers(array.shape, array.strides, array.dtype)
         return strided(flat, array.shape, array.strides)
 
     inputs, outputs = (tuple(clone(a) for a in side) for side in (call.inputs, call.outputs))
     return replace(call, inputs=inputs, outputs=outputs)
+
+
+def numbers(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """Return the elements that an array of a shape and strides reaches: positive, integers zero."""
+    extent = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize
+    flat = np.zeros(-(-extent // dtype.itemsize) + 16, dtype)
+    if kind_of(dtype) == "f":
+        flat[:] = np.random.default_rng(0).random(flat.size, np.float32) + 0.1
+    elif kind_of(dtype) == "b":
+        flat[:] = True
+    return flat
 
 
 @contextmanager

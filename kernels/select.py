@@ -6,7 +6,7 @@ The NumPy reference serves what no native variant does; it runs as a Python-bodi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from soapstone.ir.spec import operator, operators
 from soapstone.kernels.choices import Tune, current
@@ -31,10 +31,10 @@ def run_reference(call: Call) -> None:
         array[...] = result
 
 
-def select(
-    call: Call, processor: str = "cpu", variant: str | None = None
-) -> tuple[str, Entry | None]:
+def select(call: Call, processor: str = "cpu", variant: str | None = None) -> tuple[str, Any]:
     """Return the name and entry of the fastest variant, or of the one that is named.
+
+    It is an `Entry`, or a `DeviceEntry` of a GPU's.
 
     What this run has chosen for such a call, or is to choose (`Choices`), is chosen again. The
     entry is None for the reference, which the caller runs as a Python body.
@@ -49,7 +49,7 @@ def select(
     if len(candidates) < 2:
         entries = [entry for candidate in candidates if (entry := candidate.bind(call))]
         return (candidates[0].name, entries[0]) if entries else (REFERENCE, None)
-    of = form(call)
+    of = form(call) if processor == "cpu" else f"{processor} {form(call)}"
     choices = current()
     given = choices.given(of)
     if given is not None:
@@ -60,26 +60,29 @@ def select(
         else:
             choices.note(of, given)
             return given, entry
-    name, entry = _fastest(call, of, candidates, choices.tune)
+    name, entry = _fastest(call, of, candidates, _rests_on(choices.tune, processor))
     if entry is not None:
         choices.note(of, name)
     return name, entry
 
 
 def select_device(call: Call, variant: str | None = None) -> tuple[str, DeviceEntry]:
-    """Return the name and entry of the first CUDA variant that serves a call, or of the named one.
+    """Return the name and entry of the fastest CUDA variant of a call, or of the named one.
 
-    Nothing is measured: variants are registered in the order in which they are preferred.
+    It is `select` for a GPU, whose host runs what no variant serves.
 
     Raises:
         ValueError: none serves it; what the operands are is said.
     """
     have = variants(call.operator, "cuda")
-    for candidate in have:
-        if variant in (None, candidate.name):
-            entry: DeviceEntry | None = candidate.bind(call)
-            if entry is not None:
-                return candidate.name, entry
+    if variant is None:
+        name, entry = select(call, "cuda")
+    else:
+        name = variant
+        bound = (each.bind(call) for each in have if each.name == variant)
+        entry = next((each for each in bound if each is not None), None)
+    if entry is not None:
+        return name, entry
     names = ", ".join(each.name for each in have) or "none"
     operands = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in (*call.inputs, *call.outputs))
     raise ValueError(
@@ -91,6 +94,15 @@ def select_device(call: Call, variant: str | None = None) -> tuple[str, DeviceEn
 def unserved(processor: str = "cpu") -> tuple[str, ...]:
     """Return the names of the operators that have no native variant for a processor kind."""
     return tuple(spec.name for spec in operators() if not variants(spec.name, processor))
+
+
+def _rests_on(tune: Tune, processor: str) -> Tune:
+    """Return what a free choice rests on: in the simulator of GPUs times mean nothing."""
+    if processor == "cuda" and tune:
+        from soapstone.native.cuda.device import simulated
+
+        return tune if not simulated() else False
+    return tune
 
 
 def _named(call: Call, processor: str, name: str) -> Entry | None:

@@ -12,11 +12,20 @@ import math
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import cuda
 
 from soapstone import Model
 from soapstone.frontend.strategies.finding import forward_of
+from soapstone.kernels import measure, select
+from soapstone.kernels.entry import Call
 from soapstone.kernels.fallback import FallbackWarning
+from soapstone.kernels.registry import variants
+from soapstone.kernels.select import select_device
 from soapstone.runtime import Machine
+from soapstone.runtime.machines.machine import CUDA
 from soapstone.search.cost.cost import Cost
 from soapstone.search.cost.database import database
 from soapstone.search.cost.gpu_executor import GpuCost
@@ -41,6 +50,31 @@ def priced(hosted: bool, path: Path) -> tuple[Cost, int, float]:
         price = GpuCost(database=database(path))
         cost = price.cost(*forward_of(model))
         return cost, price.measured, price.untraced_us() if hosted else 0.0
+
+
+def tuned() -> dict[str, Any]:
+    """Return what measuring the variants of a call gave, and which one is chosen by what is kept.
+
+    The record is changed, so that the later variant wins.
+    """
+    x, y = (cuda.to_device(np.ones((3, 40), np.float32)) for _ in range(2))
+    call = Call("softmax", {"axis": 1}, (x,), (y,))
+    candidates, of = variants("softmax", CUDA), f"cuda {measure.form(call)}"
+    times = measure.measured(call, of, candidates, candidates)
+    kept = measure.known(of, candidates)
+    expected, _ = select_device(call)
+    question = measure._question(of, candidates)
+    measure.store().replace({question: {each.name: 9.0 - n for n, each in enumerate(candidates)}})
+    select._rests_on = lambda tune, processor: tune  # as on a device
+    chosen, entry = select_device(call)
+    names = [each.name for each in candidates]
+    return {
+        "times": [times[name] for name in names],
+        "equal": kept == times,
+        "chosen": [names.index(expected), names.index(chosen)],
+        "launches": len(entry.launches),
+        "mark": measure.known(of.removeprefix("cuda "), candidates),
+    }
 
 
 def main(folder: Path) -> None:
@@ -71,6 +105,7 @@ def main(folder: Path) -> None:
         ),
         "assumed": sorted({link.bytes_per_s for link in loaded.links} & {25e9, 200e9}),
     }
+    outcome["tuned"] = tuned()
     print(json.dumps(outcome))
 
 

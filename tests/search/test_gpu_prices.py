@@ -217,8 +217,14 @@ def test_what_is_priced_is_what_is_launched(network: str) -> None:
 
 @pytest.mark.simulator
 @pytest.mark.skipif(find_spec("numba_cuda") is None, reason="no numba-cuda here")
-def test_what_is_measured_is_kept_and_read_back(tmp_path: Path) -> None:
-    """Launches, the host's run of one, enqueuing, rates and links; times mean nothing here."""
+def test_what_is_measured_is_kept_and_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches, the host's run of one, enqueuing, rates, links and variants of a call.
+
+    Times mean nothing here.
+    """
+    monkeypatch.setenv("SOAPSTONE_CACHE", str(tmp_path / "cache"))
     done = python(["-m", "programs.gpu_measured", str(tmp_path)])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -228,6 +234,10 @@ def test_what_is_measured_is_kept_and_read_back(tmp_path: Path) -> None:
         assert about["measured"][1] == 0
     assert found["traced"]["measured"][0] == found["traced"]["launches"] == 3
     assert found["hosted"]["measured"][0] == 2  # the host's, and enqueuing: the rest was known
+    tuned = found["tuned"]
+    assert tuned["equal"] and min(tuned["times"]) > 0
+    assert tuned["chosen"] == [0, 1] and tuned["launches"] > 1  # expected, and by the record
+    assert tuned["mark"] is None
     memories = ("system", "simulated0.framebuffer", "simulated1.framebuffer")
     wanted = sorted([a, b] for a in memories for b in memories if a != b)
     assert sorted(found["machine"]["links"]) == wanted

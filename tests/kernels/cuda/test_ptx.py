@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers.cuda_compilers import compilers
+
+from soapstone.kernels.cuda.substrate.resources import resources
 
 PROGRAM = Path(__file__).parents[3] / "benchmarks" / "kernels" / "cuda_ptx.py"
 # One of each family: chains, folds by warp and block, rows, tiles of products, windows, graphs.
@@ -20,3 +23,11 @@ def test_kernels_compile_without_spills_or_double_precision() -> None:
         [sys.executable, str(PROGRAM), *SOME], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    rows = [ast.literal_eval(line) for line in done.stdout.splitlines() if line[0] == "{"]
+    within = [
+        row["registers"] <= resources(row["kernel"])[0]
+        and row["shared"] <= resources(row["kernel"])[1]
+        for row in rows
+        if "registers" in row  # where ptxas is
+    ]
+    assert sum(within) >= 0.8 * len(within), rows
