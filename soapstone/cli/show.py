@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soapstone.cli.common import Dims, Json, dims_of, print_json
+from soapstone.cli.common import Dims, Json, answer, dims_of, print_json
 
 if TYPE_CHECKING:
     from soapstone.engine.expand import NodeLaunch
@@ -41,6 +42,9 @@ def show(
     ] = None,
     strategy: Annotated[Path | None, typer.Option(help="A strategy file instead.")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="Print what launches take on a described device, and why.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show how a model becomes launches: its passes, the graph after each, tiles and processors."""
@@ -54,6 +58,11 @@ def show(
     graph, weights = _taken(model, inference, batch_size, dims_of(dim))
     if weights is not None and (mapper or strategy or cpus):
         raise ValueError("a mapper, strategy or cpus found; inference runs on one processor")
+    if machine is not None:
+        if after or diff or mapper or strategy or cpus:
+            raise ValueError("--machine found beside options of passes or strategies")
+        answer(*_prices(graph, weights, machine), as_json)
+        return
     lowering = _lowering(graph, weights, mapper or "data_parallel", strategy, cpus)
     shown = [name for name in lowering.stages if after in (None, name)]
     if not shown:
@@ -79,6 +88,32 @@ def show(
         typer.echo("\n".join(_lines(lowering.stages[after])))
     else:
         typer.echo("\n".join(_table(lowering)))
+
+
+def _prices(
+    graph: Graph, weights: Mapping[str, Array] | None, machine: str
+) -> tuple[str, dict[str, Any]]:
+    """Return the launches of a graph on a described device with their prices, as text and data."""
+    from soapstone.search.cost.machine import RooflineCost
+
+    model = RooflineCost(machine, training=weights is None)
+    total = model.cost(graph, weights or {})
+    found = [
+        {"name": name, "us": us, **asdict(each)}
+        for name, us, each in model.launches(graph, weights or {})
+    ]
+    lines = [f"{model.target}: {total}"]
+    for row in found:
+        grid, block = ("x".join(map(str, row[side])) for side in ("grid", "block"))
+        kernel = f", {row['variant']} {row['kernel']}" if row["variant"] else ""
+        shape = f", {grid} blocks of {block}" if grid else ""
+        lines.append(
+            f"  {row['us']:>10,.2f} us  {row['bound']:<10}  {row['name']}: {row['operator']}"
+            f"{kernel}{shape}, {row['flops'] / 1e6:,.2f} MFLOP, {row['nbytes'] / 1e6:,.2f} MB"
+        )
+    us = total.time_us if math.isfinite(total.time_us) else None  # what does not fit
+    value = {"graph": graph.name, "machine": model.target, "time_us": us}
+    return "\n".join(lines), {**value, "estimated": True, "launches": found}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.processes import python
+from typer.testing import CliRunner
 
+from soapstone.cli.main import app
 from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.files.graphs import save_graph
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
 from soapstone.search.cost.gpus import BUSY_THREADS, HOST, LOADED_BYTES
@@ -242,3 +245,22 @@ def test_what_is_measured_is_kept_and_read_back(
     wanted = sorted([a, b] for a in memories for b in memories if a != b)
     assert sorted(found["machine"]["links"]) == wanted
     assert found["machine"]["finite"] and not found["machine"]["assumed"]
+
+
+def test_the_command_line_says_what_a_launch_takes_and_why(tmp_path: Path) -> None:
+    file = str(tmp_path / "linear.json")
+    save_graph(alone("linear", 64), file)
+
+    def told(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["show", file, *arguments])
+        assert result.exit_code in (0, 1)
+        return result.output
+
+    lines = told("--machine", "h100").splitlines()
+    assert lines[0].startswith("H100: ") and "1 launches" in lines[0]
+    assert "tiled product, 2x1x1 blocks of 256" in lines[1] and "memory" in lines[1]
+    found = json.loads(told("--machine", "h100", "--json"))
+    assert found["time_us"] == pytest.approx(sum(each["us"] for each in found["launches"]))
+    assert "blocks" not in told("--machine", "v100")  # whose kernels are not said
+    assert "--machine found beside" in told("--machine", "h100", "--diff")
+    assert "'h10'" in told("--machine", "h10")
