@@ -128,6 +128,8 @@ def forward_of(
 def machine_of(name: str | Path, devices: int | None = None) -> Machine:
     """Return the machine of a name or file; `local` is this computer, measured.
 
+    It has no copiers, which no task is placed on.
+
     devices: how many processors it has; what the machine says itself by default.
 
     Raises:
@@ -135,7 +137,8 @@ def machine_of(name: str | Path, devices: int | None = None) -> Machine:
     """
     if str(name) == "local":
         return measured_machine(devices)
-    return load_machine(name, devices)
+    found = load_machine(name, devices)
+    return replace(found, processors=found.workers)
 
 
 def measure_tasks(

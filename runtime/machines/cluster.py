@@ -92,9 +92,9 @@ def load_machine(name: str | Path, devices: int | None = None) -> Machine:
         machine = Machine.from_json(data)
     except MachineError as error:
         raise MachineError(f"{where}: {error}") from None
-    if devices is not None and devices != len(machine.processors):
+    if devices is not None and devices != len(machine.workers):
         raise MachineError(
-            f"{where}: {len(machine.processors)} processors found, {devices} devices asked for;"
+            f"{where}: {len(machine.workers)} processors found, {devices} devices asked for;"
             " only clusters scale"
         )
     return machine

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,10 +15,13 @@ from helpers.processes import python
 from typer.testing import CliRunner
 
 from soapstone.cli.main import app
+from soapstone.frontend.strategies.finding import graph_of, machine_of, simulated
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.files.graphs import save_graph
 from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Role
+from soapstone.runtime.machines.machine import COPIER, CUDA, Link, Machine, Memory, Processor
 from soapstone.search.cost.gpus import BUSY_THREADS, HOST, LOADED_BYTES
 from soapstone.search.cost.machine import Device, DeviceError, RooflineCost
 
@@ -264,3 +269,24 @@ def test_the_command_line_says_what_a_launch_takes_and_why(tmp_path: Path) -> No
     assert "blocks" not in told("--machine", "v100")  # whose kernels are not said
     assert "--machine found beside" in told("--machine", "h100", "--diff")
     assert "'h10'" in told("--machine", "h10")
+
+
+@pytest.mark.parametrize("name", [*GPUS, "file"])
+def test_strategies_for_gpus_are_finite_and_gain_from_more_of_them(
+    name: str, tmp_path: Path
+) -> None:
+    """Of described clusters, and of a machine file as `machine measure --gpus 2` writes it."""
+    if name == "file":
+        gpus = [Processor(f"gpu{n}", CUDA, memory=f"m{n}", flops=2e13) for n in range(2)]
+        copiers = [Processor(f"gpu{n}.{way}", COPIER, memory=f"m{n}") for n in "01" for way in "io"]
+        memories = [Memory("system", 1 << 34), *(Memory(f"m{n}", 1 << 34, 2e12) for n in range(2))]
+        ends = itertools.permutations([memory.name for memory in memories], 2)
+        links = [Link(a, b, 1e-5, 2e10) for a, b in ends]
+        name = str(tmp_path / "here.json")
+        Machine("here", (*gpus, *copiers), tuple(memories), tuple(links)).save(name)
+    graph = graph_of("alexnet", 512)
+    both = machine_of(name, 2)
+    assert [each.kind for each in both.processors].count(COPIER) == 0
+    whole = Strategy({DEFAULT: Configuration()})
+    one, two = (simulated(graph, both, strategy).step_us for strategy in (whole, "data"))
+    assert 0 < two < one < math.inf
