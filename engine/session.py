@@ -84,7 +84,7 @@ class Session:
     Args:
         values: what parameters and states begin with, by name, where it is not what the graph says;
             an entry is taken out when its value is first carried here.
-        precision: what products with constants may round their operands to (`kernels.entry.Call`).
+        precision: what products may round their operands to (`kernels.entry.Call`).
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class Model(Trainable):
                 update by the sum of their gradients.
             precision: "float32", or "mixed_float16": products are computed of halves, and their
                 gradients times a scale that adapts itself; weights and all else stay single
-                (docs/training.md).
+                (docs/training.md); or "tf32", on GPUs: products may round operands (docs/cuda.md).
             machine: a described machine to run on; by default this one with `cpus` processors of
                 `threads` threads in each process.
             gpus: so many of this computer's NVIDIA GPUs to run on instead (docs/cuda.md).

@@ -1,4 +1,4 @@
-"""In which precision a session may compute products, and where it cannot."""
+"""In which precision products may be computed, and where they cannot."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from soapstone.errors import hint
 from soapstone.ir.errors import GraphError
 from soapstone.ir.precision import SINGLE
 from soapstone.kernels.cpu.onednn.library import available, multiplies_bfloat16
-from soapstone.kernels.entry import BFLOAT16
+from soapstone.kernels.entry import BFLOAT16, TF32
 from soapstone.runtime.machines.machine import CUDA
 
 
 def check_precision(precision: str, processor: str, streamed: bool) -> None:
-    """Refuse a precision that sessions on a kind of processor do not have.
+    """Refuse a precision of a session that products on a kind of processor do not have.
 
     streamed: whether weights are streamed.
 
@@ -20,11 +20,14 @@ def check_precision(precision: str, processor: str, streamed: bool) -> None:
     """
     if precision == SINGLE:
         return
-    if precision != BFLOAT16:
+    if precision not in (BFLOAT16, TF32):
         raise GraphError(
-            f"precision: {precision!r} found, {SINGLE!r} or {BFLOAT16!r} needed"
-            f"{hint(precision, (SINGLE, BFLOAT16))}"
+            f"precision: {precision!r} found, {SINGLE!r}, {BFLOAT16!r} or {TF32!r} needed"
+            f"{hint(precision, (SINGLE, BFLOAT16, TF32))}"
         )
+    if precision == TF32:
+        check_tf32(processor)
+        return
     if processor == CUDA:
         lacks = "the GPU's kernels have no such products"
     elif streamed:
@@ -38,4 +41,21 @@ def check_precision(precision: str, processor: str, streamed: bool) -> None:
     raise GraphError(f"precision: {precision!r} found, but {lacks}; {SINGLE!r} needed")
 
 
-__all__ = ["check_precision"]
+def check_tf32(processor: str) -> None:
+    """Refuse TF32 where nothing multiplies in it: on a CPU, and on a GPU without cuBLASLt.
+
+    Raises:
+        GraphError: says what is missing.
+    """
+    if processor != CUDA:
+        lacks = "it is of NVIDIA's GPUs"
+    else:
+        from soapstone.kernels.cuda.libraries.cublaslt import bindings
+
+        if bindings() is not None:
+            return
+        lacks = "cuBLASLt is not there (pip install 'soapstone[cuda-libs]')"
+    raise GraphError(f"precision: {TF32!r} found, but {lacks}; {SINGLE!r} needed")
+
+
+__all__ = ["check_precision", "check_tf32"]

@@ -74,7 +74,8 @@ def train_app(
         fast_memory, plan: a memory of so many bytes that values are streamed through, and how that
             is planned: dp, lru, stream, belady, or the file of a plan; overlap: whether two more
             threads make the copies.
-        precision: float32, or mixed_float16, whose products take halves (docs/training.md).
+        precision: float32, or mixed_float16, whose products take halves (docs/training.md), or on
+            GPUs tf32 (docs/cuda.md).
         data: a folder to take the data from in place of the app's own (see `read_splits`).
         graph: a graph to learn from in place of the app's own (see `read_graph`).
         parts: into how many ranges its vertices are cut; by default the mapper decides.

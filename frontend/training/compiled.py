@@ -16,6 +16,7 @@ from soapstone.frontend.arguments import count
 from soapstone.frontend.data.feeding import Feeding
 from soapstone.frontend.optimization.training import Ground, Steps
 from soapstone.frontend.planned import Plans
+from soapstone.frontend.precision import check_tf32
 from soapstone.frontend.training.loss_scale import mixes
 from soapstone.frontend.training.names import matching
 from soapstone.frontend.training.objective import Losses, Metrics, Penalty, objective
@@ -31,10 +32,11 @@ from soapstone.frontend.training.step_graph import (
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
-from soapstone.ir.precision import mixed
+from soapstone.ir.precision import SINGLE, mixed
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
+from soapstone.kernels.entry import TF32
 from soapstone.mappers import load as load_mapper
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.mappers.ranges import RangesMapper
@@ -128,6 +130,9 @@ class Compiled:
         elif overlap:
             raise GraphError("overlap: found without a fast memory; its bytes needed")
         self.machine = machine or machine_of(executor, cpus, threads, gpus)
+        self.rounding = TF32 if precision == TF32 else SINGLE
+        if self.rounding == TF32:
+            check_tf32(self.machine.processors[0].kind)
         if machine is None and cpus is not None:
             warn_of_turns(cpus, threads, 4)
         if strategy is not None and not isinstance(strategy, Strategy):
@@ -203,7 +208,13 @@ class Compiled:
         if self._session is None:
             model = self.model
             self._session = Session(
-                self.machine, self.mapper, model.seed, self.executor, self.choices, model.values
+                self.machine,
+                self.mapper,
+                model.seed,
+                self.executor,
+                self.choices,
+                model.values,
+                self.rounding,
             )
         return self._session
 

@@ -17,6 +17,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Initial
 from soapstone.ir.precision import SINGLE
 from soapstone.ir.tensor import Role
+from soapstone.kernels.entry import TF32
 
 MIXED = "mixed_float16"
 SCALE, GOOD = STATES = "loss_scale", "loss_scale.good_steps"
@@ -28,13 +29,13 @@ def mixes(precision: object) -> bool:
     """Return whether a precision that `Model.compile` is given is mixed.
 
     Raises:
-        GraphError: it is neither of the two.
+        GraphError: it is none that there is.
     """
-    if precision not in (SINGLE, MIXED):
+    if precision not in (SINGLE, MIXED, TF32):
         near = "; there is no type bfloat16 here" if "bfloat16" in str(precision) else ""
         raise GraphError(
-            f"compile: precision {precision!r} found, {SINGLE!r} or {MIXED!r} needed"
-            f"{near or hint(precision, (SINGLE, MIXED))}"
+            f"compile: precision {precision!r} found, {SINGLE!r}, {MIXED!r} or {TF32!r} needed"
+            f"{near or hint(precision, (SINGLE, MIXED, TF32))}"
         )
     return precision == MIXED
 

@@ -15,7 +15,7 @@ import numpy as np
 from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.dims import Kind
 from soapstone.ir.spec import operator, operators
-from soapstone.kernels.cuda.entry import DeviceEntry, Launch
+from soapstone.kernels.cuda.entry import DeviceEntry, Work
 from soapstone.kernels.cuda.substrate.arrays import allocate
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant, variants
@@ -43,7 +43,7 @@ def _lowered(name: str, call: Call) -> DeviceEntry | None:
     values: dict[str, Any] = dict(zip(operands, call.inputs))
     last = dict(zip(results, call.outputs))
     known: dict[tuple[Any, ...], list[Any]] = {}
-    launches: list[Launch] = []
+    launches: list[Work] = []
     status: Any = None
     statuses: Statuses = NO_STATUSES
     for step in builder.nodes[1:]:
@@ -57,9 +57,7 @@ def _lowered(name: str, call: Call) -> DeviceEntry | None:
             last[value] if value in last else allocate(*_form(builder, value), call.inputs[0])
             for value in step.outputs
         ]
-        own = Call(
-            step.operator, step.attributes, inputs, tuple(outputs), precision=call.precision
-        )
+        own = Call(step.operator, step.attributes, inputs, tuple(outputs), precision=call.precision)
         entry = _first(own, name)
         if entry is None or (status is not None and entry.status is not None):
             return None

@@ -104,7 +104,7 @@ def train(
         bool, typer.Option("--overlap", help="Two more threads copy; give them cores of their own.")
     ] = False,
     precision: Annotated[
-        str, typer.Option(help="float32, or mixed_float16: products take halves.")
+        str, typer.Option(help="float32, mixed_float16: products take halves, or tf32 (GPUs).")
     ] = "float32",
     seed: Annotated[int, typer.Option(min=0, help="Of weights, dropout and order.")] = 0,
     data: Annotated[

@@ -130,8 +130,10 @@ def test_the_other_interfaces_take_the_precision(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     model = rows()
-    with pytest.raises(GraphError, match=r"'bfloat' found, 'float32' or 'bfloat16' needed"):
+    with pytest.raises(GraphError, match=r"'bfloat' found, 'float32', 'bfloat16' or 'tf32' needed"):
         model.inference(precision="bfloat")
+    with pytest.raises(GraphError, match="'tf32' found, but it is of NVIDIA's GPUs"):
+        model.inference(precision="tf32")
     if available() and multiplies_bfloat16():
         with pytest.raises(GraphError, match="products of streamed weights stay float32"):
             model.inference(precision="bfloat16", fast_memory=1 << 20)

@@ -1,4 +1,4 @@
-"""cuBLASLt as NVIDIA documents it, in NumPy: what a product that is described in its words computes.
+"""cuBLASLt as NVIDIA documents it, in NumPy: what a product described in its words computes.
 
 It has the functions of `nvmath.bindings.cublasLt` that soapstone calls, takes addresses of the
 host's memory, and checks what the library would take on trust: alignments, workspaces, layouts.
@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-ComputeType = IntEnum("ComputeType", {"COMPUTE_32F": 68, "COMPUTE_64F": 70, "COMPUTE_32F_FAST_TF32": 77})
+ComputeType = IntEnum(
+    "ComputeType", {"COMPUTE_32F": 68, "COMPUTE_64F": 70, "COMPUTE_32F_FAST_TF32": 77}
+)
 CudaDataType = IntEnum("CudaDataType", {"CUDA_R_32F": 0, "CUDA_R_64F": 1, "CUDA_R_16F": 2})
 Epilogue = IntEnum("Epilogue", {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "RELU_BIAS": 6})
 MatmulDescAttribute = IntEnum(
@@ -30,12 +32,16 @@ MatmulPreferenceAttribute = IntEnum(
 )
 TYPES = {0: np.float32, 1: np.float64, 2: np.float16}
 WORKSPACE_BYTES = 48  # that every algorithm here wants
-_KINDS = {"BIAS_POINTER": np.int64, "STRIDED_BATCH_OFFSET": np.int64, "MAX_WORKSPACE_BYTES": np.uint64}
+_KINDS = {
+    "BIAS_POINTER": np.int64,
+    "STRIDED_BATCH_OFFSET": np.int64,
+    "MAX_WORKSPACE_BYTES": np.uint64,
+}
 _objects: dict[int, dict[Any, Any]] = {}
 _numbers = itertools.count(1)
 
 
-class cuBLASLtError(Exception):  # noqa: N801
+class cuBLASLtError(Exception):
     """What the library raises for what it does not support."""
 
 
@@ -203,7 +209,9 @@ def rounded(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def install() -> None:
     """Stand in for the package `nvmath`."""
-    nvmath, bindings = ModuleType("nvmath"), ModuleType("nvmath.bindings")
-    nvmath.ComputeType, nvmath.CudaDataType = ComputeType, CudaDataType  # type: ignore[attr-defined]
-    nvmath.bindings, bindings.cublasLt = bindings, sys.modules[__name__]  # type: ignore[attr-defined]
-    sys.modules |= {"nvmath": nvmath, "nvmath.bindings": bindings}
+    names = ("nvmath", "nvmath.bindings", "nvmath.bindings.cublas")
+    nvmath, bindings, cublas = made = [ModuleType(name) for name in names]
+    vars(nvmath).update(bindings=bindings, CudaDataType=CudaDataType)
+    vars(bindings).update(cublas=cublas, cublasLt=sys.modules[__name__])
+    vars(cublas).update(ComputeType=ComputeType)
+    sys.modules |= dict(zip(names, made))

@@ -24,7 +24,7 @@ _TYPES = {data_type.HALF: np.float16, data_type.FLOAT: np.float32, data_type.DOU
 WORKSPACE_BYTES = 80
 
 
-class cudnnGraphNotSupportedError(Exception):  # noqa: N801
+class cudnnGraphNotSupportedError(Exception):
     """What the library raises for a graph that it has no plan for."""
 
 
@@ -82,12 +82,14 @@ class Tensor:
         kind = np.dtype(_TYPES[self.kind])
         assert address % 16 == 0 and min(self.stride) > 0
         count = 1 + sum((e - 1) * s for e, s in zip(self.dim, self.stride))
-        flat = np.ctypeslib.as_array((ctypes.c_uint8 * (count * kind.itemsize)).from_address(address))
+        flat = np.ctypeslib.as_array(
+            (ctypes.c_uint8 * (count * kind.itemsize)).from_address(address)
+        )
         strides = [step * kind.itemsize for step in self.stride]
         return np.lib.stride_tricks.as_strided(flat.view(kind), self.dim, strides)
 
 
-class pygraph:  # noqa: N801
+class pygraph:
     """A graph of one operation."""
 
     def __init__(self, *, handle: dict[str, int], **types: data_type) -> None:

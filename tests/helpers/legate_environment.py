@@ -6,15 +6,14 @@ a stub, built here, stands in for it.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.driver_stub import with_driver
 
 from soapstone.runtime.executors.legate.start import LAUNCHERS
 
@@ -31,18 +30,7 @@ def environment(folder: Path) -> dict[str, str]:
     found = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
     found["LEGATE_CONFIG"] = "--cpus 2 --gpus 0 --omps 0 --sysmem 512 --logging gpu=6,threads=5"
     found["LEGATE_AUTO_CONFIG"] = "0"
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        compiler = shutil.which("gcc") or shutil.which("cc")
-        if compiler is None:
-            raise ImportError("no driver library and no C compiler to build a stub of it") from None
-        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-        library = str(folder / "libcuda.so.1")
-        subprocess.run([compiler, *options, "-o", library, str(STUB)], check=True)
-        paths = [str(folder), found.get("LD_LIBRARY_PATH", "")]
-        found["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
-    return found
+    return with_driver(folder, STUB, found)
 
 
 def printed(folder: Path, program: str, *arguments: object) -> str:

@@ -1,4 +1,3 @@
-# ruff: noqa: E402
 """Operators by NVIDIA's libraries, of which NumPy and PyTorch do the work; in Numba's simulator.
 
     python tests/programs/cuda_libraries.py OPERATOR ...

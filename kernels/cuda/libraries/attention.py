@@ -82,9 +82,7 @@ def attending(of: Attention, kind: str, **where: Any) -> Graph:
         use_causal_mask=of.causal,
         generate_stats=True,
     )
-    return Graph(
-        graph, uids(operands), (result(y, of.y, kind), result(sums, of.sums, "float32"))
-    )
+    return Graph(graph, uids(operands), (result(y, of.y, kind), result(sums, of.sums, "float32")))
 
 
 @variant("attention", "cudnn", processor="cuda")

@@ -21,18 +21,21 @@ from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import arrange, variant
 
 NAME = "cudnn"
-RANKS = (1, 2, 3)
-# By operator: what cuDNN calls it, and which of inputs 0 and 1 and the output are x, w and y.
-KINDS: dict[str, tuple[Kind, tuple[int, int, int]]] = {
-    f"conv{rank}d{what}": found
-    for rank in RANKS
-    for what, found in (
-        ("", ("conv_fprop", (0, 1, 2))),
-        ("_grad_input", ("conv_dgrad", (2, 1, 0))),
-        ("_grad_weight", ("conv_wgrad", (0, 2, 1))),
+# What cuDNN calls it, and which of inputs 0 and 1 and the output are x, w and y.
+_FORWARD: tuple[Kind, tuple[int, int, int]] = ("conv_fprop", (0, 1, 2))
+_TO_INPUT: tuple[Kind, tuple[int, int, int]] = ("conv_dgrad", (2, 1, 0))
+_TO_WEIGHT: tuple[Kind, tuple[int, int, int]] = ("conv_wgrad", (0, 2, 1))
+KINDS = {
+    name: found
+    for rank in (1, 2, 3)
+    for name, found in (
+        (f"conv{rank}d", _FORWARD),
+        (f"conv{rank}d_grad_input", _TO_INPUT),
+        (f"conv{rank}d_grad_weight", _TO_WEIGHT),
+        (f"conv_transpose{rank}d", _TO_INPUT),
     )
-} | {f"conv_transpose{rank}d": ("conv_dgrad", (2, 1, 0)) for rank in RANKS}
-FORWARD = tuple(name for name in KINDS if not name.endswith("_grad_weight"))
+}
+FORWARD = tuple(name for name, kind in KINDS.items() if kind is not _TO_WEIGHT)
 
 
 def convolved(

@@ -73,7 +73,8 @@ class Described:
         bias: int | None,
         relu: bool,
     ) -> None:
-        from nvmath import ComputeType, CudaDataType
+        from nvmath import CudaDataType
+        from nvmath.bindings.cublas import ComputeType
 
         lt = bindings()
         words = lt.MatmulDescAttribute
@@ -181,8 +182,12 @@ def product(
     at = None if bias is None else address(bias)
     sizes = [np.dtype(kind).itemsize] * 2 + [np.dtype(stored).itemsize]
     calls = [
-        tuple(first + place * size for first, place, size in zip(begin, places, sizes))
-        for places in of.places
+        (
+            begin[0] + first * sizes[0],
+            begin[1] + second * sizes[1],
+            begin[2] + d * sizes[2],
+        )
+        for first, second, d in of.places
     ]
     described = Described(of, kind, stored, precision, at, relu)
     handle = _handle(current())
@@ -196,11 +201,9 @@ def product(
     room, held = workspace(nbytes, c)
     factors = np.array([1, 0], "float64" if kind == "float64" else "float32")
     keep = (a.span, b.span, c.span, held, bias and bias.span)
+    given = factors, algorithm, room, nbytes, keep
     return DeviceEntry(
-        tuple(
-            Multiplied(handle, described, *call, factors, algorithm, room, nbytes, keep)
-            for call in calls
-        )
+        tuple(Multiplied(handle, described, first, second, d, *given) for first, second, d in calls)
     )
 
 
@@ -214,7 +217,9 @@ def _algorithm(handle: int, of: Described, aligned: list[int]) -> Any:
     try:
         words = lt.MatmulPreferenceAttribute
         names = ("A", "B", "D", "C")
-        least = {words[f"MIN_ALIGNMENT_{x}_BYTES"]: n for x, n in zip(names, [*aligned, aligned[2]])}
+        least = {
+            words[f"MIN_ALIGNMENT_{x}_BYTES"]: n for x, n in zip(names, [*aligned, aligned[2]])
+        }
         for attribute, value in {words.MAX_WORKSPACE_BYTES: WORKSPACE_BYTES, **least}.items():
             kind = lt.get_matmul_preference_attribute_dtype(attribute)
             _set(lt.matmul_preference_set_attribute, preference, attribute, value, kind)

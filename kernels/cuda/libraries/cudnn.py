@@ -124,13 +124,11 @@ Make = Callable[..., Graph]
 
 
 @lru_cache(maxsize=1024)
-def planned(
-    make: Make, of: Hashable, kind: str, precision: str, device: int
-) -> Graph | None:
+def planned(make: Make, of: Hashable, kind: str, precision: str, device: int) -> Graph | None:
     """Return the planned graph of what is described, or None: cuDNN has no way to compute it.
 
-    make: the function of a description, an element type and a handle that returns its graph. device:
-    the number of the GPU that is current, which it is planned for.
+    make: the function of a description, an element type and a handle that returns its graph.
+    device: the number of the GPU that is current, which it is planned for.
     """
     lacks = bindings().cudnnGraphNotSupportedError, NotImplementedError, RuntimeError, ValueError
     try:

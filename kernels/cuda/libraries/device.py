@@ -32,7 +32,7 @@ def alignment(*addresses: int) -> int:
 
 
 def workspace(nbytes: int, beside: View) -> tuple[int, View | None]:
-    """Return the address of new memory of the GPU that is current, 0 for none, and what keeps it."""
+    """Return the address of new memory of the GPU that is current, or 0, and what keeps it."""
     if not nbytes:
         return 0, None
     held = scratch(nbytes, "uint8", beside.span)

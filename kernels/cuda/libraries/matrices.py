@@ -84,7 +84,9 @@ def column_major(problem: Problem, by_columns: bool = False) -> MatrixProduct | 
 
 def _uses(a: Operand, b: Operand, c: Operand) -> list[tuple[str, int, Operand]]:
     """Return which group of axes is a row or column of which operand, and its number."""
-    return [(key, n, x) for n, x, keys in ((0, a, "mk"), (1, b, "kn"), (2, c, "mn")) for key in keys]
+    return [
+        (key, n, x) for n, x, keys in ((0, a, "mk"), (1, b, "kn"), (2, c, "mn")) for key in keys
+    ]
 
 
 def step(operand: Operand, axes: Axes) -> int | None:
@@ -129,9 +131,7 @@ def _away(strides: Mapping[str, int], axes: Axes, index: Sequence[int]) -> int:
     return sum(strides.get(name, 0) * at for (name, _), at in zip(axes, index))
 
 
-def _matrix(
-    rows: int, columns: int, down: int, across: int, batch_stride: int
-) -> Matrix | None:
+def _matrix(rows: int, columns: int, down: int, across: int, batch_stride: int) -> Matrix | None:
     """Return a matrix of which an element lies at i * down + j * across, as it lies in memory."""
     if (down == 1 or rows == 1) and (across >= rows or columns == 1):
         return Matrix(rows, columns, max(across, rows) if columns > 1 else rows, batch_stride)

@@ -105,3 +105,5 @@ def test_gradients_are_those_of_the_loss() -> None:
 def test_what_there_is_not_is_refused() -> None:
     with pytest.raises(GraphError, match=r"'mixed_bfloat16' found.*there is no type bfloat16 here"):
         network("mixed_bfloat16")
+    with pytest.raises(GraphError, match="'tf32' found, but it is of NVIDIA's GPUs"):
+        network("tf32", cpus=1)
