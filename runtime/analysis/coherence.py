@@ -324,8 +324,20 @@ class Coherence:
         box: Box,
         processor: int,
     ) -> None:
-        """Issue one copy of a box between two instances."""
+        """Issue one copy of a box between two instances.
+
+        Between a GPU's memory and another process it goes through the memories of their hosts.
+        """
         tile = geometry.single(region.shape, *box)
+        if self.world.apart(source.storage.memory, target.storage.memory):
+            for end in (target, source):
+                if end.storage.memory in self.machine.devices:
+                    owner = self.world.owners[end.storage.memory]
+                    staged = self.instance(region, self.world.hosts[owner], box)
+                    if state.missing(staged, tile) is not False:
+                        self._copy(state, region, source, staged, box, processor)
+                    self._copy(state, region, staged, target, box, processor)
+                    return
         read = Use(source.storage, box, False, False)
         written = Use(target.storage, box, True, False)
         partition = internal_partition(region, tile)

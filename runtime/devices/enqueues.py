@@ -18,6 +18,7 @@ import numpy as np
 
 from soapstone.native.cuda.device import Enqueued, Lane, simulated
 from soapstone.native.cuda.graphs import Graph
+from soapstone.runtime.analysis.message import ENDS, MESSAGES, STARTS
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.devices.calls import Kernel, OnHost, device_call, give
 from soapstone.runtime.errors import MapperError, TaskError
@@ -35,6 +36,11 @@ def check(call: object, operation: Operation, place: Processor) -> None:
     reason = call.failure() if isinstance(call, Kernel) else ""
     if reason:
         raise TaskError(operation.launch.name, operation.point, place.name, reason)
+
+
+def enqueued_by(lanes: Mapping[int, Lane], operation: Operation) -> bool:
+    """Whether an operation is enqueued on a lane: all on its processor but messages of the host."""
+    return operation.processor in lanes and operation.kind not in (*MESSAGES, *STARTS, *ENDS)
 
 
 @dataclass(eq=False, slots=True)
@@ -143,7 +149,8 @@ class Enqueues:
         self._steps = {
             number: _Step(operations[number], machine.processors[where], lanes[where])
             for number in order
-            if (where := operations[number].processor) in lanes
+            if enqueued_by(lanes, operations[number])
+            for where in (operations[number].processor,)
         }
         self.lead = min(step.operation.processor for step in self._steps.values())
         self.timed = False
@@ -251,4 +258,4 @@ class Enqueues:
             stamped[row] = start, start, end
 
 
-__all__ = ["Enqueues", "check"]
+__all__ = ["Enqueues", "check", "enqueued_by"]

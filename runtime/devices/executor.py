@@ -21,7 +21,7 @@ import numpy as np
 from soapstone.native.cuda.device import Device, Lane, NoDevice, connect, simulated
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.devices.calls import device_call, give
-from soapstone.runtime.devices.enqueues import Enqueues, check
+from soapstone.runtime.devices.enqueues import Enqueues, check, enqueued_by
 from soapstone.runtime.errors import MachineError, TaskError
 from soapstone.runtime.executors.bodies import as_task_error
 from soapstone.runtime.executors.local import LocalExecutor
@@ -58,9 +58,13 @@ class DeviceExecutor(LocalExecutor):
     def __init__(self, machine: Machine, memory: MemoryPool) -> None:
         super().__init__(machine, memory)
         try:
-            devices = {where: Device(number) for where, number in machine.devices.items()}
-            for pair in itertools.permutations(machine.devices.values(), 2):
-                connect(*pair)
+            devices = {
+                where: Device(number)
+                for where, number in machine.devices.items()
+                if self.world.owners[where] == self.world.rank
+            }
+            for one, other in itertools.permutations(devices.values(), 2):
+                connect(one.number, other.number)
         except NoDevice as error:
             raise MachineError(f"machine {machine.name!r}: {error}") from error
         copying = {each.memory for each in machine.processors[len(machine.workers) :]}
@@ -89,9 +93,9 @@ class DeviceExecutor(LocalExecutor):
             kept = np.ones(sources.size, dtype=bool)
             with self._lock:
                 for edge, (source, target) in enumerate(zip(sources.tolist(), targets.tolist())):
-                    before = self._enqueued.get(source)
-                    if before is not None and operations[target - first].processor in self.lanes:
-                        self._awaited.setdefault(target, []).append(before.mark)
+                    before, after = self._enqueued.get(source), operations[target - first]
+                    if before is not None and enqueued_by(self.lanes, after):
+                        self._awaited.setdefault(after.id, []).append(before.mark)
                         kept[edge] = False
             sources, targets = sources[kept], targets[kept]
         super().emit(operations, sources, targets)
@@ -129,7 +133,7 @@ class DeviceExecutor(LocalExecutor):
             return
         found.told = len(operation.successors)
         for after in operation.successors:
-            if after.processor in self.lanes:
+            if enqueued_by(self.lanes, after):
                 self._awaited.setdefault(after.id, []).append(found.mark)
                 self._freed(after)
         self._ender(operation.processor).put(found)
@@ -172,7 +176,7 @@ class DeviceExecutor(LocalExecutor):
             with self._lock:
                 self._enqueued.pop(operation.id, None)
                 for number, after in enumerate(operation.successors):
-                    if number >= found.told or after.processor not in self.lanes:
+                    if number >= found.told or not enqueued_by(self.lanes, after):
                         self._freed(after)
                 operation.successors = []
                 super()._end(operation)
@@ -194,7 +198,7 @@ class DeviceExecutor(LocalExecutor):
         self, operations: Sequence[Operation], order: Sequence[int], edges: Array
     ) -> Enqueues | None:
         """What a trace enqueues, where some of its operations are of lanes."""
-        if not any(operation.processor in self.lanes for operation in operations):
+        if not any(enqueued_by(self.lanes, operation) for operation in operations):
             return None
         return Enqueues(self.machine, self.lanes, operations, order, edges)
 

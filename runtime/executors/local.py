@@ -58,7 +58,7 @@ class LocalExecutor:
         self.fault: BaseException | None = None
         self.told = False  # whether `wait` has raised the fault
         self.profile: Observer | None = None
-        self.world = World.alone(machine)
+        self.world = self._world()
         self.agreement: Agreement | None = None  # with the other processes, in safe mode
         self.mine: Sequence[bool] | None = None  # every processor's operations
         self.processors: Sequence[int] = range(len(machine.processors))
@@ -78,6 +78,10 @@ class LocalExecutor:
         self._stealing: Stealing | None = None  # once there is something to steal
         tell(self)
         tell(memory)
+
+    def _world(self) -> World:
+        """The processes of the run."""
+        return World.alone(self.machine)
 
     # -- threads
 

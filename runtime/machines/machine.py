@@ -231,10 +231,15 @@ class Machine:
 
     @cached_property
     def devices(self) -> Mapping[int, int]:
-        """The memories of GPUs, by index, and the number of the GPU that each is of."""
-        names = dict.fromkeys(p.memory for p in self.processors if p.kind == CUDA)
+        """The memories of GPUs, by index, and the number that each GPU has on its node."""
+        nodes = {p.memory: p.node for p in self.processors if p.kind == CUDA}
         index = {memory.name: number for number, memory in enumerate(self.memories)}
-        return {index[name]: number for number, name in enumerate(names)}
+        count: Counter[str] = Counter()
+        found = {}
+        for name, node in nodes.items():
+            found[index[name]] = count[node]
+            count[node] += 1
+        return found
 
     @property
     def host(self) -> Memory:

@@ -43,23 +43,20 @@ def check_executor(executor: str) -> None:
 def machine_of(executor: str, cpus: int | None = None, threads: int = 1, gpus: int = 0) -> Machine:
     """The machine an executor finds, with `cpus` processors of `threads` threads in each process.
 
-    cpus: by default all cores of this computer, shared by its processes. gpus: as many GPUs of this
-    computer instead.
+    cpus: by default all cores of this computer, shared by its processes. gpus: as many GPUs for
+    each process instead.
 
     Raises: MachineError.
     """
     check_executor(executor)
-    if gpus:
-        if executor != "local":
-            raise MachineError(
-                f"executor {executor!r} found with {gpus} gpus; 'local' needed, whose process"
-                " drives all of them"
-            )
-        return Machine.local(cpus, threads, gpus=gpus)
+    if gpus and executor == "legate":
+        raise MachineError(f"executor 'legate' found with {gpus} gpus; 'local' or 'mpi' needed")
     if executor == "mpi":
         from soapstone.runtime.executors.mpi import executor as mpi
 
-        return mpi.machine_of(cpus, threads)
+        return mpi.machine_of(cpus, threads, gpus)
+    if gpus:
+        return Machine.local(cpus, threads, gpus=gpus)
     if executor == "legate":
         from soapstone.runtime.executors.legate.start import legate_machine
 
@@ -93,6 +90,10 @@ def start(executor: str, machine: Machine, mapper: Mapper, automatic: bool = Fal
     """
     check_executor(executor)
     if executor == "mpi":
+        if machine.devices:
+            from soapstone.runtime.devices.ranks import MpiDeviceExecutor
+
+            return Runtime(machine, mapper, MpiDeviceExecutor, automatic=automatic)
         from soapstone.runtime.executors.mpi.executor import MpiExecutor
 
         return Runtime(machine, mapper, MpiExecutor, automatic=automatic)

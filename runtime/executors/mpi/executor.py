@@ -133,13 +133,18 @@ def _report_uncaught(
     leave(1)
 
 
-def machine_of(cpus: int | None = None, threads: int = 1) -> Machine:
+def machine_of(cpus: int | None = None, threads: int = 1, gpus: int = 0) -> Machine:
     """The machine of all ranks: each has its processors and one memory. Every rank must call it.
 
-    cpus: processors of each rank; by default its share of the cores of its computer.
+    cpus: processors of each rank; by default its share of the cores of its computer. gpus: as many
+    GPUs of each rank instead (`runtime.devices.ranks`).
 
     Raises: MachineError when the ranks do not agree on cpus or threads.
     """
+    if gpus:
+        from soapstone.runtime.devices.ranks import gpu_machine_of_ranks
+
+        return gpu_machine_of_ranks(cpus, gpus)
     comm = connect()
     meet("the machine of all processes")
     host = socket.gethostname()
@@ -171,26 +176,28 @@ class MpiExecutor(LocalExecutor):
     def __init__(self, machine: Machine, memory: MemoryPool) -> None:
         super().__init__(machine, memory)
         comm = connect()
-        size = comm.Get_size()
-        count = len(machine.memories)
-        if count % size:
-            raise MachineError(
-                f"executor 'mpi': machine {machine.name!r} has {count} memories, "
-                f"as many for each of {size} ranks needed"
-            )
         meet("the start of the runtime")
-        # The first memory of every rank, then the second of every rank (`Machine.bounded`).
-        self.world = World.of(machine, comm.Get_rank(), [m % size for m in range(count)])
         self.mine = [owner == self.world.rank for owner in self.world.runs]
         self.processors = [number for number, here in enumerate(self.mine) if here]
         self.messenger = Messenger(comm, self._finish, self._peer_failed)
         self.neighbours = Neighbours(comm)
-        if self.neighbours.ranks:
+        if self.neighbours.ranks and not machine.devices:  # whose copies need page-locked memory
             memory.share(self.neighbours.segments)
         MpiExecutor.messenger_of_run = self.messenger
         if safe_mode():
             self.agreement = Agreement(self.exchanged, super()._fail)
         sys.excepthook = _report_uncaught
+
+    def _world(self) -> World:
+        comm = connect()
+        size, count = comm.Get_size(), len(self.machine.memories)
+        if count % size:
+            raise MachineError(
+                f"executor 'mpi': machine {self.machine.name!r} has {count} memories, "
+                f"as many for each of {size} ranks needed"
+            )
+        # The first memory of every rank, then the second of every rank (`Machine.bounded`).
+        return World.of(self.machine, comm.Get_rank(), [m % size for m in range(count)])
 
     # -- operations
 

@@ -74,8 +74,8 @@ def test_machines_of_gpus_say_what_they_lack() -> None:
     assert Machine("m", processors, memories).devices == {1: 0}
     with pytest.raises(MachineError, match="'b' is the host's and a GPU's"):
         Machine("m", processors, memories[::-1])
-    with pytest.raises(MachineError, match="executor 'mpi' found with 2 gpus; 'local' needed"):
-        machine_of("mpi", gpus=2)
+    with pytest.raises(MachineError, match="executor 'legate' found with 2 gpus; 'local' or"):
+        machine_of("legate", gpus=2)
     with pytest.raises(MachineError, match="1 gpus found beside cpus"):
         Machine.local(cpus=2, gpus=1)
 

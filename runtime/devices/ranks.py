@@ -1,0 +1,93 @@
+"""GPUs of several processes: each rank of MPI drives its own, and messages are of their hosts.
+
+A rank owns as many GPUs of its computer as all others, the first ranks of a computer the first
+ones. What goes from a GPU to another rank is copied to page-locked memory, sent, and copied on
+from there (`analysis.coherence`); messages themselves are not enqueued.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from soapstone.native.cuda.device import Device, NoDevice, simulated
+from soapstone.runtime.devices.executor import DeviceExecutor
+from soapstone.runtime.devices.machine import (
+    HOST_LINK_BYTES_PER_S,
+    LATENCY_S,
+    PEER_LINK_BYTES_PER_S,
+)
+from soapstone.runtime.errors import MachineError
+from soapstone.runtime.executors.mpi import executor as mpi
+from soapstone.runtime.machines.machine import COPIER, CUDA, Link, Machine, Memory, Processor
+from soapstone.system import physical_bytes
+
+
+class MpiDeviceExecutor(mpi.MpiExecutor, DeviceExecutor):
+    """The threads and lanes of one rank, and the messages between it and the others."""
+
+
+def gpu_machine_of_ranks(cpus: int | None, gpus: int) -> Machine:
+    """The machine of all ranks, of `gpus` GPUs each. Every rank must call it.
+
+    Raises: MachineError on all ranks where one has not as many, or cpus are given beside them.
+    """
+    if cpus is not None:
+        raise MachineError(f"executor 'mpi': {gpus} gpus found beside {cpus} cpus; either needed")
+    comm = mpi.connect()
+    mpi.meet("the machine of all processes")
+    host = socket.gethostname()
+    hosts = comm.allgather(host)
+    rank, share = comm.Get_rank(), hosts.count(host)
+    first = hosts[:rank].count(host) * gpus
+    sizes, said = [], ""
+    try:
+        sizes = [Device(first + number).free_bytes for number in range(gpus)]
+    except NoDevice as error:
+        said = f"process {rank} on {host}: {gpus} gpus asked for from number {first} on: {error}"
+    found = comm.allgather((gpus, sizes, physical_bytes() // share, said))
+    for number, (count, _, _, said) in enumerate(found):
+        if said:
+            raise MachineError(f"executor 'mpi': {said}")
+        if count != gpus:
+            raise MachineError(
+                f"executor 'mpi': process {number} has {count} gpus, process {rank} {gpus};"
+                " as many of each needed"
+            )
+    kind = "simulated" if simulated() else "gpu"
+    nodes = {name: f"node{number}" for number, name in enumerate(sorted(set(hosts)))}
+    names = [f"rank{number}" for number in range(len(hosts))]
+    own = [[f"{name}.{kind}{number}" for number in range(gpus)] for name in names]
+    memories = [[f"{gpu}.framebuffer" for gpu in mine] for mine in own]
+    links = [Link(a, b, mpi.LATENCY_S, mpi.BYTES_PER_S) for a in names for b in names if a != b]
+    for name, mine in zip(names, memories):
+        ways = [(a, b) for a in (name, *mine) for b in (name, *mine) if a != b]
+        rates = [HOST_LINK_BYTES_PER_S if name in way else PEER_LINK_BYTES_PER_S for way in ways]
+        links += [Link(*way, LATENCY_S, rate) for way, rate in zip(ways, rates)]
+    return Machine(
+        "mpi",
+        (
+            *(
+                Processor(gpu, CUDA, memory=memory, node=nodes[place])
+                for place, mine, theirs in zip(hosts, own, memories)
+                for gpu, memory in zip(mine, theirs)
+            ),
+            *(
+                Processor(f"{gpu}.{way}", COPIER, memory=memory, node=nodes[place])
+                for place, mine, theirs in zip(hosts, own, memories)
+                for gpu, memory in zip(mine, theirs)
+                for way in ("in", "out")
+            ),
+        ),
+        (
+            *(Memory(name, capacity) for name, (_, _, capacity, _) in zip(names, found)),
+            *(  # the first GPU of every rank, then the second
+                Memory(memories[number][gpu], found[number][1][gpu])
+                for gpu in range(gpus)
+                for number in range(len(names))
+            ),
+        ),
+        tuple(links),
+    )
+
+
+__all__ = ["MpiDeviceExecutor", "gpu_machine_of_ranks"]
