@@ -152,6 +152,21 @@ def test_what_has_no_rule_stays_and_is_told() -> None:
     assert left.graphs[0].left == {"mul: type complex64": 1} and left.graphs[0].parts == 0
 
 
+def test_bfloat16_is_computed_in_single_precision_and_rounded() -> None:
+    for model, x in (
+        (network(), torch.randn(2, 3, 24, 24)),
+        (encoder(), torch.randn(2, 5, 16)),
+    ):
+        exact = model.double()(x.double())
+        narrow = model.bfloat16()
+        compiled = soapstone.torch.compile(narrow, threads=1)
+        with torch.no_grad():
+            found = compiled(x.bfloat16())
+        report = soapstone.torch.report(compiled)
+        assert found.dtype == torch.bfloat16 and not any(g.left for g in report.graphs), report
+        torch.testing.assert_close(found.double(), exact, rtol=0.05, atol=0.05)
+
+
 def test_shapes_come_as_they_come() -> None:
     model = perceptron()
     compiled = soapstone.torch.compile(model, threads=1)

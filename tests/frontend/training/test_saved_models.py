@@ -12,6 +12,7 @@ from torch import nn
 
 import soapstone
 from soapstone import SGD, Adam, CheckpointError, GraphError, Model
+from soapstone.frontend.exchange import as_array
 from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Array
 
@@ -137,12 +138,13 @@ def twin() -> Model:
     return model
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["dict", "pt", "wrapped.pth", "safetensors", "onnx"])
-def test_weights_of_torch_and_onnx_by_name(tmp_path: Path, kind: str) -> None:
+def test_weights_of_torch_and_onnx_by_name(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     theirs = Twin()
     theirs(torch.tensor(IMAGES))  # running statistics
-    theirs.eval()
+    theirs.eval().to(dtype)
     path: Any = tmp_path / f"w.{kind}"
     if kind == "dict":
         path = theirs.state_dict()
@@ -159,7 +161,7 @@ def test_weights_of_torch_and_onnx_by_name(tmp_path: Path, kind: str) -> None:
         strict = kind != "onnx"  # which has constants beside weights
         done = model.load_weights(path, names={"head": "out"}, strict=strict)
         assert not done.missing
-        expected = theirs(torch.tensor(IMAGES)).detach().numpy()
+        expected = theirs.float()(torch.tensor(IMAGES)).detach().numpy()
         np.testing.assert_allclose(model.predict(IMAGES), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -168,7 +170,7 @@ def onnx_file(theirs: nn.Module, path: Path) -> None:
     import onnx
     from onnx import helper, numpy_helper
 
-    state = {n: v.numpy() for n, v in theirs.state_dict().items() if "tracked" not in n}
+    state = {n: as_array(v, n) for n, v in theirs.state_dict().items() if "tracked" not in n}
     nodes = [
         helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["a"], pads=[1] * 4),
         helper.make_node(
