@@ -15,6 +15,7 @@ import typer
 import soapstone
 from soapstone.cli import bench, graph, memory, onnx, profile, rules, strategy
 from soapstone.cli.common import Dims, Json, answer, bytes_of, command, dims_of, tell
+from soapstone.cli.generate import generate
 from soapstone.cli.optimize import optimize
 from soapstone.cli.quantize import quantize
 from soapstone.cli.show import show
@@ -35,6 +36,7 @@ app.add_typer(profile.app, name="profile")
 app.add_typer(rules.app, name="rules")
 app.add_typer(strategy.app, name="strategy")
 app.add_typer(strategy.machines, name="machine")
+command(app)(generate)
 command(app)(optimize)
 command(app)(quantize)
 command(app)(show)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,10 @@ import onnx
 import pytest
 from helpers.decoders import LEAST, SMALL, Decoder
 from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
 
 from soapstone import DataError, InferenceSession, Model, from_onnx
+from soapstone.cli.main import app
 from soapstone.frontend.generation.decoder import room
 from soapstone.frontend.generation.kept import STARTS
 from soapstone.frontend.generation.sampling import Sampling
@@ -295,3 +299,21 @@ def test_keys_that_queries_share_are_not_repeated(session: InferenceSession) -> 
     assert (
         max(step.graph.tensors[o].size for node in step.graph.nodes for o in node.outputs) == most
     )
+
+
+def test_the_command_continues_a_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "decoder.onnx"
+    onnx.save(SMALL.model(), path)
+    with InferenceSession(path) as session:
+        wanted = session.generate([3, 17, 42], 6)
+        drawn = session.generate([3, 17, 42], 6, temperature=2.0, top_k=20, seed=3)
+    given = ["generate", str(path), "3", "17", "42", "-n", "6"]
+    told = CliRunner().invoke(app, given)
+    assert told.stdout == " ".join(map(str, wanted)) + "\n"
+    told = CliRunner().invoke(app, [*given, "--stop", str(wanted[2]), "--json"])
+    assert json.loads(told.stdout) == {"tokens": wanted[: wanted.index(wanted[2]) + 1]}
+    options = ["--temperature", "2", "--top-k", "20", "--seed", "3"]
+    assert CliRunner().invoke(app, [*given, *options]).stdout.split() == list(map(str, drawn))
+    told = CliRunner().invoke(app, ["generate", str(path), "3", "999"])
+    assert told.exit_code == 1
+    assert "999" in told.output

@@ -1,0 +1,54 @@
+"""`soapstone generate`: the tokens that a decoder continues a prompt with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from soapstone.cli.common import Json, print_json
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A decoder: an .onnx file, or an app's name.")],
+    prompt: Annotated[list[int], typer.Argument(help="Its tokens, numbers.")],
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=0, help="How many are made at most.")
+    ] = 128,
+    stop: Annotated[
+        list[int] | None, typer.Option(help="A token after which no more follow; repeat.")
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="What logits are divided by; 0 takes the likeliest token.")
+    ] = 0.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="How many of the likeliest tokens are drawn from.")
+    ] = None,
+    top_p: Annotated[
+        float, typer.Option(help="The least share that tokens which are drawn from have.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the drawing.")] = 0,
+    checkpoint: Annotated[Path | None, typer.Option(help="The weights of an app.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="All cores by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the tokens that a decoder continues a prompt with, each as soon as it is known."""
+    from soapstone.frontend.inference import InferenceSession
+    from soapstone.frontend.predict import source_of
+
+    with InferenceSession(source_of(model, checkpoint), threads=threads) as session:
+        tokens = session.stream(
+            *(prompt, max_new_tokens),
+            stop=stop or (),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+        )
+        if as_json:
+            print_json({"tokens": list(map(int, tokens))})
+            return
+        for number, token in enumerate(tokens):
+            typer.echo(f"{' ' if number else ''}{token}", nl=False)
+        typer.echo()
