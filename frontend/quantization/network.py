@@ -9,6 +9,8 @@ import onnx
 from onnx import NodeProto, numpy_helper
 
 from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.model import OnnxModel
+from soapstone.frontend.onnx.trained import written
 from soapstone.frontend.onnx.values import unused
 from soapstone.ir.tensor import Array
 
@@ -19,13 +21,13 @@ class Network:
     """The nodes of a model's graph by what they make and read, and the constants among values.
 
     Args:
-        model: a path, the bytes of a file, or a message, which is changed.
+        model: a path, the bytes of a file, what was read of one, or a message, which is changed.
 
     Raises:
         OnnxError: the file is no ONNX model, or one that no converter makes one of opset 13 of.
     """
 
-    def __init__(self, model: str | Path | bytes | onnx.ModelProto) -> None:
+    def __init__(self, model: str | Path | bytes | onnx.ModelProto | OnnxModel) -> None:
         self.model = _current(_read(model))
         self.graph = self.model.graph
         self.constants: dict[str, Array] = {}
@@ -126,9 +128,11 @@ def _inside(graph: onnx.GraphProto) -> set[str]:
     return found
 
 
-def _read(model: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
+def _read(model: str | Path | bytes | onnx.ModelProto | OnnxModel) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         return model
+    if isinstance(model, OnnxModel):
+        model = written(model, (), None, None)[0].tobytes()
     if not isinstance(model, str | Path | bytes):
         kind = type(model).__name__
         raise OnnxError(f"model: {kind} found; a path, the bytes of a file or a message needed")

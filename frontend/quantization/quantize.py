@@ -17,7 +17,7 @@ from soapstone.dtypes import kind_of
 from soapstone.errors import DataError
 from soapstone.files import check_targets, write
 from soapstone.frontend.inference import InferenceSession
-from soapstone.frontend.onnx import from_onnx
+from soapstone.frontend.onnx import OnnxModel, from_onnx
 from soapstone.frontend.quantization import ranges
 from soapstone.frontend.quantization.choice import choose
 from soapstone.frontend.quantization.network import Network
@@ -108,7 +108,7 @@ class Quantized:
 
 
 def quantize(
-    model: str | Path | bytes | onnx.ModelProto,
+    model: str | Path | bytes | onnx.ModelProto | OnnxModel,
     calibration: Mapping[str, Any] | Any,
     path: str | Path | None = None,
     *,
@@ -127,7 +127,7 @@ def quantize(
     by the range that they have on the calibration samples.
 
     Args:
-        model: the path of an ONNX file, its bytes, or a message.
+        model: the path of an ONNX file, its bytes, a message, or what `from_onnx` made of one.
         calibration: an array of samples for each input, by name; one array serves a single input.
         path: of the ONNX file to write.
         method: "minmax" takes whole ranges, "percentile" clips the rarest values, "entropy" as many
@@ -135,7 +135,8 @@ def quantize(
         percentile: of that method, how many of 100 values are not clipped.
         activations: the type of bytes between operators; "int8" is symmetric.
         per_channel: whether each channel of weights has its scale, or all have one.
-        exclude: names of nodes that stay as they are.
+        exclude: names of nodes that stay as they are, those of the file (`node.name`), which
+            viewers such as Netron show.
         batch_size: samples in a run, where the model takes any number; 8 by default.
         threads: how many threads compute; all cores by default.
         seconds: how long the original and the quantised model are timed, at least five runs each.

@@ -32,7 +32,10 @@ def quantize(
         bool, typer.Option("--per-tensor", help="One scale for all channels of weights.")
     ] = False,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="A node to leave as it is; repeat.")
+        list[str] | None,
+        typer.Option(
+            help="A node to leave as it is, by its name in the file (Netron shows names); repeat."
+        ),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples in a run, where the model takes any.")

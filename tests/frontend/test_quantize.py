@@ -216,6 +216,15 @@ def test_models_without_products_and_files_that_are_none_are_refused() -> None:
         quantize(3, floats(2))  # type: ignore[arg-type]
 
 
+def test_a_model_that_was_read_is_quantised_as_its_file_is() -> None:
+    ours, theirs = quantize(soapstone.from_onnx(MODEL), SAMPLES), quantize(MODEL, SAMPLES)
+    assert (ours.products, ours.values) == (theirs.products, theirs.values)
+    with soapstone.InferenceSession(soapstone.from_onnx(ours.model)) as session:
+        found = session.run(SAMPLES)["y"]
+    with soapstone.InferenceSession(soapstone.from_onnx(theirs.model)) as session:
+        np.testing.assert_array_equal(found, session.run(SAMPLES)["y"])
+
+
 def test_a_model_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(MODEL)
