@@ -80,11 +80,12 @@ class Followed:
             known = [p for p in self.given.machine.get("processors", ()) if isinstance(p, Mapping)]
         if cpus is None:
             cpus = len(known) or 1
+        told = threads is not None
         if threads is None:
             shared = max(1, usable_cores() // (cpus * requests))
             threads = known[0].get("threads", shared) if known else shared
         machine = Machine.local(cpus=cpus, threads=threads)
-        if cpus * requests > 1:
+        if cpus * requests > 1 or told:
             warn_of_turns(cpus * requests, threads, 5)
         return machine
 

@@ -375,6 +375,11 @@ def test_numbers_of_threads_that_are_none_are_refused(threads: int) -> None:
         InferenceSession(residual_network(), threads=threads)
 
 
+def test_more_threads_than_cores_are_told_of() -> None:
+    with pytest.warns(UserWarning, match=r"of 999 threads found; the \d+ cores of this computer"):
+        InferenceSession(residual_network(), threads=999).close()
+
+
 def test_outputs_that_need_no_launch() -> None:
     builder = GraphBuilder("constant")
     x = builder.input("x", (2, 3))
