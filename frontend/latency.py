@@ -15,6 +15,7 @@ import numpy as np
 from soapstone.dtypes import kind_of
 from soapstone.errors import DataError, hint
 from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.onnx.texts import TEXT
 from soapstone.frontend.predict import source_of
 from soapstone.ir.tensor import Array
 
@@ -176,7 +177,12 @@ def _drawn(session: InferenceSession, dims: Mapping[str, int]) -> dict[str, Arra
     random = np.random.default_rng(0)
     made: dict[str, Array] = {}
     for field in session.inputs:
+        if field.holds:
+            raise DataError(f"input {field} found, of which none is drawn; arrays needed")
         shape = [d if isinstance(d, int) else dims.get(d or "", 1) for d in field.shape]
+        if field.dtype == TEXT:
+            made[field.name] = np.full(shape, "", object)
+            continue
         drawn = kind_of(field.dtype) == "f"
         values = random.standard_normal(shape) if drawn else np.zeros(shape)
         made[field.name] = values.astype(field.dtype)
