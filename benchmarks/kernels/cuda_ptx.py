@@ -1,10 +1,10 @@
 """CUDA kernels compiled without a GPU: registers, shared memory and spills of each, by operator.
 
-    python benchmarks/kernels/cuda_ptx.py [OPERATOR ...] [--every] [--save]
+    python benchmarks/kernels/cuda_ptx.py [OPERATOR ...] [--every] [--halves] [--save]
 
 Calls are bound to arrays that are only described, so that what is compiled is what a GPU would be
 given. Each operator's first case is taken (all with --every), and for some a call of usual size,
-whose launches differ. The exit code is 1 where a kernel cannot be compiled, spills registers, or
+whose launches differ; with --halves, those whose reals are halves. The exit code is 1 where a kernel cannot be compiled, spills registers, or
 computes in double precision although no operand does.
 """
 
@@ -21,6 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from soapstone.ir.errors import GraphError
 from soapstone.ir.spec import Case, OpSpec, operator, operators
 from soapstone.ir.tensor import TensorSpec
 from soapstone.kernels.choices import Choices
@@ -55,11 +56,25 @@ def described(text: str) -> TensorSpec:
     return TensorSpec(tuple(int(word) for word in words if word.isdigit()), dtype)
 
 
-def launches(spec: OpSpec, case: Case) -> Iterator[Launch]:
-    """Yield the launches of a call, on described arrays; none where no kernel serves it."""
+def launches(spec: OpSpec, case: Case, halves: bool = False) -> Iterator[Launch]:
+    """Yield the launches of a call, on described arrays; none where no kernel serves it.
+
+    halves: whether reals are halves; none where the operator has none, or takes no halves.
+    """
     inputs = tuple(map(described, case.inputs))
+    if halves:
+        inputs = tuple(
+            TensorSpec(one.shape, "float16") if one.dtype == "float32" else one for one in inputs
+        )
+        if not any(one.dtype == "float16" for one in inputs):
+            return
     attributes = spec.normalise(case.attributes)
-    made = spec.bind(inputs, attributes).output_specs
+    try:
+        made = spec.bind(inputs, attributes).output_specs
+    except GraphError:
+        if halves:
+            return
+        raise
 
     def array(of: TensorSpec) -> Any:
         step, strides = np.dtype(of.dtype).itemsize, []
@@ -110,6 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--every", action="store_true")
+    parser.add_argument("--halves", action="store_true")
     parser.add_argument("--save", action="store_true", help="Write the table in RESULTS.md.")
     taken = parser.parse_args()
     ptxas, known, wrong, rows = assembler(), set(), 0, []
@@ -120,7 +136,7 @@ def main() -> int:
         cases = [*spec.cases[: None if taken.every else 1]]
         cases += [USUAL[name]] if name in USUAL else []
         for case in cases:
-            for launch in launches(spec, case):
+            for launch in launches(spec, case, taken.halves):
                 kernel, types = form(launch)
                 if (kernel, types) in known:
                     continue

@@ -14,8 +14,9 @@ from soapstone.ir.ops.normalization.dropout import _INDEX, _MASK, _MIX_1, _MIX_2
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry
 from soapstone.kernels.cuda.graphs.rows import checked, column_of, over_entries
-from soapstone.kernels.cuda.substrate.arrays import View, views
-from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.cuda.movement.copies import copy
+from soapstone.kernels.cuda.substrate.arrays import View, room, views
+from soapstone.kernels.cuda.substrate.element import each_element, place, read
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -49,19 +50,19 @@ def _extra(step: Sequence[View], numbers: Sequence[View]) -> dict[str, View]:
 
 
 @variant("graph_attention", "numba", processor="cuda")
-def graph_attention(call: Call) -> DeviceEntry | None:
+def graph_attention(call: Call) -> DeviceEntry:
     """Return the entry of attention over each row's entries."""
     (x, source, target, indptr, indices, _, _, *more), outputs = views(call)
     y, positive, scale, share = outputs
     step, numbers = more[:1], more[1:]
     kind, entries = wide(x.dtype), indices.size
-    if kind != x.dtype:
-        return None  # the scale is kept as wide as it was computed
+    # The scale is used as wide as it was computed.
+    kept = scale if kind == x.dtype else room(scale.shape, kind, call.outputs[0])
     status, statuses = checked(call, x.shape[0], entries)
     slope = f"{kind}({call.attributes['slope']!r})"
     row = ["at_0", "at_1"]
     scored = [
-        f"raw = target[{place('target', row)}] + source[{place('source', ['column', 'at_1'])}]",
+        f"raw = {read('target', target, row)} + {read('source', source, ['column', 'at_1'])}",
         f"score = raw if raw > {kind}(0) else raw * {slope}",
     ]
     sums = [
@@ -78,26 +79,30 @@ def graph_attention(call: Call) -> DeviceEntry | None:
     first += over_entries(column_of(x.shape[0], sums), entries)
     first += [
         f"scale[{place('scale', row)}] = log(total) + most if end > begin else {kind}(0)",
-        f"share[{place('share', row)}] = above / total if end > begin else {kind}(0)",
+        f"share[{place('share', row)}] = {x.dtype}(above / total if end > begin else {kind}(0))",
     ]
     weighed = [
         *scored,
-        f"weight = exp(score - scale[{place('scale', row)}])",
+        f"weight = exp(score - {read('scale', kept, row)})",
         *_drawn(call.attributes, kind, step, _number(numbers), f"at_0 + {_base(call)}"),
-        f"term = weight * factor * x[{place('x', ['column', 'at_1', 'at_2'])}]",
+        f"term = weight * factor * {read('x', x, ['column', 'at_1', 'at_2'])}",
         "total += term",
         f"if raw > {kind}(0): above += term",
     ]
     whole = [*row, "at_2"]
     second = [f"total, above = {kind}(0), {kind}(0)"]
     second += over_entries(column_of(x.shape[0], weighed), entries)
-    second += [f"y[{place('y', whole)}] = total", f"positive[{place('positive', whole)}] = above"]
+    second += [f"y[{place('y', whole)}] = {y.dtype}(total)"]
+    second += [f"positive[{place('positive', whole)}] = {y.dtype}(above)"]
     given = {"source": source, "target": target, "indptr": indptr, "indices": indices}
-    given["scale"] = scale
+    given["scale"] = kept
     one = each_element(first, scale.shape, {**given, "share": share}, status)
     features = {**given, "x": x, "y": y, "positive": positive, **_extra(step, numbers)}
     other = each_element(second, y.shape, features, status)
-    return DeviceEntry((*one.launches, *other.launches), status, statuses)
+    launches = (*one.launches, *other.launches)
+    if kept is not scale:
+        launches += copy(kept, scale).launches
+    return DeviceEntry(launches, status, statuses)
 
 
 def _base(call: Call) -> int:
@@ -105,37 +110,35 @@ def _base(call: Call) -> int:
 
 
 @variant("graph_attention_grad", "numba", processor="cuda")
-def graph_attention_grad(call: Call) -> DeviceEntry | None:
+def graph_attention_grad(call: Call) -> DeviceEntry:
     """Return the entry of the gradients of features and of sources' scores, by sources' rows."""
     inputs, (dx, dsource) = views(call)
     dy, x, source, target, scale, dots, indptr, indices, *more = inputs
     step, numbers = more[:1], more[1:]
     kind, entries = wide(x.dtype), indices.size
-    if kind != x.dtype:
-        return None
     status, statuses = checked(call, dy.shape[0], entries)
     slope = f"{kind}({call.attributes['slope']!r})"
     row, end = ["at_0", "at_1"], ["column", "at_1"]
     weighed = [
-        f"raw = source[{place('source', row)}] + target[{place('target', end)}]",
+        f"raw = {read('source', source, row)} + {read('target', target, end)}",
         f"score = raw if raw > {kind}(0) else raw * {slope}",
-        f"weight = exp(score - scale[{place('scale', end)}])",
+        f"weight = exp(score - {read('scale', scale, end)})",
         *_drawn(call.attributes, kind, step, f"at_0 + {_base(call)}", _number(numbers)),
     ]
-    features = [*weighed, f"total += weight * factor * dy[{place('dy', [*end, 'at_2'])}]"]
+    features = [*weighed, f"total += weight * factor * {read('dy', dy, [*end, 'at_2'])}"]
     first = [f"total = {kind}(0)", *over_entries(column_of(dy.shape[0], features), entries)]
-    first += [f"dx[{place('dx', [*row, 'at_2'])}] = total"]
-    product = f"dy[{place('dy', [*end, 'd'])}] * x[{place('x', [*row, 'd'])}]"
+    first += [f"dx[{place('dx', [*row, 'at_2'])}] = {dx.dtype}(total)"]
+    product = f"{read('dy', dy, [*end, 'd'])} * {read('x', x, [*row, 'd'])}"
     scores = [
         *weighed,
         f"inner = {kind}(0)",
         f"for d in range({x.shape[2]}):",
         f"    inner += {product}",
-        f"part = weight * (factor * inner - dots[{place('dots', end)}])",
+        f"part = weight * (factor * inner - {read('dots', dots, end)})",
         f"total += part if raw > {kind}(0) else part * {slope}",
     ]
     second = [f"total = {kind}(0)", *over_entries(column_of(dy.shape[0], scores), entries)]
-    second += [f"dsource[{place('dsource', row)}] = total"]
+    second += [f"dsource[{place('dsource', row)}] = {dx.dtype}(total)"]
     given = {"source": source, "target": target, "scale": scale, "dy": dy}
     given |= {"indptr": indptr, "indices": indices, **_extra(step, numbers)}
     one = each_element(first, dx.shape, {**given, "dx": dx}, status)

@@ -14,7 +14,7 @@ from soapstone.kernels.cuda.indexing.rows import checked, checked_axes, found, r
 from soapstone.kernels.cuda.movement.copies import copy, fill
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
-from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.cuda.substrate.element import each_element, place, read
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -26,12 +26,6 @@ Where = Callable[[Call, View, Sequence[int]], "Scatter"]
 def numbered(rank: int) -> list[str]:
     """Return the names of an element's indices."""
     return [f"at_{d}" for d in range(rank)]
-
-
-def element(name: str, view: View, at: Sequence[str]) -> str:
-    """Return the text of an element in the type in which it is computed."""
-    read, kind = f"{name}[{place(name, at)}]", wide(view.dtype)
-    return read if kind == view.dtype else f"{kind}({read})"
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ class Scatter:
         """Return the entry that combines updates with a target."""
 
         def value(update: Sequence[str], spot: Sequence[str]) -> str:
-            return element("updates", updates, update)
+            return read("updates", updates, update)
 
         return self.combined(target, {"updates": updates}, value, reduction)
 
@@ -158,7 +152,7 @@ def embedding_bag_grad(call: Call) -> DeviceEntry:
     factor = literal(call.attributes["scale"], wide(dy.dtype))
 
     def value(update: Sequence[str], spot: Sequence[str]) -> str:
-        return f"{element('dy', dy, [update[0], update[-1]])} * {factor}"
+        return f"{read('dy', dy, [update[0], update[-1]])} * {factor}"
 
     scatter = by_axis(call, ids, dtable.shape, 0, checks=False)
     return scatter.entry(fill(dtable, 0), scatter.combined(dtable, {"dy": dy}, value, "add"))
@@ -236,7 +230,7 @@ def _extreme(
         return [text.set(f"({one} if {values[0].name} == {values[1].name} else {zero})", kind)]
 
     def hit(update: Sequence[str], spot: Sequence[str]) -> str:
-        same = f"{element('updates', updates, update)} == {element('y', y, spot)}"
+        same = f"{read('updates', updates, update)} == {read('y', y, spot)}"
         return f"({one} if {same} else {zero})"
 
     def share(text: Text, values: Sequence[Value]) -> list[Value]:
@@ -249,7 +243,7 @@ def _extreme(
         *scatter.find,
         f"value = {zero}",
         "if row >= 0:",
-        f"    value = {hit(here, spot)} * {element('dy', dy, spot)}",
+        f"    value = {hit(here, spot)} * {read('dy', dy, spot)}",
         f"    value = value / max(ties[{place('ties', spot)}], {one})",
         f"dupdates[{place('dupdates', here)}] = {dupdates.dtype}(value)",
     ]
@@ -280,10 +274,10 @@ def _product(
         ]
 
     def empty(update: Sequence[str], spot: Sequence[str]) -> str:
-        return f"(1 if {element('updates', updates, update)} == {zero} else 0)"
+        return f"(1 if {read('updates', updates, update)} == {zero} else 0)"
 
     def factor(update: Sequence[str], spot: Sequence[str]) -> str:
-        own = element("updates", updates, update)
+        own = read("updates", updates, update)
         return f"({one} if {own} == {zero} else {own})"
 
     def others(own: str, none: str, whole: str) -> str:
@@ -299,9 +293,9 @@ def _product(
         *scatter.find,
         f"value = {zero}",
         "if row >= 0:",
-        f"    own = {element('updates', updates, here)}",
+        f"    own = {read('updates', updates, here)}",
         f"    none, whole = zeros[{place('zeros', spot)}], product[{place('product', spot)}]",
-        f"    value = {element('dy', dy, spot)} * {others('own', 'none', 'whole')}",
+        f"    value = {read('dy', dy, spot)} * {others('own', 'none', 'whole')}",
         f"dupdates[{place('dupdates', here)}] = {dupdates.dtype}(value)",
     ]
     reads = {"ids": ids, "dy": dy, "updates": updates, "zeros": zeros, "product": product}

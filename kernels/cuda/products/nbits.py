@@ -16,7 +16,7 @@ from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.movement.copies import copy, fill
 from soapstone.kernels.cuda.products.matmul import bound
 from soapstone.kernels.cuda.reduction.fold import fold
-from soapstone.kernels.cuda.substrate.arrays import room, views
+from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -29,6 +29,11 @@ def _unpacked(text: Text, part: int, bits: int, values: Sequence[Value], kind: s
     number = text.set(f"{kind}(({byte} >> {part * bits}) & {(1 << bits) - 1})", kind).name
     middle = zero[0] if zero else literal(1 << (bits - 1), kind)
     return text.set(f"({number} - {middle}) * {scale}", kind)
+
+
+def _nth(view: View, n: int) -> View:
+    """Return the elements of one index of the last axis."""
+    return view.through(lambda a: a[..., n])
 
 
 @variant("matmul_nbits", "numba", processor="cuda")
@@ -50,7 +55,7 @@ def matmul_nbits(call: Call) -> DeviceEntry:
         def unpack(text: Text, values: Sequence[Value]) -> list[Value]:
             return [_unpacked(text, n, bits, values, kind) for n in range(each)]
 
-        numbers = [grid.through(lambda a, n=n: a[..., n]) for n in range(each)]
+        numbers = [_nth(grid, n) for n in range(each)]
         first = pointwise(unpack, packed, numbers)
         given, flat = weights.cut(1, 0, depth), (x, y)
         if len(x.shape) > 2:
@@ -64,7 +69,7 @@ def matmul_nbits(call: Call) -> DeviceEntry:
         x = whole
     lead = x.shape[:-1]
     split = x.reshaped((*lead, 1, blocks, nbytes, each))
-    elements = [split.through(lambda a, n=n: a[..., n]) for n in range(each)]
+    elements = [_nth(split, n) for n in range(each)]
 
     def products(text: Text, values: Sequence[Value]) -> list[Value]:
         of_x, rest = values[:each], values[each:]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View
@@ -36,6 +37,12 @@ def parameters(operands: Mapping[str, View]) -> tuple[list[str], list[Any]]:
 def place(name: str, at: Sequence[str]) -> str:
     """Return the text of an element's index in an operand's span."""
     return " + ".join([f"o_{name}", *(f"({each}) * s_{name}_{d}" for d, each in enumerate(at))])
+
+
+def read(name: str, view: View, at: Sequence[str]) -> str:
+    """Return the text of an element in the type in which it is computed."""
+    found, kind = f"{name}[{place(name, at)}]", wide(view.dtype)
+    return found if kind == view.dtype else f"{kind}({found})"
 
 
 def each_element(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from soapstone.kernels.cuda.elementwise.text import Text, Value
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch
@@ -28,7 +29,7 @@ _LEAST = float("-inf")
 
 
 @device
-def plus(a: float, b: float, c: float) -> float:
+def plus(a: Any, b: Any, c: Any) -> Any:
     """Return the logarithm of exp(a) + exp(b) + exp(c)."""
     top = max(a, b, c)
     if top == _LEAST:

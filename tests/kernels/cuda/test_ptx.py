@@ -13,14 +13,22 @@ from helpers.cuda_compilers import compilers
 from soapstone.kernels.cuda.substrate.resources import resources
 
 PROGRAM = Path(__file__).parents[3] / "benchmarks" / "kernels" / "cuda_ptx.py"
-# One of each family: chains, folds by warp and block, rows, tiles of products, windows, graphs.
-SOME = ("gelu", "reduce_sum", "softmax", "matmul", "max_pool2d_grad", "spmm", "embedding_grad")
+# One of each family: chains, folds by warp and block, rows, tiles of products, windows, graphs, what
+# is put by index, lines, tables.
+SOME = (
+    *("gelu", "reduce_sum", "softmax", "matmul", "quantized_linear", "max_pool2d_grad", "spmm"),
+    *("embedding_grad", "scatter_elements", "top_k", "cumsum", "resize_grad"),
+)
 
 
 @pytest.mark.skipif(not compilers(), reason="NVIDIA's compilers are not installed")
-def test_kernels_compile_without_spills_or_double_precision() -> None:
+@pytest.mark.parametrize("options", [[], ["--halves"]], ids=["reals", "halves"])
+def test_kernels_compile_without_spills_or_double_precision(options: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *SOME], capture_output=True, text=True, timeout=600
+        [sys.executable, str(PROGRAM), *SOME, *options],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     rows = [ast.literal_eval(line) for line in done.stdout.splitlines() if line[0] == "{"]
