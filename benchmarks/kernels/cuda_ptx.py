@@ -4,8 +4,9 @@
 
 Calls are bound to arrays that are only described, so that what is compiled is what a GPU would be
 given. Each operator's first case is taken (all with --every), and for some a call of usual size,
-whose launches differ; with --halves, those whose reals are halves. The exit code is 1 where a kernel cannot be compiled, spills registers, or
-computes in double precision although no operand does.
+whose launches differ; with --halves, those whose reals are halves. The exit code is 1 where a
+kernel cannot be compiled, spills registers, or computes in double precision although no operand
+does.
 """
 
 from __future__ import annotations

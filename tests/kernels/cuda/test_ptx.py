@@ -13,8 +13,8 @@ from helpers.cuda_compilers import compilers
 from soapstone.kernels.cuda.substrate.resources import resources
 
 PROGRAM = Path(__file__).parents[3] / "benchmarks" / "kernels" / "cuda_ptx.py"
-# One of each family: chains, folds by warp and block, rows, tiles of products, windows, graphs, what
-# is put by index, lines, tables.
+# One of each family: chains, folds by warp and block, rows, tiles of products, windows, graphs,
+# what is put by index, lines, tables.
 SOME = (
     *("gelu", "reduce_sum", "softmax", "matmul", "quantized_linear", "max_pool2d_grad", "spmm"),
     *("embedding_grad", "scatter_elements", "top_k", "cumsum", "resize_grad"),
