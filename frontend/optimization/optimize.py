@@ -82,7 +82,8 @@ def optimize(
         batch_size, dims: the extents that the graph is for; the first axis of an input is the
             batch's if it is symbolic.
         target: `soapstone` or `onnxruntime`, whose measured times are used.
-        machine: a described device instead, by name or file; times are then estimated.
+        machine: a described device instead, by name or file; times are then estimated. `gpu` is a
+            GPU of this computer, on which launches are measured.
         objective: `time`, `memory`, `flops`, `bytes`, `launches`, a weighted sum, or with limits:
             `time subject to memory<2e8`.
         alpha: how much worse than the best a graph may be and still be searched from; 1 is greedy.
@@ -240,11 +241,19 @@ def cost_model(
     threads: int | None = None,
     training: bool = False,
 ) -> CostModel:
-    """Return what prices graphs for a target, or for a described machine.
+    """Return what prices graphs for a target, for a described machine, or for a GPU of this one.
 
     Raises:
-        DataError: there is no such target, or it runs no training graphs.
+        DataError: there is no such target, it runs no training graphs, or there is no GPU.
     """
+    if str(machine) == "gpu":
+        from soapstone.native.cuda.device import NoDevice
+        from soapstone.search.cost.gpu_executor import GpuCost
+
+        try:
+            return GpuCost(training=training)
+        except NoDevice as error:
+            raise DataError(f"machine 'gpu': {error}") from error
     if machine is not None:
         from soapstone.search.cost.machine import RooflineCost
 

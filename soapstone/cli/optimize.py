@@ -19,7 +19,8 @@ def optimize(
     ] = None,
     target: Annotated[str, typer.Option(help="soapstone or onnxruntime.")] = "soapstone",
     machine: Annotated[
-        str | None, typer.Option(help="A described device, by name or file; times are estimated.")
+        str | None,
+        typer.Option(help="A described device, by name or file: estimated; gpu: here, measured."),
     ] = None,
     objective: Annotated[
         str, typer.Option(help="time, memory, flops, bytes, launches, sums, limits.")

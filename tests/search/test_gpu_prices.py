@@ -242,6 +242,9 @@ def test_what_is_measured_is_kept_and_read_back(
         assert about["measured"][1] == 0
     assert found["traced"]["measured"][0] == found["traced"]["launches"] == 3
     assert found["hosted"]["measured"][0] == 2  # the host's, and enqueuing: the rest was known
+    better = found["optimized"]
+    assert better["launches"][1] <= better["launches"][0] == 2
+    assert min(better["us"]) > 0 and not better["estimated"]
     tuned = found["tuned"]
     assert tuned["equal"] and min(tuned["times"]) > 0
     assert tuned["chosen"] == [0, 1] and tuned["launches"] > 1  # expected, and by the record
