@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from soapstone.engine.constants import Constants, Found
 from soapstone.engine.lower import fold_weights, split_constants
 from soapstone.engine.mapper import GraphMapper
@@ -96,8 +98,10 @@ class Binder:
             GraphError: the model has none for these shapes.
             DataError: a weight is missing, or of another type or shape.
         """
-        shapes = {name: array.shape for name, array in given.items()}
-        found = self.packed.extended.at(shapes)
+        # Of sequences and optional values no graph is made, which the source says.
+        arrays = {name: each for name, each in given.items() if isinstance(each, np.ndarray)}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        found = self.packed.extended.at(shapes) if len(arrays) == len(given) else None
         if found is not None:
             return found, NOTHING
         graph, contents, notes = self.source.noted(given)
