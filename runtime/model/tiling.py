@@ -186,7 +186,7 @@ def _intersections(first: Tiling, second: Tiling) -> tuple[Array, Array]:
 def _of_few(first: Tiling, second: Tiling) -> tuple[Array, Array]:
     """The overlapping pairs, in row-major order, by testing all."""
     low, high = _intersections(first, second)
-    rows, columns = (low < high).all(axis=2).nonzero()
+    rows, columns = np.nonzero((low < high).all(axis=2))
     return rows, columns
 
 
