@@ -207,6 +207,20 @@ class GraphBuilder:
         self._tensors.update(zip(outputs, made))
         return node.outputs
 
+    def carry(self, node: Node, made: Sequence[TensorSpec]) -> bool:
+        """Add a node of an earlier graph just as it is, and return whether its names are free.
+
+        made: its outputs' types.
+        """
+        for name in (node.name, *node.outputs):
+            if name in self._tensors or name in self._nodes:
+                return False
+        self._nodes[node.name] = node
+        for name, spec in zip(node.outputs, made):
+            self._tensors[name] = spec
+            self._makers[name] = node
+        return True
+
     def output(self, *names: str) -> None:
         """Mark values as outputs of the graph, by their names.
 

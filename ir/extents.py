@@ -189,8 +189,8 @@ class Between:
         number, weights = min(numbers), dict[str, Array]()
         for name in known.roles:
             if name in self._cut:
-                longer, *ends = self._cut[name]
-                shape = self._line(*ends, number)
+                longer, one, other = self._cut[name]
+                shape = self._line(one, other, number)
                 if any(now > most for now, most in zip(shape, longer.shape)):
                     raise GraphError(f"weight {name!r}: more rows needed")
                 weights[name] = longer[tuple(map(slice, shape))]
@@ -200,8 +200,8 @@ class Between:
         nodes = []
         for node in known.nodes:
             if node.name in self._items:
-                name, *ends = self._items[node.name]
-                value = self._line(*ends, number)
+                name, one, other = self._items[node.name]
+                value = self._line(one, other, number)
                 items = tuple((n, value if n == name else v) for n, v in node.items)
                 node = replace(node, items=items)
             nodes.append(node)

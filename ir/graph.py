@@ -244,7 +244,10 @@ class Graph:
         return replace(
             self,
             nodes=tuple(
-                replace(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in self.nodes
+                n
+                if names.keys().isdisjoint(n.inputs) and names.keys().isdisjoint(n.outputs)
+                else replace(n, inputs=new(n.inputs), outputs=new(n.outputs))
+                for n in self.nodes
             ),
             tensors=dict(zip(new(self.tensors), self.tensors.values())),
             roles=dict(zip(new(self.roles), self.roles.values())),

@@ -58,7 +58,8 @@ def rebuild(graph: Graph, emit: Emit) -> Graph:
 def kept(builder: GraphBuilder, node: Node, graph: Graph) -> tuple[str, ...]:
     """Add a node of a graph as it is there, its inputs perhaps called otherwise."""
     same = node.inputs == graph.by_name[node.name].inputs
-    return builder.add(node, [graph.tensors[name] for name in node.outputs] if same else ())
+    made = [graph.tensors[name] for name in node.outputs] if same else []
+    return node.outputs if same and builder.carry(node, made) else builder.add(node, made)
 
 
 def substituted(

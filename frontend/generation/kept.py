@@ -103,5 +103,5 @@ def unfit(
 
 def differs(one: Graph, other: Graph, weights: Mapping[str, Array], logits: str) -> str:
     """Return where graphs of a file for two lengths of the past are not alike; "" for nowhere."""
-    least = (replace(graph, outputs=(logits,)).pruned() for graph in (one, other))
-    return differs_elsewhere(*least, weights)
+    one, other = (replace(graph, outputs=(logits,)).pruned() for graph in (one, other))
+    return differs_elsewhere(one, other, weights)

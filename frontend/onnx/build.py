@@ -371,7 +371,10 @@ class Importer:
             inputs.append(slot)
         while inputs and inputs[-1] is None:
             inputs.pop()
-        results = self._call(node, tuple(inputs), scope)
+        held = self.source.constants.get(id(node))
+        results = held[1] if held else self._call(node, tuple(inputs), scope)
+        if node.op_type == "Constant" and not (scope.depth or held):  # its attribute is its own
+            self.source.constants[id(node)] = node, results
         if (domain_of(node.domain), node.op_type) not in self.source.functions:
             results, note = followed(node, inputs, results)
             if note is not None:

@@ -68,7 +68,10 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Source:
-    """A checked model: its graph without weights, and the weights as views of the file."""
+    """A checked model: its graph without weights, and the weights as views of the file.
+
+    `constants` are nodes of the graph, by identity, with the values that they are in all graphs.
+    """
 
     name: str
     graph: onnx.GraphProto
@@ -80,6 +83,7 @@ class Source:
     functions: Mapping[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
     layouts: Layouts | None = None
     metadata: Metadata = Metadata()
+    constants: dict[int, tuple[onnx.NodeProto, Any]] = field(default_factory=dict)
 
 
 def read(
