@@ -9,7 +9,7 @@ from soapstone.ir.graph import Graph, Items, Node
 from soapstone.ir.strategy import Strategy
 
 FUSED = "fused_elementwise"
-BYTES = ("uint8", "int8")
+BYTES, HALVES = ("uint8", "int8"), ("float16", "bfloat16")
 Program = tuple[tuple[str, tuple[int, ...], Items], ...]  # operator, operands, attributes
 
 
@@ -47,11 +47,12 @@ def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
 def follows(graph: Graph, before: str, after: str) -> bool:
     """Return whether a step may make one value of the other in one pass over memory.
 
-    They have the same shape and type, or one is of single precision and the other of bytes.
+    They have the same shape and type, or one is of single precision and the other of bytes or of
+    halves.
     """
     first, second = graph.tensors[before], graph.tensors[after]
     kinds = {first.dtype, second.dtype}
-    narrowed = "float32" in kinds and not kinds.isdisjoint(BYTES)
+    narrowed = "float32" in kinds and not kinds.isdisjoint((*BYTES, *HALVES))
     return first == second or (first.shape == second.shape and narrowed)
 
 

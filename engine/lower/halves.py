@@ -4,7 +4,7 @@ An operator computes halves in single precision and rounds once (`OpSpec.run`). 
 reduces is split, what it rounds would be partial results, and the primitives of a composite would
 round every value between them; so such a node is widened. On CPUs, whose kernels are of single
 precision, all are but views: halves are what is kept between launches. Casts join element-wise
-chains.
+chains, and those of constant weights are made once.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.spec import operator
 from soapstone.ir.strategy import Configuration, Strategy
-from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.native import memory
@@ -114,6 +114,23 @@ def test_sessions_give_what_double_precision_does_rounded(name: str) -> None:
     for made in (found, reference):
         scale = np.abs(exact).max()
         np.testing.assert_allclose(made.astype(np.float64), exact, rtol=4 * ULP, atol=ULP * scale)
+
+
+def test_weights_are_widened_once_and_chains_are_one_launch() -> None:
+    builder = GraphBuilder("product")
+    x = builder.input("x", (4, 6), "bfloat16")
+    w = builder.input("w", (6, 5), "bfloat16", Role.PARAMETER)
+    (y,) = builder.apply("matmul", x, w)
+    builder.output(chain(lambda *given: builder.apply(*given)[0], y))
+    graph, given = builder.build(), {"x": drawn(4, 6), "w": drawn(6, 5, seed=1)}
+    with InferenceSession(graph, {"w": given["w"]}, threads=1) as session:
+        (found,) = session.run({"x": given["x"]}).values()
+        launches = session.variants({"x": given["x"]})
+    assert len(launches) <= 4, launches  # x is cast; a product; gelu, which is read twice; a chain
+    (needed,) = interpret(graph, given).values()
+    np.testing.assert_allclose(
+        found.astype(np.float32), needed.astype(np.float32), rtol=4 * ULP, atol=ULP
+    )
 
 
 def test_split_sums_round_once() -> None:
