@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from soapstone.dtypes import BITS, name_of
 from soapstone.ir.tensor import Array
-from soapstone.kernels.entry import Call
+from soapstone.kernels.entry import Call, Declined
 from soapstone.kernels.fallback import report
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import REFERENCE, select_device
@@ -33,7 +34,7 @@ def device_entry(
     if variant is not None or variants(operator, "cuda"):
         try:
             return select_device(call(_on_device), variant)
-        except ValueError:
+        except (ValueError, Declined):
             if variant is not None:
                 raise
     report(
@@ -44,7 +45,13 @@ def device_entry(
 
 
 def _on_device(tile: Array, constant: bool) -> Any:
-    """Return a tile as kernels take it; of a constant, whose contents the host has, a copy."""
+    """Return a tile as kernels take it; of a constant, whose contents the host has, a copy.
+
+    Raises:
+        Declined: its elements are of a type that NumPy lacks, which no kernel of a GPU has.
+    """
+    if name_of(tile.dtype) in BITS:
+        raise Declined
     from soapstone.native.cuda.arrays import launchable, uploaded
 
     return launchable(uploaded(held(tile)) if constant else tile)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import BITS, name_of
 from soapstone.native.cuda.arrays import launchable, on_device, uploaded
 from soapstone.native.cuda.device import Enqueued, simulated
 from soapstone.native.memory import Array
@@ -83,6 +84,8 @@ def copied(target: Array, source: Array) -> Enqueued:
     if not target.size:
         return Several(())
     source = np.broadcast_to(source, target.shape, subok=True)
+    if name_of(target.dtype) in BITS:  # which kernels do not know
+        target, source = (array.view(f"u{array.itemsize}") for array in (target, source))
     if not contiguous(target, source):
         from soapstone.native.cuda.kernels import copy
 

@@ -13,7 +13,17 @@ from soapstone.runtime import MachineError
 from soapstone.runtime.machines.machine import COPIER, CUDA, Machine, Memory, Processor
 from soapstone.runtime.machines.start import machine_of
 
-CHECKS = ("random", "folds", "errors", "kernels", "memory", "training", "mappers", "inference")
+CHECKS = (
+    "random",
+    "folds",
+    "errors",
+    "kernels",
+    "memory",
+    "training",
+    "mappers",
+    "inference",
+    "narrow",
+)
 installed = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="no numba-cuda here")
 
 
