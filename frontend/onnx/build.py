@@ -29,6 +29,7 @@ from soapstone.frontend.onnx.schema import (
     remember,
     schema,
 )
+from soapstone.frontend.onnx.support import name_of, unsupported
 from soapstone.frontend.onnx.tensors import array_of, frozen
 from soapstone.frontend.onnx.texts import PLACE, TextSpec, described, is_text, spec_as, tabled
 from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, Wanted, domain_of, sized
@@ -405,10 +406,9 @@ class Importer:
         spec, known = operator_of_onnx(key[1], key[0]), schema(*key, version) is not None
         declared_here = spec is not None and key[0] and entry_of(spec).version == version
         if not known and key not in RULES and not declared_here:
-            raise UnsupportedError(
-                f"operator {node.op_type!r} of domain {node.domain or 'ai.onnx'!r}, opset {version}"
-                " is not supported"
-            )
+            domain = repr(node.domain or "ai.onnx")
+            label = f"operator {node.op_type!r} of domain {domain}, opset {version}"
+            raise self._lacking(node, label)
         call = Call(self, node, inputs, scope, version)
         if known:
             check_call(key[0], key[1], version, call.attributes, inputs, node)
@@ -422,14 +422,23 @@ class Importer:
             except UnsupportedError as error:
                 failure = error
         if not known:  # a rule of an operator that ONNX does not declare
-            raise failure or UnsupportedError("this operator is not supported")
+            raise failure or self._lacking(node)
         types = [None if slot is None else call.value(at).spec for at, slot in enumerate(inputs)]
         body = function_of(key[0], key[1], version, call.bound(), types)
         if body is not None:
             opsets = {domain_of(o.domain): int(o.version) for o in body.opset_import}
             defaults = default_attributes(*key, version)
             return self.expand(body, node, inputs, scope, {**scope.opsets, **opsets}, defaults)
-        raise failure or UnsupportedError("this operator is not supported")
+        raise failure or self._lacking(node)
+
+    def _lacking(self, node: onnx.NodeProto, label: str = "this operator") -> UnsupportedError:
+        """Return the error that names all operators of the file that are not supported."""
+        others = [name for name in unsupported(self.source) if name != name_of(node)]
+        nor = f", nor are {', '.join(others)}" if others else ""
+        return UnsupportedError(
+            f"{label} is not supported{nor}; a function of the model may define it, or an operator"
+            " of a package of your own (docs/onnx.md)"
+        )
 
     def expand(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +14,8 @@ from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.model import OnnxModel, from_onnx
 from soapstone.frontend.onnx.pieces import Pieces
-from soapstone.frontend.onnx.read import Source
-from soapstone.frontend.onnx.schema import schema
+from soapstone.frontend.onnx.support import name_of, nodes_of, unsupported
 from soapstone.frontend.onnx.texts import TEXT
-from soapstone.frontend.onnx.values import RULES, domain_of
-from soapstone.ir.spec import operator_of_onnx
-
-if TYPE_CHECKING:
-    import onnx
 
 
 @dataclass(frozen=True)
@@ -83,15 +77,11 @@ def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Repor
     model = from_onnx(path, dims=dims)
     source = model.source
     operators: Counter[str] = Counter()
-    unsupported: dict[str, None] = {}
-    for node in _nodes(source.graph.node):
-        name = f"{node.domain}.{node.op_type}" if domain_of(node.domain) else node.op_type
-        operators[name] += 1
-        if not _known(source, node):
-            unsupported[name] = None
+    operators.update(map(name_of, nodes_of(source.graph.node)))
+    lacking = unsupported(source)
     flops, problem, contents, cuts = _built(model, dims or {})
-    if unsupported and problem is None and flops is None:  # a graph that was built lacks nothing
-        problem = f"not supported: {', '.join(unsupported)}"
+    if lacking and problem is None and flops is None:  # a graph that was built lacks nothing
+        problem = f"not supported: {', '.join(lacking)}"
     weights = source.weights.values()
     return Report(
         model.name,
@@ -99,7 +89,7 @@ def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Repor
         tuple(map(str, model.inputs)),
         tuple(map(str, model.outputs)),
         dict(operators.most_common()),
-        tuple(unsupported),
+        lacking,
         sum(array.size for array in weights if kind_of(array.dtype) == "f"),
         sum(array.nbytes for array in weights),
         flops,
@@ -107,25 +97,6 @@ def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Repor
         contents,
         cuts,
     )
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those of their subgraphs."""
-    todo = list(nodes)[::-1]
-    while todo:
-        node = todo.pop()
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                todo += list(graph.node)[::-1]
-
-
-def _known(source: Source, node: onnx.NodeProto) -> bool:
-    key = (domain_of(node.domain), node.op_type)
-    if key in RULES or key in source.functions or operator_of_onnx(key[1], key[0]) is not None:
-        return True
-    declared = schema(*key, source.opsets.get(key[0], 1))
-    return declared is not None and declared.has_body
 
 
 def _built(

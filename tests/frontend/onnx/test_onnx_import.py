@@ -335,6 +335,19 @@ def test_what_is_not_supported_is_named() -> None:
             from_onnx(model_of(text)).graph()
 
 
+def test_all_operators_that_are_not_supported_are_named_at_once() -> None:
+    body = "a = own.one(x)  b = MaxRoiPool<pooled_shape = [1, 1]>(a, a)"
+    numbers = f"g (float[2] x) => (float[2] y) {{ {body}  y = own.two(b) }}"
+    texts = f"g (string[2] t) => (float[2] y) {{ x = Cast<to = 1>(t) {body}  y = own.two(b) }}"
+    message = (
+        "operator 'one' of domain 'own', opset 1 is not supported, nor are MaxRoiPool, own.two;"
+    )
+    with pytest.raises(UnsupportedError, match=message):
+        from_onnx(model_of(numbers)).graph()
+    with pytest.raises(UnsupportedError, match=message):
+        InferenceSession(from_onnx(model_of(texts)), threads=1).run(["1", "2"])
+
+
 def test_check_says_supported_of_what_sessions_run(tmp_path: Path) -> None:
     """A shape that comes as an input is known when a session runs."""
     text = "g (float[2, 6] x, int64[2] shape) => (float[a, b] y) { y = Reshape(x, shape) }"

@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 
 from soapstone import InferenceSession, from_onnx
+from soapstone.frontend.latency import measure
 from soapstone.frontend.onnx import OnnxError
 from soapstone.frontend.onnx.check import check_onnx
 
@@ -186,3 +187,9 @@ def test_weights_that_are_text_are_kept_with_a_session() -> None:
     with InferenceSession(from_onnx(model_of(text)), threads=1) as session:
         assert session.run(["1", "2"])["y"].tolist() == ["a1b", "a2b"]
         assert session.run(["3", "4"])["y"].tolist() == ["a3b", "a4b"]
+
+
+def test_runs_on_texts_are_measured(tmp_path: Any) -> None:
+    path = tmp_path / "texts.onnx"
+    path.write_bytes(model_of(MODELS["concat"]))
+    assert measure(str(path), dims={"n": 2}, runs=3, threads=1).inputs == {"x": "object[2, 3]"}

@@ -1,0 +1,48 @@
+"""Which operators of a file can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from soapstone.frontend.onnx.read import Source
+from soapstone.frontend.onnx.schema import schema
+from soapstone.frontend.onnx.values import RULES, domain_of
+from soapstone.ir.spec import operator_of_onnx
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def nodes_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their subgraphs."""
+    todo = list(nodes)[::-1]
+    while todo:
+        node = todo.pop()
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                todo += list(graph.node)[::-1]
+
+
+def name_of(node: onnx.NodeProto) -> str:
+    """Return what a node's operator is called, with its domain where that is not ONNX's own."""
+    return f"{node.domain}.{node.op_type}" if domain_of(node.domain) else str(node.op_type)
+
+
+def unsupported(source: Source) -> tuple[str, ...]:
+    """Return the operators that cannot be read, in branches that are never taken too."""
+    bodies = (source.graph.node, *(function.node for function in source.functions.values()))
+    nodes = (node for body in bodies for node in nodes_of(body))
+    return tuple(dict.fromkeys(name_of(node) for node in nodes if not _known(source, node)))
+
+
+def _known(source: Source, node: onnx.NodeProto) -> bool:
+    key = (domain_of(node.domain), node.op_type)
+    if key in RULES or key in source.functions or operator_of_onnx(key[1], key[0]) is not None:
+        return True
+    declared = schema(*key, source.opsets.get(key[0], 1))
+    return declared is not None and declared.has_body
+
+
+__all__ = ["name_of", "nodes_of", "unsupported"]
