@@ -156,7 +156,7 @@ class Case:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     differentiable: tuple[int, ...] | None = None
     positive: bool = False  # draw inputs from (0.2, 0.9): logarithms, square roots, probabilities
-    contents: Mapping[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    contents: Mapping[int, tuple[Any, ...]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,14 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
     channel = along(table, "c", images.shape[1], "input 0")
     region = along(table, "r", regions.shape[0], "input 1")
     table.add("r", inputs[2].shape[0], "input 2")
-    image = (Whole(images.shape[0]), channel, *map(Whole, images.shape[2:]))
+    count, _, height, width = map(Whole, images.shape)
     made = [along(table, n, e, "attribute size") for n, e in zip("yx", attributes["size"])]
     kinds = {"y": Kind.WHOLE, "x": Kind.WHOLE}
-    operands = [Operand(image), Operand((region, Whole(4))), Operand((region,))]
+    operands = [
+        Operand((count, channel, height, width)),
+        Operand((region, Whole(4))),
+        Operand((region,)),
+    ]
     return finish(table, operands, [Operand((region, channel, *made))], [images.dtype], kinds)
 
 
@@ -128,7 +132,7 @@ def _roi_align(attributes: Attributes, x: Array, rois: Array, of: Array) -> Arra
         if not corners[0].size:
             continue
         if attributes["mode"] == "avg":
-            out[:] = sum(corners).mean(axis=(2, 4))  # type: ignore[union-attr]
+            out[:] = sum(corners).mean(axis=(2, 4))
         else:
             out[:] = np.maximum.reduce(corners).max(axis=(2, 4))
     return made

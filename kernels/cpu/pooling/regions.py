@@ -36,7 +36,7 @@ def _places(extent: Any, bins: int, ratio: int) -> int:
 
 
 @helper
-def _inside(at: Any, size: int) -> bool:
+def _inside(at: Any, size: int) -> Any:
     return np.float32(-1) <= at <= np.float32(size)
 
 
