@@ -20,6 +20,7 @@ from soapstone.records import dataclass
 
 # An Entry, of a GPU's kernel a DeviceEntry (`kernels/cuda/entry.py`), or None.
 Bind = Callable[[Call], Any]
+Expected = float | Callable[[Call], float]
 B = TypeVar("B", bound=Callable[..., Any])
 
 # Modules that register variants of a processor kind when imported.
@@ -35,16 +36,21 @@ class Variant:
 
     `kernel` gives its entry, or None when it does not serve a particular call (dtype, strides,
     sizes). `expected` is the time that it usually takes, as a share of what the operator's plain
-    kernel does: the least is chosen where nothing is measured. `promises`: it takes constants whose
-    contents are promised (`native.memory.Promise`), the others get contents.
+    kernel does, or what says so of a call: the least is chosen where nothing is measured.
+    `promises`: it takes constants whose contents are promised (`native.memory.Promise`), the others
+    get contents.
     """
 
     operator: str
     name: str
     processor: str
     kernel: Bind
-    expected: float = 1.0
+    expected: Expected = 1.0
     promises: bool = False
+
+    def expects(self, call: Call) -> float:
+        """Return the time that it usually takes for such a call; see `expected`."""
+        return self.expected(call) if callable(self.expected) else self.expected
 
     def bind(self, call: Call) -> Any:
         """Return the kernel's entry of a call, a CPU's fenced in checked mode, or None."""
@@ -105,7 +111,7 @@ def variant(
     name: str,
     *,
     processor: str = "cpu",
-    expected: float = 1.0,
+    expected: Expected = 1.0,
     promises: bool = False,
 ) -> Callable[[B], B]:
     """Return a decorator that registers a bind function as a variant of the operators.

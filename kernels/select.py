@@ -134,7 +134,7 @@ def _fastest(
         if entry is not None:
             return best.name, entry
     if tune != "now":
-        for each in sorted(candidates, key=lambda variant: variant.expected):
+        for each in sorted(candidates, key=lambda variant: variant.expects(call)):
             entry = each.bind(call)
             if entry is not None:
                 return each.name, entry

@@ -21,6 +21,7 @@ from soapstone.kernels.registry import variant
 
 Bind = Callable[[Call, Sequence[Step]], Entry | None]
 _MOST = 12  # steps
+_SLOW = frozenset({"sigmoid", "silu"})
 
 BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
     "onednn": {
@@ -177,6 +178,13 @@ def _fused(call: Call, name: str) -> Entry | None:
     return bind(inner(call), chain.steps) if bind and chain.rounding is None else None
 
 
+def _expected(call: Call, name: str) -> float:
+    """Return what is expected of a variant: oneDNN's sigmoid takes longer than a pass of ours."""
+    slow = any(step[0] in _SLOW for step in call.attributes["program"])
+    return (bfloat16.EXPECTED if name == bfloat16.NAME else 1.0) * (1.2 if slow else 1.0)
+
+
 for _name in BINDS:
-    _expected = bfloat16.EXPECTED if _name == bfloat16.NAME else 1.0
-    variant("with_epilogue", _name, expected=_expected, promises=True)(partial(_fused, name=_name))
+    variant("with_epilogue", _name, expected=partial(_expected, name=_name), promises=True)(
+        partial(_fused, name=_name)
+    )
