@@ -150,6 +150,22 @@ def test_softmax_of_extremes(axis: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("hidden", [-90.0, -95.0, -110.0, -1e4, -3e38, -np.inf])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_hidden_places_of_softmax_have_no_subnormal_weight(axis: int, hidden: float) -> None:
+    x = random(19, 83)
+    x[:, ::2] = hidden
+    x[::3] = np.abs(x[::3, 1:2])  # rows that hide nothing
+    y = np.empty_like(x)
+    (kernel,) = variants("softmax")
+    entry = kernel.bind(Call("softmax", {"axis": axis}, (x,), (y,)))
+    assert entry is not None
+    memory.run(entry)
+    tiny = np.finfo(np.float32).tiny
+    assert not ((y > 0) & (y < tiny)).any()
+    np.testing.assert_allclose(y, reference("softmax", [x], {"axis": axis})[0], atol=1e-7)
+
+
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_a_row_of_softmax_that_is_not_finite_is_nan(name: str) -> None:
     """Every variant has NaN where the reference has."""

@@ -18,7 +18,7 @@ from soapstone.kernels.cpu.elementwise.lane_loops import (
     loop,
     put,
 )
-from soapstone.kernels.cpu.substrate.mathematics import exp, vexp
+from soapstone.kernels.cpu.substrate.mathematics import short_exp, vexp
 from soapstone.kernels.cpu.substrate.rowmath import (
     load_wide,
     logarithm,
@@ -229,7 +229,7 @@ def _score_grad(
 
     def body(i: Lanes, width: int, some: Lanes | None) -> None:
         score = get(row, i, width, some) * scale - shift
-        weight = exp(score + get(mask, i, width, some))
+        weight = short_exp(score + get(mask, i, width, some))
         put(row, i, weight, some)
         put(to, i, weight * (get(to, i, width, some) - mean) * scale, some)
 
@@ -243,7 +243,7 @@ def _plain_score_grad(
     """As `_score_grad`, without a mask."""
 
     def body(i: Lanes, width: int, some: Lanes | None) -> None:
-        weight = exp(get(row, i, width, some) * scale - shift)
+        weight = short_exp(get(row, i, width, some) * scale - shift)
         put(row, i, weight, some)
         put(to, i, weight * (get(to, i, width, some) - mean) * scale, some)
 
