@@ -231,7 +231,7 @@ def power(x: Lanes, y: Lanes) -> Lanes:
     return where(x.compare("==", 1.0), 1.0, size)
 
 
-# Of what is at most 0, as scores less their largest: subnormal weights would be lost in any sum, and
-# processors that make them by microcode take ten times as long over rows with hidden keys.
+# Of what is at most 0, as scores less their largest: subnormal weights would be lost in a sum, and
+# processors that make them by microcode take some times as long over rows with hidden keys.
 vexp = vectorised(short_exp)
 vlog = vectorised(log)
