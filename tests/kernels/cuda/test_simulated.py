@@ -47,3 +47,17 @@ def test_kernels_equal_the_reference_in_the_simulator(names: list[str]) -> None:
     assert [line for line in lines if line["wrong"]] == []
     without = {line["operator"] for line in lines if not line["served"]}
     assert without >= set(unserved("cuda")) & set(names)
+
+
+def test_what_is_outside_is_told_by_the_status() -> None:
+    program = PROGRAM.with_name("cuda_statuses.py")
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    for name, texts in json.loads(done.stdout).items():
+        for text in texts:
+            assert text.startswith(f"{name}: ") and "found" in text and "needed" in text, (
+                name,
+                text,
+            )
