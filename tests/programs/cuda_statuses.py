@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 """CUDA kernels given indices and labels that are outside, in Numba's simulator; prints JSON.
 
 What is printed is, by operator, what its entry says it found. An index into memory that follows
