@@ -46,6 +46,8 @@ USUAL = {
     "matmul": Case(("4096 4096", "4096 4096")),
     "conv2d": Case(("64 64 56 56", "64 64 3 3", "64"), {"padding": (1, 1, 1, 1)}),
     "spmm": Case(("100000 128", "int64 100001", "int32 1000000", "int64 100001", "int32 1000000")),
+    "top_k": Case(("64 4096",), {"k": 100, "axis": 1, "sorted": False}),
+    "cumsum": Case(("4096 512",)),
     "embedding_grad": Case(("32768 128", "int64 32768"), {"vocabulary": 100000}),
 }
 

@@ -7,21 +7,24 @@ threads neighbouring elements of it. The layout decides in which order sums are 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cuda.entry import DeviceEntry, Launch
+from soapstone.kernels.cuda.entry import DeviceEntry, Launch, sequence
 from soapstone.kernels.cuda.products.tiled import indices
-from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted, views
+from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted, room, views
 from soapstone.kernels.cuda.substrate.element import each_element, parameters, place
 from soapstone.kernels.cuda.substrate.folds import MOST, accumulator, folds
 from soapstone.kernels.cuda.substrate.grid import blocks_of, rounded
 from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
+
+ROUNDS = 4 if SIMULATED else 32  # that cost less than as many counts as a line has elements
 
 
 @cache
@@ -31,7 +34,7 @@ def compiled(source: str) -> Kernel:
 
 
 def block_a_line(
-    head: Sequence[str], body: Sequence[str], axis: int, operands: dict[str, View], shape: Any
+    head: Sequence[str], body: Sequence[str], axis: int, operands: Mapping[str, View], shape: Any
 ) -> DeviceEntry:
     """Return the entry of a kernel whose blocks run statements for each line along an axis.
 
@@ -128,45 +131,72 @@ def _ranked(dtype: str, largest: bool) -> list[str]:
     return [*lines, *(["rank = ~rank"] if largest else [])]
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """The k first of each line along an axis.
+
+    Attributes:
+        operands: x; bits, in which ranks are seen; values and chosen, the results.
+    """
+
+    operands: Mapping[str, View]
+    axis: int
+    k: int
+    largest: bool
+
+    def at(self, name: str, place_of: str) -> str:
+        """Return the text of an element of the line."""
+        here = [f"at_{d}" for d, _ in enumerate(self.operands["x"].shape)]
+        here[self.axis] = place_of
+        return f"{name}[{place(name, here)}]"
+
+    def rank(self, number: str) -> list[str]:
+        """Return the statements that make `rank` of an element of the line."""
+        made = _ranked(self.operands["x"].dtype, self.largest)
+        return [f"rank = int64({self.at('bits', number)})", *made]
+
+    def write(self, number: str, to: str) -> list[str]:
+        """Return the statements that write an element of the line as one of the results."""
+        return [
+            f"{self.at('values', to)} = {self.at('x', number)}",
+            f"{self.at('chosen', to)} = {number}",
+        ]
+
+
 @variant("top_k", "numba", processor="cuda")
 def top_k(call: Call) -> DeviceEntry:
-    """Return the entry of the first k of each line, in as many rounds over it by a block.
-
-    Each round finds the first of those that come after the one before.
-    """
+    """Return the entry of the first k elements of each line."""
     (x,), (values, chosen) = views(call)
-    at, axis = call.attributes, call.attributes["axis"]
+    at = call.attributes
     if values.size == 0:
         return DeviceEntry(())
-    here = [f"at_{d}" for d, _ in enumerate(x.shape)]
-    here[axis] = "n"
-    spot = [*here[:axis], "taken", *here[axis + 1 :]]
     by_bits = x.dtype[0] == "f" or x.dtype == "uint64"  # others are in int64 as they are
     bits = reinterpreted(x, f"int{8 * np.dtype(x.dtype).itemsize}") if by_bits else x
-    ranked = [f"rank = int64(bits[{place('bits', here)}])", *_ranked(x.dtype, at["largest"])]
+    operands = {"x": x, "bits": bits, "values": values, "chosen": chosen}
+    choice = _Choice(operands, at["axis"], at["k"], at["largest"])
+    return (_by_rounds if at["k"] <= ROUNDS else _by_counts)(choice, at["sorted"])
+
+
+def _by_rounds(choice: _Choice, in_order: bool) -> DeviceEntry:
+    """Return the entry of k rounds over a line by a block: each finds the first after the last."""
     most = f"int64({np.iinfo(np.int64).max})"
 
     def rounds(after: str, better: str, put: Sequence[str]) -> list[str]:
         """Return k rounds: `after` says of which elements, `better` which of two comes first."""
         return [
             "taken = 0",
-            f"while taken < {at['k']}:",
+            f"while taken < {choice.k}:",
             f"    best, where = {most}, {most}",
             "    n = thread",
             "    while n < items:",
-            *(" " * 8 + line for line in ranked),
+            *(" " * 8 + line for line in choice.rank("n")),
             f"        if ({after}) and ({better}): best, where = rank, n",
             "        n += cuda.blockDim.x",
             *("    " + line for line in put),
             "    taken += 1",
         ]
 
-    write = [
-        "if thread == 0:",
-        "    n = where",
-        f"    values[{place('values', spot)}] = x[{place('x', here)}]",
-        f"    chosen[{place('chosen', spot)}] = where",
-    ]
+    write = ["if thread == 0:", *("    " + line for line in choice.write("where", "taken"))]
     pick = [
         "first = fold_min(best, scratch)",
         f"where = fold_min(where if best == first else {most}, scratch)",
@@ -175,11 +205,38 @@ def top_k(call: Call) -> DeviceEntry:
     later = "rank > last or (rank == last and n > place)"
     less = "rank < best or (rank == best and n < where)"
     body = [f"last, place = int64({np.iinfo(np.int64).min}), int64(-1)"]
-    body += rounds(later, less, [*pick, *(write if at["sorted"] else [])])
-    if not at["sorted"]:  # those up to the last one, by their indices
+    body += rounds(later, less, [*pick, *(write if in_order else [])])
+    if not in_order:  # those up to the last one, by their indices
         inside = "n > before and (rank < last or (rank == last and n <= place))"
         again = ["where = fold_min(where, scratch)", "before = where", *write]
         body += ["before = int64(-1)", *rounds(inside, "n < where", again)]
     head = ["scratch = cuda.shared.array(SCRATCH, int64)"]
-    operands = {"x": x, "bits": bits, "values": values, "chosen": chosen}
-    return block_a_line(head, body, axis, operands, x.shape)
+    return block_a_line(head, body, choice.axis, choice.operands, choice.operands["x"].shape)
+
+
+def _by_counts(choice: _Choice, in_order: bool) -> DeviceEntry:
+    """Return the entry in which a thread counts how many of its line come before its element."""
+    x, axis = choice.operands["x"], choice.axis
+    own, extent = f"at_{axis}", x.shape[axis]
+    body = [
+        *choice.rank(own),
+        "mine, before = rank, 0",
+        f"for n in range({extent}):",
+        *("    " + line for line in choice.rank("n")),
+        f"    if rank < mine or (rank == mine and n < {own}): before += 1",
+    ]
+    if in_order:
+        body += [f"if before < {choice.k}:"]
+        body += ["    " + line for line in choice.write(own, "before")]
+        return each_element(body, x.shape, choice.operands)
+    order = room(x.shape, "int64", x.span)
+    operands = {**choice.operands, "order": order}
+    first = each_element([*body, f"{choice.at('order', own)} = before"], x.shape, operands)
+    kept = [
+        f"if {choice.at('order', own)} < {choice.k}:",
+        "    taken = 0",
+        f"    for n in range({own}):",
+        f"        if {choice.at('order', 'n')} < {choice.k}: taken += 1",
+        *("    " + line for line in choice.write(own, "taken")),
+    ]
+    return sequence((first, each_element(kept, x.shape, operands)))

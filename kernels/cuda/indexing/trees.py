@@ -18,7 +18,7 @@ def tree_leaves(call: Call) -> DeviceEntry:
     (x, threshold, feature, yes, no, comparison, roots), (y,) = views(call)
     nodes, features, kind = threshold.size, x.shape[1], wide(x.dtype)
     status = zeros(1, "int32", call.outputs[0])
-    lines = ["holds = value != value and way >= 10"]
+    lines = [f"holds = value != value and way >= {MISSING}"]
     lines += [
         f"if way % {MISSING} == {n}: holds = holds or value {sign} limit"
         for n, sign in enumerate(COMPARISONS[1:], 1)
