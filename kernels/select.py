@@ -31,10 +31,10 @@ def run_reference(call: Call) -> None:
         array[...] = result
 
 
-def select(call: Call, processor: str = "cpu", variant: str | None = None) -> tuple[str, Any]:
+def select(
+    call: Call, processor: str = "cpu", variant: str | None = None
+) -> tuple[str, Entry | None]:
     """Return the name and entry of the fastest variant, or of the one that is named.
-
-    It is an `Entry`, or a `DeviceEntry` of a GPU's.
 
     What this run has chosen for such a call, or is to choose (`Choices`), is chosen again. The
     entry is None for the reference, which the caller runs as a Python body.
@@ -75,6 +75,7 @@ def select_device(call: Call, variant: str | None = None) -> tuple[str, DeviceEn
         ValueError: none serves it; what the operands are is said.
     """
     have = variants(call.operator, "cuda")
+    entry: Any
     if variant is None:
         name, entry = select(call, "cuda")
     else:

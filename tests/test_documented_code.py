@@ -139,6 +139,10 @@ from soapstone.runtime import Machine
 machine = Machine.local(cpus=2)
 strategy_of(load("data_parallel"), graph_of("model.onnx"), machine).save("fast.json")
 """
+FORWARD = """
+from soapstone.frontend.strategies.finding import forward_of
+graph, weights = forward_of("model.onnx")
+"""
 DECODER = """
 import onnx
 from helpers.decoders import SMALL
@@ -163,6 +167,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
         *(f"soapstone graph generate blocks {name}.npz --vertices 200" for name in ("cora", "a")),
         file("edges.txt", "0 1\n1 2\n"),
     ),
+    "cuda.md": ("soapstone onnx export lenet model.onnx", FORWARD),
     "inference.md": ("soapstone onnx export lenet model.onnx", SERVED, DECODER),
     "lowering.md": (STRATEGY, "soapstone onnx export lenet model.onnx"),
     "mappers.md": (file("mymodule.py", MAPPER),),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -164,7 +164,8 @@ def bound(made: Call) -> tuple[str, DeviceEntry | None]:
     """
     from soapstone.kernels.cuda.substrate.arrays import Described
 
-    inputs, outputs = (tuple(map(Described.like, side)) for side in (made.inputs, made.outputs))
+    inputs: Any = tuple(map(Described.like, made.inputs))
+    outputs: Any = tuple(map(Described.like, made.outputs))
     try:
         with Choices(tune=False).current():
             return select_device(replace(made, inputs=inputs, outputs=outputs))
