@@ -293,3 +293,13 @@ def test_strategies_for_gpus_are_finite_and_gain_from_more_of_them(
     whole = Strategy({DEFAULT: Configuration()})
     one, two = (simulated(graph, both, strategy).step_us for strategy in (whole, "data"))
     assert 0 < two < one < math.inf
+
+
+def test_a_large_operator_costs_the_optimiser_what_it_costs_a_strategy() -> None:
+    builder = GraphBuilder("large")
+    x, y = (builder.input(name, (8192, 8192)) for name in "xy")
+    product = builder.apply("matmul", x, y)[0]
+    builder.output(*builder.apply("softmax", product))
+    graph = builder.build()
+    step = simulated(graph, machine_of("h100", 1), Strategy({DEFAULT: Configuration()}))
+    assert step.step_us == pytest.approx(RooflineCost(H100).cost(graph, {}).time_us, rel=0.03)
