@@ -40,7 +40,15 @@ def attention() -> Model:
     return model
 
 
-NETWORKS: dict[str, Callable[[], Model]] = {**BUILDERS, "attention": attention}
+def recurrent() -> Model:
+    """Return a network with a recurrent layer, whose steps are launches of primitives."""
+    model = Model("recurrent", seed=4)
+    x, _ = model.lstm(model.input("x", (3, 4, 6)), 5)
+    model.output(model.dense(model.flatten(x), 5))
+    return model
+
+
+NETWORKS: dict[str, Callable[[], Model]] = {**BUILDERS, "attention": attention, "recurrent": recurrent}
 
 
 @contextmanager

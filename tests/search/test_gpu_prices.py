@@ -212,7 +212,7 @@ def test_a_description_of_a_gpu_is_read_back_and_its_faults_are_named(tmp_path: 
 
 @pytest.mark.simulator
 @pytest.mark.skipif(find_spec("numba_cuda") is None, reason="no numba-cuda here")
-@pytest.mark.parametrize("network", ["mlp", "cnn", "attention"])
+@pytest.mark.parametrize("network", ["mlp", "cnn", "attention", "recurrent"])
 def test_what_is_priced_is_what_is_launched(network: str) -> None:
     """Inference and a training step: kernels, grids, blocks and the host's runs, in order."""
     done = python(["-m", "programs.gpu_prices", network])
