@@ -63,11 +63,12 @@ def _lowered(name: str, call: Call) -> DeviceEntry | None:
             return None
         if entry.status is not None:
             status, statuses = entry.status, entry.statuses
-        if entry.launches:
+        first = entry.launches[:1]
+        if first and isinstance(first[0], Launch):
             of = operator(step.operator)
             bound = of.bind([builder.spec(value) for value in step.inputs], step.attributes)
-            launches.append(replace(entry.launches[0], flops=of.flops(bound)))
-            launches += entry.launches[1:]
+            first = (replace(first[0], flops=of.flops(bound)),)
+        launches += (*first, *entry.launches[1:])
         known[key] = outputs
         values.update(zip(step.outputs, outputs))
     for value, output in zip(results, call.outputs):

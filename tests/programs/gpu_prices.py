@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from helpers.training_runs import BUILDERS, data
+from helpers.unserved import without_cuda
 
 from soapstone import SGD, InferenceSession, Model
 from soapstone.frontend.strategies.finding import forward_of
@@ -48,7 +49,11 @@ def recurrent() -> Model:
     return model
 
 
-NETWORKS: dict[str, Callable[[], Model]] = {**BUILDERS, "attention": attention, "recurrent": recurrent}
+NETWORKS: dict[str, Callable[[], Model]] = {
+    **BUILDERS,
+    "attention": attention,
+    "recurrent": recurrent,
+}
 
 
 @contextmanager
@@ -98,5 +103,6 @@ def rows(found: list[tuple[str, float, Priced]]) -> list[Row]:
 
 
 if __name__ == "__main__":
+    without_cuda("cumsum")
     warnings.simplefilter("ignore", FallbackWarning)
     print(json.dumps({name: compared(name) for name in sys.argv[1:]}))
