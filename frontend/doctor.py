@@ -28,6 +28,7 @@ from soapstone.cache.environment import environment
 State = Literal["works", "missing", "off", "broken"]
 _IMPORT_S = 120.0
 _LIMIT = 1 << 50  # bytes from which on a control group's limit stands for none
+_WITHOUT_LIBRARIES = "products on GPUs use no tensor cores: pip install 'soapstone[cuda-libs]'"
 # Packages by name: what is imported, whether soapstone needs it, and what its absence costs.
 _PACKAGES: tuple[tuple[str, str, bool, str], ...] = (
     ("numpy", "numpy", True, ""),
@@ -40,6 +41,8 @@ _PACKAGES: tuple[tuple[str, str, bool, str], ...] = (
     ("mpi4py", "mpi4py.MPI", False, "no runs over ranks: pip install 'soapstone[mpi]'"),
     ("legate", "legate.core", False, "no runs under Legate: pip install 'soapstone[legate]'"),
     ("numba-cuda", "numba.cuda", False, "no runs on GPUs: pip install 'soapstone[cuda]'"),
+    ("nvmath-python", "nvmath.bindings.cublasLt", False, _WITHOUT_LIBRARIES),
+    ("nvidia-cudnn-frontend", "cudnn", False, _WITHOUT_LIBRARIES),
     ("torch", "torch", False, "no soapstone.torch, and nothing to compare benchmarks with"),
 )
 
