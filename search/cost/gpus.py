@@ -136,6 +136,7 @@ def priced(
         memory: bytes a second that they reach.
         constants: contents of constants of whole numbers.
     """
+    from soapstone.kernels.cuda.entry import Launch
     from soapstone.kernels.cuda.substrate.target import cut_for
 
     node = launch.node
@@ -146,11 +147,13 @@ def priced(
     if entry is None:
         return (_on_host(gpu.host, made, flops, nbytes),)
     wide = any(each.dtype == np.float64 for each in (*made.inputs, *made.outputs))
-    several = len(entry.launches) > 1
+    # Libraries serve no arrays that are only described.
+    launches = [each for each in entry.launches if isinstance(each, Launch)]
+    several = len(launches) > 1
     reached = rate("float64" if wide else "float32")
-    own = any(each.flops for each in entry.launches)
+    own = any(each.flops for each in launches)
     found = []
-    for number, each in enumerate(entry.launches):
+    for number, each in enumerate(launches):
         mine = each.flops if own else flops if number == 0 else 0.0
         moved = float(touched(each)) if several else nbytes
         found.append(_launched(gpu, reached, memory, node.operator, variant, each, mine, moved))
