@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.dtypes import DTYPES, floats, name_of
+from soapstone.dtypes import DTYPES, floats, learn, name_of
 from soapstone.ir.dims import Signature
 from soapstone.ir.ops.elementwise.pointwise import declare, pointwise
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext
@@ -18,7 +18,7 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
 
 
 def _cast(attributes: Attributes, x: Array) -> Array:
-    to = attributes["to"]
+    to = learn(attributes["to"])
     with np.errstate(invalid="ignore", over="ignore"):  # out of range: as NumPy, unspecified
         if to == _POWERS and name_of(x.dtype) != _POWERS:
             return _powers(x, attributes["round_mode"], attributes["saturate"])

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from soapstone.dtypes import DTYPES
+from soapstone.dtypes import DTYPES, learn
 from soapstone.ir.dims import (
     Affine,
     Axis,
@@ -50,7 +50,7 @@ register(
         name="full",
         inputs=(),
         signature=_full_signature,
-        reference=lambda a: np.full(a["shape"], a["value"], a["dtype"]),
+        reference=lambda a: np.full(a["shape"], a["value"], learn(a["dtype"])),
         attributes={
             "shape": Attribute("ints", minimum=0),
             "value": Attribute("float", 0.0),

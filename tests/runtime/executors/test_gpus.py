@@ -14,14 +14,7 @@ from soapstone.runtime.machines.machine import COPIER, CUDA, Machine, Memory, Pr
 from soapstone.runtime.machines.start import machine_of
 
 CHECKS = (
-    "random",
-    "folds",
-    "errors",
-    "kernels",
-    "memory",
-    "training",
-    "mappers",
-    "inference",
+    *("random", "folds", "errors", "kernels", "memory", "training", "mappers", "inference"),
     "narrow",
 )
 installed = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="no numba-cuda here")
