@@ -20,6 +20,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     sampling,
     signal,
     text,
+    training,
     trees,
     windows,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def scan(n: Call) -> Any:
     """Unroll a scan over its inputs' extents."""
     body, count = n.attribute("body"), n.attribute("num_scan_inputs", 0)
     if n.version < 9:
-        raise UnsupportedError("Scan of opset 8 is not supported")
+        return _scan_of_samples(n)
     values = n.values()
     states: list[Slot] = list(values[: len(values) - count])
     inputs = values[len(values) - count :]
@@ -96,8 +97,27 @@ def scan(n: Call) -> Any:
     trips = {value.shape[axis] for value, axis in zip(inputs, axes)}
     if len(trips) != 1 or max(trips) > MOST_TRIPS:
         raise UnsupportedError(f"scanned extents {sorted(trips)} found; one, not too large, needed")
-    (total,) = trips
-    collected: list[list[Value]] = [[] for _ in range(outputs)]
+    states, collected = _scanned(n, states, inputs, axes, back)
+    down_out = listed("scan_output_directions", outputs)
+    out_axes = listed("scan_output_axes", outputs)
+    stacked = []
+    for rows, down, axis in zip(collected, down_out, out_axes):
+        rank = rows[0].rank + 1 if rows else 1
+        stacked.append(_stacked(n, rows[::-1] if down else rows, n.axis_of(axis, rank)))
+    return [*states, *stacked]
+
+
+def _scanned(
+    n: Call,
+    states: list[Slot],
+    inputs: Sequence[Value],
+    axes: Sequence[int],
+    back: Sequence[int],
+) -> tuple[list[Slot], list[list[Value]]]:
+    """Return the last states of a scan, and what each trip adds to each output."""
+    body = n.attribute("body")
+    total = inputs[0].shape[axes[0]]
+    collected: list[list[Value]] = [[] for _ in range(len(body.output) - len(states))]
     for trip in range(total):
         parts = []
         for value, axis, down in zip(inputs, axes, back):
@@ -109,13 +129,33 @@ def scan(n: Call) -> Any:
             if not isinstance(result, Value):
                 raise UnsupportedError("sequences cannot be collected")
             collected[place].append(result)
-    down_out = listed("scan_output_directions", outputs)
-    out_axes = listed("scan_output_axes", outputs)
-    stacked = []
-    for rows, down, axis in zip(collected, down_out, out_axes):
-        rank = rows[0].rank + 1 if rows else 1
-        stacked.append(_stacked(n, rows[::-1] if down else rows, n.axis_of(axis, rank)))
-    return [*states, *stacked]
+    return states, collected
+
+
+def _scan_of_samples(n: Call) -> Any:
+    """Scan as opset 8 has it: along axis 1, each sample of axis 0 by itself."""
+    if n.has(0):
+        raise UnsupportedError("input 0, lengths of sequences, is not supported")
+    count = n.attribute("num_scan_inputs", 0)
+    values = [n.value(position) for position in range(1, len(n))]
+    states, inputs = values[: len(values) - count], values[len(values) - count :]
+    back = list(n.attribute("directions") or (0,) * count)
+    extents = {value.shape[:2] for value in inputs}
+    if count < 1 or len(back) != count or len(extents) != 1 or min(v.rank for v in values) < 1:
+        raise OnnxError(f"scanned extents {sorted(extents)} found; one of samples and trips needed")
+    ((samples, trips),) = extents
+    if samples * trips > MOST_TRIPS or not samples:
+        raise UnsupportedError(f"{samples} samples of {trips} trips; 1 to {MOST_TRIPS} needed")
+    made: list[list[Value]] = []
+    for sample in range(samples):
+        own = [n.row(value, 0, sample) for value in inputs]
+        begun: list[Slot] = [n.row(value, 0, sample) for value in states]
+        ends, collected = _scanned(n, begun, own, [0] * count, back)
+        tensors = [end for end in ends if isinstance(end, Value)]
+        if len(tensors) != len(ends):
+            raise UnsupportedError("states that are sequences")
+        made.append([*tensors, *(_stacked(n, rows) for rows in collected)])
+    return [_stacked(n, list(rows)) for rows in zip(*made)]
 
 
 # Sequences: known lists of values

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from soapstone.frontend.onnx.call import Call
@@ -52,3 +54,34 @@ def roi_align(n: Call) -> Value:
         spatial_scale=n.attribute("spatial_scale", 1.0),
         half_pixel=kind == "half_pixel",
     )
+
+
+@rule("MaxRoiPool")
+def max_roi_pool(n: Call) -> Value:
+    """The largest pixel of each bin of regions whose corners are rounded to pixels."""
+    x, rois = n.array(0, apart=True), n.array(1, apart=True)
+    bins, scale = n.attribute("pooled_shape", ()), n.attribute("spatial_scale", 1.0)
+    if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(bins) != 2 or min(bins) < 1:
+        raise OnnxError(f"images {x.shape}, regions {rois.shape}, bins {bins} found; others needed")
+    numbers = rois[:, 0].astype(np.int64)
+    if ((numbers < 0) | (numbers >= len(x))).any() or not np.isfinite(rois).all():
+        raise OnnxError(f"regions of images {numbers} found, of 0 to {len(x) - 1} needed")
+    shape = (len(rois), x.shape[1], *bins)
+    n.room(math.prod(shape))
+    made = np.zeros(shape, x.dtype)
+    corners = np.floor(rois[:, 1:] * rois.dtype.type(scale) + rois.dtype.type(0.5))
+    for image, (left, top, right, bottom), out in zip(x[numbers], corners, made):
+        edges = []
+        for start, end, count, size in (
+            (top, bottom, bins[0], x.shape[2]),
+            (left, right, bins[1], x.shape[3]),
+        ):
+            step = rois.dtype.type(max(end - start + 1, 1) / count)
+            low = start + np.floor(np.arange(count, dtype=rois.dtype) * step)
+            high = start + np.ceil(np.arange(1, count + 1, dtype=rois.dtype) * step)
+            edges.append([np.clip(each, 0, size).astype(np.int64) for each in (low, high)])
+        for i, j in np.ndindex(*bins):
+            part = image[:, edges[0][0][i] : edges[0][1][i], edges[1][0][j] : edges[1][1][j]]
+            if part.size:
+                out[:, i, j] = part.max(axis=(1, 2))
+    return n.known(made)

@@ -160,3 +160,12 @@ def test_offsets_that_do_not_fit_are_refused() -> None:
     feeds["offset"] = np.zeros((1, 17, 3, 3), np.float32)
     with pytest.raises(OnnxError, match="do not fit image"):
         from_onnx(onnx.load_from_string(model_of("DeformConv", 19, feeds))).graph()
+
+
+def test_pixels_of_regions_are_pooled_as_onnx_runtime_pools_them() -> None:
+    given = regions(20)
+    rois = np.concatenate([given["images"][:, None].astype(np.float32), given["rois"]], axis=1)
+    feeds = {"x": given["x"], "rois": rois}
+    model = model_of("MaxRoiPool", 16, feeds, pooled_shape=[3, 4], spatial_scale=0.4)
+    mine, theirs = both(model, feeds)
+    np.testing.assert_array_equal(mine, theirs)
