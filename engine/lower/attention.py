@@ -23,7 +23,7 @@ def joined(site: Site, node: Node) -> str | None:
 
     Scores with a mask stay: a softmax makes NaN of a row that is all hidden, and attention zeros.
     """
-    softmax = _before(site, node.inputs[0], "softmax")
+    softmax = site.only(node.inputs[0], "softmax")
     if softmax is None or any(node.attributes.values()):
         return None
     scores = site.builder.spec(softmax.inputs[0])
@@ -31,8 +31,8 @@ def joined(site: Site, node: Node) -> str | None:
         return None
     if softmax.attributes["axis"] != scores.rank - 1 or math.prod(scores.shape[-2:]) < _LEAST:
         return None
-    factor = _before(site, softmax.inputs[0], "affine")
-    product = _before(site, (factor or softmax).inputs[0], "matmul")
+    factor = site.only(softmax.inputs[0], "affine")
+    product = site.only((factor or softmax).inputs[0], "matmul")
     scale = factor.attributes["scale"] if factor else 1.0
     if product is None or product.attributes["transpose_a"] or not scale > 0:
         return None
@@ -52,13 +52,6 @@ def joined(site: Site, node: Node) -> str | None:
     made = site.builder.apply("transpose", made, permutation=_BY_TIME)[0]
     shape = (*scores.shape[:-1], site.builder.spec(made).shape[-1])
     return made if scores.rank == 4 else site.builder.apply("reshape", made, shape=shape)[0]
-
-
-def _before(site: Site, value: str, operator: str) -> Node | None:
-    """Return the node that makes a value nobody else reads, where it is of that operator."""
-    maker = site.builder.maker(value)
-    found = maker is not None and maker.operator == operator and value in site.single
-    return maker if found else None
 
 
 def _by_time(site: Site, value: str, turned: bool) -> str:

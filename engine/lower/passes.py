@@ -51,10 +51,10 @@ class Pass(Generic[Under]):
 
 # Where weights never change, before a strategy is chosen: what weights alone determine.
 CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
-    *(Pass(each.name, partial(fold, each)) for each in FOLDS[:3]),
+    *(Pass(each.name, partial(fold, each)) for each in FOLDS[:4]),
     *(Pass(each.name, partial(fold, each), multiplies=True) for each in IN_BYTES),
     *(Pass(each.name, partial(fold, each), multiplies=False) for each in IN_REAL),
-    *(Pass(each.name, partial(fold, each)) for each in FOLDS[3:]),
+    *(Pass(each.name, partial(fold, each)) for each in FOLDS[4:]),
     Pass(ATTENTION.name, partial(fold, ATTENTION), processor="cpu"),
     Pass("widen_weights", lambda graph, _: widen_halves(graph, Strategy({})), processor="cpu"),
     Pass("drop_unread", lambda graph, _: graph.pruned()),

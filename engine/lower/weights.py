@@ -14,6 +14,7 @@ from typing import Any
 
 from soapstone.engine.lower.attention import joined
 from soapstone.engine.lower.constant_vectors import vector_over
+from soapstone.engine.lower.norms import named as _norm
 from soapstone.engine.lower.rebuild import kept, rebuild
 from soapstone.ir.activations import Made, Recogniser
 from soapstone.ir.builder import GraphBuilder
@@ -74,6 +75,12 @@ class Site:
         ):
             return None
         return node
+
+    def only(self, value: str, *operators: str) -> Node | None:
+        """Return the node that makes a value nobody else reads, where it is of these operators."""
+        node = self.builder.maker(value)
+        found = node is not None and node.operator in operators and value in self.single
+        return node if found else None
 
     def constant(self, operator: str, *values: str, **attributes: Any) -> str:
         """Emit an operator on constants."""
@@ -296,6 +303,7 @@ _KEPT = ("relu", "sigmoid", "tanh")  # whose gradients need no more than their r
 FOLDS = (
     Fold("fold_numbers", ("add", "sub", "mul", "div"), _number),
     Fold("name_activations", ("mul", "affine"), _named),
+    Fold("name_norms", ("mul",), _norm),
     Fold("fold_products", ("matmul",), _product),
     Fold("fold_batch_norms", ("batch_norm_inference",), _batch_norm),
     Fold("fold_scales", ("mul", "affine"), _scale),
