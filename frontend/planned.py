@@ -27,6 +27,7 @@ from soapstone.mappers import load
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.machines.start import machine_of
 from soapstone.search.cost.executor import ExecutorCost
+from soapstone.search.cost.machine import RooflineCost
 from soapstone.search.cost.profile import copies
 from soapstone.search.placement.find import METHODS, memory_plan
 from soapstone.search.placement.timing import Times
@@ -51,6 +52,11 @@ class Launches:
         timed: whether to tell what nodes and copies take; what the cost database lacks is measured.
         contents: of constants, by name, which times depend on.
         copiers: whether processors of their own copy.
+        machine: the name or file of a described GPU that runs the graph instead, whose copiers copy
+            to and from its host: times are estimated then.
+
+    Raises:
+        DeviceError: there is no such device, or no GPU is said of it.
     """
 
     def __init__(
@@ -62,14 +68,21 @@ class Launches:
         timed: bool = False,
         contents: Mapping[str, Array] = MappingProxyType({}),
         copiers: bool = False,
+        machine: str | Path | None = None,
     ) -> None:
-        machine, mapper = machine_of("local", cpus, threads), load("data_parallel")
-        attach(mapper, machine)
-        self._graph, self._contents, self._copiers = graph, contents, copiers
-        self._strategy = strategy_of(mapper, graph, machine)
-        self._cost = ExecutorCost(threads, training=True) if timed else None
-        self._copy = copies() if timed else (0.0, 1.0)
-        self._workers = len(machine.processors)
+        described = None if machine is None else RooflineCost(machine, training=True)
+        here, mapper = machine_of("local", 1 if described else cpus, threads), load("data_parallel")
+        attach(mapper, here)
+        self._graph, self._contents = graph, contents
+        self._strategy = strategy_of(mapper, graph, here)
+        self._workers, self._halves = len(here.processors), described is not None
+        self._copiers = copiers or described is not None
+        self._cost: ExecutorCost | RooflineCost | None = None
+        self._copy = 0.0, 1.0
+        if timed and described is not None:
+            self._cost, self._copy = described, described.device.host_link
+        elif timed:
+            self._cost, self._copy = ExecutorCost(threads, training=True), copies()
 
     def __call__(self, recomputed: Collection[str]) -> tuple[Footprint, Times | None]:
         """Return what is touched by the launches, and their times where those are wanted.
@@ -77,7 +90,7 @@ class Launches:
         recomputed: values that the backward pass makes anew.
         """
         strategy, constants = anew(self._strategy, recomputed), self._graph.inputs(Role.CONSTANT)
-        prepared = prepare(self._graph, strategy, set(constants))
+        prepared = prepare(self._graph, strategy, set(constants), halves=self._halves)
         if self._cost is None:
             return footprint_of(prepared), None
         latency_s, bytes_per_s = self._copy

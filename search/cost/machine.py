@@ -121,6 +121,20 @@ class Device:
         """Bytes a second that kernels reach."""
         return self.bytes_per_s * self.memory_share
 
+    @property
+    def host_link(self) -> tuple[float, float]:
+        """What a copy to or from a GPU's host takes, in seconds, and bytes a second of a long one.
+
+        Raises:
+            DeviceError: no GPU is said of the device.
+        """
+        if self.gpu is None:
+            raise DeviceError(
+                f"device {self.name!r}: no field 'gpu' found, which says how its host is reached;"
+                " needed for a plan of what is copied there"
+            )
+        return self.gpu.host.latency_us * 1e-6, self.gpu.host.bytes_per_s
+
     def rate(self, dtype: str) -> float:
         """Return the operations a second that kernels reach on operands of a type.
 
@@ -262,6 +276,19 @@ class RooflineCost(CostModel):
         found = [(node.name, each) for node, launches in by_node for each in launches]
         times = self._times([each for _, each in found])
         return [(name, us, each) for (name, each), us in zip(found, times)]
+
+    def launch_us(self, prepared: Prepared, constants: Mapping[str, Array]) -> Mapping[str, float]:
+        """Return the microseconds of each launched node, overheads included.
+
+        Raises:
+            DeviceError: the device has no rate for a type of the graph.
+        """
+        by_node = self._priced(prepared, constants)
+        times = iter(self._times([each for launches in by_node for each in launches]))
+        return {
+            node.name: sum(next(times) for _ in launches)
+            for node, launches in zip(prepared.nodes, by_node)
+        }
 
     def _times(self, found: Sequence[Priced]) -> list[float]:
         """Return what launches take, overheads included.

@@ -37,6 +37,9 @@ def plan(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Times are of steps trained with --overlap.")
     ] = False,
+    machine: Annotated[
+        str | None, typer.Option(help="A described GPU in place of this computer: estimated times.")
+    ] = None,
     budget: Annotated[float, typer.Option(min=0, help="Seconds of search, at most.")] = 30.0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan here (JSON).")
@@ -65,7 +68,11 @@ def plan(
     capacity_bytes = bytes_of("--capacity", capacity)
     graph, contents = with_constants(model, batch_size, training=training, sizes=sizes, dims=dims)
     launches = Launches(
-        graph, cpus, threads, timed=minimize == TIME, contents=contents, copiers=overlap
+        *(graph, cpus, threads),
+        timed=minimize == TIME,
+        contents=contents,
+        copiers=overlap,
+        machine=machine,
     )
     footprint, times = launches(())
     with planning() as progress:

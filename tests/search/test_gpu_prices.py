@@ -15,6 +15,7 @@ from helpers.processes import python
 from typer.testing import CliRunner
 
 from soapstone.cli.main import app
+from soapstone.frontend.planned import Launches
 from soapstone.frontend.strategies.finding import graph_of, machine_of, simulated
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.files.graphs import save_graph
@@ -25,6 +26,7 @@ from soapstone.kernels import registry
 from soapstone.runtime.machines.machine import COPIER, CUDA, Link, Machine, Memory, Processor
 from soapstone.search.cost.gpus import BUSY_THREADS, HOST, LOADED_BYTES
 from soapstone.search.cost.machine import Device, DeviceError, RooflineCost
+from soapstone.search.placement.find import TIME, memory_plan
 
 pytest.importorskip("numba.cuda")
 GPUS = ("a100", "h100", "h200")
@@ -310,3 +312,18 @@ def test_a_large_operator_costs_the_optimiser_what_it_costs_a_strategy() -> None
     graph = builder.build()
     step = simulated(graph, machine_of("h100", 1), Strategy({DEFAULT: Configuration()}))
     assert step.step_us == pytest.approx(RooflineCost(H100).cost(graph, {}).time_us, rel=0.03)
+
+
+def test_a_memory_plan_for_a_gpu_takes_its_launches_and_copies_beside_them() -> None:
+    graph = graph_of("lenet", 64)
+    footprint, times = Launches(graph, timed=True, machine="h100")(())
+    assert times is not None and times.overlapped
+    computed = sum(times.node_us.values())
+    price = RooflineCost(H100, training=True)
+    assert computed == pytest.approx(price.cost(graph, {}).time_us)
+    small = memory_plan(footprint, 4_000_000, "lru", times=times, minimize=TIME)
+    copies = sum(times.copied_us(step.copied) for step in small.plan.steps)
+    assert small.step_us is not None and computed < small.step_us < computed + 2 * copies
+    assert Launches(graph, machine="h100")(())[1] is None
+    with pytest.raises(DeviceError, match="'V100': no field 'gpu' found"):
+        Launches(graph, timed=True, machine="v100")
