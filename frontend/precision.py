@@ -51,10 +51,12 @@ def check_tf32(processor: str) -> None:
         lacks = "it is of NVIDIA's GPUs"
     else:
         from soapstone.kernels.cuda.libraries.cublaslt import bindings
+        from soapstone.native.cuda.device import simulated
 
         if bindings() is not None:
             return
-        lacks = "cuBLASLt is not there (pip install 'soapstone[cuda-libs]')"
+        simulator = "Numba's simulator has no cuBLASLt"
+        lacks = simulator if simulated() else "cuBLASLt is not there (extra cuda-libs)"
     raise GraphError(f"precision: {TF32!r} found, but {lacks}; {SINGLE!r} needed")
 
 

@@ -25,6 +25,7 @@ from soapstone.kernels.fallback import report
 from soapstone.native.memory import Array
 
 WORKSPACE_BYTES = 32 << 20  # at most; what NVIDIA advises from its generation Hopper on
+_INSTEAD = "kernels of soapstone's own compute products"
 _TYPES = {"float16": "CUDA_R_16F", "float32": "CUDA_R_32F", "float64": "CUDA_R_64F"}
 
 
@@ -40,15 +41,19 @@ def bindings() -> Any:
     try:
         cublasLt.get_version()
     except Exception as error:  # the bindings find no library, or no driver
-        report(f"cuBLASLt ({error})", "kernels of soapstone's own compute products")
+        report(f"cuBLASLt ({error})", _INSTEAD)
         return None
     return cublasLt
 
 
 @cache
-def _handle(device: int) -> int:
+def _handle(device: int) -> int | None:
     """Return what calls are made with on the GPU that is current, whose number is given."""
-    return int(bindings().create())
+    try:
+        return int(bindings().create())
+    except Exception as error:  # of a driver that does not fit
+        report(f"cuBLASLt on GPU {device} ({error})", _INSTEAD)
+        return None
 
 
 class Described:
@@ -189,8 +194,10 @@ def product(
         )
         for first, second, d in of.places
     ]
-    described = Described(of, kind, stored, precision, at, relu)
     handle = _handle(current())
+    if handle is None:
+        return None
+    described = Described(of, kind, stored, precision, at, relu)
     aligned = [alignment(*column) for column in zip(*calls)]
     if at is not None:
         aligned[2] = min(aligned[2], alignment(at))

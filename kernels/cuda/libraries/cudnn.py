@@ -20,6 +20,7 @@ from soapstone.kernels.entry import TF32
 from soapstone.kernels.fallback import report
 
 ALIGNED_BYTES = 16  # what cuDNN takes addresses to be multiples of
+_INSTEAD = "kernels of soapstone's own compute convolutions and attention"
 _TYPES = {"float16": "HALF", "float32": "FLOAT", "float64": "DOUBLE"}
 
 
@@ -35,15 +36,19 @@ def bindings() -> Any:
     try:
         cudnn.backend_version()
     except Exception as error:  # the frontend finds no library
-        report(f"cuDNN ({error})", "kernels of soapstone's own compute convolutions and attention")
+        report(f"cuDNN ({error})", _INSTEAD)
         return None
     return cudnn
 
 
 @cache
 def handle(device: int) -> Any:
-    """Return what calls are made with on the GPU that is current, whose number is given."""
-    return bindings().create_handle()
+    """Return what calls are made with on the GPU that is current, by its number, or None."""
+    try:
+        return bindings().create_handle()
+    except Exception as error:  # of a driver that does not fit
+        report(f"cuDNN on GPU {device} ({error})", _INSTEAD)
+        return None
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,8 @@ def planned(make: Make, of: Hashable, kind: str, precision: str, device: int) ->
     device: the number of the GPU that is current, which it is planned for.
     """
     lacks = bindings().cudnnGraphNotSupportedError, NotImplementedError, RuntimeError, ValueError
+    if handle(device) is None:
+        return None
     try:
         found = make(of, kind, handle=handle(device))
         found.plan(kind, precision)
