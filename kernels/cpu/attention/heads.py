@@ -181,7 +181,7 @@ def forward(block: Any, begin: int, end: int) -> Any:
     scale = np.float32(w.scale)
     record = _part(w, begin)
     part = _part_of(record)
-    have = np.int64(0)  # keys and values of the head in their buffers
+    have: Any = np.int64(0)  # keys and values of the head in their buffers
     for item in range(begin, end):
         b, h, number = item // blocks // w.heads, item // blocks % w.heads, item % blocks
         first = number * rows
