@@ -28,8 +28,10 @@ MatrixLayoutAttribute = IntEnum(
 )
 MatmulPreferenceAttribute = IntEnum(
     "MatmulPreferenceAttribute",
-    {"MAX_WORKSPACE_BYTES": 1, **{f"MIN_ALIGNMENT_{x}_BYTES": 5 + n for n, x in enumerate("ABCD")}},
+    {"MAX_WORKSPACE_BYTES": 1, "REDUCTION_SCHEME_MASK": 3}
+    | {f"MIN_ALIGNMENT_{x}_BYTES": 5 + n for n, x in enumerate("ABCD")},
 )
+ReductionScheme = IntEnum("ReductionScheme", {"INPLACE": 1, "COMPUTE_TYPE": 2, "OUTPUT_TYPE": 4})
 TYPES = {0: np.float32, 1: np.float64, 2: np.float16}
 WORKSPACE_BYTES = 48  # that every algorithm here wants
 _KINDS = {
@@ -127,6 +129,7 @@ def matmul_algo_get_heuristic(
     words = MatmulPreferenceAttribute
     asked = _objects[preference]
     assert asked[words.MAX_WORKSPACE_BYTES] >= WORKSPACE_BYTES
+    assert asked[words.REDUCTION_SCHEME_MASK] == ReductionScheme.COMPUTE_TYPE
     least = {key: asked[words[f"MIN_ALIGNMENT_{key}_BYTES"]] for key in "ABCD"}
     _objects[results] |= {"product": product, "layouts": (a, b, d), "aligned": least}
     odd = _objects[product]["compute"] == ComputeType.COMPUTE_64F

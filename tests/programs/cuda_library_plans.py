@@ -15,6 +15,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from helpers import emulated_cublaslt
+from nvmath import CudaDataType
 from nvmath.bindings.cublas import ComputeType
 
 from soapstone.ir.spec import operator
@@ -61,6 +63,10 @@ IMAGES: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]], ...]
     ("conv2d", (8, 64, 14, 14), (64, 64, 3, 3), {"padding": (0, 0, 1, 1), "stride": (2, 2)}),
     ("conv1d", (8, 64, 100), (64, 64, 3), {"padding": (1, 1)}),
     ("conv3d", (2, 16, 8, 8, 8), (16, 16, 3, 3, 3), {"padding": (1,) * 6}),
+)
+EMULATED = (
+    *("Epilogue", "ReductionScheme", "MatmulDescAttribute"),
+    *("MatrixLayoutAttribute", "MatmulPreferenceAttribute"),
 )
 PRECISIONS = (("float32", "float32"), ("float32", TF32), ("float16", "float32"))
 KINDS: tuple[Kind, ...] = ("conv_fprop", "conv_dgrad", "conv_wgrad")
@@ -115,7 +121,27 @@ def descriptions() -> list[Any]:
         attribute, value = words.COMPUTE_TYPE, ComputeType[kind]
         dtype = lt.get_matmul_desc_attribute_dtype(attribute)
         wanted.append((lt.matmul_desc_get_attribute, other.product, attribute, dtype, value))
-    wrong = []
+    asked, limits = cublaslt.preference([16, 8, 4]), lt.MatmulPreferenceAttribute
+    for attribute, value in (
+        (limits.MAX_WORKSPACE_BYTES, cublaslt.WORKSPACE_BYTES),
+        (limits.REDUCTION_SCHEME_MASK, lt.ReductionScheme.COMPUTE_TYPE),
+        (limits.MIN_ALIGNMENT_A_BYTES, 16),
+        (limits.MIN_ALIGNMENT_B_BYTES, 8),
+        (limits.MIN_ALIGNMENT_C_BYTES, 4),
+        (limits.MIN_ALIGNMENT_D_BYTES, 4),
+    ):
+        dtype = lt.get_matmul_preference_attribute_dtype(attribute)
+        wanted.append((lt.matmul_preference_get_attribute, asked, attribute, dtype, value))
+    wrong = [
+        [str(word), int(word), int(kind[word.name])]
+        for mine, kind in (
+            (emulated_cublaslt.ComputeType, ComputeType),
+            (emulated_cublaslt.CudaDataType, CudaDataType),
+            *((getattr(emulated_cublaslt, name), getattr(lt, name)) for name in EMULATED),
+        )
+        for word in mine
+        if word != kind[word.name]
+    ]
     for read, number, attribute, dtype, value in wanted:
         found, size = np.zeros(1, dtype), np.zeros(1, np.uint64)
         read(number, attribute, found.ctypes.data, found.nbytes, size.ctypes.data)

@@ -7,7 +7,7 @@ bound. None of this has run on a device yet: what is described is tested without
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -214,41 +214,43 @@ def product(
     )
 
 
-def _algorithm(handle: int, of: Described, aligned: list[int]) -> Any:
-    """Return the algorithm that cuBLASLt expects to be the fastest, or None: it has none.
+def preference(aligned: Sequence[int]) -> int:
+    """Return the library's object of what an algorithm may be; whoever asks gives it back.
 
     aligned: bytes that addresses of a, b and d are multiples of.
     """
     lt = bindings()
-    preference = lt.matmul_preference_create()
+    words = lt.MatmulPreferenceAttribute
+    wanted = {
+        words.MAX_WORKSPACE_BYTES: WORKSPACE_BYTES,
+        # Parts of a sum are never rounded to halves before they are added.
+        words.REDUCTION_SCHEME_MASK: lt.ReductionScheme.COMPUTE_TYPE,
+    }
+    for name, least in zip("ABDC", [*aligned, aligned[2]]):
+        wanted[words[f"MIN_ALIGNMENT_{name}_BYTES"]] = least
+    made = int(lt.matmul_preference_create())
+    for attribute, value in wanted.items():
+        kind = lt.get_matmul_preference_attribute_dtype(attribute)
+        _set(lt.matmul_preference_set_attribute, made, attribute, value, kind)
+    return made
+
+
+def _algorithm(handle: int, of: Described, aligned: Sequence[int]) -> Any:
+    """Return the algorithm that cuBLASLt expects to be the fastest, or None: it has none.
+
+    aligned: see `preference`.
+    """
+    lt = bindings()
+    found, count = lt.MatmulHeuristicResult(), np.zeros(1, np.int32)
+    asked = preference(aligned)
+    objects = of.product, of.a, of.b, of.d, of.d
     try:
-        words = lt.MatmulPreferenceAttribute
-        names = ("A", "B", "D", "C")
-        least = {
-            words[f"MIN_ALIGNMENT_{x}_BYTES"]: n for x, n in zip(names, [*aligned, aligned[2]])
-        }
-        for attribute, value in {words.MAX_WORKSPACE_BYTES: WORKSPACE_BYTES, **least}.items():
-            kind = lt.get_matmul_preference_attribute_dtype(attribute)
-            _set(lt.matmul_preference_set_attribute, preference, attribute, value, kind)
-        found, count = lt.MatmulHeuristicResult(), np.zeros(1, np.int32)
-        try:
-            lt.matmul_algo_get_heuristic(
-                handle,
-                of.product,
-                of.a,
-                of.b,
-                of.d,
-                of.d,
-                preference,
-                1,
-                found.ptr,
-                count.ctypes.data,
-            )
-        except lt.cuBLASLtError:  # such a product is not supported
-            return None
+        lt.matmul_algo_get_heuristic(handle, *objects, asked, 1, found.ptr, count.ctypes.data)
+    except lt.cuBLASLtError:  # such a product is not supported
+        return None
     finally:
-        lt.matmul_preference_destroy(preference)
+        lt.matmul_preference_destroy(asked)
     return found if count[0] and int(found.state) == 0 else None
 
 
-__all__ = ["Described", "Multiplied", "bindings", "product"]
+__all__ = ["Described", "Multiplied", "bindings", "preference", "product"]
