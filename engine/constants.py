@@ -117,10 +117,14 @@ class Constants(Mapping[str, Array]):
     def promised(self, name: str) -> Array:
         """Return a constant whose contents are promised, where it is large enough to be shared."""
         spec = self._spec(name)
-        if spec.nbytes < LEAST:
-            return self[name]
         number = self._numbers[name]
         known, lock = self._found.known(number), self._found.lock(number)
+        if spec.nbytes < LEAST:
+            with lock:
+                small = known.get("contents")
+                if small is None:
+                    small = known["contents"] = self[name]
+            return small
         return Promise.of(
             spec.shape, spec.dtype, lambda: self[name], lambda: self.lent(name), known, lock
         )

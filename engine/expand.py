@@ -78,13 +78,14 @@ class Operand:
 
     def array(self, point: int, arrays: Sequence[Array], constants: Mapping[str, Array]) -> Array:
         """Return a point's tile of the operand, given those of the launch's arguments."""
-        box: tuple[Any, ...] = tuple(slice(a, b) for a, b in zip(self.lo[point], self.hi[point]))
+        if self.constant is None and (self.view is None or not self.view.steps):
+            return arrays[self.argument]
+        box: tuple[Any, ...] = tuple(map(slice, self.lo[point].tolist(), self.hi[point].tolist()))
         if self.constant is not None:
             tile: Array = promised(constants, self.constant)[(*box, ...)]
             return tile
         array = arrays[self.argument]
-        if self.view is None or not self.view.steps:
-            return array
+        assert self.view is not None
         if len(self.lo) > 1:  # the tile is of all there is of its samples
             return self.view.apply(array, int(self.hi[point][0] - self.lo[point][0]))
         seen: Array = self.view.apply(array)[(*box, ...)]

@@ -193,6 +193,6 @@ def registered(processor: str = "cpu") -> tuple[Variant, ...]:
 def _load(processor: str, operator: str | None = None) -> None:
     """Import what registers the variants of an operator, or of all."""
     for module in MODULES.get(processor, ()):
-        package = importlib.import_module(module)
+        package = sys.modules.get(module) or importlib.import_module(module)
         if hasattr(package, "load"):  # it does not register all when it is imported
             package.load(operator)

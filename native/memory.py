@@ -257,6 +257,8 @@ def _add(values: Iterable[Any], words: list[int], kept: list[Any]) -> None:
     for value in values:
         if type(value) is int:  # most are
             words.append(value if value < 1 << 63 else value - (1 << 64))
+        elif type(value) is tuple:
+            _add(value, words, kept)
         elif isinstance(value, np.ndarray):
             place = address(value)
             kept.append(place.owner)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.spec import operators
+from soapstone.ir.tensor import name_of
 from soapstone.kernels.cpu.elementwise.conversions import (
     ITEM_BYTES,
     KINDS,
@@ -156,7 +157,7 @@ def bind_program(
     """
     shape = outputs[0].shape
     held = zip(program.types, (*inputs, *outputs), strict=True)
-    if any(a.dtype.name != kind or not a.flags.aligned for kind, a in held):
+    if any(name_of(a.dtype) != kind or not a.flags.aligned for kind, a in held):
         return None
     if any(o.shape != shape for o in outputs):
         return None
@@ -281,7 +282,7 @@ def _bind_split(call: Call, made: Split) -> Entry | None:
 
 
 def _bind_program(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> Entry | None:
-    types = [array.dtype.name for array in call.inputs]
+    types = [name_of(array.dtype) for array in call.inputs]
     known = {
         i: float(call.inputs[i].reshape(()))
         for i in call.constants

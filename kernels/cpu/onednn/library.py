@@ -332,6 +332,8 @@ def create(
 
 def engine() -> int:
     """Return the CPU engine's handle: one for the process, which is never destroyed."""
+    if _engine.cache_info().currsize:
+        return _engine()
     with _MAKING:
         return _engine()
 

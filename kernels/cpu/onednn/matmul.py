@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from soapstone.ir.tensor import name_of
 from soapstone.kernels.cpu.onednn.descriptors import (
     ACTIVATIONS,
     ARG_BIAS,
@@ -147,14 +148,14 @@ def product(
     """
     a, b, y = operands
     layouts = [_matrix(array) for array in operands]
-    dense = [Layout.dense(array.shape, dtype=array.dtype.name) for array in operands]
+    dense = [Layout.dense(array.shape, dtype=name_of(array.dtype)) for array in operands]
     integers = scaling.integers(a, y, 1 << y.ndim - 1) if scaling else None
     if form == "packed" and (constant or a.shape[-2] == 1):
         return None
     posts = tuple(
         step
         if isinstance(step, Activation)
-        else Binary(step[0], Layout.dense(step[1].shape, dtype=step[1].dtype.name))
+        else Binary(step[0], Layout.dense(step[1].shape, dtype=name_of(step[1].dtype)))
         for step in steps
     )
     rounds = form == BFLOAT16
@@ -168,7 +169,7 @@ def product(
         left, right, out = used
         if out.strides is not None and out.strides[-1] != 1:
             out = dense[2]  # no implementation writes columns
-        right = Layout.any(b.shape, form if rounds else b.dtype.name) if packed else right
+        right = Layout.any(b.shape, form if rounds else name_of(b.dtype)) if packed else right
         form_of = "gemm" if form == "gemm" else "first"
         sides = left, right, out
         made = Product(*sides, bias is not None, posts, program.threads, form_of, integers=integers)
@@ -190,7 +191,7 @@ def product(
         arguments[ARG_BIAS] = program.source(row, Layout.of(row), flat)
     for index, step in enumerate(steps):
         if not isinstance(step, Activation):
-            flat = Layout.dense(step[1].shape, dtype=step[1].dtype.name).descriptor
+            flat = Layout.dense(step[1].shape, dtype=name_of(step[1].dtype)).descriptor
             arguments[post_argument(index)] = program.source(step[1], Layout.of(step[1]), flat)
     if scaling is not None:
         arguments |= scaling.arguments(program)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from soapstone.kernels.cpu.onednn.descriptors import Layout, usable
+from functools import lru_cache
+
+from soapstone.kernels.cpu.onednn.descriptors import (
+    ARG_DST,
+    ARG_SRC,
+    Layout,
+    Primitive,
+    reorder_primitive,
+    usable,
+)
 from soapstone.kernels.cpu.onednn.execute import Program, empty
 from soapstone.kernels.cpu.onednn.library import UnsupportedError
 from soapstone.kernels.entry import Array, Call, Entry
@@ -28,14 +37,24 @@ def reorder(source: Array, target: Array, count: int = 1) -> Entry | None:
         return None
     program = Program(count)
     ends = Layout.of(source), Layout.of(target)
+    primitive = _primitive(*ends, count)
+    if primitive is None:
+        return None
+    arguments = {
+        ARG_SRC: program.source(source, ends[0]),
+        ARG_DST: program.source(target, ends[1]),
+    }
+    program.step(primitive, arguments)
+    return program.entry()
+
+
+@lru_cache(maxsize=1024)
+def _primitive(source: Layout, target: Layout, count: int) -> Primitive | None:
+    """Return the primitive, or None where oneDNN has none."""
     try:
-        program.copy(
-            *(program.source(source, ends[0]), ends[0].descriptor),
-            *(program.source(target, ends[1]), ends[1].descriptor),
-        )
+        return reorder_primitive(source.descriptor, target.descriptor, count)
     except UnsupportedError:
         return None
-    return program.entry()
 
 
 @variant("transpose", "onednn")
