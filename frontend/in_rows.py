@@ -3,7 +3,7 @@
 Where each row of the outputs depends on its row of the inputs alone, and the model's graphs for two
 numbers of rows differ in extents only, as many rows as come are run in steps of such numbers; what
 is left runs as a last step that some rows are part of again. So the first answer waits for no
-binding. A number that comes once more is bound.
+binding. A number that comes again is bound when it has taken `MOST_STEPS` in all.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from soapstone.ir.extents import differs
 from soapstone.ir.samples import meeting_samples
 from soapstone.ir.tensor import Array
 
-MOST_STEPS = 8  # beyond, binding takes less than what larger batches gain
-_KINDS, _ONCE = 64, 256  # kinds of rows, and numbers of a kind that came once, that are told apart
+MOST_STEPS = 8  # for one number; beyond, binding takes less than what larger batches gain
+_KINDS, _NUMBERS = 64, 256  # kinds of rows, and numbers of a kind, that are told apart
 
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs, in their order
 Find = Callable[[Shapes], Bound | None]  # returns what is bound for shapes
@@ -33,14 +33,14 @@ class _Kind:
     """Rows of one shape for each input.
 
     Attributes:
-        numbers: of rows, whose graphs are known to be alike. once: those that came once.
+        numbers: of rows, whose graphs are known to be alike. taken: steps, by the number of rows.
         seen: a number with its graph, which others are compared with. apart: whether rows may be
             run in steps, as far as is known.
     """
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()
-        self.once: OrderedDict[int, None] = OrderedDict()
+        self.taken: OrderedDict[int, int] = OrderedDict()
         self.seen: tuple[int, Known] | None = None
         self.apart = True
 
@@ -99,12 +99,12 @@ class InRows:
 
         known = {n: bound for n in kind.numbers if (bound := bound_for(n)) is not None}
         steps = _steps(rows, known)
-        if rows in kind.once or not steps:
-            kind.once.pop(rows, None)
+        taken = kind.taken.pop(rows, 0) + len(steps)
+        if not steps or taken > MOST_STEPS:
             return None
-        kind.once[rows] = None
-        if len(kind.once) > _ONCE:
-            kind.once.popitem(last=False)
+        kind.taken[rows] = taken
+        if len(kind.taken) > _NUMBERS:
+            kind.taken.popitem(last=False)
         some = next(iter(known.values())).results
         whole = {
             name: np.broadcast_to(np.zeros((), array.dtype), (rows, *array.shape[1:]))
