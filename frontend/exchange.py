@@ -10,7 +10,8 @@ import numpy as np
 
 from soapstone.dtypes import BITS, learn, name_of
 from soapstone.errors import DataError
-from soapstone.ir.tensor import Array, spec_of
+from soapstone.frontend.onnx.texts import described
+from soapstone.ir.tensor import Array
 
 
 def as_array(value: Any, where: str) -> Array:
@@ -88,8 +89,10 @@ def targets(model: str, out: Mapping[str, Any], results: Mapping[str, Array]) ->
         where = f"model {model!r}: out {name!r}"
         if name not in results:
             raise DataError(f"{where}: no such output; outputs are {', '.join(results)}")
+        if not isinstance(results[name], np.ndarray):
+            raise DataError(f"{where}: it is no array, and is not written to one")
         array = found[name] = as_array(given, where)
-        have, needed = spec_of(array), spec_of(results[name])
+        have, needed = described(array), described(results[name])
         if have != needed:
             raise DataError(f"{where}: {have} found, {needed} needed")
         if not array.flags.writeable:

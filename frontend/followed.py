@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from soapstone.engine.lower import boundary_orders, channels_last, stored
+from soapstone.frontend.onnx.texts import blank
 from soapstone.frontend.sources import Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
@@ -69,7 +68,7 @@ class Followed:
             extents = [extent for extent in mixed if isinstance(extent, int)]
             if len(extents) < len(mixed):
                 return  # the graph is known when it first runs
-            arrays[each.name] = np.broadcast_to(np.zeros((), each.dtype), extents)
+            arrays[each.name] = blank(extents, each.dtype)
         self._check(source.graph(arrays)[0])
 
     def _here(self, cpus: int | None, threads: int | None, gpus: int, requests: int) -> Machine:

@@ -15,7 +15,7 @@ import numpy as np
 from soapstone.dtypes import kind_of
 from soapstone.errors import DataError, hint
 from soapstone.frontend.inference import InferenceSession
-from soapstone.frontend.onnx.texts import TEXT
+from soapstone.frontend.onnx.texts import blank
 from soapstone.frontend.predict import source_of
 from soapstone.ir.tensor import Array
 
@@ -180,12 +180,10 @@ def _drawn(session: InferenceSession, dims: Mapping[str, int]) -> dict[str, Arra
         if field.holds:
             raise DataError(f"input {field} found, of which none is drawn; arrays needed")
         shape = [d if isinstance(d, int) else dims.get(d or "", 1) for d in field.shape]
-        if field.dtype == TEXT:
-            made[field.name] = np.full(shape, "", object)
-            continue
-        drawn = kind_of(field.dtype) == "f"
-        values = random.standard_normal(shape) if drawn else np.zeros(shape)
-        made[field.name] = values.astype(field.dtype)
+        if kind_of(field.dtype) == "f":
+            made[field.name] = random.standard_normal(shape).astype(field.dtype)
+        else:
+            made[field.name] = blank(shape, field.dtype).copy()
     return made
 
 

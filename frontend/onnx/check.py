@@ -8,14 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.model import OnnxModel, from_onnx
 from soapstone.frontend.onnx.pieces import Pieces
 from soapstone.frontend.onnx.support import name_of, nodes_of, unsupported
-from soapstone.frontend.onnx.texts import TEXT
+from soapstone.frontend.onnx.texts import blank
 
 
 @dataclass(frozen=True)
@@ -129,6 +127,5 @@ def _cuts(model: OnnxModel, dims: Mapping[str, int]) -> tuple[str, ...]:
         return ()  # how many tensors there are is told by a run
     for declared in model.inputs:
         shape = [each if isinstance(each, int) else dims.get(each, 1) for each in declared.shape]
-        one = np.array("", object) if declared.dtype == TEXT else np.zeros((), declared.dtype)
-        given[declared.name] = np.broadcast_to(one, shape)
+        given[declared.name] = blank(shape, declared.dtype)
     return tuple(Pieces(model.source, None).cuts(given))

@@ -257,9 +257,15 @@ def as_tensor(array: Array, name: str = "") -> onnx.TensorProto:
 
 
 def frozen(array: Any, dtype: str | None = None) -> Array:
-    """Return a read-only array that nothing else can write to."""
+    """Return a read-only array that nothing else can write to.
+
+    Raises:
+        OnnxError: numbers where the type is text, or text where it is not.
+    """
     made = np.asarray(array)
-    result = np.array(made, object if is_text(made) or dtype == TEXT else dtype)
+    if dtype is not None and is_text(made) != (dtype == TEXT):
+        raise OnnxError(f"{TEXT if is_text(made) else made.dtype} found, {dtype} needed")
+    result = np.array(made, object if is_text(made) else dtype)
     result.flags.writeable = False
     return result
 

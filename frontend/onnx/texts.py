@@ -48,6 +48,12 @@ def spec_as(shape: Sequence[int], dtype: str) -> TensorSpec:
     return TextSpec(tuple(shape)) if dtype == TEXT else TensorSpec(tuple(shape), dtype)
 
 
+def blank(shape: Sequence[int], dtype: str) -> Array:
+    """Return zeros, or empty texts, of which only shape and type are to be looked at."""
+    one = np.array("", object) if dtype == TEXT else np.zeros((), dtype)
+    return np.broadcast_to(one, shape)
+
+
 def contents_of(array: Array) -> bytes:
     """Return bytes that tell the contents of an array from any other's of its shape and type."""
     if not is_text(array):

@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from soapstone.frontend import inference
 from soapstone.frontend.onnx import from_onnx
 from soapstone.frontend.onnxruntime.errors import InvalidArgument, as_invalid
@@ -233,6 +235,11 @@ class InferenceSession:
         wanted = self._wanted(output_names, run_options)
         with as_invalid():
             found = self._session.run(input_dict_ort_values)
+        lists = [name for name in wanted if not isinstance(found[name], np.ndarray)]
+        if lists:
+            raise InvalidArgument(
+                f"output {lists[0]!r} is no tensor, as `OrtValue`s are; see `run`"
+            )
         return [OrtValue(found[name]) for name in wanted]
 
     def io_binding(self) -> IOBinding:

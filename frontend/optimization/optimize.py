@@ -14,14 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from soapstone.deadline import Deadline
 from soapstone.engine.lower import channels_last, fold_weights, merge_parts, stored
 from soapstone.engine.lower.rebuild import called, narrow
 from soapstone.engine.prepare import evaluated, folded
 from soapstone.engine.session import NOTHING
 from soapstone.errors import DataError
+from soapstone.frontend.onnx.texts import blank
 from soapstone.frontend.optimization.result import OptimizeResult, Original
 from soapstone.frontend.optimization.runners import Side, exported
 from soapstone.frontend.optimization.training import Ground
@@ -308,7 +307,7 @@ def taken(
             if not isinstance(dim, int):
                 frozen[dim or f"{each.name}[{axis}]"] = extent
             shape.append(extent)
-        shapes[each.name] = np.zeros(shape, each.dtype)
+        shapes[each.name] = blank(shape, each.dtype)
     graph, _ = source.graph(shapes)
     known = source.weights()
     return graph, {name: known[name] for name in graph.roles if name in known}, frozen

@@ -12,6 +12,7 @@ from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.tensors import dtype_of, shape_of
+from soapstone.frontend.onnx.texts import TEXT
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.ops.movement.slicing import slice_bounds
 
@@ -27,14 +28,14 @@ def constant(n: Call) -> Value:
         "value_floats": "float32",
         "value_int": "int64",
         "value_ints": "int64",
-        "value_string": "object",
-        "value_strings": "object",
+        "value_string": TEXT,
+        "value_strings": TEXT,
     }
     if key == "value":
         return n.known(value)
     if key not in types:
         raise UnsupportedError(f"attribute {key!r} is not supported")
-    return n.known(np.asarray(value, types[key]))
+    return n.known(np.asarray(value, object if types[key] == TEXT else types[key]))
 
 
 @rule("Shape")

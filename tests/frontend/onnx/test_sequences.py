@@ -9,6 +9,7 @@ import onnx
 import onnx.parser
 import pytest
 
+import soapstone.onnxruntime as facade
 from soapstone import DataError, InferenceSession, from_onnx
 from soapstone.frontend.onnx import OnnxError, UnboundError
 from soapstone.frontend.onnx.check import check_onnx
@@ -150,3 +151,14 @@ def test_a_check_of_sequences_says_supported(tmp_path: Any) -> None:
     path.write_bytes(model_of(MODELS["joined"]))
     report = check_onnx(path)
     assert (report.problem, report.unsupported) == (None, ())
+
+
+def test_sequences_are_written_to_no_array() -> None:
+    session = InferenceSession(from_onnx(model_of(MODELS["split"])), threads=1)
+    with pytest.raises(DataError, match="out 'y': it is no array"):
+        session.run(LIST[2], out={"y": LIST[2]})
+    ours = facade.InferenceSession(model_of(MODELS["split"]))
+    assert (ours.get_outputs()[0].type, ours.get_outputs()[0].shape) == ("seq(tensor(float))", [])
+    assert [part.shape for part in ours.run(None, {"x": LIST[2]})[0]] == [(2, 3), (2, 3)]
+    with pytest.raises(facade.InvalidArgument, match="output 'y' is no tensor"):
+        ours.run_with_ort_values(None, {"x": facade.OrtValue.ortvalue_from_numpy(LIST[2])})

@@ -9,9 +9,9 @@ import onnx
 import onnx.parser
 import pytest
 
-from soapstone import InferenceSession, from_onnx
+from soapstone import Batcher, DataError, InferenceSession, from_onnx, optimize
 from soapstone.frontend.latency import measure
-from soapstone.frontend.onnx import OnnxError
+from soapstone.frontend.onnx import OnnxError, UnboundError
 from soapstone.frontend.onnx.check import check_onnx
 
 theirs = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
@@ -193,3 +193,30 @@ def test_runs_on_texts_are_measured(tmp_path: Any) -> None:
     path = tmp_path / "texts.onnx"
     path.write_bytes(model_of(MODELS["concat"]))
     assert measure(str(path), dims={"n": 2}, runs=3, threads=1).inputs == {"x": "object[2, 3]"}
+
+
+def test_texts_are_written_where_a_run_is_told() -> None:
+    with InferenceSession(from_onnx(model_of(MODELS["concat"])), threads=1) as session:
+        into = np.empty(WORDS.shape, object)
+        assert session.run(WORDS, out={"y": into})["y"] is into
+        np.testing.assert_array_equal(into, WORDS + WORDS)
+        with pytest.raises(
+            DataError, match=r"out 'y': float32\[2, 3\] found, string\[2, 3\] needed"
+        ):
+            session.run(WORDS, out={"y": REALS.copy()})
+
+
+def test_what_needs_a_graph_says_that_texts_have_none(tmp_path: Any) -> None:
+    path = tmp_path / "texts.onnx"
+    path.write_bytes(model_of(MODELS["concat"]))
+    with pytest.raises(UnboundError, match="they are text, which no graph holds"):
+        optimize(path, dims={"n": 2})
+    model = from_onnx(model_of("(float[n] x) => (string[n] y) { y = Bernoulli<dtype = 8>(x) }"))
+    with pytest.raises(OnnxError, match="bool found, string needed"):
+        InferenceSession(model, threads=1).run(np.zeros(2, np.float32))
+
+
+def test_requests_on_texts_are_joined() -> None:
+    model = from_onnx(model_of(MODELS["concat"]))
+    with InferenceSession(model, threads=1) as session, Batcher(session) as batcher:
+        np.testing.assert_array_equal(batcher.run(WORDS)["y"], WORDS + WORDS)
