@@ -10,7 +10,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.declared import read_declared
-from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.texts import tabled
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.spec import operator
@@ -92,6 +92,8 @@ def trilu(n: Call) -> Any:
     x = n.value()
     if x.rank < 2:
         raise OnnxError(f"input 0 has rank {x.rank}; 2 or more needed")
+    if x.is_text:
+        raise UnsupportedError(f"input 0 is {x.spec}; numbers needed, which may be zero")
     k = int(n.number("k", 1, 0) or 0)
     k = max(-x.shape[-2], min(x.shape[-1], k))
     return n.declared(k=k)

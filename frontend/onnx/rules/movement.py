@@ -244,8 +244,21 @@ def pad(n: Call) -> Value:
     for position, axis in enumerate(axes):
         low[axis], high[axis] = pads[position], pads[position + len(axes)]
     filled = mode == "constant" and max((*low, *high), default=0) > 0
+    if filled and x.is_text:
+        filler = n.value(2) if n.has(2) else n.known(np.asarray("", object))
+        return _bordered_by(n, x, low, high, n.reshape(filler, ()))
     value = (n.number("value", 2, 0.0) or 0.0) if filled else 0.0
     return bordered(n, x, low, high, value=value, mode=mode)
+
+
+def _bordered_by(
+    n: Call, x: Value, low: Sequence[int], high: Sequence[int], filler: Value
+) -> Value:
+    """Return x with a border of a text, which is no place that padding could put there."""
+    inside = bordered(n, n.known(np.ones(x.shape, bool)), low, high)
+    if not x.spec.size:
+        return n.broadcast(filler, inside.shape)
+    return n("where", inside, bordered(n, x, low, high, mode="edge"), filler)
 
 
 def bordered(n: Call, x: Value, low: Sequence[int], high: Sequence[int], **more: Any) -> Value:
@@ -278,4 +291,6 @@ def center_crop_pad(n: Call) -> Value:
         more = extent - x.shape[axis]
         low[axis] = more // 2 if more > 0 else -(-more // 2)
         high[axis] = more - low[axis]
+    if x.is_text:
+        return _bordered_by(n, x, low, high, n.known(np.asarray("", object)))
     return bordered(n, x, low, high)

@@ -71,6 +71,24 @@ MODELS: dict[str, str] = {
             <case_change_action = "UPPER", locale = "C", stopwords = ["RED", "b"]>(w) }""",
     "nothing left": """(string[1, m] w) => (string[1, k] y) {
         y = StringNormalizer<is_case_sensitive = 1, stopwords = ["red", "a", "Blue", ""]>(w) }""",
+    "loop": """(string[n, 3] x) => (string[n, 3] y, string[k, n, 3] z) {
+        trips = Constant<value = int64 {3}>()  yes = Constant<value = bool {1}>()
+        y, z = Loop(trips, yes, x) <body = b (int64 i, bool c, string[n, 3] s)
+            => (bool d, string[n, 3] r, string[n, 3] o) {
+                d = Identity(c)  e = Constant<value_string = "!">()
+                r = StringConcat(s, e)  o = Identity(r) }> }""",
+    "scan": """(string[n, 3] x) => (string[n, 3] y) {
+        y = Scan(x) <num_scan_inputs = 1, body = b (string[3] r) => (string[3] o) {
+            e = Constant<value_strings = ["1", "2", "3"]>()  o = StringConcat(r, e) }> }""",
+    "scattered": """(string[n, 3] x) => (string[n, 3] y)
+        <int64[1, 1] at = {0}, string[1, 3] rows = {"q", "r", "s"}> {
+        y = ScatterND(x, at, rows) }""",
+    "compressed": """(string[n, 3] x) => (string[n, 2] y, string[n, k] z)
+        <bool[3] keep = {1, 0, 1}> {
+        y = Compress<axis = 1>(x, keep)  z = Unique<axis = 1>(x) }""",
+    "one hot": """(float[n, 3] r) => (string[n, 3] y) <string[2] names = {"off", "on"}> {
+        at = ArgMax<axis = 1, keepdims = 0>(r)  depth = Constant<value = int64 {3}>()
+        y = OneHot(at, depth, names) }""",
     "if": """(string[n, 3] x, float[n, 3] r) => (string[k, 3] y) {
         sum = ReduceSum<keepdims = 0>(r)  zero = Constant<value = float {0}>()
         more = Greater(sum, zero)
@@ -92,6 +110,23 @@ def test_texts_are_as_onnx_runtime_has_them(name: str) -> None:
                 assert mine.shape == other.shape
                 assert mine.dtype == other.dtype
                 np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("rows", [2, 0])
+def test_texts_are_padded_with_text(rows: int) -> None:
+    """ONNX Runtime has no padding of texts."""
+    text = """(string[n, 3] x) => (string[a, 4] y, string[a, 4] z, string[b, 3] c)
+        <string by = {"-"}, int64[4] pads = {0, 1, 1, 0}, int64[1] four = {4}> {
+        y = Pad(x, pads)  z = Pad(x, pads, by)  c = CenterCropPad<axes = [0]>(x, four) }"""
+    with InferenceSession(from_onnx(model_of(text)), threads=1) as session:
+        found = session.run(WORDS[:rows])
+    for name, by in (("y", ""), ("z", "-")):
+        wanted = np.full((rows + 1, 4), by, object)
+        wanted[:rows, 1:] = WORDS[:rows]
+        np.testing.assert_array_equal(found[name], wanted)
+    wanted = np.full((4, 3), "", object)
+    wanted[2 - rows // 2 : 2 + rows // 2] = WORDS[:rows]
+    np.testing.assert_array_equal(found["c"], wanted)
 
 
 GRAMS = {
