@@ -14,6 +14,7 @@ from soapstone.errors import DataError
 from soapstone.frontend.app import load_app
 from soapstone.frontend.data import npz
 from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.onnx.texts import described, is_text
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class Prediction:
         return {
             "model": self.model,
             "outputs": {
-                name: {"dtype": array.dtype.name, "shape": list(array.shape)}
-                for name, array in self.outputs.items()
+                name: {"dtype": described(array).dtype, "shape": list(array.shape)}
+                for name, array in stored(self.outputs).items()
             },
             "run_ms": self.seconds * 1e3,
             "bind_ms": self.bind_seconds * 1e3,
@@ -55,7 +56,7 @@ class Prediction:
         }
 
     def __str__(self) -> str:
-        shown = [f"{n}: {a.dtype.name}{list(a.shape)}" for n, a in self.outputs.items()]
+        shown = [f"{name}: {_described(value)}" for name, value in self.outputs.items()]
         timing = f"{self.seconds * 1e3:.2f} ms a run, {self.launches} launches"
         lines = [*shown, f"{timing}, {self.bind_seconds * 1e3:.0f} ms to bind"]
         if self.moved_bytes is not None:
@@ -77,7 +78,27 @@ def read_arrays(path: Path) -> dict[str, Array]:
     if not path.is_file():
         what = "is no file" if path.exists() else "does not exist"
         raise DataError(f"{label} {what}; an npz file of arrays needed")
-    return npz.read(path, label, DataError)
+    return npz.read(path, label, DataError, texts=None)
+
+
+def stored(outputs: Mapping[str, Any]) -> dict[str, Array]:
+    """Return outputs as npz files hold them: each tensor of a sequence by its place, texts as such.
+
+    outputs: of a run, by name.
+    """
+    found: dict[str, Array] = {}
+    for name, value in outputs.items():
+        if isinstance(value, list):
+            found.update(stored({f"{name}.{place}": each for place, each in enumerate(value)}))
+        elif value is not None:
+            found[name] = value.astype(str) if is_text(value) else value
+    return found
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_described, value))}]"
+    return "None" if value is None else str(described(value))
 
 
 def predict(

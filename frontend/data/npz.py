@@ -33,12 +33,12 @@ _FAULTS = (
 
 
 def headers(
-    path: Path, where: str, error: type[ValueError], texts: tuple[str, ...] = ()
+    path: Path, where: str, error: type[ValueError], texts: tuple[str, ...] | None = ()
 ) -> dict[str, Header]:
     """Return shape and element type of each array of an npz file, whose sizes are within bounds.
 
     Args:
-        where: what errors call the file; texts: the arrays that may be strings.
+        where: what errors call the file; texts: the arrays that may be strings; None: all.
 
     Raises:
         error: no npz file, an encrypted member or one of another compression, arrays of objects,
@@ -54,7 +54,7 @@ def headers(
 
 
 def _headers(
-    archive: zipfile.ZipFile, where: str, error: type[ValueError], texts: tuple[str, ...]
+    archive: zipfile.ZipFile, where: str, error: type[ValueError], texts: tuple[str, ...] | None
 ) -> dict[str, Header]:
     found: dict[str, Header] = {}
     members = archive.infolist()
@@ -81,7 +81,8 @@ def _headers(
                 start = stream.tell()
             except (ValueError, *_FAULTS) as fault:
                 raise error(f"{label}: {fault}") from None
-        if kind_of(dtype) not in "biuf" and not (name in texts and kind_of(dtype) == "U"):
+        text = kind_of(dtype) == "U" and (texts is None or name in texts)
+        if kind_of(dtype) not in "biuf" and not text:
             raise error(f"{label}: element type {dtype} found, numbers needed (allow_pickle=False)")
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes != member.file_size - start:
@@ -107,7 +108,7 @@ def _header(stream: IO[bytes]) -> Header:
 
 
 def read(
-    path: Path, where: str, error: type[ValueError], texts: tuple[str, ...] = ()
+    path: Path, where: str, error: type[ValueError], texts: tuple[str, ...] | None = ()
 ) -> dict[str, Array]:
     """Return the arrays of an npz file, of which nothing is read before `headers` has seen it.
 

@@ -308,7 +308,7 @@ def predict(
         **options,
     )
     if output is not None:
-        arrays: dict[str, Any] = dict(result.outputs)
+        arrays: dict[str, Any] = dict(task.stored(result.outputs))
         write(output, lambda stream: np.savez(stream, **arrays))
     tell(result, result.as_dict(), as_json)
 

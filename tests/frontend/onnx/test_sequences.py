@@ -8,9 +8,11 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from typer.testing import CliRunner
 
 import soapstone.onnxruntime as facade
 from soapstone import DataError, InferenceSession, from_onnx
+from soapstone.cli.main import app
 from soapstone.frontend.onnx import OnnxError, UnboundError
 from soapstone.frontend.onnx.check import check_onnx
 
@@ -162,3 +164,15 @@ def test_sequences_are_written_to_no_array() -> None:
     assert [part.shape for part in ours.run(None, {"x": LIST[2]})[0]] == [(2, 3), (2, 3)]
     with pytest.raises(facade.InvalidArgument, match="output 'y' is no tensor"):
         ours.run_with_ort_values(None, {"x": facade.OrtValue.ortvalue_from_numpy(LIST[2])})
+
+
+def test_the_command_writes_each_tensor_of_a_sequence(tmp_path: Any) -> None:
+    path, given, made = (tmp_path / name for name in ("s.onnx", "x.npz", "y.npz"))
+    path.write_bytes(model_of(MODELS["split"]))
+    np.savez(given, x=LIST[2])
+    told = CliRunner().invoke(app, ["predict", str(path), "-i", str(given), "-o", str(made)])
+    assert told.exit_code == 0, told.output
+    assert "y: [float32[2, 3], float32[2, 3]]" in told.output
+    with np.load(made) as arrays:
+        both = np.concatenate([arrays["y.0"], arrays["y.1"]])
+    np.testing.assert_array_equal(both, np.maximum(LIST[2], 0))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from typer.testing import CliRunner
 
 from soapstone import Batcher, DataError, InferenceSession, from_onnx, optimize
+from soapstone.cli.main import app
 from soapstone.frontend.latency import measure
 from soapstone.frontend.onnx import OnnxError, UnboundError
 from soapstone.frontend.onnx.check import check_onnx
@@ -255,3 +258,16 @@ def test_requests_on_texts_are_joined() -> None:
     model = from_onnx(model_of(MODELS["concat"]))
     with InferenceSession(model, threads=1) as session, Batcher(session) as batcher:
         np.testing.assert_array_equal(batcher.run(WORDS)["y"], WORDS + WORDS)
+
+
+def test_the_command_reads_and_writes_texts(tmp_path: Any) -> None:
+    path, given, made = (tmp_path / name for name in ("t.onnx", "x.npz", "y.npz"))
+    path.write_bytes(model_of(MODELS["concat"]))
+    np.savez(given, x=WORDS.astype(str))
+    told = CliRunner().invoke(app, ["predict", str(path), "-i", str(given), "-o", str(made)])
+    assert told.exit_code == 0, told.output
+    assert "y: string[2, 3]" in told.output
+    with np.load(made, allow_pickle=False) as arrays:
+        np.testing.assert_array_equal(arrays["y"], (WORDS + WORDS).astype(str))
+    told = CliRunner().invoke(app, ["predict", str(path), "-i", str(given), "--json"])
+    assert json.loads(told.stdout)["outputs"] == {"y": {"dtype": "string", "shape": [2, 3]}}
