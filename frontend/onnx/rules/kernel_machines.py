@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 
 from soapstone.frontend.onnx.call import Call
-from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.rules.learned import (
     DOMAIN,
     classlabels,
@@ -118,6 +118,8 @@ def _decisions(n: Call, made: Value, count: int) -> Value:
     kind = n.attribute("post_transform", "NONE")
     if count > 2:
         return post_transform(n, made, kind)
+    if kind != "NONE":
+        raise UnsupportedError(f"attribute 'post_transform' is {kind!r} of two classes")
     return n("concat", n("neg", made), made, axis=1)
 
 

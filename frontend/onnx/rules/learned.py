@@ -14,6 +14,7 @@ from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.tensor import Array
 
 DOMAIN = "ai.onnx.ml"
+_WINITZKI = 0.147
 
 
 def samples(n: Call) -> Value:
@@ -33,10 +34,12 @@ def post_transform(n: Call, x: Value, kind: str) -> Value:
     """Return scores (samples, classes) as an attribute `post_transform` has them.
 
     Raises:
-        UnsupportedError: the inverse of a normal distribution is asked for.
+        UnsupportedError: another one.
     """
     if kind == "NONE":
         return x
+    if kind == "PROBIT":
+        return _probit(n, x)
     if kind == "LOGISTIC":
         return n("sigmoid", x)
     if kind == "SOFTMAX":
@@ -53,6 +56,19 @@ def post_transform(n: Call, x: Value, kind: str) -> Value:
     return n("div", chosen, total)
 
 
+def _probit(n: Call, x: Value) -> Value:
+    """Return the inverse of the normal distribution, as near as ONNX Runtime takes it.
+
+    Source: Winitzki, A handy approximation for the error function and its inverse, 2008.
+    """
+    at = n("affine", x, scale=2.0, shift=-1.0)
+    log = n("log", n("sub", n.like(1, x), n("mul", at, at)))
+    middle = n("affine", log, scale=0.5, shift=2 / (3.14159 * _WINITZKI))
+    rest = n("sub", n("mul", middle, middle), n("affine", log, scale=1 / _WINITZKI))
+    size = n("sqrt", n("sub", n("sqrt", rest), middle))
+    return n("affine", n("mul", n("sign", at), size), scale=2**0.5)
+
+
 def labelled(n: Call, scores: Value, labels: Sequence[Any], *, halves: bool) -> list[Value]:
     """Return the label of each sample and the scores of all classes.
 
@@ -65,6 +81,8 @@ def labelled(n: Call, scores: Value, labels: Sequence[Any], *, halves: bool) -> 
     if scores.shape[1] == 1 and len(labels) == 2:
         second = n("greater", scores, n.like(0.5 if halves else 0.0, scores))
         place = n.cast(n.reshape(second, (scores.shape[0],)), "int64")
+        if kind == "PROBIT":
+            raise UnsupportedError("attribute 'post_transform' is 'PROBIT' of one score of two")
         if halves:
             other, kind = n("sub", n.like(1, scores), scores), "NONE"
         else:

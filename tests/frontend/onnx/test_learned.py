@@ -143,6 +143,19 @@ def test_nodes_that_look_for_values_of_a_set() -> None:
     np.testing.assert_array_equal(found[:, 0], np.where(first, 1, np.where(second, 2, 3)))
 
 
+def test_scores_as_the_inverse_of_a_normal_distribution() -> None:
+    options = {"n_targets": 2, "post_transform": "PROBIT"}
+    given = drawn(2, "target", 2, trees=1) | options
+    given["target_weights"] = np.linspace(0.02, 0.98, len(given["target_weights"])).tolist()
+    theirs, ours = both(model_of("TreeEnsembleRegressor", (1,), **given), samples())
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-4, atol=1e-4)
+    given = {"coefficients": ROWS, "intercepts": [0.5, 0.4, 0.6], "classlabels_ints": [0, 1, 2]}
+    given["coefficients"] = [each / 100 for each in ROWS]
+    model = model_of("LinearClassifier", (7, 1), **given, post_transform="PROBIT")
+    theirs, ours = both(model, np.nan_to_num(samples()))
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-4)
+
+
 ROWS = np.random.default_rng(2).standard_normal(3 * FEATURES).round(2).tolist()
 SIMPLE: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "scaler": ("Scaler", (1,), {"offset": [1.0, 2, 3, 4, 5], "scale": [0.5, 1, 2, 3, 4]}),
@@ -253,7 +266,7 @@ def test_the_facade_gives_dictionaries() -> None:
         ({"nodes_nodeids": 0}, "node 0 of tree 0 stands twice"),
         ({"nodes_truenodeids": 0}, "a tree without a root"),
         ({"target_ids": 5}, "'target_ids': 5 to 5 found, 2 needed"),
-        ({"post_transform": "PROBIT"}, "'post_transform' is 'PROBIT'"),
+        ({"post_transform": "CUBIC"}, "'post_transform' is 'CUBIC'"),
     ],
 )
 def test_wrong_trees_are_refused(changed: dict[str, Any], message: str) -> None:
