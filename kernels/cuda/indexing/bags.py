@@ -8,7 +8,7 @@ from soapstone.kernels.cuda.indexing.puts import put_elements
 from soapstone.kernels.cuda.indexing.rows import OUTSIDE, checked
 from soapstone.kernels.cuda.movement.copies import copy, fill
 from soapstone.kernels.cuda.substrate.arrays import room, views
-from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.cuda.substrate.element import each_element, place, read
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -23,7 +23,7 @@ def embedding_bag(call: Call) -> DeviceEntry:
     total, largest = at.get("total", table.shape[0]), at["reduction"] == "max"
     status, statuses = checked(call, total)
     absent = float("-inf") if largest and (length or "length" in at) else 0.0
-    value = f"{kind}(table[{place('table', ['row', 'at_1'])}])"
+    value = read("table", table, ["row", "at_1"])
     if largest:
         taken = [f"value = {value}", "if value > made or value != value: made = value"]
     else:
@@ -63,14 +63,14 @@ def embedding_bag_max_grad(call: Call) -> DeviceEntry:
         f"    if row < 0 or row >= {rows}:",
         f"        status[0] = {OUTSIDE}",
         "    elif found == 0:",
-        f"        if table[{place('table', ['row', 'at_1'])}] == y[{place('y', _HERE)}]: found = 1",
+        f"        if {read('table', table, ['row', 'at_1'])} == {read('y', y, _HERE)}: found = 1",
         "        if found == 1 or one == 0: chosen_row = row  # of none, the first",
         f"ids_of[{place('ids_of', _HERE)}] = chosen_row",
     ]
     operands = {"ids": ids, "table": table, "y": y, "ids_of": chosen}
     first = each_element(body, dy.shape, operands, status)
     total = dtable if kind == dtable.dtype else room(dtable.shape, kind, call.outputs[0])
-    value = f"{kind}(dy[{place('dy', ['n', 'at_1'])}])"
+    value = read("dy", dy, ["n", "at_1"])
     row = [f"row = ids[{place('ids', ['n', 'at_1'])}]"]
     put = put_elements(total, 0, chosen, row, value, {"dy": dy})
     last = () if total is dtable else (copy(total, dtable),)

@@ -54,9 +54,9 @@ class Scatter:
     def combined(
         self, target: View, operands: Mapping[str, View], value: Put, reduction: str
     ) -> DeviceEntry:
-        """Return the entry of `put` into a target, whose sums of halves are kept wide."""
+        """Return the entry of `put` into a target; halves that are combined are kept wide."""
         kind = wide(target.dtype)
-        if kind == target.dtype or reduction not in ("add", "mul") or not target.size:
+        if kind == target.dtype or reduction == "none" or not target.size:
             return self.put(target, operands, value, reduction)
         total = room(target.shape, kind, target.span)
         put = self.put(total, operands, value, reduction)
