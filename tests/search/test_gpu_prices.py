@@ -327,3 +327,16 @@ def test_a_memory_plan_for_a_gpu_takes_its_launches_and_copies_beside_them() -> 
     assert Launches(graph, machine="h100")(())[1] is None
     with pytest.raises(DeviceError, match="'V100': no field 'gpu' found"):
         Launches(graph, timed=True, machine="v100")
+
+
+def test_a_gpu_that_is_not_there_is_one_clear_error() -> None:
+    program = (
+        "import os; os.environ['CUDA_VISIBLE_DEVICES'] = '-1'\n"
+        "import soapstone; from soapstone.errors import DataError\n"
+        "from soapstone.frontend.strategies.finding import forward_of\n"
+        "try: soapstone.optimize(*forward_of('lenet', 1), machine='gpu')\n"
+        "except DataError as error: print(error)"
+    )
+    done = python(["-c", program], simulated=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("machine 'gpu': no NVIDIA GPU found"), done.stdout
