@@ -6,7 +6,6 @@ operands run once.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.dims import Kind
 from soapstone.ir.spec import operator, operators
-from soapstone.kernels.cuda.entry import DeviceEntry, Launch, Work
+from soapstone.kernels.cuda.entry import DeviceEntry, Work
 from soapstone.kernels.cuda.substrate.arrays import allocate
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant, variants
@@ -63,13 +62,9 @@ def _lowered(name: str, call: Call) -> DeviceEntry | None:
             return None
         if entry.status is not None:
             status, statuses = entry.status, entry.statuses
-        first = next(iter(entry.launches), None)
-        if isinstance(first, Launch):
-            of = operator(step.operator)
-            bound = of.bind([builder.spec(value) for value in step.inputs], step.attributes)
-            launches += (replace(first, flops=of.flops(bound)), *entry.launches[1:])
-        else:
-            launches += entry.launches
+        of = operator(step.operator)
+        bound = of.bind([builder.spec(value) for value in step.inputs], step.attributes)
+        launches += entry.counted(of.flops(bound)).launches
         known[key] = outputs
         values.update(zip(step.outputs, outputs))
     for value, output in zip(results, call.outputs):

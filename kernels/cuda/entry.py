@@ -16,7 +16,7 @@ The contract between kernels and whoever runs them:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from soapstone.native.memory import NO_STATUSES, Statuses
@@ -74,6 +74,12 @@ class DeviceEntry:
         """Put all launches on a stream of Numba's, by default the device's own, and return."""
         for launch in self.launches:
             launch.enqueue(stream)
+
+    def counted(self, flops: float) -> DeviceEntry:
+        """Return the entry with a first launch that says its operations; a library's says none."""
+        if not self.launches or not isinstance(self.launches[0], Launch):
+            return self
+        return replace(self, launches=(replace(self.launches[0], flops=flops), *self.launches[1:]))
 
     def explain(self, code: int) -> str:
         """Return what a code found in `status` means."""
