@@ -89,13 +89,14 @@ def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
     kind = node.op_type
     if kind not in _EVEN or node.domain not in ("", "ai.onnx"):
         return UNEVEN
+    data = inputs[0] if inputs else None
     for each in node.attribute:
-        windows = each.name == "auto_pad" and each.s not in (b"NOTSET", b"VALID", b"")
-        if windows or (each.name == "ceil_mode" and each.i) or each.name == "output_shape":
-            return UNEVEN
+        padded = each.name == "auto_pad" and each.s not in (b"NOTSET", b"VALID", b"")
+        if padded or (each.name == "ceil_mode" and each.i) or each.name == "output_shape":
+            # what is padded goes by the extents of what windows move over
+            return (kind, *map(str, data.shape[2:])) if isinstance(data, Value) else UNEVEN
     if kind == "MaxPool" and len([name for name in node.output if name]) > 1:
         return UNEVEN
-    data = inputs[0] if inputs else None
     if kind == "Slice" and isinstance(data, Value) and data.array is None:
         axes = inputs[3] if len(inputs) > 3 else None
         if not isinstance(axes, Value) or axes.array is None:
