@@ -245,7 +245,6 @@ def _algorithm(handle: int, of: Described, aligned: Sequence[int]) -> Any:
     found, count = lt.MatmulHeuristicResult(), np.zeros(1, np.int32)
     asked = preference(aligned)
     objects = of.product, of.a, of.b, of.d, of.d
-    answer = found.ptr, int(memory.address(count))
     try:
         lt.matmul_algo_get_heuristic(
             handle, *objects, asked, 1, found.ptr, int(memory.address(count))
