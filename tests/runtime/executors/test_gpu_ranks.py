@@ -56,9 +56,10 @@ def test_gpus_are_numbered_on_each_node() -> None:
 @pytest.mark.skipif(SIMULATOR in os.environ, reason="the simulator has GPUs")
 def test_a_rank_without_a_gpu_is_named() -> None:
     program = (
+        "import sys\n"
         "from soapstone.runtime.machines.start import machine_of\n"
-        "try: machine_of('mpi', gpus=1)\n"
-        "except Exception as error: print(type(error).__name__, error)"
+        "try: machine_of('mpi', gpus=1)\n"  # a line is written at once, for both ranks write some
+        "except Exception as error: sys.stdout.write(f'{type(error).__name__} {error}\\n')"
     )
     done = subprocess.run(
         [str(mpiexec()), "-n", "2", sys.executable, "-c", program],
