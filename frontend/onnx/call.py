@@ -35,11 +35,12 @@ class Call:
         version: int,
     ) -> None:
         self.importer = importer
+        self.emitter = importer.emitter
         self.node = node
         self.inputs = inputs
         self.scope = scope
         self.version = version
-        self.label = importer.label(node)
+        self.label = self.emitter.label(node)
 
     @property
     def kind(self) -> str:
@@ -113,7 +114,7 @@ class Call:
         value = self.value(value) if isinstance(value, int) else value
         if value.array is not None:
             return value.array
-        raise self.importer.unknown(value, apart=apart or value.is_text)
+        raise self.emitter.unknown(value, apart=apart or value.is_text)
 
     def generator(self) -> np.random.RandomState:
         """Return the node's random numbers, which a session keeps from run to run.
@@ -259,15 +260,15 @@ class Call:
 
     def all(self, operator_name: str, *inputs: Value, **attributes: Any) -> tuple[Value, ...]:
         """Emit an operator and return all its outputs."""
-        return self.importer.emit(operator_name, inputs, attributes, self.label)
+        return self.emitter.emit(operator_name, inputs, attributes, self.label)
 
     def kept(self, operator_name: str, *inputs: Value, **attributes: Any) -> Value:
         """Emit an operator that is a node of the graph even where its inputs are known."""
-        return self.importer.emit(operator_name, inputs, attributes, self.label, fold=False)[0]
+        return self.emitter.emit(operator_name, inputs, attributes, self.label, fold=False)[0]
 
     def known(self, array: Any, dtype: str | None = None) -> Value:
         """Return a value whose contents are known."""
-        return self.importer.known(array, self.label, dtype)
+        return self.emitter.known(array, self.label, dtype)
 
     def room(self, elements: int) -> int:
         """Return a number of elements of 8 bytes, once they are known to be few enough to fold.
@@ -275,14 +276,14 @@ class Call:
         Raises:
             OnnxError: they are not.
         """
-        return self.importer.room(elements, self.label)
+        return self.emitter.room(elements, self.label)
 
     def once(self, make: Callable[..., Value], *key: Any) -> Value:
         """Return make(self, *key), made once for all nodes with the same key: values and numbers.
 
         make: a function with a name of its own, which looks at nothing else of the node.
         """
-        return self.importer.once((make, *key), lambda: make(self, *key))
+        return self.emitter.once((make, *key), lambda: make(self, *key))
 
     def like(self, number: float, x: Value) -> Value:
         """Return a known scalar of the type of x."""

@@ -39,10 +39,11 @@ from soapstone.frontend.onnx.blocks import (
     recipe_of,
     stacked,
 )
-from soapstone.frontend.onnx.build import MOST_DEPTH, Importer, placed
+from soapstone.frontend.onnx.build import MOST_DEPTH, Importer
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.model import MOST_CONTENTS
+from soapstone.frontend.onnx.nodes import placed
 from soapstone.frontend.onnx.read import Declared, Source
 from soapstone.frontend.onnx.tensors import array_of
 from soapstone.frontend.onnx.texts import described
@@ -189,9 +190,9 @@ class Pieces:
         constants: dict[str, Array] = {}
 
         def keep(label: str, array: Array, taken: Callable[[str], bool]) -> str:
-            name = importer.builder.unique(label)
+            name = importer.emitter.builder.unique(label)
             while name in constants or taken(name):
-                name = importer.builder.unique(f"{name}.constant")
+                name = importer.emitter.builder.unique(f"{name}.constant")
             constants[name] = array
             return name
 
@@ -214,7 +215,7 @@ class Pieces:
         made = {n: recipe_of(s) for n, s in scope.values.items() if n in wanted}
         names = dict.fromkeys(n for recipe in made.values() for n in names_in(recipe))
         results = [name for name in names if name not in feeds]
-        graph = importer.piece(results) if results else None
+        graph = importer.emitter.piece(results) if results else None
         needed = {*names, *(graph.roles if graph else ())}
         return Piece(
             next(self._numbers),
@@ -237,15 +238,16 @@ class Pieces:
     ) -> dict[str, tuple[str, int]]:
         """Put the values that a block reads into a scope; return which inputs stand for which."""
         feeds: dict[str, tuple[str, int]] = {}
+        emitter = importer.emitter
 
         def offer(name: str, place: int, held: Held) -> Value:
             if isinstance(held, Known):
                 return held.value
             array = array_in(held)
             if name in block.told:
-                return importer.known(array, name)
+                return emitter.known(array, name)
             base = f"{name}.in" if name in self._source.weights else name
-            made = importer.offered(described(array), name, importer.builder.unique(base))
+            made = emitter.offered(described(array), name, emitter.builder.unique(base))
             assert made.name is not None
             feeds[made.name] = (name, place)
             return made
@@ -396,7 +398,8 @@ class Pieces:
             importer, _ = self._importer()
             graph = Call(importer, step.node, (), env.scope, 0).attribute(name)
             block = Block.of(inside, graph.node, (value.name for value in graph.output))
-            constants = {t.name: importer.known(array_of(t), t.name) for t in graph.initializer}
+            known = importer.emitter.known
+            constants = {t.name: known(array_of(t), t.name) for t in graph.initializer}
             self._bodies[inside] = Body(
                 block,
                 tuple(value.name for value in graph.input),

@@ -17,7 +17,7 @@ from soapstone.frontend.onnx.values import Value, rule
 def batch_normalization(n: Call) -> Any:
     x, gamma, beta, mean, var = (n.value(position) for position in range(5))
     # Exporters merge equal initializers: statistics may be another layer's weight.
-    mean, var = n.importer.untrained(mean), n.importer.untrained(var)
+    mean, var = n.emitter.untrained(mean), n.emitter.untrained(var)
     epsilon = n.attribute("epsilon", 1e-5)
     if n.version < 9 and not n.attribute("spatial", 1):
         raise UnsupportedError("attribute 'spatial' of 0 is not supported")
