@@ -46,6 +46,7 @@ def differs(one: Graph, other: Graph, weights: Mapping[str, Array]) -> str:
 
 
 def _same_attributes(one: Graph, other: Graph, a: Node, b: Node) -> bool:
+    """Return whether attributes are the same but for what they say of shapes."""
     if a.items == b.items:
         return True
     shaped = a.spec.view == "reshape" or a.operator == "broadcast"
@@ -153,15 +154,8 @@ class Between:
         """Take note of the one attribute that differs, where it says shapes."""
         differing = [(name, p, q) for (name, p), (_, q) in zip(a.items, b.items) if p != q]
         name, p, q = differing[0]
-        if a.spec.view == "reshape" or a.operator == "broadcast":
-            fits = name == "shape"
-        elif a.operator == "slice" and a.inputs[0] in fixed:
-            fits = name == "stops"
-        else:  # all of an axis, whatever its extent is
-            whole = zip(one.tensors[a.inputs[0]].shape, other.tensors[b.inputs[0]].shape)
-            fits = (a.operator, name) == ("slice", "stops") and all(
-                u == v or (u, v) == ends for u, v, ends in zip(p, q, whole)
-            )
+        cut = (a.operator, name) == ("slice", "stops") and a.inputs[0] in fixed
+        fits = cut or _same_attributes(one, other, a, b)
         if len(differing) > 1 or not fits or len(p) != len(q):
             raise GraphError(f"{a.label}: attributes {differing} found")
         self._items[a.name] = name, p, q
