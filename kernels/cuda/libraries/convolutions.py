@@ -15,7 +15,7 @@ from soapstone.kernels.cuda.libraries.device import of_gpu
 from soapstone.kernels.cuda.libraries.images import Kind, convolution
 from soapstone.kernels.cuda.libraries.products import followed
 from soapstone.kernels.cuda.products.convolution import bias_grad
-from soapstone.kernels.cuda.products.matmul import ending, steps
+from soapstone.kernels.cuda.products.matmul import ending, wrapped
 from soapstone.kernels.cuda.substrate.arrays import View, views
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import arrange, variant
@@ -54,9 +54,10 @@ def with_steps(
     attributes: Mapping[str, Any],
     inputs: Sequence[View],
     y: View,
-    precision: str,
     more: Writer | None = None,
     extras: Sequence[View] = (),
+    *,
+    precision: str,
 ) -> DeviceEntry | None:
     """Return the entry of a convolution with bias and activation, then the steps of `more`."""
     write, operands = ending(name, attributes, inputs, y, more, extras)
@@ -75,7 +76,7 @@ def plain(call: Call) -> DeviceEntry | None:
     if not of_gpu(call) or bindings() is None:
         return None
     inputs, (y,) = views(call)
-    return with_steps(call.operator, call.attributes, inputs, y, call.precision)
+    return with_steps(call.operator, call.attributes, inputs, y, precision=call.precision)
 
 
 @variant([name for name in KINDS if name not in FORWARD], NAME, processor="cuda")
@@ -91,13 +92,9 @@ def weight_grad(call: Call) -> DeviceEntry | None:
 @variant("with_epilogue", NAME, processor="cuda")
 def with_epilogue(call: Call) -> DeviceEntry | None:
     """Return the entry of a convolution, then that of its element-wise steps."""
-    at = call.attributes
-    arity, name = at["arity"], at["operator"]
-    if not of_gpu(call) or bindings() is None or name not in FORWARD:
+    if not of_gpu(call) or bindings() is None or call.attributes["operator"] not in FORWARD:
         return None
-    inputs, (y,) = views(call)
-    first, rest = inputs[:arity], inputs[arity:]
-    return with_steps(name, dict(at["items"]), first, y, call.precision, steps(at), rest)
+    return with_steps(*wrapped(call), precision=call.precision)
 
 
 for _name in (*KINDS, "with_epilogue"):

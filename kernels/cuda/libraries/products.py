@@ -14,7 +14,7 @@ from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.libraries.cublaslt import bindings, product
 from soapstone.kernels.cuda.libraries.device import of_gpu
-from soapstone.kernels.cuda.products.matmul import PROBLEMS, ending, steps
+from soapstone.kernels.cuda.products.matmul import PROBLEMS, ending, wrapped
 from soapstone.kernels.cuda.substrate.arrays import View, allocate, view, views
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import arrange, variant
@@ -28,9 +28,10 @@ def multiplied(
     attributes: Mapping[str, Any],
     inputs: Sequence[View],
     y: View,
-    precision: str,
     more: Writer | None = None,
     extras: Sequence[View] = (),
+    *,
+    precision: str,
 ) -> DeviceEntry | None:
     """Return the entry of a product, then the steps of `more`; None where cuBLASLt has none."""
     write, operands = ending(name, attributes, inputs, y, more, extras)
@@ -78,19 +79,15 @@ def plain(call: Call) -> DeviceEntry | None:
     if not of_gpu(call) or bindings() is None or len(call.outputs) != 1:
         return None
     inputs, (y,) = views(call)
-    return multiplied(call.operator, call.attributes, inputs, y, call.precision)
+    return multiplied(call.operator, call.attributes, inputs, y, precision=call.precision)
 
 
 @variant("with_epilogue", NAME, processor="cuda")
 def with_epilogue(call: Call) -> DeviceEntry | None:
     """Return the entry of a product, then that of its element-wise steps."""
-    at = call.attributes
-    arity, name = at["arity"], at["operator"]
-    if not of_gpu(call) or bindings() is None or name not in SERVED:
+    if not of_gpu(call) or bindings() is None or call.attributes["operator"] not in SERVED:
         return None
-    inputs, (y,) = views(call)
-    first, rest = inputs[:arity], inputs[arity:]
-    return multiplied(name, dict(at["items"]), first, y, call.precision, steps(at), rest)
+    return multiplied(*wrapped(call), precision=call.precision)
 
 
 for _name in (*SERVED, "with_epilogue"):

@@ -19,7 +19,8 @@ from soapstone.kernels.registry import variant
 # output is named, by which further operands are found.
 Problem = tuple[Operand, Operand, Operand, Mapping[str, Axes], Sequence[str]]
 Prepare = Callable[[Mapping[str, Any], Sequence[View], View], Problem]
-# What makes the entry of a product, given name, attributes, operands, output, steps and extras.
+# Of a product: name, attributes, operands and output; the steps after it, and their operands.
+Given = tuple[str, Mapping[str, Any], Sequence[View], View, Writer, Sequence[View]]
 Bind = Callable[
     [str, Mapping[str, Any], Sequence[View], View, Writer | None, Sequence[View]], DeviceEntry
 ]
@@ -107,11 +108,11 @@ PROBLEMS: dict[str, Prepare] = {
 BINDS: dict[str, Bind] = {}  # of products that are more than a problem and its steps
 
 
-def _steps(attributes: Mapping[str, Any], arity: int) -> tuple[Writer | None, int]:
-    """Return the writer of bias and activation, and how many operands there are before the bias."""
+def _own(attributes: Mapping[str, Any]) -> Writer | None:
+    """Return the writer of a product's own bias and activation, None where it has none."""
     bias, activation = attributes.get("bias", False), attributes.get("activation")
     if not bias and activation is None:
-        return None, arity
+        return None
 
     def write(text: Text, values: Sequence[Value]) -> list[Value]:
         total = values[0]
@@ -123,7 +124,7 @@ def _steps(attributes: Mapping[str, Any], arity: int) -> tuple[Writer | None, in
             total = step(text, activation, [total], operator(activation).normalise({}))
         return [total]
 
-    return write, arity
+    return write
 
 
 def channel_of(view: View, rank: int, axis: int) -> View:
@@ -146,10 +147,10 @@ def ending(
     It is the writer from a sum, and the values of further operands, to what is stored, or None; and
     those operands, of the shape of y.
     """
-    own, arity = _steps(attributes, 2)
+    own = _own(attributes)
     rank = len(y.shape)
     channel = 1 if name.startswith("conv") else rank - 1
-    biases = [channel_of(view, rank, channel) for view in inputs[arity:]]
+    biases = [channel_of(view, rank, channel) for view in inputs[2:]]
     operands = [view.broadcast(y.shape) for view in (*biases, *extras)]
 
     def write(text: Text, values: Sequence[Value]) -> Sequence[Value]:
@@ -205,7 +206,7 @@ variant(("matmul", "linear", "linear_grad_input", "linear_grad_weight"), "tiled"
 )
 
 
-def steps(attributes: Mapping[str, Any]) -> Writer:
+def _steps(attributes: Mapping[str, Any]) -> Writer:
     """Return the writer of the steps of `with_epilogue`, from the wrapped operator's result."""
 
     def write(text: Text, given: Sequence[Value]) -> list[Value]:
@@ -217,16 +218,20 @@ def steps(attributes: Mapping[str, Any]) -> Writer:
     return write
 
 
+def wrapped(call: Call) -> Given:
+    """Return what `Bind` takes, of the operator that `with_epilogue` wraps and of its steps."""
+    inputs, (y,) = views(call)
+    at = call.attributes
+    arity = at["arity"]
+    return at["operator"], dict(at["items"]), inputs[:arity], y, _steps(at), inputs[arity:]
+
+
 @variant("with_epilogue", "tiled", processor="cuda")
 def with_epilogue(call: Call) -> DeviceEntry | None:
     """Return the entry of a product whose element-wise steps run on sums in registers."""
-    inputs, (y,) = views(call)
-    at = call.attributes
-    arity, name = at["arity"], at["operator"]
+    name = call.attributes["operator"]
     bind = BINDS.get(name, bound if name in PROBLEMS else None)
-    if bind is None:
-        return None
-    return bind(name, dict(at["items"]), inputs[:arity], y, steps(at), inputs[arity:])
+    return None if bind is None else bind(*wrapped(call))
 
 
 __all__ = [
@@ -238,5 +243,5 @@ __all__ = [
     "channel_of",
     "ending",
     "named",
-    "steps",
+    "wrapped",
 ]
