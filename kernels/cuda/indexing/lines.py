@@ -17,7 +17,7 @@ import numpy as np
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch, sequence
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted, room, views
-from soapstone.kernels.cuda.substrate.element import each_element, parameters, place
+from soapstone.kernels.cuda.substrate.element import each_element, numbered, parameters, place
 from soapstone.kernels.cuda.substrate.folds import MOST, accumulator, folds
 from soapstone.kernels.cuda.substrate.grid import blocks_of, rounded
 from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built
@@ -67,7 +67,7 @@ def cumsum(call: Call) -> DeviceEntry:
     at, axis, kind = call.attributes, call.attributes["axis"], accumulator(x.dtype)
     if y.size == 0:
         return DeviceEntry(())
-    operands, here = {"x": x, "y": y}, [f"at_{d}" for d, _ in enumerate(x.shape)]
+    operands, here = {"x": x, "y": y}, numbered(len(x.shape))
     here[axis] = "at"
     read, to = f"{kind}(x[{place('x', here)}])", f"y[{place('y', here)}]"
     exclusive, extent = at["exclusive"], x.shape[axis]
@@ -146,7 +146,7 @@ class _Choice:
 
     def at(self, name: str, place_of: str) -> str:
         """Return the text of an element of the line."""
-        here = [f"at_{d}" for d, _ in enumerate(self.operands["x"].shape)]
+        here = numbered(len(self.operands["x"].shape))
         here[self.axis] = place_of
         return f"{name}[{place(name, here)}]"
 

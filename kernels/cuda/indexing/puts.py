@@ -13,7 +13,13 @@ from collections.abc import Mapping, Sequence
 from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View
-from soapstone.kernels.cuda.substrate.element import compiled, each_element, parameters, place
+from soapstone.kernels.cuda.substrate.element import (
+    compiled,
+    each_element,
+    numbered,
+    parameters,
+    place,
+)
 from soapstone.kernels.cuda.substrate.grid import THREADS, rounded
 from soapstone.kernels.cuda.substrate.target import processors
 
@@ -67,7 +73,7 @@ def put_rows(
     threads = rounded(max(columns, count))
     share = -(-rows // min(rows, max(1, 8 * processors() // outer)))
     blocks = -(-rows // share)
-    at = [f"at_{d}" for d in range(len(shape))]
+    at = numbered(len(shape))
     before = [(str(d), shape[d]) for d in range(axis)]
     own = [(str(d), shape[d]) for d in range(axis, axis + depth)]
     rest = [(str(d), shape[d]) for d in range(axis + depth, len(shape))]
@@ -135,7 +141,7 @@ def put_elements(
     extent = target.shape[axis]
     stretches = max(1, min(extent, 4 * THREADS * processors() // lines))
     share = -(-extent // stretches)
-    at = [f"at_{d}" for d, _ in enumerate(target.shape)]
+    at = numbered(len(target.shape))
     at[axis] = "row"
     body = [
         f"first = at_{axis} * {share}",

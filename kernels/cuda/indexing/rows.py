@@ -8,7 +8,7 @@ from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry
 from soapstone.kernels.cuda.movement.copies import fill
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View, views, zeros
-from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.cuda.substrate.element import each_element, numbered, place
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -70,7 +70,7 @@ def _taken(
     if x.size == 0:
         return fill(y, 0)
     depth = len(ids.shape)
-    index = [f"at_{d}" for d in range(len(y.shape))]
+    index = numbered(len(y.shape))
     of_ids = index if elements else index[axis : axis + depth]
     source = [*index[:axis], "row", *index[axis + (1 if elements else depth) :]]
     kind = y.dtype
@@ -106,7 +106,7 @@ def gather_nd(call: Call) -> DeviceEntry:
     """Return the entry of the slices that the last axis of ids names by their first indices."""
     (x, ids), (y,) = views(call)
     batch, lead = call.attributes["batch_dims"], len(ids.shape) - 1
-    index = [f"at_{d}" for d, _ in enumerate(y.shape)]
+    index = numbered(len(y.shape))
     extents = x.shape[batch : batch + ids.shape[-1]]
     status, statuses = checked_axes(call, extents)
     source = [*index[:batch], *(f"at_r{d}" for d, _ in enumerate(extents)), *index[lead:]]

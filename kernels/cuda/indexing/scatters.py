@@ -14,18 +14,13 @@ from soapstone.kernels.cuda.indexing.rows import checked, checked_axes, found, r
 from soapstone.kernels.cuda.movement.copies import copy, fill
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
-from soapstone.kernels.cuda.substrate.element import each_element, place, read
+from soapstone.kernels.cuda.substrate.element import each_element, numbered, place, read
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
 # Of the indices of an update, and of the element it comes to, the text of what it puts there.
 Put = Callable[[Sequence[str], Sequence[str]], str]
 Where = Callable[[Call, View, Sequence[int]], "Scatter"]
-
-
-def numbered(rank: int) -> list[str]:
-    """Return the names of an element's indices."""
-    return [f"at_{d}" for d in range(rank)]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from soapstone.ir.tensor import Array
 from soapstone.kernels.cuda.elementwise.text import literal, wide
 from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry
 from soapstone.kernels.cuda.substrate.arrays import View, constant, views
-from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.cuda.substrate.element import each_element, numbered, place
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -78,7 +78,7 @@ def weighted(
     kind, used = wide(y.dtype), [(d, table) for d, table in enumerate(tables) if table is not None]
     single = all(table.single for _, table in used)
     operands, lines, indent = {"x": x, "y": y}, [], ""
-    source, factors, tests = [f"at_{d}" for d, _ in enumerate(y.shape)], [], []
+    source, factors, tests = numbered(len(y.shape)), [], []
     for d, table in used:
         operands[f"index{d}"] = constant(table.index.astype(np.int32), beside)
         if single:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from soapstone.kernels.cuda.entry import DeviceEntry
 from soapstone.kernels.cuda.indexing.rows import OUTSIDE
 from soapstone.kernels.cuda.substrate.arrays import views, zeros
-from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.cuda.substrate.element import each_element, numbered, place
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -17,7 +17,7 @@ def write_at(call: Call) -> DeviceEntry:
     axis = call.attributes["axis"]
     count, extent = rows.shape[axis], x.shape[axis]
     status = zeros(1, "int32", call.outputs[0])
-    here = [f"at_{d}" for d, _ in enumerate(y.shape)]
+    here = numbered(len(y.shape))
     source = ["row" if d == axis else at for d, at in enumerate(here)]
     body = [
         f"row = int64(starts[{place('starts', ['at_0'])}])",

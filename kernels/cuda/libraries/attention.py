@@ -19,7 +19,7 @@ from soapstone.kernels.cuda.libraries.cudnn import (
 )
 from soapstone.kernels.cuda.libraries.device import of_gpu
 from soapstone.kernels.cuda.libraries.images import Tensor
-from soapstone.kernels.cuda.substrate.arrays import View, allocate, view, views
+from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -94,7 +94,7 @@ def attention(call: Call) -> DeviceEntry | None:
     of = described(call, inputs, y)
     if of is None:
         return None
-    sums = view(allocate(lse.shape, "float32", lse.span))
+    sums = room(lse.shape, "float32", lse.span)
     found = executed(attending, of, call.precision, inputs, (y, sums))
     if found is None:
         return None

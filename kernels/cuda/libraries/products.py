@@ -15,7 +15,7 @@ from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.libraries.cublaslt import bindings, product
 from soapstone.kernels.cuda.libraries.device import of_gpu
 from soapstone.kernels.cuda.products.matmul import PROBLEMS, ending, wrapped
-from soapstone.kernels.cuda.substrate.arrays import View, allocate, view, views
+from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import arrange, variant
 
@@ -66,7 +66,7 @@ def followed(
     """
     if writer is None:
         return compute(y)
-    sums = y if y.dtype == dtype else view(allocate(y.shape, dtype, y.span))
+    sums = y if y.dtype == dtype else room(y.shape, dtype, y.span)
     found = compute(sums)
     if found is None:
         return None

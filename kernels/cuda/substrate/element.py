@@ -34,6 +34,11 @@ def parameters(operands: Mapping[str, View]) -> tuple[list[str], list[Any]]:
     return names, values
 
 
+def numbered(rank: int) -> list[str]:
+    """Return the names of an element's indices."""
+    return [f"at_{d}" for d in range(rank)]
+
+
 def place(name: str, at: Sequence[str]) -> str:
     """Return the text of an element's index in an operand's span."""
     return " + ".join([f"o_{name}", *(f"({each}) * s_{name}_{d}" for d, each in enumerate(at))])
