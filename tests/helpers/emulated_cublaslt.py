@@ -217,4 +217,4 @@ def install() -> None:
     vars(nvmath).update(bindings=bindings, CudaDataType=CudaDataType)
     vars(bindings).update(cublas=cublas, cublasLt=sys.modules[__name__])
     vars(cublas).update(ComputeType=ComputeType)
-    sys.modules |= dict(zip(names, made))
+    sys.modules |= {**dict(zip(names, made)), "nvmath.bindings.cublasLt": bindings.cublasLt}

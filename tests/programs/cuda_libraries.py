@@ -22,7 +22,7 @@ from numba import cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
 from soapstone.ir.spec import Case, operator
-from soapstone.kernels.cuda.libraries import cublaslt, cudnn
+from soapstone.kernels.cuda.libraries import device
 
 # Calls that libraries serve and no case of the operators has: (operator, case, element type).
 MORE = (
@@ -34,7 +34,7 @@ MORE = (
 
 emulated_cublaslt.install()
 emulated_cudnn.install()
-cublaslt.SIMULATED = cudnn.SIMULATED = False
+device.SIMULATED = False
 FakeCUDAArray.__cuda_array_interface__ = property(lambda self: self._ary.__array_interface__)
 type(cuda.get_current_device()).id = 0
 

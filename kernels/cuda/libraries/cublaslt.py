@@ -15,13 +15,19 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cuda.entry import DeviceEntry
-from soapstone.kernels.cuda.libraries.device import address, alignment, current, number, workspace
+from soapstone.kernels.cuda.libraries.device import (
+    address,
+    alignment,
+    attempted,
+    current,
+    imported,
+    number,
+    workspace,
+)
 from soapstone.kernels.cuda.libraries.matrices import Matrix, MatrixProduct, column_major
 from soapstone.kernels.cuda.products.matmul import Problem
 from soapstone.kernels.cuda.substrate.arrays import View
-from soapstone.kernels.cuda.substrate.target import SIMULATED
 from soapstone.kernels.entry import TF32
-from soapstone.kernels.fallback import report
 from soapstone.native import memory
 from soapstone.native.memory import Array
 
@@ -33,28 +39,13 @@ _TYPES = {"float16": "CUDA_R_16F", "float32": "CUDA_R_32F", "float64": "CUDA_R_6
 @cache
 def bindings() -> Any:
     """Return `nvmath.bindings.cublasLt`, or None: it is not installed, or cannot be used."""
-    if SIMULATED:
-        return None
-    try:
-        from nvmath.bindings import cublasLt
-    except ImportError:
-        return None
-    try:
-        cublasLt.get_version()
-    except Exception as error:  # the bindings find no library, or no driver
-        report(f"cuBLASLt ({error})", _INSTEAD)
-        return None
-    return cublasLt
+    return imported("nvmath.bindings.cublasLt", "get_version", "cuBLASLt", _INSTEAD)
 
 
 @cache
-def _handle(device: int) -> int | None:
+def _handle(device: int) -> Any:
     """Return what calls are made with on the GPU that is current, whose number is given."""
-    try:
-        return int(bindings().create())
-    except Exception as error:  # of a driver that does not fit
-        report(f"cuBLASLt on GPU {device} ({error})", _INSTEAD)
-        return None
+    return attempted(bindings().create, f"cuBLASLt on GPU {device}", _INSTEAD)
 
 
 class Described:

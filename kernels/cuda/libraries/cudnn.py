@@ -12,12 +12,18 @@ from functools import cache, lru_cache
 from typing import Any
 
 from soapstone.kernels.cuda.entry import DeviceEntry
-from soapstone.kernels.cuda.libraries.device import address, alignment, current, number, workspace
+from soapstone.kernels.cuda.libraries.device import (
+    address,
+    alignment,
+    attempted,
+    current,
+    imported,
+    number,
+    workspace,
+)
 from soapstone.kernels.cuda.libraries.images import Convolution, Tensor
 from soapstone.kernels.cuda.substrate.arrays import View
-from soapstone.kernels.cuda.substrate.target import SIMULATED
 from soapstone.kernels.entry import TF32
-from soapstone.kernels.fallback import report
 
 ALIGNED_BYTES = 16  # what cuDNN takes addresses to be multiples of
 _INSTEAD = "kernels of soapstone's own compute convolutions and attention"
@@ -27,28 +33,13 @@ _TYPES = {"float16": "HALF", "float32": "FLOAT", "float64": "DOUBLE"}
 @cache
 def bindings() -> Any:
     """Return the module `cudnn`, or None: it is not installed, or cannot be used."""
-    if SIMULATED:
-        return None
-    try:
-        import cudnn
-    except ImportError:
-        return None
-    try:
-        cudnn.backend_version()
-    except Exception as error:  # the frontend finds no library
-        report(f"cuDNN ({error})", _INSTEAD)
-        return None
-    return cudnn
+    return imported("cudnn", "backend_version", "cuDNN", _INSTEAD)
 
 
 @cache
 def handle(device: int) -> Any:
     """Return what calls are made with on the GPU that is current, by its number, or None."""
-    try:
-        return bindings().create_handle()
-    except Exception as error:  # of a driver that does not fit
-        report(f"cuDNN on GPU {device} ({error})", _INSTEAD)
-        return None
+    return attempted(bindings().create_handle, f"cuDNN on GPU {device}", _INSTEAD)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,42 @@
-"""What libraries are given of a GPU: addresses, streams, memory to work in, and its number."""
+"""Libraries that are there, and what they are given of a GPU: addresses, streams, memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from soapstone.kernels.cuda.substrate.arrays import Described, View, scratch
+from soapstone.kernels.cuda.substrate.target import SIMULATED
 from soapstone.kernels.entry import Call
+from soapstone.kernels.fallback import report
 
 MOST_ALIGNED = 256  # bytes, as what an allocation begins at
+
+
+def imported(module: str, version: str, label: str, instead: str) -> Any:
+    """Return a module of bindings, or None: it is not installed, or cannot be used.
+
+    version: its function that fails where there is no library. label, instead: for the warning.
+    """
+    if SIMULATED:
+        return None
+    try:
+        found = import_module(module)
+    except ImportError:
+        return None
+    return found if attempted(getattr(found, version), label, instead) is not None else None
+
+
+def attempted(call: Callable[[], Any], label: str, instead: str) -> Any:
+    """Return what a library's function returns; None, with a warning, where it fails."""
+    try:
+        return call()
+    except Exception as error:  # there is no library, no driver, or none that fits
+        report(f"{label} ({error})", instead)
+        return None
 
 
 def of_gpu(call: Call) -> bool:
@@ -51,4 +78,14 @@ def number(stream: Any) -> int:
     return int(stream)
 
 
-__all__ = ["MOST_ALIGNED", "address", "alignment", "current", "number", "of_gpu", "workspace"]
+__all__ = [
+    "MOST_ALIGNED",
+    "address",
+    "alignment",
+    "attempted",
+    "current",
+    "imported",
+    "number",
+    "of_gpu",
+    "workspace",
+]
