@@ -10,7 +10,6 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.collection import paused
-from soapstone.engine.session import NOTHING, Bound, Session
+from soapstone.engine.session import NOTHING, Bound
 from soapstone.errors import DataError
 from soapstone.frontend.binding import Binder, Packed
+from soapstone.frontend.bounds import Bounds
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.followed import Followed
-from soapstone.frontend.in_rows import InRows
 from soapstone.frontend.precision import check_precision
 from soapstone.frontend.sources import Field, Source
 from soapstone.ir.errors import GraphError
@@ -155,17 +154,12 @@ class InferenceSession:
     def _begin(self, binder: Binder, most: int, requests: int = 1) -> None:
         self._binder, self._source, self._machine = binder, binder.source, binder.machine
         self._lock = threading.Lock()
-        self._bounds: OrderedDict[tuple[object, ...], Bound] = OrderedDict()  # by shapes of inputs
-        self._values: dict[str, Array] = {}  # what streamed weights begin with
-        self._telling: set[str] = set()  # inputs on whose contents graphs depend
-        stepwise = binder.tune is not False and binder.plans is None and not binder.plain
-        self._rows = InRows(self._source) if stepwise and self._source.rows else None
+        self._bounds = Bounds(binder, most)
         self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
         self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one
-        self._most = most
         self._shared: Shared | None = None
-        self._start()
+        self._close = weakref.finalize(self, self._bounds.close)
         tell(self)
         # Each of the others runs one more request at once.
         self._others = [self._another(self._machine) for _ in range(requests - 1)]
@@ -174,16 +168,16 @@ class InferenceSession:
     def _share(self) -> None:
         from soapstone.frontend.sharing import Shared
 
-        self._rows = None  # times of runs of one shape are compared
+        self._bounds.rows = None  # times of runs of one shape are compared
         me = weakref.proxy(self)
         self._shared = Shared(
-            self.threads, lambda threads: me._another(Machine.local(1, threads)), self._most
+            self.threads, lambda threads: me._another(Machine.local(1, threads)), self.most_bound
         )
 
     def _another(self, machine: Machine) -> InferenceSession:
         """Return a session of the same model on another machine, which shares weights."""
         other = object.__new__(InferenceSession)
-        other._begin(self._binder.on(machine), self._most)
+        other._begin(self._binder.on(machine), self.most_bound)
         return other
 
     def _all_free(self) -> queue.LifoQueue[int]:
@@ -193,10 +187,6 @@ class InferenceSession:
             free.put(number)
         return free
 
-    def _start(self) -> None:
-        self._session = self._binder.session(self._values)
-        self._close = weakref.finalize(self, _close, self._session, self._bounds)
-
     def forked(self) -> None:
         """In a child process nobody holds the lock, and shapes are bound anew, to new workers."""
         self._lock = threading.Lock()
@@ -204,9 +194,10 @@ class InferenceSession:
         self._free = self._all_free()
         if self._shared is not None:
             self._share()
-        self._bounds.clear()
-        if self._close.detach():
-            self._start()
+        if self._close.alive:
+            self._bounds.start()
+        else:
+            self._bounds.held.clear()
 
     @property
     def name(self) -> str:
@@ -263,10 +254,9 @@ class InferenceSession:
 
     def _run(self, given: Mapping[str, Array], out: Mapping[str, Any]) -> dict[str, Array]:
         with self._lock:
-            if self._rows is not None and self._key(given) not in self._bounds:
-                stepped = self._rows.run(given, out, self._found, self._session.run)
-                if stepped is not None:
-                    return stepped
+            stepped = self._bounds.in_rows(given, out)
+            if stepped is not None:
+                return stepped
             bound = self._bound_or_pieces(given)
             if not isinstance(bound, Bound):
                 found = bound.run(given)
@@ -277,7 +267,7 @@ class InferenceSession:
             into = targets(self.name, out, bound.results)
             for name, feed in bound.feeds.items():
                 np.copyto(feed, given[name])
-            self._session.run(bound)
+            self._bounds.session.run(bound)
             found = {}
             for name, array in bound.results.items():
                 if name in into:
@@ -362,7 +352,7 @@ class InferenceSession:
         Raises:
             ProfileError: another timeline is being taken.
         """
-        with self._session.timed() as timeline:
+        with self._bounds.session.timed() as timeline:
             others = [self._free.get() for _ in range(self.requests)]
             self._free.put(others.pop(others.index(0)))
             try:
@@ -404,7 +394,7 @@ class InferenceSession:
         found = 0
         for each in (self, *self._others):
             with each._lock:
-                found += each._session.peak_bytes
+                found += each._bounds.session.peak_bytes
         return found
 
     def moved_bytes(self, inputs: Mapping[str, Array] | Array) -> tuple[int, int] | None:
@@ -500,55 +490,27 @@ class InferenceSession:
         constants: what it reads besides the model's weights. runs: of how many graphs one run of
         the model consists, each of which stays bound.
         """
-        bound = self._bounds.get(key)
-        if bound is None:
-            with self._binder.packed.lock, paused():
-                graph = make()
-                self._leave_room(runs)
-                known = self._binder.folded(graph, constants)
-                bound = self._bounds[key] = self._binder.bind(self._session, self._values, known)
-        self._bounds.move_to_end(key)
-        return bound
+        return self._bounds.under(key, make, constants, runs)
 
     def run_bound(self, bound: Bound) -> None:
         """Run a bound graph once on what its feeds hold. bound: of `bound_as`."""
-        self._session.run(bound)
+        self._bounds.session.run(bound)
 
     @property
     def most_bound(self) -> int:
         """How many shapes of inputs stay bound."""
-        return self._most
-
-    def _leave_room(self, runs: int = 1) -> None:
-        if len(self._bounds) >= self._most * runs:
-            self._session.forget(self._bounds.popitem(last=False)[1])
+        return self._bounds.most
 
     def _check_open(self) -> None:
         if not self._close.alive:
             raise StoppedError(f"session of model {self.name!r}: it was closed")
 
-    def _bound(self, given: Mapping[str, Array]) -> Bound:
-        self._check_open()
-        bound = self._bounds.get(self._key(given))
-        if bound is None:
-            self._leave_room()
-            with self._binder.packed.lock, paused():
-                known, contents = self._binder.known(given)
-                self._telling.update(contents)
-                bound = self._binder.bind(self._session, self._values, known)
-                if contents:
-                    self._rows = None
-                elif self._rows is not None:
-                    self._rows.bound(given, known)
-            self._bounds[self._key(given)] = bound
-        self._bounds.move_to_end(self._key(given))
-        return bound
-
     def _bound_or_pieces(self, given: Mapping[str, Array]) -> Bound | Pieces:
         """Return the bound graph, or what runs a model whose shapes depend on computed values."""
+        self._check_open()
         if self._pieces is None:
             try:
-                return self._bound(given)
+                return self._bounds.of(given)
             except GraphError as error:
                 from soapstone.frontend.onnx import UnboundError
 
@@ -557,21 +519,4 @@ class InferenceSession:
                 from soapstone.frontend.onnx.pieces import Pieces
 
                 self._pieces = Pieces(self._source.onnx, self)
-        self._check_open()
         return self._pieces
-
-    def _found(self, shapes: tuple[tuple[int, ...], ...]) -> Bound | None:
-        """Return what is bound for inputs of these shapes, as the one that was used last."""
-        found = self._bounds.get((shapes, ()))
-        if found is not None:
-            self._bounds.move_to_end((shapes, ()))
-        return found
-
-    def _key(self, given: Mapping[str, Array]) -> tuple[object, ...]:
-        shapes = tuple(getattr(array, "shape", None) for array in given.values())
-        return shapes, tuple(given[name].tobytes() for name in sorted(self._telling))
-
-
-def _close(session: Session, bounds: OrderedDict[tuple[object, ...], Bound]) -> None:
-    bounds.clear()
-    session.close()

@@ -176,7 +176,8 @@ def test_tokens_and_logits_are_those_of_all_tokens_anew(name: str) -> None:
 def test_a_step_is_of_one_token() -> None:
     session = CAUSAL["spelled"].inference()
     session.generate(PROMPTS[0], 3)
-    step = next(bound for key, bound in session._bounds.items() if key[0] == "generation.starts")
+    held = session._bounds.held
+    step = next(bound for key, bound in held.items() if key[0] == "generation.starts")
     kinds = [node.operator for node in step.graph.nodes]
     assert kinds.count("attention") == kinds.count("write_at") / 2 == 2
     assert session.decoder is not None and len(session.decoder.past) == 4
@@ -266,7 +267,7 @@ def test_what_does_not_fit_is_named_before_anything_runs(
     session = CAUSAL["layer"].inference()
     with pytest.raises(DataError, match=message):
         session.generate(prompts, **{"max_new_tokens": 3, **options})
-    assert not session._bounds
+    assert not session._bounds.held
 
 
 def test_as_many_tokens_as_fit_are_made() -> None:

@@ -154,7 +154,7 @@ def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str) -> N
             found = session.run(feeds)["y"]
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
-            assert len(session._bounds) <= 3
+            assert len(session._bounds.held) <= 3
         assert len(made) < count or name in UNEVEN
 
 

@@ -70,9 +70,9 @@ def test_greedy_tokens_are_those_without_a_cache(
     for prompt, tokens in zip(PROMPTS, made):
         assert len(tokens) == 20
         assert_greedy(small, SMALL, prompt, tokens)
-    shapes = len(session._bounds)
+    shapes = len(session._bounds.held)
     session.generate(RANDOM.integers(0, SMALL.words, 9), 30)  # another length binds no other shape
-    assert len(session._bounds) == shapes
+    assert len(session._bounds.held) == shapes
 
 
 def test_buffers_grow(
@@ -82,7 +82,7 @@ def test_buffers_grow(
     monkeypatch.setattr("soapstone.frontend.generation.decoder._USUAL", 8)
     monkeypatch.setattr("soapstone.frontend.generation.decoder._LEAST", 8)
     made = session.generate(PROMPTS[0], 20)
-    assert {key[2] for key in session._bounds if key[0] == STARTS} >= {8, 16, 32}
+    assert {key[2] for key in session._bounds.held if key[0] == STARTS} >= {8, 16, 32}
     assert_greedy(small, SMALL, PROMPTS[0], made)
 
 
@@ -294,7 +294,7 @@ def test_a_decoder_of_few_bits_keeps_its_cache(fused: bool) -> None:
 
 def test_keys_that_queries_share_are_not_repeated(session: InferenceSession) -> None:
     session.generate(PROMPTS[0], 2)
-    step = next(bound for key, bound in session._bounds.items() if key[0] == STARTS)
+    step = next(bound for key, bound in session._bounds.held.items() if key[0] == STARTS)
     most = step.graph.tensors["past_key_values.0.key"].size
     assert (
         max(step.graph.tensors[o].size for node in step.graph.nodes for o in node.outputs) == most

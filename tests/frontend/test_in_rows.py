@@ -85,13 +85,13 @@ def counted(model: str | Model, **options: object) -> Iterator[tuple[InferenceSe
     """A session, and the numbers of rows that it binds graphs for."""
     with InferenceSession(model, threads=1, **options) as session:  # type: ignore[arg-type]
         numbers: list[int] = []
-        bind = session._session.bind
+        bind = session._bounds.session.bind
 
         def told(graph: Graph, *arguments: object, **named: object) -> object:
             numbers.append(graph.tensors[graph.inputs(Role.INPUT)[0]].shape[0])
             return bind(graph, *arguments, **named)  # type: ignore[arg-type]
 
-        session._session.bind = told  # type: ignore[method-assign, assignment]
+        session._bounds.session.bind = told  # type: ignore[method-assign, assignment]
         yield session, numbers
 
 
@@ -133,7 +133,7 @@ def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str) -> N
         for _ in range(24):
             rows, length = (int(extent) for extent in random.integers(1, (9, 4)))
             equal_fresh(model, session, given(session, rows, length))
-            assert len(session._bounds) <= 3
+            assert len(session._bounds.held) <= 3
         assert (len(numbers) < 24) or name in MEETING
 
 

@@ -83,7 +83,7 @@ def test_equal_shapes_are_bound_once_and_the_caches_are_bounded() -> None:
         for positive in range(12):
             session.run(np.where(np.arange(15) < positive, 1, -1).reshape(5, 3).astype("f4"))
         assert len(pieces._pieces) <= 4
-        assert len(session._bounds) <= 4
+        assert len(session._bounds.held) <= 4
 
 
 @pytest.mark.parametrize("axis", ["", "<axis = 0>", "<sorted = 0>"])

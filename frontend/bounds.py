@@ -1,0 +1,113 @@
+"""What is bound of a model: a graph for each shape of inputs that came, of the last of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from soapstone.collection import paused
+from soapstone.engine.session import NOTHING, Bound
+from soapstone.frontend.binding import Binder
+from soapstone.frontend.in_rows import InRows, Shapes
+from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Array
+
+Key = tuple[object, ...]
+
+
+class Bounds:
+    """Graphs of a model, bound to one session of the engine.
+
+    Args:
+        binder: what binds them. most: how many stay bound; the least recently used one goes.
+
+    Attributes:
+        session: what runs them. held: they, by shapes of inputs or a key of one's own, those used
+            last behind. rows: what is known of the model's rows, where they may be run in steps.
+    """
+
+    def __init__(self, binder: Binder, most: int) -> None:
+        self.most = most
+        self.held: OrderedDict[Key, Bound] = OrderedDict()
+        stepwise = binder.tune is not False and binder.plans is None and not binder.plain
+        self.rows = InRows(binder.source) if stepwise and binder.source.rows else None
+        self._binder = binder
+        self._values: dict[str, Array] = {}  # what streamed weights begin with
+        self._telling: set[str] = set()  # inputs on whose contents graphs depend
+        self.start()
+
+    def start(self) -> None:
+        """Begin a session of the engine, in which nothing is bound."""
+        self.held.clear()
+        self.session = self._binder.session(self._values)
+
+    def in_rows(
+        self, given: Mapping[str, Array], out: Mapping[str, Any]
+    ) -> dict[str, Array] | None:
+        """Return the outputs for a new number of rows by steps of others, or None: to be bound.
+
+        given, out: as of `InferenceSession.run`.
+        """
+        if self.rows is None or self._key(given) in self.held:
+            return None
+        return self.rows.run(given, out, self._of_shapes, self.session.run)
+
+    def of(self, given: Mapping[str, Array]) -> Bound:
+        """Return the graph that is bound for inputs, which is done if need be.
+
+        Raises:
+            GraphError: the model has none for these shapes.
+        """
+        bound = self.held.get(self._key(given))
+        if bound is None:
+            self._leave_room()
+            with self._binder.packed.lock, paused():
+                known, contents = self._binder.known(given)
+                self._telling.update(contents)
+                bound = self._binder.bind(self.session, self._values, known)
+                if contents:
+                    self.rows = None
+                elif self.rows is not None:
+                    self.rows.bound(given, known)
+            self.held[self._key(given)] = bound
+        self.held.move_to_end(self._key(given))
+        return bound
+
+    def under(
+        self,
+        key: Key,
+        make: Callable[[], Graph],
+        constants: Mapping[str, Array] = NOTHING,
+        runs: int = 1,
+    ) -> Bound:
+        """Return what is bound under a key of its own; see `InferenceSession.bound_as`."""
+        bound = self.held.get(key)
+        if bound is None:
+            with self._binder.packed.lock, paused():
+                graph = make()
+                self._leave_room(runs)
+                known = self._binder.folded(graph, constants)
+                bound = self.held[key] = self._binder.bind(self.session, self._values, known)
+        self.held.move_to_end(key)
+        return bound
+
+    def close(self) -> None:
+        """Stop the workers and free the memory."""
+        self.held.clear()
+        self.session.close()
+
+    def _leave_room(self, runs: int = 1) -> None:
+        if len(self.held) >= self.most * runs:
+            self.session.forget(self.held.popitem(last=False)[1])
+
+    def _of_shapes(self, shapes: Shapes) -> Bound | None:
+        """Return what is bound for inputs of these shapes, as the one that was used last."""
+        found = self.held.get((shapes, ()))
+        if found is not None:
+            self.held.move_to_end((shapes, ()))
+        return found
+
+    def _key(self, given: Mapping[str, Array]) -> Key:
+        shapes = tuple(getattr(array, "shape", None) for array in given.values())
+        return shapes, tuple(given[name].tobytes() for name in sorted(self._telling))
