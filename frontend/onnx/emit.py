@@ -63,7 +63,8 @@ class Emitter:
 
     def offered(self, spec: TensorSpec, label: str, name: str) -> Value:
         """Return an input of the graph; of texts, which the graph does not have, a value alone."""
-        made = Value(spec, label, name)
+        follows = tuple(frozenset([(name, *each, False)]) for each in enumerate(spec.shape))
+        made = Value(spec, label, name, follows=follows)
         if not made.is_text:
             made = replace(made, name=self.builder.input(name, spec.shape, spec.dtype))
         return made
