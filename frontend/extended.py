@@ -2,7 +2,8 @@
 
 A graph is translated and folded for the first shapes that come. Where two such graphs differ in
 extents alone (`ir/extents.py`), and the model is known to depend on these by shapes alone
-(`Source.noted`), the graph for a third is the first one with other extents.
+(`Source.noted`), the graph for another is the first one with other extents. The first time, that
+is compared with the one that is made: a pair that foretold it is trusted from then on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from soapstone.frontend.sources import Notes
 from soapstone.ir.errors import GraphError
-from soapstone.ir.extents import Between
+from soapstone.ir.extents import Between, same
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 from soapstone.records import dataclass
@@ -49,10 +50,11 @@ class Extended:
 
     def __init__(self) -> None:
         self._seen: list[tuple[Shapes, Known]] = []
-        self._pairs: list[tuple[Between, Known]] = []
+        self._pairs: list[_Pair] = []
 
     def note(self, shapes: Shapes, known: Known, weights: Mapping[str, Array]) -> None:
         """Take note of a graph that was made for inputs of these shapes."""
+        self._compare(shapes, known.graph, weights)
         if known.notes is None:
             return
         for before, other in self._seen:
@@ -62,19 +64,42 @@ class Extended:
                 between = Between(known.graph, other.graph, weights)
             except GraphError:
                 continue
-            self._pairs = [(between, known), *self._pairs][:_MOST]
+            self._pairs = [_Pair(between, known), *self._pairs][:_MOST]
             break
         self._seen = [(shapes, known), *self._seen][:_MOST]
 
     def at(self, shapes: Shapes) -> Known | None:
         """Return the graph for inputs of these shapes, or None where it has to be made."""
-        for between, known in self._pairs:
-            try:
-                graph, constants = between.at(shapes)
-            except GraphError:
-                continue
-            return Known(graph, known.outputs, constants, notes=known.notes)
+        for pair in self._pairs:
+            found = pair.at(shapes) if pair.trusted else None
+            if found is not None:
+                return Known(found[0], pair.known.outputs, found[1], notes=pair.known.notes)
         return None
+
+    def _compare(self, shapes: Shapes, made: Graph, weights: Mapping[str, Array]) -> None:
+        """Trust the pairs that foretell the graph that was made for these shapes; drop others."""
+        kept = []
+        for pair in self._pairs:
+            found = pair.at(shapes)
+            if found is not None:
+                pair.trusted = same(made, found[0], weights)
+            if found is None or pair.trusted:
+                kept.append(pair)
+        self._pairs = kept
+
+
+class _Pair:
+    """Two graphs of a model. known: the first. trusted: whether they foretold a third."""
+
+    def __init__(self, between: Between, known: Known) -> None:
+        self.between, self.known, self.trusted = between, known, False
+
+    def at(self, shapes: Shapes) -> tuple[Graph, Mapping[str, Array]] | None:
+        """Return the graph for inputs of these shapes and its own weights, or None: not known."""
+        try:
+            return self.between.at(shapes)
+        except GraphError:
+            return None
 
 
 __all__ = ["Extended", "Known", "Shapes"]

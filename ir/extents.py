@@ -45,6 +45,21 @@ def differs(one: Graph, other: Graph, weights: Mapping[str, Array]) -> str:
     return ""
 
 
+def same(one: Graph, other: Graph, weights: Mapping[str, Array]) -> bool:
+    """Return whether two graphs compute the same, operator by operator, whatever values are called.
+
+    weights: as of `differs`.
+    """
+    return not differs(one, other, weights) and all(
+        a.items == b.items
+        and all(
+            one.tensors[x] == other.tensors[y]
+            for x, y in zip((*a.inputs, *a.outputs), (*b.inputs, *b.outputs))
+        )
+        for a, b in zip(one.nodes, other.nodes)
+    )
+
+
 def _same_attributes(one: Graph, other: Graph, a: Node, b: Node) -> bool:
     """Return whether attributes are the same but for what they say of shapes."""
     if a.items == b.items:
@@ -220,4 +235,4 @@ class Between:
         return tuple(found)
 
 
-__all__ = ["Between", "differs"]
+__all__ = ["Between", "differs", "same"]

@@ -220,17 +220,30 @@ def test_extents_behind_strides_are_those_of_a_batch_of_another_size() -> None:
         made = graphs_made(session)
         for number, rows in enumerate((2, 5, 3, 4)):
             session.run(arrays(session, rows, 9, 9))
-            assert len(made) == min(number + 1, 2)
+            assert len(made) == min(number + 1, 3)
 
 
 @pytest.mark.parametrize("name", EVEN)
-def test_a_third_extent_needs_no_graph(name: str) -> None:
-    """Of lengths: no longer one than those of the two, where a constant goes along."""
+def test_a_fourth_extent_needs_no_graph(name: str) -> None:
+    """Two make one, which is compared with the third; of lengths none is longer than those of the
+    two, where a constant goes along."""
     with InferenceSession(from_onnx(EVEN[name]), threads=1) as session:
         made = graphs_made(session)
         for number, length in enumerate((31, 12, 8, 20, 9, 24)):
             session.run(arrays(session, 2, length, length))
-            assert len(made) == min(number + 1, 2)
+            assert len(made) == min(number + 1, 3)
+
+
+def test_what_two_graphs_do_not_foretell_is_never_made_of_them() -> None:
+    """As if nothing were noted: the third graph shows that the model goes by a threshold."""
+    with InferenceSession(from_onnx(UNEVEN["least"]), threads=1, tune=False) as session:
+        noted = session._source.noted
+        unnoted = lambda given: (*noted(given)[:2], ())  # noqa: E731
+        object.__setattr__(session._source, "noted", unnoted)
+        for length in (8, 9, 4, 5, 7, 3):
+            feeds = arrays(session, 2, length)
+            with InferenceSession(from_onnx(UNEVEN["least"]), threads=1, tune=False) as fresh:
+                np.testing.assert_allclose(session.run(feeds)["y"], fresh.run(feeds)["y"])
 
 
 def test_weights_that_go_along_are_cut_and_never_made_up() -> None:
