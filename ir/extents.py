@@ -64,7 +64,7 @@ def _same_attributes(one: Graph, other: Graph, a: Node, b: Node) -> bool:
     """Return whether attributes are the same but for what they say of shapes."""
     if a.items == b.items:
         return True
-    shaped = a.spec.view == "reshape" or a.operator == "broadcast"
+    shaped = a.spec.view == "reshape" or a.operator == "broadcast" or not a.inputs
     if a.operator == "slice":  # all of an axis, whatever its extent is
         whole = [
             node.attributes["stops"][axis] == graph.tensors[node.inputs[0]].shape[axis]
