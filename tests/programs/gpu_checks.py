@@ -97,24 +97,9 @@ def compared(seeds: Sequence[int], folder: Path) -> None:
     for seed in seeds:
         program = random_program(seed)
         mapper = Shuffled(seed, tiles=seed % 2 == 0, memories=seed % 5 > 0)
-        rng = np.random.default_rng(seed)
-        arrays = {
-            region: rng.integers(0, 100, size=region.shape).astype(region.dtype)
-            for region in program.persistent
-        }
         on, log = machine(1 + seed % 2, cpus=seed % 3 // 2), folder / f"{seed}.log"
         with Runtime(on, mapper, log=log) as runtime:
-            for region, array in arrays.items():
-                runtime.write(region, array)
-            for _ in range(2):
-                program.launch(runtime)
-                program.run(arrays)
-            trace = runtime.capture(lambda program=program, on=runtime: program.launch(on))
-            for _ in range(3):
-                trace.replay()
-                program.run(arrays)
-            for region in program.persistent:
-                np.testing.assert_array_equal(runtime.read(region), arrays[region], str(seed))
+            program.compare(runtime, seed)
         report = check_log(log)
         assert not report.violations, report.violations[0]
 

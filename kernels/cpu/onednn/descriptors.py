@@ -188,11 +188,6 @@ def is_channels_first(array: Array) -> bool:
     return bool(array.shape[1] == 1 or channels >= width)
 
 
-def dense_order(array: Array) -> tuple[int, ...]:
-    """Return the axes from the outermost in memory to the innermost."""
-    return tuple(sorted(range(array.ndim), key=lambda axis: (-array.strides[axis], axis)))
-
-
 def equal(first: Descriptor, second: Descriptor) -> bool:
     """Return whether two memory descriptors describe the same layout."""
     return bool(library().dnnl_memory_desc_equal(first, second))

@@ -320,6 +320,25 @@ class Program:
         for step in self.steps:
             step.run(arrays)
 
+    def compare(self, runtime: Runtime, seed: int) -> None:
+        """Compare runs from random numbers with sequential NumPy, untraced and then replayed."""
+        rng = np.random.default_rng(seed)
+        arrays = {
+            region: rng.integers(0, 100, size=region.shape).astype(region.dtype)
+            for region in self.persistent
+        }
+        for region, array in arrays.items():
+            runtime.write(region, array)
+        for _ in range(2):
+            self.launch(runtime)
+            self.run(arrays)
+        trace = runtime.capture(lambda: self.launch(runtime))
+        for _ in range(3):
+            trace.replay()
+            self.run(arrays)
+        for region in self.persistent:
+            np.testing.assert_array_equal(runtime.read(region), arrays[region], str(seed))
+
 
 def random_partition(
     rng: np.random.Generator, region: Region, points: int, write: bool

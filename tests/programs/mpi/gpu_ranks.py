@@ -50,25 +50,10 @@ def random() -> None:
     for seed in range(PROGRAMS):
         program = random_program(seed)
         mapper = Shuffled(seed, seed % 2 == 0, seed % 5 > 0, ranks=True)
-        rng = np.random.default_rng(seed)
-        arrays = {
-            region: rng.integers(0, 100, size=region.shape).astype(region.dtype)
-            for region in program.persistent
-        }
         with start("mpi", machine(1 + seed % 2, seed % 3 // 2), mapper) as runtime:
             log = Path(folder) / f"{seed}.log"
             with runtime.log(log):
-                for region, array in arrays.items():
-                    runtime.write(region, array)
-                for _ in range(2):
-                    program.launch(runtime)
-                    program.run(arrays)
-                trace = runtime.capture(lambda p=program, on=runtime: p.launch(on))
-                for _ in range(3):
-                    trace.replay()
-                    program.run(arrays)
-                for region in program.persistent:
-                    np.testing.assert_array_equal(runtime.read(region), arrays[region], str(seed))
+                program.compare(runtime, seed)
         meet("the logs")
         if rank() == 0:
             report = check_log(log)
