@@ -16,7 +16,7 @@ from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.declared import entry_of
 from soapstone.frontend.onnx.emit import Emitter
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
-from soapstone.frontend.onnx.even import Note, followed
+from soapstone.frontend.onnx.even import Note, marked
 from soapstone.frontend.onnx.nodes import needed, placed, without
 from soapstone.frontend.onnx.read import Declared, Source
 from soapstone.frontend.onnx.schema import (
@@ -26,7 +26,7 @@ from soapstone.frontend.onnx.schema import (
     remember,
     schema,
 )
-from soapstone.frontend.onnx.support import name_of, unsupported
+from soapstone.frontend.onnx.support import operator_name, unsupported
 from soapstone.frontend.onnx.tensors import array_of
 from soapstone.frontend.onnx.texts import described, is_text, spec_as
 from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, Wanted, domain_of, sized
@@ -163,7 +163,7 @@ class Importer:
         if node.op_type == "Constant" and not (scope.depth or held):  # its attribute is its own
             self.source.constants[id(node)] = node, results
         if (domain_of(node.domain), node.op_type) not in self.source.functions:
-            results, note = followed(node, inputs, results)
+            results, note = marked(node, inputs, results)
             if note is not None:
                 self.notes.append(note)
         for name, result in zip(node.output, results):
@@ -219,7 +219,7 @@ class Importer:
 
     def _lacking(self, node: onnx.NodeProto, label: str = "this operator") -> UnsupportedError:
         """Return the error that names all operators of the file that are not supported."""
-        others = [name for name in unsupported(self.source) if name != name_of(node)]
+        others = [name for name in unsupported(self.source) if name != operator_name(node)]
         nor = f", nor are {', '.join(others)}" if others else ""
         return UnsupportedError(
             f"{label} is not supported{nor}; a function of the model may define it, or an operator"

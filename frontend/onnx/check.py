@@ -12,7 +12,7 @@ from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.model import OnnxModel, from_onnx
 from soapstone.frontend.onnx.pieces import Pieces
-from soapstone.frontend.onnx.support import name_of, nodes_of, unsupported
+from soapstone.frontend.onnx.support import nodes_of, operator_name, unsupported
 from soapstone.frontend.onnx.texts import blank
 
 
@@ -75,7 +75,7 @@ def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Repor
     model = from_onnx(path, dims=dims)
     source = model.source
     operators: Counter[str] = Counter()
-    operators.update(map(name_of, nodes_of(source.graph.node)))
+    operators.update(map(operator_name, nodes_of(source.graph.node)))
     lacking = unsupported(source)
     flops, problem, contents, cuts = _built(model, dims or {})
     if lacking and problem is None and flops is None:  # a graph that was built lacks nothing

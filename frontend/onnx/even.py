@@ -54,7 +54,7 @@ _NONE: Extents = frozenset()
 _PLACES = {"Slice", "Gather", "GatherElements", "Expand", "Pad", "Split"}
 
 
-def followed(
+def marked(
     node: onnx.NodeProto, inputs: Sequence[Slot | None], results: Sequence[Slot | None]
 ) -> tuple[Sequence[Slot | None], Note | None]:
     """Return a node's results, with what their extents follow from, and what is to be noted.
@@ -226,4 +226,4 @@ def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
     return None
 
 
-__all__ = ["UNEVEN", "Note", "followed"]
+__all__ = ["UNEVEN", "Note", "marked"]

@@ -25,7 +25,7 @@ def nodes_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
                 todo += list(graph.node)[::-1]
 
 
-def name_of(node: onnx.NodeProto) -> str:
+def operator_name(node: onnx.NodeProto) -> str:
     """Return what a node's operator is called, with its domain where that is not ONNX's own."""
     return f"{node.domain}.{node.op_type}" if domain_of(node.domain) else str(node.op_type)
 
@@ -34,7 +34,7 @@ def unsupported(source: Source) -> tuple[str, ...]:
     """Return the operators that cannot be read, in branches that are never taken too."""
     bodies = (source.graph.node, *(function.node for function in source.functions.values()))
     nodes = (node for body in bodies for node in nodes_of(body))
-    return tuple(dict.fromkeys(name_of(node) for node in nodes if not _known(source, node)))
+    return tuple(dict.fromkeys(operator_name(node) for node in nodes if not _known(source, node)))
 
 
 def _known(source: Source, node: onnx.NodeProto) -> bool:
@@ -45,4 +45,4 @@ def _known(source: Source, node: onnx.NodeProto) -> bool:
     return declared is not None and declared.has_body
 
 
-__all__ = ["name_of", "nodes_of", "unsupported"]
+__all__ = ["nodes_of", "operator_name", "unsupported"]

@@ -13,7 +13,7 @@ from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.libraries.cudnn import bindings, convolving, executed
 from soapstone.kernels.cuda.libraries.device import of_gpu
 from soapstone.kernels.cuda.libraries.images import Kind, convolution
-from soapstone.kernels.cuda.libraries.products import followed
+from soapstone.kernels.cuda.libraries.products import with_pass
 from soapstone.kernels.cuda.products.convolution import bias_grad
 from soapstone.kernels.cuda.products.matmul import ending, wrapped
 from soapstone.kernels.cuda.substrate.arrays import View, views
@@ -61,7 +61,7 @@ def with_steps(
 ) -> DeviceEntry | None:
     """Return the entry of a convolution with bias and activation, then the steps of `more`."""
     write, operands = ending(name, attributes, inputs, y, more, extras)
-    return followed(
+    return with_pass(
         lambda sums: convolved(name, attributes, inputs, sums, precision),
         write,
         operands,

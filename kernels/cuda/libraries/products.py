@@ -42,7 +42,7 @@ def multiplied(
         found = product(problem, precision, bias, activation == "relu")
         if found is not None or write is None:
             return found
-    return followed(
+    return with_pass(
         lambda sums: product(PROBLEMS[name](attributes, inputs, sums), precision),
         write,
         operands,
@@ -51,7 +51,7 @@ def multiplied(
     )
 
 
-def followed(
+def with_pass(
     compute: Callable[[View], DeviceEntry | None],
     writer: Writer | None,
     operands: Sequence[View],
