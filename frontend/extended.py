@@ -58,11 +58,13 @@ class Extended:
         if known.notes is None:
             return
         for before, other in self._seen:
-            if before.keys() != shapes.keys() or other.notes != known.notes:
+            if before.keys() != shapes.keys() or other.notes is None:
                 continue
             try:
                 between = Between(known.graph, other.graph, weights)
             except GraphError:
+                continue
+            if not _alike(known.notes, other.notes, between.one_number):
                 continue
             self._pairs = [_Pair(between, known), *self._pairs][:_MOST]
             break
@@ -86,6 +88,13 @@ class Extended:
             if found is None or pair.trusted:
                 kept.append(pair)
         self._pairs = kept
+
+
+def _alike(one: Notes, other: Notes, one_number: bool) -> bool:
+    """Return whether the same was noted; one_number: whether all extents that differ are one."""
+    if not one_number:
+        return one == other
+    return [note.said for note in one] == [note.said for note in other]
 
 
 class _Pair:

@@ -130,6 +130,11 @@ class Between:
         if (self._items or self._cut) and self._ends is None:
             raise GraphError("several extents found that attributes depend on")
 
+    @property
+    def one_number(self) -> bool:
+        """Whether all extents that differ are the same number."""
+        return self._ends is not None
+
     def _match(self, one: Graph, other: Graph, weights: Mapping[str, Array]) -> None:
         names = {name: name for name in self._inputs}
         fixed = set(one.roles) - set(self._inputs)  # what no input determines

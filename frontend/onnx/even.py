@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,21 @@ from soapstone.frontend.onnx.values import Extents, Slot, Value
 if TYPE_CHECKING:
     import onnx
 
-Note = tuple[str, ...]  # what was noted of a node
-UNEVEN: Note = ("uneven",)
+
+class Note(NamedTuple):
+    """What was noted of a node.
+
+    Attributes:
+        said: equal for two graphs where what was made of extents is a constant in both.
+        several: what contents follow from that are made of several extents: such may be equal
+            without being constants, unless it is one number that all these extents are.
+    """
+
+    said: tuple[str, ...]
+    several: tuple[str, ...] = ()
+
+
+UNEVEN = Note(("uneven",))
 
 # Of a first operand that is made of extents these make the same numbers, in another order or shape.
 _MOVES = {"Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Identity", "Transpose", "Flatten"}
@@ -71,7 +84,8 @@ def marked(
         bent = frozenset(each for each in _all(given) if each[3])
     results, note = _told(node, inputs, results)
     if bent and note != UNEVEN:
-        note = (*(note or ()), *map(str, sorted(bent)))
+        said, several = note or Note(())
+        note = Note((*said, *map(str, sorted(bent))), several)
     results = [
         replace(each, follows=picked or _follows(node, inputs, given, each))
         if isinstance(each, Value)
@@ -167,10 +181,9 @@ def _told(
         return results, UNEVEN
     contents = [each for at in told if isinstance(each := inputs[at], Value)]
     arrays = [each.array.tobytes().hex() for each in contents if each.array is not None]
-    # Of what is made of several extents, other ones may be the same.
     sources = [_all([each]) for each in contents]
     several = [str(each) for all_ in sources if len(all_) > 1 for each in sorted(all_)]
-    return results, (kind, *arrays, *several)
+    return results, Note((kind, *arrays), tuple(several))
 
 
 def _within(kind: str, inputs: Sequence[Slot | None]) -> bool:
@@ -211,7 +224,8 @@ def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
         padded = each.name == "auto_pad" and each.s not in (b"NOTSET", b"VALID", b"")
         if padded or (each.name == "ceil_mode" and each.i) or each.name == "output_shape":
             # what is padded goes by the extents of what windows move over
-            return (kind, *map(str, data.shape[2:])) if isinstance(data, Value) else UNEVEN
+            windows = isinstance(data, Value)
+            return Note((kind, *map(str, data.shape[2:]))) if windows else UNEVEN
     if kind == "MaxPool" and len([name for name in node.output if name]) > 1:
         return UNEVEN
     constant = isinstance(data, Value) and data.array is not None
@@ -222,7 +236,7 @@ def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
         axes = inputs[3] if len(inputs) > 3 else None
         if not isinstance(axes, Value) or axes.array is None:
             return UNEVEN
-        return (kind, *(str(data.shape[axis]) for axis in axes.array.tolist()))
+        return Note((kind, *(str(data.shape[axis]) for axis in axes.array.tolist())))
     return None
 
 

@@ -50,6 +50,15 @@ EVEN = {
         back = Transpose<perm = [0, 2, 1, 3]>(mixed)  last = Concat<axis = 0>(nv, tv, vm1)
         y = Reshape(back, last)"""
     ),
+    "heads": model_of(
+        LENGTH
+        + """n = Gather(s, i0)  nv = Unsqueeze(n, v0)  h = MatMul(x, w)
+        two = Constant<value_ints = [2, -1]>()  shape = Concat<axis = 0>(nv, tv, two)
+        q = Reshape(h, shape)  k = Transpose<perm = [0, 2, 1, 3]>(q)  of = Shape(k)
+        d = Slice(of, vm1, v6)  real = Cast<to = 1>(d)  root = Sqrt(real)
+        scaled = Div(k, root)  met = ReduceSum<keepdims = 0>(scaled, v1)  y = Relu(met)""",
+        made="float[n, a, b] y",
+    ),
     "joined": model_of(
         """s = Shape<start = 0, end = 1>(x)  shape = Concat<axis = 0>(s, v1, v8)
         first = Expand(token, shape)  j = Concat<axis = 1>(first, x)  h = MatMul(j, w)
