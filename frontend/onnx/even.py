@@ -224,12 +224,13 @@ def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
         padded = each.name == "auto_pad" and each.s not in (b"NOTSET", b"VALID", b"")
         if padded or (each.name == "ceil_mode" and each.i) or each.name == "output_shape":
             # what is padded goes by the extents of what windows move over
-            windows = isinstance(data, Value)
-            return Note((kind, *map(str, data.shape[2:]))) if windows else UNEVEN
+            if not isinstance(data, Value):
+                return UNEVEN
+            return Note((kind, *map(str, data.shape[2:])))
     if kind == "MaxPool" and len([name for name in node.output if name]) > 1:
         return UNEVEN
     constant = isinstance(data, Value) and data.array is not None
-    folded = constant and data.follows  # it is made of extents
+    folded = constant and isinstance(data, Value) and bool(data.follows)  # made of extents
     if kind in _STRIDED and folded:
         return UNEVEN
     if kind == "Slice" and isinstance(data, Value) and (folded or not constant):
