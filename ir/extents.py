@@ -205,7 +205,11 @@ class Between:
                 items = tuple((n, value if n == name else v) for n, v in node.items)
                 node = replace(node, items=items)
             nodes.append(node)
-            tensors.update(zip(node.outputs, inferred(node, [tensors[i] for i in node.inputs])))
+            for name, spec in zip(node.outputs, inferred(node, [tensors[i] for i in node.inputs])):
+                # What repeats is written otherwise.
+                if any(now < 2 <= was for now, was in zip(spec.shape, known.tensors[name].shape)):
+                    raise GraphError(f"{node.label}: an extent of less than 2 found")
+                tensors[name] = spec
         return replace(known, nodes=tuple(nodes), tensors=tensors), weights
 
     def _line(self, one: Ints, other: Ints, number: int) -> Ints:

@@ -151,7 +151,8 @@ class Importer:
 
     def offered(self, spec: TensorSpec, label: str, name: str) -> Value:
         """Return an input of the graph; of texts, which the graph does not have, a value alone."""
-        made = Value(spec, label, name)
+        follows = tuple(frozenset([(name, *each, False)]) for each in enumerate(spec.shape))
+        made = Value(spec, label, name, follows=follows)
         return (
             made
             if made.is_text

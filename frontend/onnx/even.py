@@ -4,6 +4,8 @@ Numbers that are made of extents (`Shape` and sums, parts and multiples of it) a
 extent. They may say shapes. Where anything else is done with one, its contents are noted: that two
 graphs for different extents have noted the same shows that these were constants in both, hence for
 all extents. Operators whose translation may go by other thresholds of extents make a graph uneven.
+Extents of values may follow from those of inputs in steps, as behind strides: where such are used
+as numbers or places, the extents of inputs that they follow from are noted.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from soapstone.frontend.onnx.values import Slot, Value
+import numpy as np
+
+from soapstone.frontend.onnx.values import Extents, Slot, Value
 
 if TYPE_CHECKING:
     import onnx
@@ -25,29 +29,119 @@ _MOVES = {"Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Identity", "Tra
 _SUMS = {"Concat", "Add", "Sub"}
 # The operand that may be made of extents, since it is a shape or where a constant is cut.
 _SHAPES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Range": 1, "Slice": 2}
-# Whose translation depends on extents in no way but by shapes, given what `_even` asks.
-_UNIFORM = """
+# Whose translation depends on extents in no way but by shapes, given what `_even` asks. Results of
+# the first ones have the extents of their operands, axis by axis from the last.
+_ELEMENTWISE = """
 Abs Acos Acosh Add And Asin Asinh Atan Atanh Cast CastLike Ceil Celu Clip Cos Cosh Div Elu Equal
 Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
 LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid
-Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor MatMul Gemm Conv
-ConvTranspose MatMulInteger QLinearMatMul QLinearConv ConvInteger QuantizeLinear DequantizeLinear
-DynamicQuantizeLinear MaxPool AveragePool GlobalAveragePool GlobalMaxPool BatchNormalization
-InstanceNormalization LayerNormalization GroupNormalization RMSNormalization Softmax LogSoftmax
-Dropout ReduceMean ReduceSum ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSumExp
-ArgMax ArgMin LSTM GRU RNN Reshape Transpose Flatten Squeeze Unsqueeze Concat Split Slice Gather
-GatherElements Expand Pad Identity Shape Constant ConstantOfShape Range
+Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor QuantizeLinear
+DequantizeLinear DynamicQuantizeLinear BatchNormalization InstanceNormalization LayerNormalization
+GroupNormalization RMSNormalization Softmax LogSoftmax Dropout Identity
 """
-_EVEN = frozenset(_UNIFORM.split())
+_OTHERS = """
+MatMul Gemm Conv ConvTranspose MatMulInteger QLinearMatMul QLinearConv ConvInteger MaxPool
+AveragePool GlobalAveragePool GlobalMaxPool ReduceMean ReduceSum ReduceMax ReduceMin ReduceL1
+ReduceL2 ReduceSumSquare ReduceLogSumExp ArgMax ArgMin LSTM GRU RNN Reshape Transpose Flatten
+Squeeze Unsqueeze Concat Split Slice Gather GatherElements Expand Pad Shape Constant
+ConstantOfShape Range
+"""
+_ALIGNED = frozenset(_ELEMENTWISE.split())
+_EVEN = _ALIGNED.union(_OTHERS.split())
+_STRIDED = {"Conv", "QLinearConv", "ConvInteger", "MaxPool", "AveragePool"}
+_NONE: Extents = frozenset()
+# Whose attributes in a graph may be made of extents of their operands.
+_PLACES = {"Slice", "Gather", "GatherElements", "Expand", "Pad", "Split"}
 
 
 def followed(
     node: onnx.NodeProto, inputs: Sequence[Slot | None], results: Sequence[Slot | None]
 ) -> tuple[Sequence[Slot | None], Note | None]:
-    """Return a node's results, those made of extents marked so, and what is to be noted, if any.
+    """Return a node's results, with what their extents follow from, and what is to be noted.
 
     node: of the standard operators.
     """
+    given = [each for each in inputs if isinstance(each, Value) and each.follows]
+    if not given:
+        return _told(node, inputs, results)
+    picked = _picked(node, inputs)
+    told = any(each.told for each in given)
+    bent = _NONE
+    if picked is None and (told or node.op_type in _PLACES):
+        bent = frozenset(each for each in _all(given) if each[3])
+    results, note = _told(node, inputs, results)
+    if bent and note != UNEVEN:
+        note = (*(note or ()), *map(str, sorted(bent)))
+    results = [
+        replace(each, follows=picked or _follows(node, inputs, given, each))
+        if isinstance(each, Value)
+        else each
+        for each in results
+    ]
+    return results, note
+
+
+def _all(values: Sequence[Value]) -> Extents:
+    return _NONE.union(*(extents for each in values for extents in each.follows))
+
+
+def _picked(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> tuple[Extents, ...] | None:
+    """Return what the elements of a shape, or of parts of one, follow from; None of other nodes."""
+    x, *others = inputs
+    if not isinstance(x, Value):
+        return None
+    if node.op_type == "Shape":
+        ends = {each.name: each.i for each in node.attribute}
+        return x.follows[ends.get("start", 0) : ends.get("end")]
+    places = [
+        each.array for each in others if isinstance(each, Value) and not (each.told or each.follows)
+    ]
+    if not x.told or x.rank != 1 or len(x.follows) != x.shape[0] or len(places) != len(others):
+        return None
+    elements = np.arange(x.shape[0])
+    if node.op_type == "Gather" and places[0] is not None:
+        elements = elements[places[0]]
+    elif node.op_type == "Slice" and all(each is not None for each in places):
+        begin, end, *rest = (int(each.item()) for each in places if each is not None)
+        elements = elements[begin : end : rest[1] if len(rest) > 1 else 1]
+    else:
+        return None
+    return tuple(x.follows[at] for at in elements.ravel().tolist())
+
+
+def _follows(
+    node: onnx.NodeProto, inputs: Sequence[Slot | None], given: Sequence[Value], made: Value
+) -> tuple[Extents, ...]:
+    """Return what each axis of a result follows from; more than that where it is not looked for."""
+    x, kind, rank = inputs[0], node.op_type, made.rank
+    attributes = {each.name: list(each.ints) for each in node.attribute}
+    if made.told:
+        return (_all(given),)
+    if any(each.told for each in given) or not isinstance(x, Value):
+        return (_all(given),) * rank
+    if kind in _STRIDED and len(x.follows) == rank:
+        strides = attributes.get("strides") or [1] * (rank - 2)
+        spatial = zip(x.follows[2:], strides)
+        return (*x.follows[:2], *(_bent(each) if s != 1 else each for each, s in spatial))
+    if kind == "Transpose" and len(x.follows) == rank:
+        order = attributes.get("perm") or range(rank)[::-1]
+        return tuple(x.follows[axis] for axis in order)
+    if kind in _ALIGNED:
+        return tuple(
+            _NONE.union(*(each.follows[axis] for each in given if len(each.follows) >= -axis))
+            for axis in range(-rank, 0)
+        )
+    return (_all(given),) * rank
+
+
+def _bent(extents: Extents) -> Extents:
+    return frozenset((name, axis, extent, True) for name, axis, extent, _ in extents)
+
+
+def _told(
+    node: onnx.NodeProto, inputs: Sequence[Slot | None], results: Sequence[Slot | None]
+) -> tuple[Sequence[Slot | None], Note | None]:
+    """Return a node's results, those made of extents marked so, and what is to be noted, if any."""
     kind = node.op_type
     if kind == "Shape":
         return [replace(each, told=True) for each in results if isinstance(each, Value)], None
@@ -56,7 +150,8 @@ def followed(
     ]
     made = [each for each in results if not isinstance(each, Value) or each.array is None]
     if not told:
-        return results, None if not made else _even(node, inputs)
+        follows = any(isinstance(each, Value) and each.follows for each in inputs)
+        return results, None if not (made or follows) else _even(node, inputs)
     known = all(each is None or _number(each) for each in inputs)
     linear = (
         (kind in _MOVES and told == [0])
@@ -66,22 +161,44 @@ def followed(
     )
     if linear and known and not made and all(map(_number, results)):
         return [replace(each, told=True) for each in results if isinstance(each, Value)], None
-    if told == [_SHAPES.get(kind)] and (kind != "Slice" or _constant(inputs[0])):
+    if told == [_SHAPES.get(kind)] and _within(kind, inputs):
         return results, None if not made else _even(node, inputs)
     if made and _even(node, inputs) is not None:
         return results, UNEVEN
-    contents = [inputs[at] for at in told]
-    arrays = [each.array for each in contents if isinstance(each, Value)]
-    return results, (kind, *(array.tobytes().hex() for array in arrays if array is not None))
+    contents = [each for at in told if isinstance(each := inputs[at], Value)]
+    arrays = [each.array.tobytes().hex() for each in contents if each.array is not None]
+    # Of what is made of several extents, other ones may be the same.
+    sources = [_all([each]) for each in contents]
+    several = [str(each) for all_ in sources if len(all_) > 1 for each in sorted(all_)]
+    return results, (kind, *arrays, *several)
+
+
+def _within(kind: str, inputs: Sequence[Slot | None]) -> bool:
+    """Return whether an operand that is told is a shape, or ends a range or a part of a constant.
+
+    The range or part has as many elements as lie between its ends, however long it is.
+    """
+    if kind not in ("Slice", "Range"):
+        return True
+    arrays = [each.array for each in inputs if isinstance(each, Value) and each.array is not None]
+    if len(arrays) < len(inputs):
+        return False
+    if kind == "Range":
+        start, stop, step = arrays
+        return bool(step == 1 and start <= stop)
+    data, starts, ends, *rest = arrays
+    if getattr(inputs[0], "follows", ()):
+        return False
+    axes = rest[0].tolist() if rest else range(starts.size)
+    return all(
+        0 <= start <= end <= data.shape[axis]
+        for start, end, axis in zip(starts.tolist(), ends.tolist(), axes)
+    ) and all(step == 1 for each in rest[1:] for step in each.tolist())
 
 
 def _number(slot: Slot | None) -> bool:
     """Return whether a value is known integers."""
     return isinstance(slot, Value) and slot.array is not None and slot.array.dtype.kind in "iu"
-
-
-def _constant(slot: Slot | None) -> bool:
-    return isinstance(slot, Value) and slot.array is not None
 
 
 def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
@@ -96,7 +213,11 @@ def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
     if kind == "MaxPool" and len([name for name in node.output if name]) > 1:
         return UNEVEN
     data = inputs[0] if inputs else None
-    if kind == "Slice" and isinstance(data, Value) and data.array is None:
+    constant = isinstance(data, Value) and data.array is not None
+    folded = constant and data.follows  # it is made of extents
+    if kind in _STRIDED and folded:
+        return UNEVEN
+    if kind == "Slice" and isinstance(data, Value) and (folded or not constant):
         axes = inputs[3] if len(inputs) > 3 else None
         if not isinstance(axes, Value) or axes.array is None:
             return UNEVEN

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx.call import Call
 
 
+# What an extent depends on: an input, its axis, its extent there, and whether by more than a line.
+Extents = frozenset[tuple[str, int, int, bool]]
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """A value while a graph is built: made by the graph (`name`), or known (`array`).
@@ -33,6 +37,7 @@ class Value:
     trained: bool = False  # a weight that is other contents in a later step, so nothing is folded
     table: Array | None = None
     told: bool = False  # known, and made of extents of inputs (`even.py`)
+    follows: tuple[Extents, ...] = ()  # by axis, or by element of what is `told`; () of none
 
     @property
     def shape(self) -> tuple[int, ...]:
