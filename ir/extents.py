@@ -153,7 +153,7 @@ class Between:
         """Take note of the one attribute that differs, where it says shapes."""
         differing = [(name, p, q) for (name, p), (_, q) in zip(a.items, b.items) if p != q]
         name, p, q = differing[0]
-        if a.spec.view == "reshape" or a.operator == "broadcast":
+        if a.spec.view == "reshape" or a.operator == "broadcast" or not a.inputs:
             fits = name == "shape"
         elif a.operator == "slice" and a.inputs[0] in fixed:
             fits = name == "stops"

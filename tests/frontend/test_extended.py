@@ -143,6 +143,9 @@ BENT = {
     + """p = Slice(seven, v0, tv, v0)  a = ReduceSum<keepdims = 0>(p)  y = Add(one, a)""",
     "every second row": PLACE
     + """p = Slice(table, v0, tv, v0, v2)  a = ReduceSum<keepdims = 0>(p)  y = Add(one, a)""",
+    "sum of what is filled": LENGTH
+    + """f = ConstantOfShape<value = float[1] {0.5}>(tv)  a = ReduceSum<keepdims = 0>(f)
+    h = MatMul(x, w)  y = Add(h, a)""",
     "part of a range": PLACE
     + """r = Range(i0, t, i1)  f = Cast<to = 1>(r)  p = Slice(f, v0, v6, v0)
     a = ReduceSum<keepdims = 0>(p)  y = Add(one, a)""",
