@@ -66,10 +66,10 @@ def followed(
         return _told(node, inputs, results)
     picked = _picked(node, inputs)
     told = any(each.told for each in given)
-    bent = _NONE
-    if picked is None and (told or node.op_type in _PLACES):
-        bent = frozenset(each for each in _all(given) if each[3])
     results, note = _told(node, inputs, results)
+    bent = _NONE
+    if picked is None and (told or note is not None or node.op_type in _PLACES):
+        bent = frozenset(each for each in _all(given) if each[3])
     if bent and note != UNEVEN:
         note = (*(note or ()), *map(str, sorted(bent)))
     results = [
@@ -206,13 +206,14 @@ def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
     kind = node.op_type
     if kind not in _EVEN or node.domain not in ("", "ai.onnx"):
         return UNEVEN
+    data = inputs[0] if inputs else None
     for each in node.attribute:
-        windows = each.name == "auto_pad" and each.s not in (b"NOTSET", b"VALID", b"")
-        if windows or (each.name == "ceil_mode" and each.i) or each.name == "output_shape":
-            return UNEVEN
+        padded = each.name == "auto_pad" and each.s not in (b"NOTSET", b"VALID", b"")
+        if padded or (each.name == "ceil_mode" and each.i) or each.name == "output_shape":
+            # what is padded goes by the extents of what windows move over
+            return (kind, *map(str, data.shape[2:])) if isinstance(data, Value) else UNEVEN
     if kind == "MaxPool" and len([name for name in node.output if name]) > 1:
         return UNEVEN
-    data = inputs[0] if inputs else None
     constant = isinstance(data, Value) and data.array is not None
     folded = constant and data.follows  # it is made of extents
     if kind in _STRIDED and folded:

@@ -43,7 +43,12 @@ TAGGER = model_of(
     y = Reshape(behind, whole)"""
 )
 TWO_INPUTS = model_of("h = MatMul(x, w)  y = Add(h, bias)", "float[n, t, 6] x, float[n, 1, 8] bias")
-APART = {"tagger": TAGGER, "two inputs": TWO_INPUTS}
+WINDOWS = model_of(
+    "y = MaxPool<ceil_mode = 1, kernel_shape = [2, 2], strides = [2, 2]>(x)",
+    "float[n, 3, 9, 9] x",
+    "float[n, 3, a, b] y",
+)
+APART = {"tagger": TAGGER, "two inputs": TWO_INPUTS, "windows": WINDOWS}
 MEETING = {
     "mean over rows": model_of(
         "zero = Constant<value_ints = [0]>()  m = ReduceMean<keepdims = 1>(x, zero)"

@@ -1,4 +1,4 @@
-"""What is measured of GPUs, end to end in Numba's simulator, whose times mean nothing.
+"""What is measured of GPUs, end to end: on devices, or in Numba's simulator, without a clock.
 
     NUMBA_ENABLE_CUDASIM=1 python -m programs.gpu_measured FOLDER
 
@@ -27,6 +27,7 @@ from soapstone.kernels.entry import Call
 from soapstone.kernels.fallback import FallbackWarning
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import select_device
+from soapstone.native.cuda.device import device_count
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.machine import CUDA
 from soapstone.search.cost.cost import Cost
@@ -112,10 +113,11 @@ def main(folder: Path) -> None:
             "estimated": found[0][0].estimated,
             "enough": found[0][0].time_us >= found[0][0].launches * found[0][2],
         }
-    machine = measured_machine(gpus=2)
+    machine = measured_machine(gpus=min(2, device_count()))
     machine.save(folder / "machine.json")
     loaded = Machine.load(folder / "machine.json")
     outcome["machine"] = {
+        "memories": [memory.name for memory in loaded.memories],
         "links": [[link.source, link.target] for link in loaded.links],
         "finite": all(
             0 < value < math.inf

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import name_of
 from soapstone.ir.spec import operators
-from soapstone.ir.tensor import name_of
 from soapstone.kernels.cpu.elementwise.conversions import (
     ITEM_BYTES,
     KINDS,

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from soapstone.ir.tensor import name_of
+from soapstone.dtypes import name_of
 from soapstone.kernels.cpu.onednn.descriptors import (
     ACTIVATIONS,
     ARG_BIAS,

@@ -22,6 +22,7 @@ from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.target import SIMULATED
 from soapstone.kernels.entry import TF32
 from soapstone.kernels.fallback import report
+from soapstone.native import memory
 from soapstone.native.memory import Array
 
 WORKSPACE_BYTES = 32 << 20  # at most; what NVIDIA advises from its generation Hopper on
@@ -124,7 +125,7 @@ class Described:
 
 def _set(setter: Callable[..., None], of: int, attribute: int, value: int, kind: Any) -> None:
     held = np.array([value], kind)
-    setter(of, attribute, held.ctypes.data, held.nbytes)
+    setter(of, attribute, int(memory.address(held)), held.nbytes)
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Multiplied:
 
     def enqueue(self, stream: Any = 0) -> None:
         """Put the product on a stream, and return."""
-        one, of, first = self.factors.itemsize, self.described, self.factors.ctypes.data
+        one, of, first = self.factors.itemsize, self.described, int(memory.address(self.factors))
         bindings().matmul(
             self.handle,
             of.product,
@@ -245,7 +246,9 @@ def _algorithm(handle: int, of: Described, aligned: Sequence[int]) -> Any:
     asked = preference(aligned)
     objects = of.product, of.a, of.b, of.d, of.d
     try:
-        lt.matmul_algo_get_heuristic(handle, *objects, asked, 1, found.ptr, count.ctypes.data)
+        lt.matmul_algo_get_heuristic(
+            handle, *objects, asked, 1, found.ptr, int(memory.address(count))
+        )
     except lt.cuBLASLtError:  # such a product is not supported
         return None
     finally:
