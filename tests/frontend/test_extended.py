@@ -135,8 +135,8 @@ BENT = {
     y = Expand(u, s)""",
     "sliced behind strides": STEPS + "y = Slice(p, v1, v4, v2)",
     "the last behind strides": STEPS + "g = Gather<axis = 2>(p, im1)  y = Unsqueeze(g, v1)",
-    "rounded up behind strides": STEPS
-    + "y = AveragePool<ceil_mode = 1, kernel_shape = [2], strides = [2]>(p)",
+    "as large behind strides": STEPS
+    + "y = MaxPool<auto_pad = \"SAME_UPPER\", kernel_shape = [3], strides = [2]>(p)",
     "every second": PLACE + "r = Range(i0, t, i2)  y = Gather<axis = 1>(x, r)",
     "from six": PLACE
     + """r = Range(i6, t, i1)  f = Cast<to = 1>(r)  a = ReduceSum<keepdims = 0>(f)
