@@ -180,9 +180,10 @@ def _drawn(session: InferenceSession, dims: Mapping[str, int]) -> dict[str, Arra
         if field.holds:
             raise DataError(f"input {field} found, of which none is drawn; arrays needed")
         shape = [d if isinstance(d, int) else dims.get(d or "", 1) for d in field.shape]
-        made[field.name] = blank(shape, field.dtype).copy()
-        if kind_of(made[field.name].dtype) == "f":
-            made[field.name][...] = random.standard_normal(shape)
+        array = blank(shape, field.dtype).copy()
+        if kind_of(array.dtype) == "f":
+            array[...] = random.standard_normal(shape)
+        made[field.name] = array
     return made
 
 

@@ -79,10 +79,10 @@ def marked(
         return _told(node, inputs, results)
     picked = _picked(node, inputs)
     told = any(each.told for each in given)
-    bent = _NONE
-    if picked is None and (told or node.op_type in _PLACES):
-        bent = frozenset(each for each in _all(given) if each[3])
     results, note = _told(node, inputs, results)
+    bent = _NONE
+    if picked is None and (told or note is not None or node.op_type in _PLACES):
+        bent = frozenset(each for each in _all(given) if each[3])
     if bent and note != UNEVEN:
         said, several = note or Note(())
         note = Note((*said, *map(str, sorted(bent))), several)

@@ -144,6 +144,8 @@ BENT = {
     y = Expand(u, s)""",
     "sliced behind strides": STEPS + "y = Slice(p, v1, v4, v2)",
     "the last behind strides": STEPS + "g = Gather<axis = 2>(p, im1)  y = Unsqueeze(g, v1)",
+    "as large behind strides": STEPS
+    + 'y = MaxPool<auto_pad = "SAME_UPPER", kernel_shape = [3], strides = [2]>(p)',
     "every second": PLACE + "r = Range(i0, t, i2)  y = Gather<axis = 1>(x, r)",
     "from six": PLACE
     + """r = Range(i6, t, i1)  f = Cast<to = 1>(r)  a = ReduceSum<keepdims = 0>(f)
