@@ -289,7 +289,9 @@ def test_the_command_line_says_what_a_launch_takes_and_why(tmp_path: Path) -> No
     assert "'h10'" in told("--machine", "h10")
 
 
-@pytest.mark.parametrize("name", [*GPUS, "file"])
+@pytest.mark.parametrize(
+    "name", ["h100", *(pytest.param(n, marks=pytest.mark.long) for n in ("a100", "h200")), "file"]
+)
 def test_strategies_for_gpus_are_finite_and_gain_from_more_of_them(
     name: str, tmp_path: Path
 ) -> None:
