@@ -229,11 +229,11 @@ def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
             return Note((kind, *map(str, data.shape[2:])))
     if kind == "MaxPool" and len([name for name in node.output if name]) > 1:
         return UNEVEN
-    constant = isinstance(data, Value) and data.array is not None
-    folded = constant and isinstance(data, Value) and bool(data.follows)  # made of extents
-    if kind in _STRIDED and folded:
+    if not isinstance(data, Value):
+        return None
+    if kind in _STRIDED and data.array is not None and data.follows:  # a constant made of extents
         return UNEVEN
-    if kind == "Slice" and isinstance(data, Value) and (folded or not constant):
+    if kind == "Slice" and (data.array is None or data.follows):
         axes = inputs[3] if len(inputs) > 3 else None
         if not isinstance(axes, Value) or axes.array is None:
             return UNEVEN
