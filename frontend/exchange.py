@@ -82,8 +82,12 @@ def targets(model: str, out: Mapping[str, Any], results: Mapping[str, Array]) ->
         model: its name. out: arrays or tensors. results: the outputs, by name.
 
     Raises:
-        DataError: no such output, another type or shape, or one that cannot be written to.
+        DataError: no arrays by name, no such output, another type or shape, or one that cannot be
+            written to.
     """
+    if not isinstance(out, Mapping):
+        kind = type(out).__name__
+        raise DataError(f"model {model!r}: out: {kind} found, arrays by name of output needed")
     found = {}
     for name, given in out.items():
         where = f"model {model!r}: out {name!r}"

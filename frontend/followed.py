@@ -10,7 +10,7 @@ from typing import Any
 from soapstone.engine.lower import boundary_orders, channels_last, stored
 from soapstone.frontend.onnx.texts import blank
 from soapstone.frontend.sources import Source
-from soapstone.ir.errors import GraphError
+from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
@@ -45,8 +45,11 @@ class Followed:
         gpus: int,
         requests: int,
     ) -> None:
-        if strategy is not None and not isinstance(strategy, Strategy):
+        if isinstance(strategy, str | Path):
             strategy = Strategy.load(Path(strategy))
+        if not isinstance(strategy, Strategy | None):
+            kind = type(strategy).__name__
+            raise StrategyError(f"strategy: {kind} found; a strategy or the path of one needed")
         self.given: Strategy | None = strategy
         self._source = source
         self._made_for: Graph | None = None

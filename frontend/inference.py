@@ -122,6 +122,8 @@ class InferenceSession:
     ) -> None:
         if tune not in (True, False, "now"):
             raise GraphError(f"tune: {tune!r} found; True, False or 'now' needed")
+        if bound_shapes < 1:
+            raise GraphError(f"bound_shapes: {bound_shapes} found, 1 or more needed")
         if gpus > 1:
             raise GraphError(f"gpus: {gpus} found; a session runs on one GPU, so 1 at most")
         with paused():
@@ -141,7 +143,7 @@ class InferenceSession:
         binder = Binder(
             *(source, Packed(), followed, machine, plans), plain, layouts, tune, precision
         )
-        self._begin(binder, max(1, bound_shapes), requests)
+        self._begin(binder, bound_shapes, requests)
         if share_cores:
             whole = (self.requests, self.cpus, machine.processors[0].kind) == (1, 1, "cpu")
             if not whole or plans is not None:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -362,6 +363,22 @@ def test_a_session_of_a_file_loads_no_layers_and_no_search(tmp_path: Path) -> No
         timeout=300,
     )
     assert told.stdout.splitlines() == [str([[-1.0] * 3] * 2), "[]"], told.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bound_shapes": 0}, "bound_shapes: 0 found, 1 or more"),
+        ({"strategy": 3}, "strategy: int found"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    model = Model("one")
+    model.output(model.relu(model.input("x", (1, 2))))
+    with pytest.raises(GraphError, match=message):
+        model.inference(**options)
+    with model.inference() as session, pytest.raises(DataError, match="out: NoneType found"):
+        session.run(np.ones((1, 2), np.float32), out=None)  # type: ignore[arg-type]
 
 
 def test_an_unknown_way_to_tune_is_refused() -> None:
