@@ -510,6 +510,7 @@ def test_an_interrupt_names_the_last_checkpoint_and_training_goes_on(
     assert trained(tiny, "--epochs", "0", "--resume", file)["test_accuracy"] is not None
 
 
+@pytest.mark.long
 def test_strategies_are_for_extents_of_symbolic_dims(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     symbolic(path, ("b", "t"))

@@ -13,6 +13,7 @@ if mpiexec() is None:
     pytest.skip("there is no mpiexec", allow_module_level=True)
 
 
+@pytest.mark.long
 def test_sparse_partitions_futures_and_subtasks_on_two_ranks() -> None:
     done = ranks(2, PROGRAMS / "mpi" / "model.py", 6, timeout_s=60)
     assert done.returncode == 0, done.stderr

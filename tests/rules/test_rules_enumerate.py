@@ -203,6 +203,7 @@ def test_every_graph_is_enumerated_once_and_grouped_by_what_it_computes(space: S
     assert as_sets(groups) == as_sets(brute.groups().values())
 
 
+@pytest.mark.long
 def test_a_tensor_may_be_both_operands_where_the_space_says_so() -> None:
     space = replace(SMALL, max_operators=2, repeated=True)
     brute = Brute(space)

@@ -110,6 +110,7 @@ def test_worked_substitutions_are_in_the_set_or_derived_from_it(name: str, judge
         assert not found.guard, found
 
 
+@pytest.mark.long
 def test_proofs_of_the_shipped_file_replay(shipped: RuleFile) -> None:
     some = replace(shipped, rules=shipped.rules[::40])  # `soapstone rules check` replays all
     report = check_file(some)

@@ -141,6 +141,7 @@ def test_subsumes_is_one_way() -> None:
     assert subsumes(strided, fixed, values=True) and not subsumes(strided, fixed)
 
 
+@pytest.mark.long
 def test_key_is_identity() -> None:
     enumeration, *_ = pruned(MATRICES, f"{ELEMENTWISE} {JOINS}", 2)
     nodes = prune.nodes_of(enumeration)

@@ -162,6 +162,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.mark.long
 def test_a_graph_costs_the_launches_that_a_session_runs(model: ExecutorCost) -> None:
     graph, weights = network()
     cost = model.cost(graph, weights)

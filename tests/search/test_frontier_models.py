@@ -73,6 +73,7 @@ def test_the_frontier_is_that_of_all_combinations(model: Prepared) -> None:
     assert frontier.turning_point in frontier.points
 
 
+@pytest.mark.long
 def test_copies_are_among_all_combinations(model: Prepared) -> None:
     """Every strategy of the space with redundant computation, its sums added up one by one."""
     frontier = cost_frontier(model.graph, model.machine, replicate=True)

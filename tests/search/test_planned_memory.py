@@ -58,6 +58,7 @@ def strategies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return files
 
 
+@pytest.mark.long
 def test_workers_hold_what_is_planned(strategies: list[Path]) -> None:
     for name, planned, held in program.rows(strategies, "local"):
         assert planned == held, name

@@ -48,6 +48,7 @@ def test_values_cannot_be_changed(session: DynamicSession) -> None:
         np.add(given, y, out=given)
 
 
+@pytest.mark.long
 def test_zeros_of_both_signs_are_told_apart(session: DynamicSession) -> None:
     x = session.value(-np.zeros(1, np.float32))
     assert [np.signbit((x + by).numpy()).item() for by in (0.0, -0.0)] == [False, True]

@@ -319,6 +319,7 @@ class TestOptimize:
             assert result.kept is kept
             assert (result.graph is graph) is not kept
 
+    @pytest.mark.long
     def test_steps_over_a_graph_are_compared_and_timed_on_its_edges(self, tmp_path: Path) -> None:
         """In processes of their own, at training, and where the step is of a file."""
         model = neighbouring()

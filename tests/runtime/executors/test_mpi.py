@@ -27,7 +27,11 @@ if mpiexec() is None:
 
 @pytest.mark.parametrize(
     ("count", "first", "programs", "how"),
-    [(2, 40, 12, "beside"), (3, 500, 2, "beside"), (2, 900, 3, "apart")],
+    [
+        pytest.param(2, 40, 12, "beside", marks=pytest.mark.long),
+        (3, 500, 2, "beside"),
+        (2, 900, 3, "apart"),
+    ],
 )
 def test_random_programs_equal_sequential_numpy_and_are_accepted(
     count: int, first: int, programs: int, how: str, tmp_path: Path

@@ -106,6 +106,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
 
+@pytest.mark.long
 def test_strategies_on_the_command_line(tmp_path: Path) -> None:
     where = ["--machine", "k80", "--devices", "4", "--batch-size", "64"]
     path = tmp_path / "found.json"
