@@ -376,10 +376,11 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
 
 # --------------------------------------------------------------------------------------- libraries
 
-# How often a thread of GNU's OpenMP looks for work before it sleeps: 0.01 ms. Left alone it looks
-# for 5 to 10 ms, in which it holds the core that another of its team may be waiting for; with the
-# machine to itself that saves nothing that can be measured, beside other processes it costs much.
-_SPINS = "500"
+# How often a thread of GNU's OpenMP looks for work before it sleeps: for 0.03 to 0.1 ms. Left alone
+# it looks for 5 to 10 ms, in which it holds the core that another of its team may be waiting for:
+# beside other processes that costs much. A fifth of this is too little where waking takes long, as
+# on virtual machines: networks of many small operators then take twice as long.
+_SPINS = "2000"
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # by which users say otherwise
 
 
