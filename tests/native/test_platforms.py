@@ -148,7 +148,7 @@ def test_training_inference_and_optimize_run_without_them(tmp_path: Path) -> Non
 @pytest.mark.skipif(openmp_library() is None, reason="there is no OpenMP library")
 @pytest.mark.parametrize(
     ("given", "needed"),
-    [({}, "GOMP_SPINCOUNT = '500'"), ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT = '7'")],
+    [({}, "GOMP_SPINCOUNT = '2000'"), ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT = '7'")],
 )
 def test_threads_of_openmp_soon_sleep_unless_users_say_otherwise(
     given: dict[str, str], needed: str
