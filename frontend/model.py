@@ -16,7 +16,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
-    from soapstone.frontend.inference import InferenceSession
+    from soapstone.frontend.inference.session import InferenceSession
     from soapstone.frontend.training.callbacks import Callback
     from soapstone.frontend.training.objective import Losses, Metrics
     from soapstone.frontend.training.optimizers import Optimizer
@@ -275,7 +275,7 @@ class Model(Trainable):
         """
         if self._trainer is not None:
             return self.trainer.predict(x, batch_size=batch_size)
-        from soapstone.frontend.in_batches import predict
+        from soapstone.frontend.inference.in_batches import predict
 
         with self.inference() as session:
             return predict(session, x, self.batch_size if batch_size is None else batch_size)
@@ -299,7 +299,7 @@ class Model(Trainable):
         threads, cpus, strategy, requests, plain, bound_shapes, fast_memory, plan, tune and
         precision are those of `InferenceSession`.
         """
-        from soapstone.frontend.inference import InferenceSession
+        from soapstone.frontend.inference.session import InferenceSession
 
         return InferenceSession(
             self,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from soapstone.cli.main import run_app
     from soapstone.errors import DataError
-    from soapstone.frontend.batcher import Batcher, BatcherStatistics
     from soapstone.frontend.data.sets import digits
     from soapstone.frontend.dynamic.session import DynamicSession
-    from soapstone.frontend.inference import InferenceSession
+    from soapstone.frontend.inference.batcher import Batcher, BatcherStatistics
+    from soapstone.frontend.inference.session import InferenceSession
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import from_onnx, to_onnx
     from soapstone.frontend.optimization.optimize import optimize
@@ -38,10 +38,10 @@ __version__ = "0.1.0"
 _NAMES = {
     "soapstone.cli.main": ("run_app",),
     "soapstone.errors": ("DataError",),
-    "soapstone.frontend.batcher": ("Batcher", "BatcherStatistics"),
+    "soapstone.frontend.inference.batcher": ("Batcher", "BatcherStatistics"),
     "soapstone.frontend.data.sets": ("digits",),
     "soapstone.frontend.dynamic.session": ("DynamicSession",),
-    "soapstone.frontend.inference": ("InferenceSession",),
+    "soapstone.frontend.inference.session": ("InferenceSession",),
     "soapstone.frontend.model": ("Model",),
     "soapstone.frontend.onnx": ("from_onnx", "to_onnx"),
     "soapstone.frontend.optimization.optimize": ("optimize",),

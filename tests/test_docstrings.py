@@ -50,7 +50,7 @@ MODULES = (
     *(app_module(name).__name__ for name in app_names()),
 )
 NAMES = (
-    ("soapstone.frontend.sources", "Field"),
+    ("soapstone.frontend.inference.sources", "Field"),
     ("soapstone.frontend.strategies.finding", "graph_of"),
     ("soapstone.frontend.strategies.finding", "machine_of"),
     ("soapstone.frontend.strategies.finding", "measure_tasks"),

@@ -21,7 +21,7 @@ from programs.hostile_files import outcomes
 from soapstone import Machine, Model, Strategy, files
 from soapstone.errors import DataError
 from soapstone.frontend.data.npz import NpzFile
-from soapstone.frontend.predict import read_arrays
+from soapstone.frontend.inference.predict import read_arrays
 from soapstone.frontend.training import checkpoint
 from soapstone.frontend.training.checkpoint import CheckpointError
 from soapstone.ir.errors import GraphError, StrategyError

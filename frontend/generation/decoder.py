@@ -27,8 +27,8 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
-    from soapstone.frontend.inference import InferenceSession
-    from soapstone.frontend.sources import Field
+    from soapstone.frontend.inference.session import InferenceSession
+    from soapstone.frontend.inference.sources import Field
 
 IDS, MASK, PLACES, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 _LEAST = 32  # tokens that a prompt is filled up to

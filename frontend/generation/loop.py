@@ -14,7 +14,7 @@ from soapstone.frontend.generation.sampling import Sampling
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
-    from soapstone.frontend.inference import InferenceSession
+    from soapstone.frontend.inference.session import InferenceSession
 
 Prompts = Sequence[int] | Sequence[Sequence[int]] | Array
 Tokens = tuple[int | None, ...]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
-    from soapstone.frontend.onnx.export import to_onnx
+    from soapstone.frontend.onnx.export.write import to_onnx
     from soapstone.frontend.onnx.model import OnnxModel, from_onnx
 
 _HOMES = {
@@ -16,7 +16,7 @@ _HOMES = {
     "UnboundError": "errors",
     "UnsupportedError": "errors",
     "from_onnx": "model",
-    "to_onnx": "export",
+    "to_onnx": "export.write",
 }
 
 

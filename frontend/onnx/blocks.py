@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.file.tensors import dtype_of
 from soapstone.frontend.onnx.nodes import read_by, title
-from soapstone.frontend.onnx.tensors import dtype_of
 from soapstone.frontend.onnx.texts import TEXT, contents_of, described
 from soapstone.frontend.onnx.values import Absent, Scope, Slot, Value, domain_of
 from soapstone.ir.graph import Graph

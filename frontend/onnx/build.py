@@ -17,17 +17,17 @@ from soapstone.frontend.onnx.declared import entry_of
 from soapstone.frontend.onnx.emit import Emitter
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
 from soapstone.frontend.onnx.even import Note, marked
-from soapstone.frontend.onnx.nodes import needed, placed, without
-from soapstone.frontend.onnx.read import Declared, Source
-from soapstone.frontend.onnx.schema import (
+from soapstone.frontend.onnx.file.read import Declared, Source
+from soapstone.frontend.onnx.file.schema import (
     check_call,
     default_attributes,
     function_of,
     remember,
     schema,
 )
+from soapstone.frontend.onnx.file.tensors import array_of
+from soapstone.frontend.onnx.nodes import needed, placed, without
 from soapstone.frontend.onnx.support import operator_name, unsupported
-from soapstone.frontend.onnx.tensors import array_of
 from soapstone.frontend.onnx.texts import described, is_text, spec_as
 from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, Wanted, domain_of, sized
 from soapstone.ir.graph import Graph

@@ -10,8 +10,8 @@ import numpy as np
 
 from soapstone.frontend.onnx.declared import read_declared
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
-from soapstone.frontend.onnx.messages import TENSOR, as_onnx, attribute_value
-from soapstone.frontend.onnx.tensors import array_of
+from soapstone.frontend.onnx.file.messages import TENSOR, as_onnx, attribute_value
+from soapstone.frontend.onnx.file.tensors import array_of
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.frontend.onnx.values import Scope, Slot, Value, domain_of
 from soapstone.ir.spec import OpSpec, operator_of_onnx

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.schema import schema
-from soapstone.frontend.onnx.tensors import ONNX_OF, TYPE_STRINGS
+from soapstone.frontend.onnx.file.schema import schema
+from soapstone.frontend.onnx.file.tensors import ONNX_OF, TYPE_STRINGS
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.spec import REQUIRED, Attribute, OpSpec
 
 if TYPE_CHECKING:
     from soapstone.frontend.onnx.call import Call
-    from soapstone.frontend.onnx.export_rules import Given
+    from soapstone.frontend.onnx.export.rules import Given
     from soapstone.frontend.onnx.values import Value
 
 _OLD = ("axis", "broadcast", "consumed_inputs")  # of operators before opset 7

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
-from soapstone.frontend.onnx.read import Source
-from soapstone.frontend.onnx.tensors import frozen
+from soapstone.frontend.onnx.file.read import Source
+from soapstone.frontend.onnx.file.tensors import frozen
 from soapstone.frontend.onnx.texts import PLACE, TextSpec, described, tabled
 from soapstone.frontend.onnx.values import Value, Wanted, sized
 from soapstone.ir.builder import GraphBuilder

@@ -14,8 +14,8 @@ from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.build import Importer
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.even import Note
-from soapstone.frontend.onnx.read import Declared, Source, read
-from soapstone.frontend.onnx.tensors import frozen
+from soapstone.frontend.onnx.file.read import Declared, Source, read
+from soapstone.frontend.onnx.file.tensors import frozen
 from soapstone.frontend.onnx.values import Wanted
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph

@@ -42,17 +42,17 @@ from soapstone.frontend.onnx.blocks import (
 from soapstone.frontend.onnx.build import MOST_DEPTH, Importer
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
+from soapstone.frontend.onnx.file.read import Declared, Source
+from soapstone.frontend.onnx.file.tensors import array_of
 from soapstone.frontend.onnx.model import MOST_CONTENTS
 from soapstone.frontend.onnx.nodes import placed
-from soapstone.frontend.onnx.read import Declared, Source
-from soapstone.frontend.onnx.tensors import array_of
 from soapstone.frontend.onnx.texts import described
 from soapstone.frontend.onnx.values import ABSENT, Absent, Scope, Value, domain_of
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
 if TYPE_CHECKING:
-    from soapstone.frontend.inference import InferenceSession
+    from soapstone.frontend.inference.session import InferenceSession
 
 MOST_PIECES = 512  # of a run, for which room is left
 MOST_TRIPS = 1 << 20  # of a loop

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from soapstone.frontend.onnx.read import Source
-from soapstone.frontend.onnx.schema import schema
+from soapstone.frontend.onnx.file.read import Source
+from soapstone.frontend.onnx.file.schema import schema
 from soapstone.frontend.onnx.values import RULES, domain_of
 from soapstone.ir.spec import operator_of_onnx
 

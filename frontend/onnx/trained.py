@@ -18,11 +18,11 @@ import onnx
 from soapstone.dtypes import kind_of
 from soapstone.errors import hint
 from soapstone.frontend.onnx.errors import OnnxError
-from soapstone.frontend.onnx.messages import as_onnx
+from soapstone.frontend.onnx.file.messages import as_onnx
+from soapstone.frontend.onnx.file.read import Source, read
+from soapstone.frontend.onnx.file.tensors import ONNX_OF, as_tensor
 from soapstone.frontend.onnx.model import OnnxModel, from_onnx
 from soapstone.frontend.onnx.nodes import needed, read_by
-from soapstone.frontend.onnx.read import Source, read
-from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
 from soapstone.frontend.onnx.values import Wanted
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.frontend import inference
+from soapstone.frontend.inference import session as serving
 from soapstone.frontend.onnx import from_onnx
 from soapstone.frontend.onnxruntime.errors import InvalidArgument, as_invalid
 from soapstone.frontend.onnxruntime.options import (
@@ -103,7 +103,7 @@ class InferenceSession:
         self._outputs = [NodeArg.of(value) for value in graph.output]
         self._labels = labels_of(graph)
         level = options.graph_optimization_level
-        self._session = inference.InferenceSession(
+        self._session = serving.InferenceSession(
             model,
             threads=options.intra_op_num_threads or None,
             gpus=int(self._providers[0] == GPU),
@@ -120,7 +120,7 @@ class InferenceSession:
             self._profiling.enter_context(self._session.profile(self._profile))
 
     @property
-    def session(self) -> inference.InferenceSession:
+    def session(self) -> serving.InferenceSession:
         """The session that runs: all of soapstone's own options and methods."""
         return self._session
 

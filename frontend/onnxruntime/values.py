@@ -10,7 +10,7 @@ import numpy as np
 
 from soapstone.frontend.exchange import as_array
 from soapstone.frontend.onnx.errors import UnsupportedError
-from soapstone.frontend.onnx.tensors import ONNX_OF, TYPE_STRINGS, dtype_of
+from soapstone.frontend.onnx.file.tensors import ONNX_OF, TYPE_STRINGS, dtype_of
 from soapstone.frontend.onnx.texts import described
 from soapstone.frontend.onnxruntime.errors import InvalidArgument
 from soapstone.ir.tensor import Array

@@ -18,7 +18,7 @@ import numpy as np
 from soapstone.deadline import TimeUpError
 from soapstone.dtypes import floats, integers, kind_of
 from soapstone.engine.measuring import drawn
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph

@@ -20,12 +20,12 @@ from soapstone.engine.lower.rebuild import called, narrow
 from soapstone.engine.prepare import evaluated, folded
 from soapstone.engine.session import NOTHING
 from soapstone.errors import DataError
+from soapstone.frontend.inference.sources import Source
 from soapstone.frontend.onnx.texts import blank
 from soapstone.frontend.optimization.result import OptimizeResult, Original
 from soapstone.frontend.optimization.runners import Side, exported
 from soapstone.frontend.optimization.training import Ground
 from soapstone.frontend.optimization.trial import Outcome, trial
-from soapstone.frontend.sources import Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts, Order
 from soapstone.ir.graph import Graph

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.frontend.optimization.check import Arrays, inputs_of, median_us, taking
 from soapstone.frontend.optimization.training import Ground, StepRunner
 from soapstone.ir.files.layouts import Layouts
@@ -82,8 +82,8 @@ class _Inference:
 
 def exported(graph: Graph, weights: Arrays) -> bytes:
     """Return a graph and its weights as the bytes of an ONNX file."""
-    from soapstone.frontend.onnx.export import onnx_graph
-    from soapstone.frontend.onnx.tensors import as_tensor
+    from soapstone.frontend.onnx.export.write import onnx_graph
+    from soapstone.frontend.onnx.file.tensors import as_tensor
 
     model, held = onnx_graph(graph, weights)
     model.graph.initializer.extend(as_tensor(array, name) for name, array in held.items())

@@ -16,14 +16,14 @@ import onnx
 from soapstone.dtypes import kind_of
 from soapstone.errors import DataError
 from soapstone.files import check_targets, write
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession
+from soapstone.frontend.inference.sources import Field
 from soapstone.frontend.onnx import OnnxModel, from_onnx
 from soapstone.frontend.quantization import ranges
 from soapstone.frontend.quantization.choice import choose
 from soapstone.frontend.quantization.network import Network
 from soapstone.frontend.quantization.ranges import Ranges
 from soapstone.frontend.quantization.rewrite import rewrite
-from soapstone.frontend.sources import Field
 from soapstone.ir.ops.quantized.rounding import BYTES
 from soapstone.ir.tensor import Array
 

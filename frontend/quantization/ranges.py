@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.ir.tensor import Array
 
 _BINS = 4096

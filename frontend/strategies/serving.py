@@ -20,8 +20,8 @@ from soapstone.deadline import Deadline
 from soapstone.engine.constants import Constants
 from soapstone.engine.measuring import drawn
 from soapstone.engine.prepare import folded
-from soapstone.frontend.inference import InferenceSession
-from soapstone.frontend.latency import asked
+from soapstone.frontend.inference.latency import asked
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.frontend.model import Model
 from soapstone.frontend.strategies.finding import forward_of, measure_tasks
 from soapstone.frontend.strategies.task_times import Progress as Stage

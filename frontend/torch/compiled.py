@@ -30,7 +30,7 @@ except ImportError as error:
 
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import as_array, as_tensor
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.frontend.precision import check_precision
 from soapstone.frontend.torch.aten import MOVES, RULES
 from soapstone.frontend.torch.emit import DTYPES, Emit, Value

@@ -29,7 +29,7 @@ from soapstone.frontend.data.batches import (
 from soapstone.frontend.data.buckets import Buckets
 from soapstone.frontend.data.feeding import PREDICT
 from soapstone.frontend.data.samples import Samples
-from soapstone.frontend.in_batches import concatenated, in_order
+from soapstone.frontend.inference.in_batches import concatenated, in_order
 from soapstone.frontend.progress import compiling
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
 from soapstone.frontend.training.compiled import together

@@ -119,7 +119,7 @@ def _of_torch(path: Path, label: str) -> Given:
 
 def _of_onnx(path: Path, label: str) -> Given:
     from soapstone.frontend.onnx.errors import OnnxError
-    from soapstone.frontend.onnx.read import read
+    from soapstone.frontend.onnx.file.read import read
 
     try:
         source = read(path)

@@ -34,8 +34,8 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Print the tokens that a decoder continues a prompt with, each as soon as it is known."""
-    from soapstone.frontend.inference import InferenceSession
-    from soapstone.frontend.predict import source_of
+    from soapstone.frontend.inference.predict import source_of
+    from soapstone.frontend.inference.session import InferenceSession
 
     with InferenceSession(source_of(model, checkpoint), threads=threads) as session:
         tokens = session.stream(

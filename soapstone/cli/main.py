@@ -263,7 +263,7 @@ def predict(
     import numpy as np
 
     from soapstone.files import check_targets, write
-    from soapstone.frontend import predict as task
+    from soapstone.frontend.inference import predict as task
 
     check_targets(output)
     options: dict[str, Any] = {
@@ -275,7 +275,7 @@ def predict(
         "precision": precision,
     }
     if benchmark:
-        from soapstone.frontend.latency import measure
+        from soapstone.frontend.inference.latency import measure
 
         for option, found in (("-o", output), ("--fast-memory", fast_memory), ("--plan", plan)):
             if found is not None:

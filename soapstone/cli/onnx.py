@@ -74,7 +74,7 @@ def export(
     """Write a graph file with its weights, or an app with its initial ones, as an ONNX file."""
     from soapstone.frontend.app import load_app
     from soapstone.frontend.onnx import OnnxError, to_onnx
-    from soapstone.frontend.onnx.export import OPSET
+    from soapstone.frontend.onnx.export.write import OPSET
     from soapstone.ir.files.graphs import load_graph, load_layouts
 
     if target.suffix == ".json":

@@ -48,7 +48,7 @@ def quantize(
 ) -> None:
     """Quantise a model to eight bits, show the error and the gain, and write it as a QDQ model."""
     from soapstone.files import check_targets
-    from soapstone.frontend.predict import read_arrays
+    from soapstone.frontend.inference.predict import read_arrays
     from soapstone.frontend.quantization.quantize import quantize as made_of
 
     check_targets(output)

@@ -17,7 +17,7 @@ from soapstone.engine.lower import (
     views,
 )
 from soapstone.engine.mapper import GraphMapper
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.frontend.model import Model
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node

@@ -17,7 +17,7 @@ from helpers.random_graphs import Sample, closed
 from helpers.session_runs import ran
 
 from soapstone.engine.mapper import GraphMapper
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.interpret import interpret

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from soapstone import InferenceSession, from_onnx
 from soapstone.frontend.data.npz import NpzFile
-from soapstone.frontend.predict import read_arrays
+from soapstone.frontend.inference.predict import read_arrays
 from soapstone.frontend.training import checkpoint
 from soapstone.limits import VARIABLE
 

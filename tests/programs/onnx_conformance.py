@@ -23,7 +23,7 @@ from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 from soapstone.dtypes import WIDE, kind_of, name_of
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.frontend.onnx import OnnxError, UnboundError, from_onnx
 from soapstone.ir.interpret import interpret
 

@@ -11,7 +11,7 @@ import pytest
 
 from soapstone.cache.store import Store
 from soapstone.deadline import Deadline
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec

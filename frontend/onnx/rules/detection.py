@@ -14,7 +14,7 @@ from soapstone.frontend.onnx.values import Value, rule
 @rule("NonMaxSuppression")
 def non_max_suppression(n: Call) -> Value:
     """Return (batch, class, box) of what is kept, by batch and class, the best scores first."""
-    from soapstone.frontend.onnx.overlaps import apart  # imports Numba
+    from soapstone.frontend.onnx.rules.overlaps import apart  # imports Numba
 
     boxes, scores = n.array(0, apart=True), n.array(1, apart=True)
     if boxes.ndim != 3 or scores.ndim != 3 or boxes.shape[2] != 4:

@@ -9,8 +9,8 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.file.tensors import dtype_of
 from soapstone.frontend.onnx.rules.text import cast_text
-from soapstone.frontend.onnx.tensors import dtype_of
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.frontend.onnx.values import Value, rule
 

@@ -11,7 +11,7 @@ import numpy as np
 from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.tensors import dtype_of, shape_of
+from soapstone.frontend.onnx.file.tensors import dtype_of, shape_of
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.ops.movement.slicing import slice_bounds

@@ -15,9 +15,9 @@ import numpy as np
 from soapstone.dtypes import integers, kind_of
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.file.tensors import dtype_of
 from soapstone.frontend.onnx.rules.products import product
 from soapstone.frontend.onnx.rules.windows import convolved, windowed
-from soapstone.frontend.onnx.tensors import dtype_of
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.ops.quantized.rounding import BYTES
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.tensors import dtype_of, shape_of
+from soapstone.frontend.onnx.file.tensors import dtype_of, shape_of
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.tensor import Array
 

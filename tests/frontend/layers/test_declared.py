@@ -16,8 +16,8 @@ from soapstone import GraphError, Model, from_onnx, to_onnx
 from soapstone.frontend.layers.declared import DeclaredLayers
 from soapstone.frontend.onnx import OnnxError
 from soapstone.frontend.onnx.check import check_onnx
-from soapstone.frontend.onnx.export import OPSET
-from soapstone.frontend.onnx.schema import schema
+from soapstone.frontend.onnx.export.write import OPSET
+from soapstone.frontend.onnx.file.schema import schema
 from soapstone.frontend.onnx.values import RULES
 from soapstone.ir import spec as registry
 from soapstone.ir.interpret import interpret

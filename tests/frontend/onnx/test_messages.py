@@ -8,8 +8,8 @@ import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from soapstone.frontend.onnx.errors import OnnxError
-from soapstone.frontend.onnx.messages import as_onnx, attribute_value, function_in, model_of
-from soapstone.frontend.onnx.tensors import array_of
+from soapstone.frontend.onnx.file.messages import as_onnx, attribute_value, function_in, model_of
+from soapstone.frontend.onnx.file.tensors import array_of
 
 
 def _tensors() -> list[TensorProto]:

@@ -15,8 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from soapstone import InferenceSession, from_onnx, to_onnx
 from soapstone.dtypes import BITS, floats, integers, kind_of
 from soapstone.frontend.onnx.errors import UnsupportedError
-from soapstone.frontend.onnx.export import EXTERNAL_BYTES
-from soapstone.frontend.onnx.tensors import ONNX_OF, TYPE_STRINGS, array_of, stored
+from soapstone.frontend.onnx.export.write import EXTERNAL_BYTES
+from soapstone.frontend.onnx.file.tensors import ONNX_OF, TYPE_STRINGS, array_of, stored
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.tensor import Array, Role
 

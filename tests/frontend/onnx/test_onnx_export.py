@@ -17,9 +17,9 @@ from soapstone.cli.onnx import app
 from soapstone.dtypes import BITS, WIDE
 from soapstone.frontend.onnx import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.declared import writable
-from soapstone.frontend.onnx.export import OPSET, onnx_graph
-from soapstone.frontend.onnx.export_batch import for_any
-from soapstone.frontend.onnx.export_rules import EXPORTS
+from soapstone.frontend.onnx.export.batch import for_any
+from soapstone.frontend.onnx.export.rules import EXPORTS
+from soapstone.frontend.onnx.export.write import OPSET, onnx_graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.spec import Case, OpSpec, operators
 from soapstone.ir.tensor import Array, Role

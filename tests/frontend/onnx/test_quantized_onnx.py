@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import soapstone
 from soapstone.engine.lower.integers import multiplies_bytes
 from soapstone.engine.prepare import folded
-from soapstone.frontend.onnx.tensors import ONNX_OF
+from soapstone.frontend.onnx.file.tensors import ONNX_OF
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array

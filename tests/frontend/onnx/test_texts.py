@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from soapstone import Batcher, DataError, InferenceSession, from_onnx, optimize
 from soapstone.cli.main import app
-from soapstone.frontend.latency import measure
+from soapstone.frontend.inference.latency import measure
 from soapstone.frontend.onnx import OnnxError, UnboundError
 from soapstone.frontend.onnx.check import check_onnx
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from soapstone.errors import DataError
 from soapstone.frontend.app import load_app
 from soapstone.frontend.data import npz
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.frontend.onnx.texts import described, is_text
 from soapstone.ir.tensor import Array
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.onnx.even import Note
-    from soapstone.frontend.onnx.read import Source as OnnxSource
+    from soapstone.frontend.onnx.file.read import Source as OnnxSource
 
 Notes = tuple["Note", ...]  # of what is done with extents
 Dims = tuple[int | str | None, ...]

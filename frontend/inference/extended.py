@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from soapstone.frontend.sources import Notes
+from soapstone.frontend.inference.sources import Notes
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import Between, same
 from soapstone.ir.graph import Graph

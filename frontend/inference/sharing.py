@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
-    from soapstone.frontend.inference import InferenceSession
+    from soapstone.frontend.inference.session import InferenceSession
 
 Run = Callable[[Mapping[str, Array], Mapping[str, Any]], dict[str, Array]]
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from soapstone.engine.session import Bound
 from soapstone.frontend.exchange import targets
-from soapstone.frontend.extended import Known
-from soapstone.frontend.sources import Source
+from soapstone.frontend.inference.extended import Known
+from soapstone.frontend.inference.sources import Source
 from soapstone.ir.extents import differs
 from soapstone.ir.samples import meeting_samples
 from soapstone.ir.tensor import Array

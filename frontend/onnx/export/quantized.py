@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from soapstone.frontend.onnx.errors import UnsupportedError
-from soapstone.frontend.onnx.export_rules import Given, export
-from soapstone.frontend.onnx.tensors import ONNX_OF
+from soapstone.frontend.onnx.export.rules import Given, export
+from soapstone.frontend.onnx.file.tensors import ONNX_OF
 from soapstone.ir.builder import Emitter
 
 

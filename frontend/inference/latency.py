@@ -14,9 +14,9 @@ import numpy as np
 
 from soapstone.dtypes import kind_of
 from soapstone.errors import DataError, hint
-from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.inference.predict import source_of
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.frontend.onnx.texts import blank
-from soapstone.frontend.predict import source_of
 from soapstone.ir.tensor import Array
 
 WARM, LEAST, MOST, SECONDS = 5, 20, 10_000, 3.0  # runs that are not counted, that are; how long

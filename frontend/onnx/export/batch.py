@@ -14,7 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from soapstone.frontend.onnx.errors import UnsupportedError
-from soapstone.frontend.onnx.tensors import as_tensor
+from soapstone.frontend.onnx.file.tensors import as_tensor
 from soapstone.ir.tensor import Array
 
 _EXTENTS = (1009, 1013)  # primes

@@ -8,8 +8,8 @@ from typing import Any
 
 from soapstone.collection import paused
 from soapstone.engine.session import NOTHING, Bound
-from soapstone.frontend.binding import Binder
-from soapstone.frontend.in_rows import InRows, Shapes
+from soapstone.frontend.inference.binding import Binder
+from soapstone.frontend.inference.in_rows import InRows, Shapes
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 

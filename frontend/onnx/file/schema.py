@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from soapstone.cache.environment import installed
 from soapstone.cache.told import Told
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.messages import attribute_value, function_in
-from soapstone.frontend.onnx.tensors import ONNX_OF, TYPE_STRINGS
+from soapstone.frontend.onnx.file.messages import attribute_value, function_in
+from soapstone.frontend.onnx.file.tensors import ONNX_OF, TYPE_STRINGS
 from soapstone.frontend.onnx.values import Slot, Value
 from soapstone.ir.tensor import TensorSpec
 

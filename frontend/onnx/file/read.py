@@ -18,9 +18,9 @@ import numpy as np
 
 from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.messages import model_of
-from soapstone.frontend.onnx.schema import newest_opset
-from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped, shape_of
+from soapstone.frontend.onnx.file.messages import model_of
+from soapstone.frontend.onnx.file.schema import newest_opset
+from soapstone.frontend.onnx.file.tensors import Files, array_of, dtype_of, mapped, shape_of
 from soapstone.frontend.onnx.values import domain_of
 from soapstone.ir.files.layouts import Layouts, layouts_from_text
 from soapstone.ir.tensor import Array, rounded

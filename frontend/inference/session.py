@@ -20,12 +20,12 @@ import numpy as np
 from soapstone.collection import paused
 from soapstone.engine.session import NOTHING, Bound
 from soapstone.errors import DataError
-from soapstone.frontend.binding import Binder, Packed
-from soapstone.frontend.bounds import Bounds
 from soapstone.frontend.exchange import targets
-from soapstone.frontend.followed import Followed
+from soapstone.frontend.inference.binding import Binder, Packed
+from soapstone.frontend.inference.bounds import Bounds
+from soapstone.frontend.inference.followed import Followed
+from soapstone.frontend.inference.sources import Field, Source
 from soapstone.frontend.precision import check_precision
-from soapstone.frontend.sources import Field, Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from soapstone.frontend.generation.decoder import Decoder
+    from soapstone.frontend.inference.sharing import Shared
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.onnx.pieces import Pieces
-    from soapstone.frontend.sharing import Shared
 
 
 class InferenceSession:
@@ -168,7 +168,7 @@ class InferenceSession:
         self._free = self._all_free()
 
     def _share(self) -> None:
-        from soapstone.frontend.sharing import Shared
+        from soapstone.frontend.inference.sharing import Shared
 
         self._bounds.rows = None  # times of runs of one shape are compared
         me = weakref.proxy(self)

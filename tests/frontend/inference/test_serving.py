@@ -12,7 +12,7 @@ from helpers.session_runs import assert_near
 
 from soapstone import InferenceSession, Model
 from soapstone.errors import DataError
-from soapstone.frontend.sharing import Sharing, widths
+from soapstone.frontend.inference.sharing import Sharing, widths
 from soapstone.frontend.strategies.serving import Division, Served, Serving, divisions, loaded
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.interpret import interpret

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import helper
 
-import soapstone.frontend.onnx.export_movement
-import soapstone.frontend.onnx.export_quantized  # noqa: F401
+import soapstone.frontend.onnx.export.movement
+import soapstone.frontend.onnx.export.quantized  # noqa: F401
 from soapstone.files import naming
 from soapstone.frontend.arguments import count
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.export_batch import for_any
-from soapstone.frontend.onnx.export_rules import Given
-from soapstone.frontend.onnx.read import LAYOUTS
-from soapstone.frontend.onnx.tensors import ONNX_OF, SINCE, as_tensor, stored
+from soapstone.frontend.onnx.export.batch import for_any
+from soapstone.frontend.onnx.export.rules import Given
+from soapstone.frontend.onnx.file.read import LAYOUTS
+from soapstone.frontend.onnx.file.tensors import ONNX_OF, SINCE, as_tensor, stored
 from soapstone.frontend.onnx.values import unused
 from soapstone.ir.files.layouts import Layouts, layouts_to_text
 from soapstone.ir.graph import Graph

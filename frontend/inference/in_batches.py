@@ -11,7 +11,7 @@ from soapstone.errors import DataError
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
-    from soapstone.frontend.inference import InferenceSession
+    from soapstone.frontend.inference.session import InferenceSession
 
 
 def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple[Array, ...]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.engine.lower import boundary_orders, channels_last, stored
+from soapstone.frontend.inference.sources import Source
 from soapstone.frontend.onnx.texts import blank
-from soapstone.frontend.sources import Source
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph

@@ -17,9 +17,9 @@ from soapstone.engine.lower import fold_weights, split_constants
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
-from soapstone.frontend.extended import Extended, Known
-from soapstone.frontend.followed import Followed
-from soapstone.frontend.sources import Notes, Source
+from soapstone.frontend.inference.extended import Extended, Known
+from soapstone.frontend.inference.followed import Followed
+from soapstone.frontend.inference.sources import Notes, Source
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.inference import InferenceSession
-from soapstone.frontend.sources import Field
+from soapstone.frontend.inference.session import InferenceSession
+from soapstone.frontend.inference.sources import Field
 from soapstone.ir.tensor import Array
 from soapstone.runtime import StoppedError
 from soapstone.runtime.forks import FORKED, tell

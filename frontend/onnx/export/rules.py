@@ -11,14 +11,14 @@ import numpy as np
 
 from soapstone.frontend.onnx.declared import entry_of, writable, write_declared
 from soapstone.frontend.onnx.errors import UnsupportedError
-from soapstone.frontend.onnx.tensors import ONNX_OF
+from soapstone.frontend.onnx.file.tensors import ONNX_OF
 from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.elementwise.fused import program_steps
 from soapstone.ir.tensor import TensorSpec
 
 if TYPE_CHECKING:
-    from soapstone.frontend.onnx.export import Writer
+    from soapstone.frontend.onnx.export.write import Writer
 
 ExportRule = Callable[["Given"], None]
 EXPORTS: dict[str, ExportRule] = {}

@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 from soapstone import DataError, InferenceSession, Model
-from soapstone.frontend.in_rows import MOST_STEPS
+from soapstone.frontend.inference.in_rows import MOST_STEPS
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
 

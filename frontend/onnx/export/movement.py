@@ -8,8 +8,8 @@ import numpy as np
 
 from soapstone.frontend.onnx.declared import write_declared
 from soapstone.frontend.onnx.errors import UnsupportedError
-from soapstone.frontend.onnx.export_rules import Given, export
-from soapstone.frontend.onnx.tensors import as_tensor
+from soapstone.frontend.onnx.export.rules import Given, export
+from soapstone.frontend.onnx.file.tensors import as_tensor
 
 _LEAST = -(1 << 62)
 
