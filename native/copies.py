@@ -32,7 +32,7 @@ from soapstone.native.lanes import (
 from soapstone.native.memory import Array, Block, Entry, address, pack
 from soapstone.native.moves import copy_bytes, copy_small, fill_run, row_at, strided_run
 from soapstone.native.simd import vectorised
-from soapstone.native.walks import merge
+from soapstone.native.walks import memory_order, merge
 
 _ITEM_BYTES = 32768  # of rows copied one element after the other, in one item
 _SHORT, _LONG = 64, 256  # elements a side of the tiles whose squares are transposed in one item
@@ -259,10 +259,7 @@ def _served(to: Array, x: Array) -> bool:
 
 def _plan(to: Array, x: Array, threads: int) -> Copy:
     size = to.itemsize
-    order = sorted(range(to.ndim), key=lambda d: -abs(to.strides[d]))
-    extents, (xs, ts) = merge(
-        [to.shape[d] for d in order], [[a.strides[d] for d in order] for a in (x, to)]
-    )
+    extents, (xs, ts) = merge(to.shape, (x.strides, to.strides), memory_order(to.strides))
     if to.size == 1:
         xs = ts = (size,)
     dims = list(range(len(extents)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,24 +25,32 @@ def walk(shape: Sequence[int], arrays: Sequence[Array], *, lead: int = 0) -> Wal
     Dims are ordered by the strides of array number `lead`, largest first; dims of extent 1 are
     dropped and neighbours that are contiguous in every array are merged. At least one dim is left.
     """
-    views = [np.broadcast_to(a, shape) for a in arrays]
-    dims = sorted(range(len(shape)), key=lambda d: -abs(views[lead].strides[d]))
-    extents, strides = merge(
-        [shape[d] for d in dims], [[v.strides[d] for d in dims] for v in views]
-    )
-    return Walk(extents, strides)
+    strides = [np.broadcast_to(a, shape).strides for a in arrays]
+    return merge(shape, strides, memory_order(strides[lead]))
+
+
+def memory_order(strides: Sequence[int]) -> list[int]:
+    """Return the dims as they lie in memory: by their strides, the largest first."""
+    return sorted(range(len(strides)), key=lambda d: -abs(strides[d]))
+
+
+def in_places(physical: Array, order: Sequence[int]) -> Array:
+    """Return an array whose dims lie in memory in this order: a view of one with them so."""
+    return physical.transpose(sorted(range(len(order)), key=order.__getitem__))
 
 
 def merge(
-    extents: Sequence[int], strides: Sequence[Sequence[int]]
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    shape: Sequence[int], strides: Sequence[Sequence[int]], dims: Iterable[int] | None = None
+) -> Walk:
     """Return the dims without those of extent 1, neighbours merged where every array allows.
 
-    strides[a][d] is the stride of array a along dim d; at least one dim is left.
+    strides[a][d] is the stride of array a along dim d; at least one dim is left. dims: which are
+    walked, the outermost first, in place of all.
     """
     out: list[int] = []
     kept: list[list[int]] = []
-    for d, extent in enumerate(extents):
+    for d in range(len(shape)) if dims is None else dims:
+        extent = shape[d]
         if extent == 1:
             continue
         steps = [s[d] for s in strides]
@@ -54,7 +62,7 @@ def merge(
             kept.append(steps)
     if not out:
         out, kept = [1], [[0] * len(strides)]
-    return tuple(out), tuple(zip(*kept))
+    return Walk(tuple(out), tuple(zip(*kept)))
 
 
 def moved(*arrays: Array) -> list[Array]:

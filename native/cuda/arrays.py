@@ -15,6 +15,7 @@ import numpy as np
 
 from soapstone.native.cuda.device import Device, numba_cuda, simulated
 from soapstone.native.memory import LINE, Array, address
+from soapstone.native.walks import in_places, memory_order
 
 _LOOKS = frozenset((np.reshape, np.transpose, np.broadcast_to, np.squeeze, np.expand_dims))
 
@@ -131,9 +132,8 @@ def pinned_like(array: Array) -> Array:
 
     So where the array is one range of memory, a copy between the two is one transfer.
     """
-    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-    found = pinned_array(tuple(array.shape[axis] for axis in order), array.dtype)
-    return found.transpose(np.argsort(order)) if order else found
+    order = memory_order(array.strides)
+    return in_places(pinned_array(tuple(array.shape[d] for d in order), array.dtype), order)
 
 
 def launchable(array: Array) -> Any:

@@ -16,7 +16,7 @@ from soapstone.dtypes import BITS, name_of
 from soapstone.native.cuda.arrays import launchable, on_device, uploaded
 from soapstone.native.cuda.device import Enqueued, simulated
 from soapstone.native.memory import Array
-from soapstone.native.walks import moved, walk
+from soapstone.native.walks import memory_order, moved, walk
 
 AXES = 4  # of the arrays that kernels here take; what has more is launched row by row
 _THREADS, _MOST_BLOCKS = 256, 4096
@@ -111,8 +111,8 @@ def contiguous(*arrays: Array) -> bool:
 
 def _bytes(array: Array) -> Array:
     """Return the range of an array, whose elements lie in some order without gaps, as bytes."""
-    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-    flat: Array = np.reshape(array.transpose(order), -1, copy=False).view(np.uint8)
+    physical = array.transpose(memory_order(array.strides))
+    flat: Array = np.reshape(physical, -1, copy=False).view(np.uint8)
     return flat
 
 

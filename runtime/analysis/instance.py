@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.walks import in_places
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.tiling import Box, Shape, Tiling, cells_of, covered_by, overlaps
 
@@ -94,7 +95,7 @@ class Storage:
             self.array = flat.reshape(self.shape)
         else:
             physical = flat.reshape([self.shape[axis] for axis in self.order])
-            self.array = physical.transpose(np.argsort(self.order))
+            self.array = in_places(physical, self.order)
 
     def strides(self) -> tuple[int, ...]:
         """Bytes between neighbours along each axis, known before the bytes are."""

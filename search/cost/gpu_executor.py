@@ -28,6 +28,7 @@ from soapstone.native.cuda.arrays import launchable, on_device, pinned_like, upl
 from soapstone.native.cuda.copies import copied
 from soapstone.native.cuda.device import Device, Lane, simulated
 from soapstone.native.cuda.timing import Repeated, cache_bytes, identity
+from soapstone.native.walks import in_places, memory_order
 from soapstone.runtime.machines.machine import CUDA
 from soapstone.search.cost.database import ROUNDS, interleaved
 from soapstone.search.cost.executor import ExecutorCost
@@ -146,8 +147,8 @@ class GpuCost(ExecutorCost):
         with self._lane.device:
             for number, array in enumerate((*moving, *made.outputs)):
                 here = pinned_like(array)
-                order = sorted(range(array.ndim), key=lambda axis: -here.strides[axis])
-                there = uploaded(here.transpose(order)).transpose(np.argsort(order))
+                order = memory_order(here.strides)
+                there = in_places(uploaded(here.transpose(order)), order)
                 ends = (here, there) if number < len(moving) else (there, here)
                 ways.append(Repeated(self._lane, [copied(*ends)]).us)
         moved = [each.us for each in interleaved(ways, self.rounds)]
@@ -167,8 +168,7 @@ def _brought(prepared: Prepared, launch: NodeLaunch, constants: Mapping[str, Arr
 
 def _filled_there(spec: TensorSpec, order: tuple[int, ...]) -> Array:
     """Return `filled` on the device that is current."""
-    physical = uploaded(filled(spec, order).transpose(order))
-    return physical.transpose(np.argsort(order)) if order else physical
+    return in_places(uploaded(filled(spec, order).transpose(order)), order)
 
 
 @cache

@@ -18,6 +18,7 @@ from soapstone.ir.ops.elementwise.fused import program_steps
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.kernels.entry import Call
 from soapstone.native.memory import aligned, strided
+from soapstone.native.walks import in_places
 
 Key = tuple[Any, ...]
 Make = Callable[[TensorSpec, tuple[int, ...]], Array]  # an array of a spec in an axis order
@@ -124,8 +125,7 @@ def filled(spec: TensorSpec, order: tuple[int, ...]) -> Array:
         flat[:] = np.resize(_NUMBERS, flat.shape)
     elif kind_of(dtype) == "b":
         flat[:] = True
-    physical = flat.reshape([spec.shape[axis] for axis in order])
-    return physical.transpose(np.argsort(order)) if order else physical
+    return in_places(flat.reshape([spec.shape[axis] for axis in order]), order)
 
 
 _NUMBERS = np.random.default_rng(0).random(10_007, np.float32) + np.float32(0.1)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select
 from soapstone.native.entries import sequence
 from soapstone.native.memory import aligned_array
+from soapstone.native.walks import in_places, memory_order
 
 
 def inner(call: Call) -> Call:
@@ -38,9 +37,8 @@ def two_passes(call: Call) -> Entry | None:
     product_call, (y,) = inner(call), call.outputs
     real = next(array.dtype for array in product_call.inputs if array.dtype.kind == "f")
     if y.dtype != real:  # what the product makes does not fit in the result
-        order = sorted(range(y.ndim), key=lambda axis: (-y.strides[axis], axis))
-        own = aligned_array(tuple(y.shape[axis] for axis in order), real)
-        y = own.transpose(np.argsort(order))
+        order = memory_order(y.strides)
+        y = in_places(aligned_array(tuple(y.shape[axis] for axis in order), real), order)
         product_call = replace(product_call, outputs=(y,))
     _, product = select(product_call)
     attributes = {"program": program, "results": (len(operands) + len(program),)}

@@ -7,7 +7,6 @@ so that of several updates of one element the last counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -86,12 +85,9 @@ def _lines(
     """Return the block, the number of lines and what a status means."""
     axis = call.attributes["axis"]
     total = call.attributes.get("total", indexed.shape[axis])
-
-    def but(values: Sequence[int]) -> list[int]:
-        return [value for d, value in enumerate(values) if d != axis]
-
     arrays = (indexed, other, ids)
-    extents, strides = merge(but(ids.shape), [but(array.strides) for array in arrays])
+    others = [d for d in range(ids.ndim) if d != axis]
+    extents, strides = merge(ids.shape, [array.strides for array in arrays], others)
     block = _LINES.pack(
         *(extents, strides),
         x=indexed,

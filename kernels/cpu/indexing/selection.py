@@ -33,7 +33,7 @@ from soapstone.native.simd import (
     vmax,
     where,
 )
-from soapstone.native.walks import merge
+from soapstone.native.walks import memory_order, merge
 
 _CHUNK = 256  # neighbouring lines that are gone through together
 _LEAST = -0x80000000
@@ -51,11 +51,8 @@ class Lines(NamedTuple):
 
 def lines_along(shape: Sequence[int], arrays: Sequence[Array], axis: int) -> Lines:
     """Return the lines of arrays that have this shape but for the axis, x first."""
-    dims = [d for d in range(len(shape)) if d != axis]
-    dims.sort(key=lambda d: -abs(arrays[0].strides[d]))
-    extents, strides = merge(
-        [shape[d] for d in dims], [[a.strides[d] for d in dims] for a in arrays]
-    )
+    dims = [d for d in memory_order(arrays[0].strides) if d != axis]
+    extents, strides = merge(shape, [a.strides for a in arrays], dims)
     columns, steps = 1, [0] * len(arrays)
     if abs(strides[0][-1]) < abs(arrays[0].strides[axis]):
         columns, steps = extents[-1], [s[-1] for s in strides]
@@ -317,10 +314,8 @@ def top_k(call: Call) -> Entry | None:
         return noop()
     axis = a["axis"]
     arrays = (x, values, indices)
-    dims = sorted((d for d in range(x.ndim) if d != axis), key=lambda d: -abs(x.strides[d]))
-    extents, strides = merge(
-        [x.shape[d] for d in dims], [[v.strides[d] for d in dims] for v in arrays]
-    )
+    dims = [d for d in memory_order(x.strides) if d != axis]
+    extents, strides = merge(x.shape, [v.strides for v in arrays], dims)
     block = _TOP.pack(
         *(extents, strides),
         x=x,

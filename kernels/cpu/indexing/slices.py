@@ -32,7 +32,7 @@ from soapstone.native.entries import (
 from soapstone.native.intrinsics import f32p, i32p, i64p
 from soapstone.native.memory import Block, Statuses, pack
 from soapstone.native.moves import copy_run, move, row_at, zero_run
-from soapstone.native.walks import merge
+from soapstone.native.walks import memory_order, merge
 
 PUT, ADD, MULTIPLY, MAXIMUM, MINIMUM = range(5)
 COMBINATIONS = {"none": PUT, "add": ADD, "mul": MULTIPLY, "max": MAXIMUM, "min": MINIMUM}
@@ -90,10 +90,7 @@ class Slice(NamedTuple):
     @staticmethod
     def of(shape: Sequence[int], strides: Sequence[Sequence[int]], size: int) -> Slice:
         """Return the slices of this shape in a source and a target of these strides."""
-        order = sorted(range(len(shape)), key=lambda d: -abs(strides[1][d]))
-        extents, (xs, ys) = merge(
-            [shape[d] for d in order], [[s[d] for d in order] for s in strides]
-        )
+        extents, (xs, ys) = merge(shape, strides, memory_order(strides[1]))
         if len(extents) == 1 and extents[0] == 1:
             xs = ys = (size,)
         outer = extents[:-1] or (1,)

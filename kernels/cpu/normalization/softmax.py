@@ -30,7 +30,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
 from soapstone.native.moves import row_at
 from soapstone.native.simd import load_first, splat, store_first, vmax
-from soapstone.native.walks import merge
+from soapstone.native.walks import memory_order, merge
 
 _KINDS = {"softmax": 0, "log_softmax": 1, "softmax_grad": 2, "log_softmax_grad": 3}
 
@@ -126,10 +126,8 @@ def softmax(call: Call) -> Entry | None:
     arrays = (x, y, to)
     axis = call.attributes["axis"] % x.ndim
     extent = x.shape[axis]
-    others = sorted((d for d in range(x.ndim) if d != axis), key=lambda d: -abs(to.strides[d]))
-    extents, strides = merge(
-        [x.shape[d] for d in others], [[a.strides[d] for d in others] for a in arrays]
-    )
+    others = [d for d in memory_order(to.strides) if d != axis]
+    extents, strides = merge(x.shape, [a.strides for a in arrays], others)
     contiguous = extent == 1 or all(a.strides[axis] == 4 for a in arrays)
     columns = 1
     if not contiguous and all(s[-1] == 4 for s in strides):

@@ -14,6 +14,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, parallel_for, sequence, useful_threads
 from soapstone.native.intrinsics import f32p, f64p, stack, u8p
 from soapstone.native.memory import aligned_array
+from soapstone.native.walks import memory_order
 
 _PART = 16_384  # floats: 64 KB
 _STRETCH = 2048  # floats that are still in the first cache when they are looked at again
@@ -65,8 +66,7 @@ def byte_scale(call: Call) -> Entry | None:
     (x,), (scale, zero) = call.inputs, call.outputs
     if not is_float32(x, scale) or zero.dtype != np.uint8:
         return None
-    order = sorted(range(x.ndim), key=lambda axis: -x.strides[axis])
-    if not x.transpose(order).flags.c_contiguous:
+    if not x.transpose(memory_order(x.strides)).flags.c_contiguous:
         return None
     parts = -(-x.size // _PART)
     partials = aligned_array((2 * max(parts, 1),), np.float64, zero=True)

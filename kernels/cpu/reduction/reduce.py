@@ -47,7 +47,7 @@ from soapstone.native.simd import (
     vmax,
     vmin,
 )
-from soapstone.native.walks import merge
+from soapstone.native.walks import in_places, memory_order, merge
 
 _PLAIN, _ROOT, _LOGARITHM, _ABOVE = range(4)  # what is done to a total at the end
 _MONOIDS = {
@@ -256,11 +256,9 @@ def log_sum_exp(call: Call) -> Entry | None:
         return None if y.size else noop()
     axes = _axes(call)
     y = y.reshape(_kept_shape(x, axes))
-    top = aligned_array(y.shape, np.float32)
-    if y.ndim:  # a row of maxima is read as it is written: contiguous where a row of x is
-        order = sorted(range(x.ndim), key=lambda d: -abs(x.strides[d]))
-        shape = [y.shape[d] for d in order]
-        top = aligned_array(tuple(shape), np.float32).transpose(np.argsort(order))
+    # a row of maxima is read as it is written: contiguous where a row of x is
+    order = memory_order(x.strides)
+    top = in_places(aligned_array(tuple(y.shape[d] for d in order), np.float32), order)
     first = reduce_into(x, top, axes, MAX, 1.0, call.threads)
     then = reduce_into(x, y, axes, POWERS, 1.0, call.threads, _ABOVE, top)
     return sequence([first, then]) if first and then else None
@@ -285,8 +283,7 @@ def reduce_into(
     last: what is done to the totals at the end. top: of y's shape, what powers are below.
     """
     top = y if top is None else top
-    dims = sorted(range(x.ndim), key=lambda d: -abs(x.strides[d]))
-    dims = [d for d in dims if x.shape[d] != 1]
+    dims = [d for d in memory_order(x.strides) if x.shape[d] != 1]
     inner_kept = bool(dims) and dims[-1] not in axes
     # The innermost dim and those merged with it are the run; the others are walked.
     groups: dict[bool, list[int]] = {
@@ -305,12 +302,8 @@ def reduce_into(
     y_inner = y.strides[run[-1]] if run and inner_kept else 4
     kept = [d for d in groups[True] if d not in run]
     reduced = [d for d in groups[False] if d not in run]
-    kept_extents, kept_strides = merge(
-        [x.shape[d] for d in kept], [[v.strides[d] for d in kept] for v in (x, y, top)]
-    )
-    reduced_extents, reduced_strides = merge(
-        [x.shape[d] for d in reduced], [[x.strides[d] for d in reduced]]
-    )
+    kept_extents, kept_strides = merge(x.shape, [v.strides for v in (x, y, top)], kept)
+    reduced_extents, reduced_strides = merge(x.shape, [x.strides], reduced)
     if max(len(kept_extents), len(reduced_extents)) > 60:
         return None
     kept_rows, reduced_rows = math.prod(kept_extents), math.prod(reduced_extents)

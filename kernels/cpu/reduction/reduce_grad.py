@@ -18,7 +18,7 @@ from soapstone.native.entries import native, noop, parallel_for, routine, useful
 from soapstone.native.intrinsics import f32p, i64p, stack
 from soapstone.native.memory import pack
 from soapstone.native.moves import row_at
-from soapstone.native.walks import merge
+from soapstone.native.walks import memory_order, merge
 
 _CHUNK = 256
 
@@ -134,15 +134,11 @@ def reduce_max_grad(call: Call) -> Entry | None:
     axes = tuple(range(x.ndim)) if axes is None else axes
     shape = [1 if d in axes else extent for d, extent in enumerate(x.shape)]
     arrays: list[Array] = [dy.reshape(shape), x, y.reshape(shape), dx]
-    dims = sorted((d for d in range(x.ndim) if x.shape[d] != 1), key=lambda d: -abs(x.strides[d]))
+    dims = [d for d in memory_order(x.strides) if x.shape[d] != 1]
     inner_kept = bool(dims) and dims[-1] not in axes
     kept, reduced = ([d for d in dims if (d in axes) == side] for side in (False, True))
-    extents, strides = merge(
-        [x.shape[d] for d in kept], [[v.strides[d] for d in kept] for v in arrays]
-    )
-    down, down_strides = merge(
-        [x.shape[d] for d in reduced], [[v.strides[d] for d in reduced] for v in (x, dx)]
-    )
+    extents, strides = merge(x.shape, [v.strides for v in arrays], kept)
+    down, down_strides = merge(x.shape, (x.strides, dx.strides), reduced)
     length, chunks = down[-1], 1
     steps: tuple[int, ...] = (0, down_strides[0][-1], 0, down_strides[1][-1])
     if inner_kept:

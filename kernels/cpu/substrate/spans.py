@@ -15,7 +15,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper
 from soapstone.native.memory import Block
 from soapstone.native.moves import row_at
-from soapstone.native.walks import merge
+from soapstone.native.walks import memory_order, merge
 
 FLOATS = 8192  # of each array, in one item
 # A table: group: rows an item; columns: of an item; across: items beside each other. Then a walk of
@@ -40,9 +40,8 @@ def spans(
 
     numbers: further tables, of what a step along each dim adds to a number (not to an address).
     """
-    order = sorted(range(len(shape)), key=lambda d: -abs(arrays[-1].strides[d]))
     steps = [*(a.strides for a in arrays), *numbers]
-    extents, strides = merge([shape[d] for d in order], [[s[d] for d in order] for s in steps])
+    extents, strides = merge(shape, steps, memory_order(arrays[-1].strides))
     if extents[-1] > 1 and any(s[-1] != 4 for s in strides[: len(arrays)]):
         extents, strides = (*extents, 1), tuple((*s, 0) for s in strides)
     length = extents[-1]

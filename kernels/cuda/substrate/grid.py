@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, processors
+from soapstone.native.walks import Walk, memory_order, merge
 
 THREADS = 64 if SIMULATED else 256  # of a block, at most
 RESIDENT = 2048  # threads that a multiprocessor holds
-
-
-class Walk(NamedTuple):
-    """Extents, and the strides of each operand along them; the innermost axis last."""
-
-    extents: tuple[int, ...]
-    strides: tuple[tuple[int, ...], ...]
 
 
 def walk(shape: Sequence[int], strides: Sequence[Sequence[int]], lead: int = 0) -> Walk:
@@ -25,23 +18,7 @@ def walk(shape: Sequence[int], strides: Sequence[Sequence[int]], lead: int = 0) 
     Axes are ordered by the strides of operand `lead`, the largest first, since neighbouring threads
     should touch neighbouring elements of what is written.
     """
-    axes = [axis for axis, extent in enumerate(shape) if extent != 1]
-    axes.sort(key=lambda axis: -strides[lead][axis])
-    extents: list[int] = []
-    steps: list[list[int]] = [[] for _ in strides]
-    for axis in axes:
-        joins = bool(extents) and all(
-            own[-1] == of[axis] * shape[axis] for own, of in zip(steps, strides)
-        )
-        if joins:
-            extents[-1] *= shape[axis]
-        else:
-            extents.append(shape[axis])
-        for own, of in zip(steps, strides):
-            own[-1:] = [*own[-1:][joins:], of[axis]]
-    if not extents:
-        return Walk((1,), tuple((0,) for _ in strides))
-    return Walk(tuple(extents), tuple(map(tuple, steps)))
+    return merge(shape, strides, memory_order(strides[lead]))
 
 
 def joined(views: Sequence[View], lead: int = 0) -> Walk:
