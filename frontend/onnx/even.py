@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from soapstone.frontend.onnx.values import Extents, Slot, Value
+from soapstone.frontend.onnx.values import EVEN, PLAIN, RULES, Even, Extents, Slot, Value, domain_of
+from soapstone.ir.spec import operator_of_onnx
 
 if TYPE_CHECKING:
     import onnx
@@ -37,34 +38,14 @@ class Note(NamedTuple):
 
 UNEVEN = Note(("uneven",))
 
-# Of a first operand that is made of extents these make the same numbers, in another order or shape.
-_MOVES = {"Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Identity", "Transpose", "Flatten"}
-_SUMS = {"Concat", "Add", "Sub"}
-# The operand that may be made of extents, since it is a shape or where a constant is cut.
-_SHAPES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Range": 1, "Slice": 2}
-# Whose translation depends on extents in no way but by shapes, given what `_even` asks. Results of
-# the first ones have the extents of their operands, axis by axis from the last.
-_ELEMENTWISE = """
-Abs Acos Acosh Add And Asin Asinh Atan Atanh Cast CastLike Ceil Celu Clip Cos Cosh Div Elu Equal
-Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
-LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid
-Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor QuantizeLinear
-DequantizeLinear DynamicQuantizeLinear BatchNormalization InstanceNormalization LayerNormalization
-GroupNormalization RMSNormalization Softmax LogSoftmax Dropout Identity
-"""
-_OTHERS = """
-MatMul Gemm Conv ConvTranspose MatMulInteger QLinearMatMul QLinearConv ConvInteger MaxPool
-AveragePool GlobalAveragePool GlobalMaxPool ReduceMean ReduceSum ReduceMax ReduceMin ReduceL1
-ReduceL2 ReduceSumSquare ReduceLogSumExp ArgMax ArgMin LSTM GRU RNN Reshape Transpose Flatten
-Squeeze Unsqueeze Concat Split Slice Gather GatherElements Expand Pad Shape Constant
-ConstantOfShape Range
-"""
-_ALIGNED = frozenset(_ELEMENTWISE.split())
-_EVEN = _ALIGNED.union(_OTHERS.split())
-_STRIDED = {"Conv", "QLinearConv", "ConvInteger", "MaxPool", "AveragePool"}
 _NONE: Extents = frozenset()
-# Whose attributes in a graph may be made of extents of their operands.
-_PLACES = {"Slice", "Gather", "GatherElements", "Expand", "Pad", "Split"}
+
+
+def _mark(node: onnx.NodeProto) -> Even | None:
+    """Return how a node's translation goes by extents; None where it may by thresholds of them."""
+    key = domain_of(node.domain), node.op_type
+    spec = None if key in RULES else operator_of_onnx(key[1], key[0])
+    return EVEN.get(key) if spec is None else Even(aligned=spec.elementwise)
 
 
 def marked(
@@ -75,19 +56,20 @@ def marked(
     node: of the standard operators.
     """
     given = [each for each in inputs if isinstance(each, Value) and each.follows]
+    mark = _mark(node)
     if not given:
-        return _told(node, inputs, results)
+        return _told(node, mark, inputs, results)
     picked = _picked(node, inputs)
     told = any(each.told for each in given)
-    results, note = _told(node, inputs, results)
+    results, note = _told(node, mark, inputs, results)
     bent = _NONE
-    if picked is None and (told or note is not None or node.op_type in _PLACES):
+    if picked is None and (told or note is not None or (mark and mark.places)):
         bent = frozenset(each for each in _all(given) if each[3])
     if bent and note != UNEVEN:
         said, several = note or Note(())
         note = Note((*said, *map(str, sorted(bent))), several)
     results = [
-        replace(each, follows=picked or _follows(node, inputs, given, each))
+        replace(each, follows=picked or _follows(node, mark or PLAIN, inputs, given, each))
         if isinstance(each, Value)
         else each
         for each in results
@@ -124,23 +106,27 @@ def _picked(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> tuple[Extent
 
 
 def _follows(
-    node: onnx.NodeProto, inputs: Sequence[Slot | None], given: Sequence[Value], made: Value
+    node: onnx.NodeProto,
+    mark: Even,
+    inputs: Sequence[Slot | None],
+    given: Sequence[Value],
+    made: Value,
 ) -> tuple[Extents, ...]:
     """Return what each axis of a result follows from; more than that where it is not looked for."""
-    x, kind, rank = inputs[0], node.op_type, made.rank
+    x, rank = inputs[0], made.rank
     attributes = {each.name: list(each.ints) for each in node.attribute}
     if made.told:
         return (_all(given),)
     if any(each.told for each in given) or not isinstance(x, Value):
         return (_all(given),) * rank
-    if kind in _STRIDED and len(x.follows) == rank:
+    if mark.strided and len(x.follows) == rank:
         strides = attributes.get("strides") or [1] * (rank - 2)
         spatial = zip(x.follows[2:], strides)
         return (*x.follows[:2], *(_bent(each) if s != 1 else each for each, s in spatial))
-    if kind == "Transpose" and len(x.follows) == rank:
+    if node.op_type == "Transpose" and len(x.follows) == rank:
         order = attributes.get("perm") or range(rank)[::-1]
         return tuple(x.follows[axis] for axis in order)
-    if kind in _ALIGNED:
+    if mark.aligned:
         return tuple(
             _NONE.union(*(each.follows[axis] for each in given if len(each.follows) >= -axis))
             for axis in range(-rank, 0)
@@ -153,7 +139,10 @@ def _bent(extents: Extents) -> Extents:
 
 
 def _told(
-    node: onnx.NodeProto, inputs: Sequence[Slot | None], results: Sequence[Slot | None]
+    node: onnx.NodeProto,
+    mark: Even | None,
+    inputs: Sequence[Slot | None],
+    results: Sequence[Slot | None],
 ) -> tuple[Sequence[Slot | None], Note | None]:
     """Return a node's results, those made of extents marked so, and what is to be noted, if any."""
     kind = node.op_type
@@ -165,19 +154,14 @@ def _told(
     made = [each for each in results if not isinstance(each, Value) or each.array is None]
     if not told:
         follows = any(isinstance(each, Value) and each.follows for each in inputs)
-        return results, None if not (made or follows) else _even(node, inputs)
+        return results, None if not (made or follows) else _even(node, mark, inputs)
     known = all(each is None or _number(each) for each in inputs)
-    linear = (
-        (kind in _MOVES and told == [0])
-        or kind in _SUMS
-        or (kind == "Mul" and len(told) == 1)
-        or (kind == "Cast" and told == [0])
-    )
+    linear = mark is not None and mark.linear_in(told)
     if linear and known and not made and all(map(_number, results)):
         return [replace(each, told=True) for each in results if isinstance(each, Value)], None
-    if told == [_SHAPES.get(kind)] and _within(kind, inputs):
-        return results, None if not made else _even(node, inputs)
-    if made and _even(node, inputs) is not None:
+    if mark is not None and told == [mark.shape] and _within(kind, inputs):
+        return results, None if not made else _even(node, mark, inputs)
+    if made and _even(node, mark, inputs) is not None:
         return results, UNEVEN
     contents = [each for at in told if isinstance(each := inputs[at], Value)]
     arrays = [each.array.tobytes().hex() for each in contents if each.array is not None]
@@ -214,10 +198,10 @@ def _number(slot: Slot | None) -> bool:
     return isinstance(slot, Value) and slot.array is not None and slot.array.dtype.kind in "iu"
 
 
-def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
+def _even(node: onnx.NodeProto, mark: Even | None, inputs: Sequence[Slot | None]) -> Note | None:
     """Return None where a node's translation depends on extents by shapes alone, else a note."""
     kind = node.op_type
-    if kind not in _EVEN or node.domain not in ("", "ai.onnx"):
+    if mark is None:
         return UNEVEN
     data = inputs[0] if inputs else None
     for each in node.attribute:
@@ -231,7 +215,7 @@ def _even(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> Note | None:
         return UNEVEN
     if not isinstance(data, Value):
         return None
-    if kind in _STRIDED and data.array is not None and data.follows:  # a constant made of extents
+    if mark.strided and data.array is not None and data.follows:  # a constant made of extents
         return UNEVEN
     if kind == "Slice" and (data.array is None or data.follows):
         axes = inputs[3] if len(inputs) > 3 else None

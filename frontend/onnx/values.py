@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.texts import TEXT
@@ -69,17 +69,52 @@ Rule = Callable[["Call"], Any]
 RULES: dict[tuple[str, str], Rule] = {}
 
 
+@dataclass(frozen=True)
+class Even:
+    """Of a translation that depends on extents by shapes alone, given what `even.py` looks at.
+
+    Attributes:
+        linear: which operands may be made of extents, so that known results are linear in those:
+            the first alone, any one, or all.
+        shape: the operand that may be made of extents, as a shape or where a constant is cut.
+        aligned: results have the extents of the operands, axis by axis from the last.
+        strided: results have the first operand's extents, those of windows divided by strides.
+        places: attributes in the graph may be made of extents of operands.
+    """
+
+    linear: Literal["first", "one", "all"] | None = None
+    shape: int | None = None
+    aligned: bool = False
+    strided: bool = False
+    places: bool = False
+
+    def linear_in(self, told: list[int]) -> bool:
+        """Return whether results are linear in these operands, which are made of extents."""
+        if self.linear == "first":
+            return told == [0]
+        return self.linear == "all" or (self.linear == "one" and len(told) == 1)
+
+
+PLAIN, ALIGNED, STRIDED = Even(), Even(aligned=True), Even(strided=True)
+EVEN: dict[tuple[str, str], Even] = {}
+
+
 def domain_of(name: str) -> str:
     """Return a domain as the registry of ONNX calls it."""
     return "" if name == "ai.onnx" else name
 
 
-def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
-    """Register the translation of ONNX operators; it returns a value, or a list of them."""
+def rule(*names: str, domain: str = "", even: Even | None = None) -> Callable[[Rule], Rule]:
+    """Register the translation of ONNX operators; it returns a value, or a list of them.
+
+    even: how it goes by extents; None where it may go by thresholds of them.
+    """
 
     def add(function: Rule) -> Rule:
         for name in names:
             RULES[domain, name] = function
+            if even is not None:
+                EVEN[domain, name] = even
         return function
 
     return add

@@ -12,7 +12,7 @@ from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.file.tensors import dtype_of
 from soapstone.frontend.onnx.rules.text import cast_text
 from soapstone.frontend.onnx.texts import TEXT
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import ALIGNED, Even, Value, rule
 
 
 def scalar_of(value: Value, rank: int) -> float | None:
@@ -33,14 +33,15 @@ def aligned(n: Call, x: Value, y: Value) -> Value:
     return n.reshape(y, (*y.shape, *(1,) * max(0, x.rank - axis - y.rank)))
 
 
-@rule("Add", "Sub", "Mul")
+@rule("Add", "Sub", even=Even(linear="all", aligned=True))
+@rule("Mul", even=Even(linear="one", aligned=True))
 def by_scalar(n: Call) -> Any:
     x, y = n.value(0), n.value(1)
     y = aligned(n, x, y)
     return _by_scalar(n, x, y) or n.declared(x, y)
 
 
-@rule("And", "Div", "Equal", "Greater", "Less", "Or", "Xor")
+@rule("And", "Div", "Equal", "Greater", "Less", "Or", "Xor", even=ALIGNED)
 def binary(n: Call) -> Any:
     return n.declared(n.value(0), aligned(n, n.value(0), n.value(1)))
 
@@ -59,7 +60,7 @@ def _by_scalar(n: Call, x: Value, y: Value) -> Value | None:
     return n("affine", x, shift=number if n.kind == "Add" else -number)
 
 
-@rule("Pow")
+@rule("Pow", even=ALIGNED)
 def power(n: Call) -> Value:
     x, y = n.value(0), aligned(n, n.value(0), n.value(1))
     number = scalar_of(n.cast(y, x.dtype) if y.array is not None else y, x.rank)
@@ -70,7 +71,7 @@ def power(n: Call) -> Value:
     return n("pow", x, y)
 
 
-@rule("Sum", "Max", "Min", "Mean")
+@rule("Sum", "Max", "Min", "Mean", even=ALIGNED)
 def variadic(n: Call) -> Value:
     name = {"Max": "maximum", "Min": "minimum"}.get(n.kind, "add")
     result, *rest = n.values()
@@ -81,7 +82,7 @@ def variadic(n: Call) -> Value:
     return n.reshape(result, result.shape)
 
 
-@rule("PRelu")
+@rule("PRelu", even=ALIGNED)
 def prelu(n: Call) -> Value:
     x, slope = n.value(0), n.value(1)
     if n.version < 7 and slope.rank == 1 and x.rank > 1:
@@ -89,7 +90,7 @@ def prelu(n: Call) -> Value:
     return n("prelu", x, slope)
 
 
-@rule("Clip")
+@rule("Clip", even=ALIGNED)
 def clip(n: Call) -> Value:
     x = n.value()
     low = high = None
@@ -115,19 +116,20 @@ def bit_shift(n: Call) -> Value:
     return n("bit_shift", n.value(0), n.value(1), direction=direction)
 
 
-@rule("Mod")
+@rule("Mod", even=ALIGNED)
 def mod(n: Call) -> Any:
     if n.value().spec.is_float and not n.attribute("fmod", 0) and n.version < 28:
         raise OnnxError("attribute 'fmod' is 0; 1 needed for floating-point operands")
     return n.declared()
 
 
-@rule("Identity")
+@rule("Identity", even=Even(linear="first", aligned=True))
 def identity(n: Call) -> Any:
     return [n.inputs[0]]
 
 
-@rule("Cast", "CastLike")
+@rule("Cast", even=Even(linear="first", aligned=True))
+@rule("CastLike", even=ALIGNED)
 def cast(n: Call) -> Value:
     x = n.value()
     like = n.kind == "CastLike"
@@ -152,7 +154,7 @@ def bit_cast(n: Call) -> Value:
     return n.known(array.view(dtype))
 
 
-@rule("Softmax", "LogSoftmax", "Hardmax")
+@rule("Softmax", "LogSoftmax", "Hardmax", even=ALIGNED)
 def softmax(n: Call) -> Any:
     if n.version >= 13:
         return n.declared()

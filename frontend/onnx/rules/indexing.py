@@ -12,7 +12,7 @@ from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.declared import read_declared
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.texts import tabled
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import Even, Value, rule
 from soapstone.ir.spec import operator
 
 
@@ -43,7 +43,7 @@ def _in_order(ids: Value, extents: Sequence[int]) -> bool:
     return bool((places == np.stack(np.unravel_index(np.arange(len(places)), extents), 1)).all())
 
 
-@rule("Gather")
+@rule("Gather", even=Even(linear="first", places=True))
 def gather(n: Call) -> Value:
     x = n.value(0)
     axis = n.axis(x.rank, 0)
@@ -58,7 +58,7 @@ def gather(n: Call) -> Value:
     return n("gather", x, ids, axis=axis)
 
 
-@rule("GatherElements")
+@rule("GatherElements", even=Even(places=True))
 def gather_elements(n: Call) -> Any:
     x = n.value()
     axis = n.axis(x.rank, 0)

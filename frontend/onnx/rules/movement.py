@@ -13,11 +13,11 @@ from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.tensors import dtype_of, shape_of
 from soapstone.frontend.onnx.texts import TEXT
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import PLAIN, Even, Value, rule
 from soapstone.ir.ops.movement.slicing import slice_bounds
 
 
-@rule("Constant")
+@rule("Constant", even=PLAIN)
 def constant(n: Call) -> Value:
     if len(n.attributes) != 1:
         raise OnnxError(f"{len(n.attributes)} attributes found, 1 needed")
@@ -38,7 +38,7 @@ def constant(n: Call) -> Value:
     return n.known(np.asarray(value, object if types[key] == TEXT else types[key]))
 
 
-@rule("Shape")
+@rule("Shape", even=PLAIN)
 def shape(n: Call) -> Value:
     extents = n.value().shape
     return n.known(np.asarray(extents[n.attribute("start", 0) : n.attribute("end")], np.int64))
@@ -49,7 +49,7 @@ def size(n: Call) -> Value:
     return n.known(np.asarray(n.value().spec.size, np.int64))
 
 
-@rule("ConstantOfShape")
+@rule("ConstantOfShape", even=Even(shape=0))
 def constant_of_shape(n: Call) -> Value:
     fill = n.attribute("value", np.zeros(1, np.float32))
     extents = shape_of(n.ints("shape", 0) or (), "input 0", fill.dtype.name)
@@ -61,7 +61,7 @@ def constant_of_shape(n: Call) -> Value:
     return n("full", shape=extents, value=float(item), dtype=item.dtype.name)
 
 
-@rule("Range")
+@rule("Range", even=Even(shape=1))
 def range_(n: Call) -> Value:
     start, stop, step = (n.array(position) for position in range(3))
     if start.size != 1 or stop.size != 1 or step.size != 1 or step.item() == 0:
@@ -85,7 +85,7 @@ def eye_like(n: Call) -> Value:
     return n.known(np.eye(rows, columns, k=n.attribute("k", 0), dtype=dtype))
 
 
-@rule("Reshape")
+@rule("Reshape", even=Even(linear="first", shape=1))
 def reshape(n: Call) -> Value:
     x = n.value()
     wanted = n.ints("shape", 1)
@@ -113,14 +113,14 @@ def reshaped(old: tuple[int, ...], wanted: tuple[int, ...], allow_zero: bool) ->
     return tuple(new)
 
 
-@rule("Flatten")
+@rule("Flatten", even=Even(linear="first"))
 def flatten(n: Call) -> Value:
     x = n.value()
     axis = n.axis(x.rank, 1, most=x.rank)
     return n.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
-@rule("Squeeze")
+@rule("Squeeze", even=Even(linear="first"))
 def squeeze(n: Call) -> Value:
     x = n.value()
     given = n.ints("axes", 1)
@@ -133,7 +133,7 @@ def squeeze(n: Call) -> Value:
     return n.reshape(x, [e for axis, e in enumerate(x.shape) if axis not in axes])
 
 
-@rule("Unsqueeze")
+@rule("Unsqueeze", even=Even(linear="first"))
 def unsqueeze(n: Call) -> Value:
     x, given = n.value(), n.ints("axes", 1)
     if given is None:
@@ -144,7 +144,7 @@ def unsqueeze(n: Call) -> Value:
     return n.reshape(x, [1 if axis in axes else next(rest) for axis in range(rank)])
 
 
-@rule("Transpose")
+@rule("Transpose", even=Even(linear="first"))
 def transpose(n: Call) -> Value:
     x = n.value()
     permutation = n.attribute("perm") or tuple(reversed(range(x.rank)))
@@ -153,7 +153,7 @@ def transpose(n: Call) -> Value:
     return n.transpose(x, permutation)
 
 
-@rule("Expand")
+@rule("Expand", even=Even(shape=1, places=True))
 def expand(n: Call) -> Value:
     x = n.value()
     wanted = shape_of(n.ints("shape", 1) or (), "input 1")
@@ -176,7 +176,7 @@ def tile(n: Call) -> Value:
     return x if set(repeats) <= {1} else n("tile", x, repeats=repeats)
 
 
-@rule("Concat")
+@rule("Concat", even=Even(linear="all"))
 def concat(n: Call) -> Value:
     values = n.values()
     axis = n.axis(values[0].rank, 1)
@@ -186,7 +186,7 @@ def concat(n: Call) -> Value:
     return n("concat", *parts, axis=axis)
 
 
-@rule("Split")
+@rule("Split", even=Even(places=True))
 def split(n: Call) -> Any:
     x = n.value()
     axis, sizes = n.axis(x.rank, 0), n.ints("split", 1)
@@ -201,7 +201,7 @@ def split(n: Call) -> Any:
     return n.all("split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else [x]
 
 
-@rule("Slice")
+@rule("Slice", even=Even(linear="first", shape=2, places=True))
 def slice_(n: Call) -> Value:
     x = n.value()
     starts, ends = n.ints("starts", 1), n.ints("ends", 2)
@@ -229,7 +229,7 @@ def sliced(n: Call, x: Value, cut: dict[int, tuple[int, int, int]]) -> Value:
     return n("slice", x, starts=starts, stops=stops, steps=steps)
 
 
-@rule("Pad")
+@rule("Pad", even=Even(places=True))
 def pad(n: Call) -> Value:
     x = n.value()
     mode = n.text("mode", "constant", ("constant", "edge", "reflect", "wrap"))

@@ -10,10 +10,10 @@ import numpy as np
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.tensors import shape_of
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import ALIGNED, Value, rule
 
 
-@rule("BatchNormalization")
+@rule("BatchNormalization", even=ALIGNED)
 def batch_normalization(n: Call) -> Any:
     x, gamma, beta, mean, var = (n.value(position) for position in range(5))
     # Exporters merge equal initializers: statistics may be another layer's weight.
@@ -43,12 +43,15 @@ def batch_normalization(n: Call) -> Any:
     return [y, mixed(mean, batch), mixed(var, spread)]
 
 
-@rule("GroupNormalization")
+rule("InstanceNormalization", even=ALIGNED)(Call.declared)
+
+
+@rule("GroupNormalization", even=ALIGNED)
 def group_normalization(n: Call) -> Any:
     return NotImplemented if n.version < 21 else n.declared()
 
 
-@rule("LayerNormalization")
+@rule("LayerNormalization", even=ALIGNED)
 def layer_normalization(n: Call) -> Any:
     x, gamma, beta = n.value(0), n.value(1), n.maybe(2)
     axis = n.axis(x.rank, -1)
@@ -66,7 +69,7 @@ def layer_normalization(n: Call) -> Any:
     return [made[0], *(n.reshape(value, column) for value in made[1:])]
 
 
-@rule("RMSNormalization")
+@rule("RMSNormalization", even=ALIGNED)
 def rms_normalization(n: Call) -> Any:
     x, gamma = n.value(0), n.value(1)
     axis = n.axis(x.rank, -1)

@@ -8,11 +8,11 @@ from typing import Any
 from soapstone.frontend.einsum import einsum
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import PLAIN, Value, rule
 from soapstone.ir.tensor import TensorSpec
 
 
-@rule("MatMul")
+@rule("MatMul", even=PLAIN)
 def matmul(n: Call) -> Value:
     return product(n, n.value(0), n.value(1))
 
@@ -34,7 +34,7 @@ def product(n: Call, a: Value, b: Value) -> Value:
     return y
 
 
-@rule("Gemm")
+@rule("Gemm", even=PLAIN)
 def gemm(n: Call) -> Value:
     a, b, c = n.value(0), n.value(1), n.maybe(2)
     if a.rank != 2 or b.rank != 2:

@@ -18,7 +18,7 @@ from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.tensors import dtype_of
 from soapstone.frontend.onnx.rules.products import product
 from soapstone.frontend.onnx.rules.windows import convolved, windowed
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import ALIGNED, PLAIN, STRIDED, Value, rule
 from soapstone.ir.ops.quantized.rounding import BYTES
 
 _LEVELS = 255 * 255  # the largest product of two bytes
@@ -69,7 +69,7 @@ def quantized(
     return n.cast(n("clip", y, low=float(limits.min), high=float(limits.max)), dtype)
 
 
-@rule("QuantizeLinear")
+@rule("QuantizeLinear", even=ALIGNED)
 def quantize_linear(n: Call) -> Value:
     x, scale, zero = n.value(0), n.value(1), n.maybe(2)
     code = n.attribute("output_dtype", 0)
@@ -83,14 +83,14 @@ def quantize_linear(n: Call) -> Value:
     return quantized(n, n.cast(x, "float32"), n.cast(scale, "float32"), zero, dtype, saturate)
 
 
-@rule("DynamicQuantizeLinear")
+@rule("DynamicQuantizeLinear", even=ALIGNED)
 def dynamic_quantize_linear(n: Call) -> list[Value]:
     x = n.value()
     scale, zero = n.all("byte_scale", x)
     return [n("quantize", x, scale, zero, to="uint8"), scale, zero]
 
 
-@rule("DequantizeLinear")
+@rule("DequantizeLinear", even=ALIGNED)
 def dequantize_linear(n: Call) -> Value:
     x, scale, zero = n.value(0), n.value(1), n.maybe(2)
     axis, block = n.attribute("axis", 1), n.attribute("block_size", 0)
@@ -186,7 +186,7 @@ def bytes_product(
     return n(name, x, signed, zero, *vectors, **own, **(window or {}))
 
 
-@rule("MatMulInteger")
+@rule("MatMulInteger", even=PLAIN)
 def matmul_integer(n: Call) -> Value:
     a, b, zeros = n.value(0), n.value(1), (n.maybe(2), n.maybe(3))
     made = bytes_product(n, (a, b, *zeros), None)
@@ -202,7 +202,7 @@ def _integer_product(
     return product(n, left, _centred(n, b, b_zero, b.rank - 1, terms))
 
 
-@rule("ConvInteger")
+@rule("ConvInteger", even=STRIDED)
 def conv_integer(n: Call) -> Value:
     x, w = n.value(0), n.value(1)
     made = bytes_product(n, (x, w, n.maybe(2), n.maybe(3)), windowed(n, x, w))
@@ -213,7 +213,7 @@ def conv_integer(n: Call) -> Value:
     return n.cast(convolved(n, left, _centred(n, w, n.maybe(3), 0, terms), None), "int32")
 
 
-@rule("QLinearMatMul")
+@rule("QLinearMatMul", even=PLAIN)
 def qlinear_matmul(n: Call) -> Value:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = n.values()
     if b.rank == 2 and a_scale.spec.size == y_scale.spec.size == 1:
@@ -227,7 +227,7 @@ def qlinear_matmul(n: Call) -> Value:
     return _scaled(n, total, (a_scale, b_scale, y_scale), y_zero, None)
 
 
-@rule("QLinearConv")
+@rule("QLinearConv", even=STRIDED)
 def qlinear_conv(n: Call) -> Value:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = n.values()[:8]
     bias = n.maybe(8)

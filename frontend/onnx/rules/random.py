@@ -14,7 +14,7 @@ import numpy as np
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.tensors import dtype_of, shape_of
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import ALIGNED, Value, rule
 from soapstone.ir.tensor import Array
 
 
@@ -76,7 +76,7 @@ def multinomial(n: Call) -> Value:
     return n.known(made, _dtype(n, "int32"))
 
 
-@rule("Dropout")
+@rule("Dropout", even=ALIGNED)
 def dropout(n: Call) -> Any:
     x = n.value()
     if n.version < 7 and not n.attribute("is_test", 0):

@@ -9,7 +9,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import PLAIN, Value, rule
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 # ONNX has i o f c and z r h; the operators here have i f g o and r z n.
@@ -19,7 +19,7 @@ _EMITTED = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
 MOST_STEPS = 512  # of a layer that is unrolled
 
 
-@rule("LSTM", "GRU", "RNN")
+@rule("LSTM", "GRU", "RNN", even=PLAIN)
 def recurrent(n: Call) -> Any:
     x, w, r = (n.value(position) for position in range(3))
     if x.rank != 3 or w.rank != 3 or r.rank != 3:

@@ -10,7 +10,7 @@ import numpy as np
 from soapstone.dtypes import integers, kind_of
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import PLAIN, Value, rule
 from soapstone.ir.tensor import Array
 
 # What a reduction over no elements gives.
@@ -28,6 +28,7 @@ _EMPTY = {"ReduceMax": -math.inf, "ReduceMin": math.inf, "ReduceLogSumExp": -mat
     "ReduceProd",
     "ReduceSum",
     "ReduceSumSquare",
+    even=PLAIN,
 )
 def reduce(n: Call) -> Value:
     x = n.value()

@@ -10,7 +10,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import PLAIN, STRIDED, Value, rule
 from soapstone.records import dataclass
 
 _MOST = 1 << 31  # of a stride, pad, dilation or kernel
@@ -108,12 +108,12 @@ def cropped(n: Call, x: Value, pads: Sequence[int]) -> tuple[Value, tuple[int, .
     return part, tuple(max(0, pad) for pad in pads)
 
 
-@rule("Conv")
+@rule("Conv", even=STRIDED)
 def conv(n: Call) -> Value:
     return convolved(n, n.value(0), n.value(1), n.maybe(2))
 
 
-@rule("ConvTranspose")
+@rule("ConvTranspose", even=PLAIN)
 def conv_transpose(n: Call) -> Value:
     x, w, bias = n.value(0), n.value(1), n.maybe(2)
     size = _spatial(x)
@@ -170,7 +170,7 @@ def conv_transpose(n: Call) -> Value:
     return n(f"conv_transpose{rank}d", *inputs, bias=bias is not None, **attributes)
 
 
-@rule("MaxPool")
+@rule("MaxPool", even=STRIDED)
 def max_pool(n: Call) -> Any:
     x = n.value()
     size = _spatial(x)
@@ -249,7 +249,7 @@ def _replaced(n: Call, ids: Value, old: tuple[int, ...], new: tuple[int, ...]) -
     return n("gather", n.known(table.reshape(-1)), ids, axis=0)
 
 
-@rule("AveragePool")
+@rule("AveragePool", even=STRIDED)
 def average_pool(n: Call) -> Value:
     return averaged(n, n.value())
 
@@ -281,7 +281,8 @@ def lp_pool(n: Call) -> Value:
     )
 
 
-@rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+@rule("GlobalAveragePool", "GlobalMaxPool", even=PLAIN)
+@rule("GlobalLpPool")
 def global_pool(n: Call) -> Value:
     x = n.value()
     axes = tuple(range(2, x.rank))

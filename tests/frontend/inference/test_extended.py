@@ -71,6 +71,7 @@ EVEN = {
         g = GlobalAveragePool(p)  f = Flatten(g)  h = MatMul(f, w)  y = Unsqueeze(h, v1)""",
         IMAGE,
     ),
+    "declared": model_of("c = CumSum(x, i1)  m = LRN<size = 3>(c)  y = MatMul(m, w)"),
 }
 # What goes by extents otherwise: thresholds, halves, ends.
 UNEVEN = {
