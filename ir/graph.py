@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -175,10 +175,14 @@ class Graph:
 
         What a node makes that is `apart` counts as used otherwise too.
         """
-        readers, maker = self.consumers[value], self.producers.get(value)
-        if len(readers) != 1 or value in self.results or (maker is not None and maker.apart):
-            return None
-        return readers[0]
+        readers = self.only_readers(value)
+        return readers[0] if len(readers) == 1 else None
+
+    def only_readers(self, value: str) -> Sequence[Node]:
+        """Return the nodes that read a value which has no other use; none where it has."""
+        maker = self.producers.get(value)
+        used = value in self.results or (maker is not None and maker.apart)
+        return () if used else self.consumers[value]
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:

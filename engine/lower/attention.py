@@ -1,57 +1,82 @@
 """Attention that a graph spells out, a product, a softmax and a product, as one operator.
 
 Its kernel keeps scores in the cache between the products that make and read them, where three
-launches write and read all of them: 54 MB in a layer of 6 heads over 1,500 positions.
+launches write and read all of them: 54 MB in a layer of 6 heads over 1,500 positions. Between the
+products there may be scales, and a mask that is added or chosen by; `spelled.py` has its parts.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from soapstone.engine.lower.spelled import before_swap, number, unguarded, unscaled
 from soapstone.ir.graph import Node
+from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
     from soapstone.engine.lower.weights import Site
 
 _LEAST = 64 * 64  # scores of a head; of fewer, one product of all heads is faster
 _BY_TIME = (0, 2, 1, 3)  # heads and positions in each other's place
+_HIDES = -1e30  # beside it a score is lost: adding it and putting it there are the same
 
 
 def joined(site: Site, node: Node) -> str | None:
-    """Return what takes the place of a product that ends attention, or None where it ends none.
-
-    Scores with a mask stay: a softmax makes NaN of a row that is all hidden, and attention zeros.
-    """
-    softmax = site.only(node.inputs[0], "softmax")
-    if softmax is None or any(node.attributes.values()):
+    """Return what takes the place of a product that ends attention, or None where it ends none."""
+    if any(node.attributes.values()):
+        return None
+    shares, empty = unguarded(site.builder, node.inputs[0], site.constants)
+    guard = [] if shares == node.inputs[0] else [site.only(node.inputs[0], "where")]
+    softmax = site.only(shares, "softmax", readers=1 + len(guard))
+    if softmax is None or None in guard:
         return None
     scores = site.builder.spec(softmax.inputs[0])
     if scores.dtype != "float32" or scores.rank not in (3, 4):
         return None
     if softmax.attributes["axis"] != scores.rank - 1 or math.prod(scores.shape[-2:]) < _LEAST:
         return None
-    factor = site.only(softmax.inputs[0], "affine")
-    product = site.only((factor or softmax).inputs[0], "matmul")
-    scale = factor.attributes["scale"] if factor else 1.0
-    if product is None or product.attributes["transpose_a"] or not scale > 0:
+    for value, hides, steps in _unmasked(site, softmax.inputs[0]):
+        before, scale, scaling = unscaled(site.builder, value, site.constants)
+        product = site.only(before, "matmul")
+        if product is None or product.attributes["transpose_a"]:
+            continue
+        found = _operands(site, product, node.inputs[1])
+        masks = _mask(site, hides, scores.shape)
+        if found is None or masks is None or not scale * found[1] > 0:
+            continue
+        parts = (product, *scaling, *steps, softmax, *guard, node)
+        made = site.builder.apply(
+            "attention",
+            *found[0],
+            *masks[0],
+            name=node.name,
+            sources=tuple(n for part in parts if part for n in part.work_of),
+            scale=scale * found[1],
+            causal=masks[1],
+            empty=empty,
+        )[0]
+        made = site.builder.apply("transpose", made, permutation=_BY_TIME)[0]
+        shape = (*scores.shape[:-1], site.builder.spec(made).shape[-1])
+        return made if scores.rank == 4 else site.builder.apply("reshape", made, shape=shape)[0]
+    return None
+
+
+def _operands(site: Site, product: Node, values: str) -> tuple[list[str], float] | None:
+    """Return queries, keys and values (b, t, heads, d), and the scale of the first two."""
+    (q, by, _), (k, twice, _) = (unscaled(site.builder, n, site.constants) for n in product.inputs)
+    turned = not product.attributes["transpose_b"]
+    swapped = before_swap(site.builder, k) if turned else None
+    if swapped is not None:
+        k, thrice, _ = unscaled(site.builder, swapped, site.constants)
+        turned, twice = False, twice * thrice
+    if len({site.builder.spec(name).shape[:-2] for name in (q, k, values)}) > 1:
         return None
-    if factor and factor.attributes["shift"]:
-        return None
-    operands = (*product.inputs, node.inputs[1])
-    if len({site.builder.spec(name).shape[:-2] for name in operands}) > 1:
-        return None
-    turned = (False, not product.attributes["transpose_b"], False)
-    made = site.builder.apply(
-        "attention",
-        *(_by_time(site, name, turn) for name, turn in zip(operands, turned)),
-        name=node.name,
-        sources=tuple(n for part in (product, factor, softmax, node) if part for n in part.work_of),
-        scale=scale,
-    )[0]
-    made = site.builder.apply("transpose", made, permutation=_BY_TIME)[0]
-    shape = (*scores.shape[:-1], site.builder.spec(made).shape[-1])
-    return made if scores.rank == 4 else site.builder.apply("reshape", made, shape=shape)[0]
+    turns = ((q, False), (k, turned), (values, False))
+    return [_by_time(site, *operand) for operand in turns], by * twice
 
 
 def _by_time(site: Site, value: str, turned: bool) -> str:
@@ -64,3 +89,50 @@ def _by_time(site: Site, value: str, turned: bool) -> str:
         value = site.builder.apply("reshape", value, shape=(shape[0], 1, *shape[1:]))[0]
     order = (0, 3, 1, 2) if turned else _BY_TIME
     return site.builder.apply("transpose", value, permutation=order)[0]
+
+
+def _unmasked(site: Site, scores: str) -> Iterator[tuple[str, str | None, tuple[Node, ...]]]:
+    """Yield what scores may be before they are masked, what is added to them, and who adds it."""
+    yield scores, None, ()
+    node = site.only(scores, "add", "where")
+    if node is None:
+        return
+    if node.operator == "add":
+        for value, hides in (node.inputs, node.inputs[::-1]):
+            yield value, hides, (node,)
+        return
+    shown, *sides = node.inputs
+    for place, value in enumerate(sides):
+        fill = sides[1 - place]
+        least = number(site.constants, fill)
+        if least is not None and least <= _HIDES:
+            zero = site.constant("full", shape=(), value=0.0)
+            both = (fill, zero) if place else (zero, fill)
+            emit = site.constant if shown in site.fixed else site.builder.apply
+            made = emit("where", shown, *both)
+            yield value, made if isinstance(made, str) else made[0], (node,)
+
+
+def _mask(site: Site, value: str | None, shape: tuple[int, ...]) -> tuple[list[str], bool] | None:
+    """Return the masks, at most one, that are added to scores, and whether they are causal."""
+    if value is None:
+        return [], False
+    spec, known = site.builder.spec(value), site.constants.get(value)
+    aligned = (1,) * (len(shape) - spec.rank) + spec.shape
+    if spec.rank > len(shape) or any(a not in (1, s) for a, s in zip(aligned, shape)):
+        return None
+    if known is not None and not known.any():
+        return [], False
+    if known is not None and _is_causal(known, shape):
+        return [], True
+    if spec.rank == len(shape) == 3:  # of one head
+        value = site.builder.apply("reshape", value, shape=(shape[0], 1, *shape[1:]))[0]
+    return [value], False
+
+
+def _is_causal(mask: Array, shape: tuple[int, ...]) -> bool:
+    """Return whether a mask hides from each query the keys after it, and no others."""
+    if mask.shape[-2:] != shape[-2:]:
+        return False
+    later = np.triu(np.ones(shape[-2:], bool), 1)
+    return bool(np.all((mask <= _HIDES) == later) and not np.any(mask[..., ~later]))

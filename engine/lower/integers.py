@@ -185,7 +185,7 @@ def _rounded(site: Site, node: Node) -> str | None:
     if found is not None:
         return found[0] if _same(site, found[1:], numbers) else None
     joined = site.builder.maker(x)
-    if joined is None or joined.spec.view != "concat" or x not in site.single:
+    if joined is None or joined.spec.view != "concat" or site.readers.get(x) != 1:
         return None
     if not all(_is_number(site, each) for each in numbers):
         return None
@@ -202,7 +202,7 @@ def _rounded(site: Site, node: Node) -> str | None:
 def _summed(site: Site, node: Node) -> str | None:
     """Sums of products that become real at once are made real by the product."""
     host = site.builder.maker(node.inputs[0])
-    if host is None or node.inputs[0] not in site.single or host.operator not in _QUANTIZED:
+    if host is None or site.readers.get(node.inputs[0]) != 1 or host.operator not in _QUANTIZED:
         return None
     if host.attributes["to"] != "int32" or node.attributes["to"] != "float32":
         return None
@@ -215,7 +215,7 @@ def _scaled(site: Site, node: Node) -> str | None:
     """A product of bytes takes the factor that follows it: a number, or one a channel."""
     for value, other in (node.inputs, node.inputs[::-1]):
         host = site.builder.maker(value)
-        if host is None or value not in site.single or host.operator not in _QUANTIZED:
+        if host is None or site.readers.get(value) != 1 or host.operator not in _QUANTIZED:
             continue
         if host.attributes["to"] == "int32" or host.attributes["bias"]:
             continue

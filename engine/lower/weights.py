@@ -61,7 +61,7 @@ class Site:
     builder: GraphBuilder = field(init=False)
     constants: Mapping[str, Array]
     fixed: set[str]  # values that constants alone determine
-    single: set[str]  # values with one reader and no other use
+    readers: dict[str, int]  # of values with no other use, how many read them
 
     def host(self, value: str) -> Node | None:
         """Return the product with constant weights that makes a value nobody else reads."""
@@ -69,18 +69,18 @@ class Site:
         if (
             node is None
             or node.operator not in CHANNELS
-            or value not in self.single
+            or self.readers.get(value) != 1
             or not self.fixed.issuperset(node.inputs[1:])
             or node.attributes["activation"] is not None
         ):
             return None
         return node
 
-    def only(self, value: str, *operators: str) -> Node | None:
-        """Return the node that makes a value nobody else reads, where it is of these operators."""
+    def only(self, value: str, *operators: str, readers: int = 1) -> Node | None:
+        """Return the node that makes a value with so many readers, if it is of these operators."""
         node = self.builder.maker(value)
-        found = node is not None and node.operator in operators and value in self.single
-        return node if found else None
+        read = self.readers.get(value) == readers
+        return node if node is not None and node.operator in operators and read else None
 
     def constant(self, operator: str, *values: str, **attributes: Any) -> str:
         """Emit an operator on constants."""
@@ -140,7 +140,7 @@ def fold(
     """Return the graph with each node replaced where the rule has another value for it."""
     if not any(node.operator in by.operators for node in graph.nodes):
         return graph
-    site = Site(constants, {*constants, *weights}, set())
+    site = Site(constants, {*constants, *weights}, {})
 
     def emit(builder: GraphBuilder, node: Node) -> Sequence[str]:
         site.builder = builder
@@ -149,8 +149,7 @@ def fold(
         if site.fixed.issuperset(node.inputs):
             site.fixed.update(outputs)
         for old, new in zip(node.outputs, outputs):
-            if graph.only_reader(old) is not None:
-                site.single.add(new)
+            site.readers[new] = len(graph.only_readers(old))
         return outputs
 
     return rebuild(graph, emit)
@@ -261,7 +260,7 @@ def _scale_seen(site: Site, node: Node) -> str | None:
             break
         if look is None or look.spec.view not in ("reshape", "transpose"):
             return None
-        if value not in site.single:
+        if site.readers.get(value) != 1:
             return None
         looks.append(look)
         value = look.inputs[0]

@@ -9,14 +9,16 @@ reads keys and values in place, and only those in use (`kernels/cpu/attention/fe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from soapstone.engine.lower.rebuild import called, rebuild
+from soapstone.engine.lower.spelled import before_swap, unguarded, unscaled
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.products.attention import scale_of
 from soapstone.ir.tensor import Array
 
-_SWAP = (0, 1, 3, 2)
+_SWAP = (0, 1, 3, 2)  # the last two axes in each other's place
 _OF_ALL_HEADS = ((), (1,), (1, 1))  # the last extents of a mask but that of keys
 _BY_TIME = (0, 2, 1, 3)  # heads and positions in each other's place
 
@@ -42,14 +44,8 @@ def _attention(
 ) -> tuple[str, ...] | None:
     """Return attention, of one query a head, where a product ends what it is spelled out as."""
     shares, values = node.inputs
+    shares, empty = unguarded(builder, shares, weights)
     maker = builder.maker(shares)
-    if maker is not None and maker.operator == "where":  # zeros in place of what is not a number
-        guard = builder.maker(maker.inputs[0])
-        if guard is None or (guard.operator, guard.inputs) != ("is_nan", maker.inputs[2:]):
-            return None
-        if _number(weights, maker.inputs[1]) != 0:
-            return None
-        maker = builder.maker(maker.inputs[2])
     if maker is None or maker.operator != "softmax" or maker.attributes["axis"] != 3:
         return None
     added = builder.maker(maker.inputs[0])
@@ -63,14 +59,14 @@ def _attention(
     if len(masks) != 1:
         return None
     rest = next(name for name in added.inputs if name != masks[0])
-    scores, scale = _unscaled(builder, rest, weights)
+    scores, scale, _ = unscaled(builder, rest, weights)
     first = builder.maker(scores)
     if first is not None and first.spec.view == "reshape":  # of queries that share keys
         first = builder.maker(first.inputs[0])
     if first is None or first.operator != "matmul" or any(first.attributes.values()):
         return None
-    turned, once = _unscaled(builder, first.inputs[1], weights)
-    keys, twice = _unscaled(builder, _before_swap(builder, turned) or "", weights)
+    turned, once, _ = unscaled(builder, first.inputs[1], weights)
+    keys, twice, _ = unscaled(builder, before_swap(builder, turned) or "", weights)
     if not keys:
         return None
     values = _unrepeated(builder, values) or values
@@ -80,18 +76,18 @@ def _attention(
     if heads % held[1] or builder.spec(first.inputs[0]).size != samples * heads * held[3]:
         return None
     scale *= once * twice
-    y = _attended(builder, first.inputs[0], keys, values, masks[0], scale, heads)
+    y = _attended(builder, first.inputs[0], keys, values, masks[0], heads, scale=scale, empty=empty)
     return (_reshaped(builder, y, (samples, heads, 1, builder.spec(y).shape[3])),)
 
 
 def _attended(
-    builder: GraphBuilder, q: str, k: str, v: str, mask: str, scale: float, heads: int
+    builder: GraphBuilder, q: str, k: str, v: str, mask: str, heads: int, **attributes: Any
 ) -> str:
     """Return attention (b, few, heads / few, d) of a query a head over keys (b, few, t, d)."""
     samples, few, _, depth = builder.spec(k).shape
     asked = _reshaped(builder, q, (samples, few, heads // few, depth))
     operands = [builder.apply("transpose", n, permutation=_BY_TIME)[0] for n in (asked, k, v)]
-    y, _ = builder.apply("attention", *operands, mask, scale=scale)
+    y, _ = builder.apply("attention", *operands, mask, **attributes)
     return builder.apply("transpose", y, permutation=_BY_TIME)[0]
 
 
@@ -109,38 +105,10 @@ def _few_heads(builder: GraphBuilder, node: Node) -> tuple[str, ...] | None:
     ]
     if len(few) != 2 or few[0] is None or few[1] is None:
         return None
-    scale = scale_of(node.attributes, depth)
-    y = _attended(builder, q, few[0], few[1], mask, scale, heads)
+    attributes = {**node.attributes, "scale": scale_of(node.attributes, depth)}
+    y = _attended(builder, q, few[0], few[1], mask, heads, **attributes)
     y = _reshaped(builder, y, (samples, 1, heads, builder.spec(y).shape[3]))
     return (y,)  # the sums, which only gradients read, are made no more
-
-
-def _number(weights: Mapping[str, Array], name: str) -> float | None:
-    """Return a constant that is one number, or None."""
-    found = weights.get(name)
-    return float(found.reshape(())) if found is not None and found.size == 1 else None
-
-
-def _unscaled(builder: GraphBuilder, value: str, weights: Mapping[str, Array]) -> tuple[str, float]:
-    """Return a value before it was multiplied by constant numbers, and these."""
-    scale = 1.0
-    while (node := builder.maker(value)) is not None:
-        if node.operator == "affine" and node.attributes["shift"] == 0:
-            factor: float | None = node.attributes["scale"]
-            source = node.inputs[0]
-        elif node.operator in ("mul", "div"):
-            source, other = node.inputs
-            if node.operator == "mul" and _number(weights, other) is None:
-                source, other = other, source
-            factor = _number(weights, other)
-            if factor and node.operator == "div":
-                factor = 1 / factor
-        else:
-            break
-        if not factor:
-            break
-        value, scale = source, scale * factor
-    return value, scale
 
 
 def _product(builder: GraphBuilder, node: Node) -> tuple[str, ...] | None:
@@ -164,7 +132,7 @@ def _unrepeated(builder: GraphBuilder, value: str) -> str | None:
     if node is None:
         return None
     shape, source = builder.spec(value).shape, node.inputs[0]
-    swapped = _before_swap(builder, value)
+    swapped = before_swap(builder, value)
     if swapped is not None:
         least = _unrepeated(builder, swapped)
         return None if least is None else builder.apply("transpose", least, permutation=_SWAP)[0]
@@ -187,25 +155,6 @@ def _unrepeated(builder: GraphBuilder, value: str) -> str | None:
     if not fits or shape != (many[0], many[1] * many[2], *many[3:]):
         return None
     return _reshaped(builder, maker.inputs[0], (*few[:2], *few[3:]))
-
-
-def _before_swap(builder: GraphBuilder, value: str) -> str | None:
-    """Return what a value (b, heads, x, y) is with its last axes in each other's place."""
-    node = builder.maker(value)
-    if node is None:
-        return None
-    if node.operator == "transpose" and node.attributes["permutation"] == _SWAP:
-        return node.inputs[0]
-    turned = builder.maker(node.inputs[0]) if node.spec.view == "reshape" else None
-    if turned is None or turned.operator != "transpose":
-        return None
-    joined = builder.maker(turned.inputs[0])  # matrices of all samples and heads in one row
-    if turned.attributes["permutation"] != (0, 2, 1) or joined is None:
-        return None
-    shape = builder.spec(value).shape
-    before = builder.spec(joined.inputs[0]).shape
-    fits = joined.spec.view == "reshape" and before == (*shape[:2], shape[3], shape[2])
-    return joined.inputs[0] if fits else None
 
 
 def _reshaped(builder: GraphBuilder, value: str, shape: tuple[int, ...]) -> str:

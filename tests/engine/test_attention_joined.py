@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from onnx import parser
 
-from soapstone import InferenceSession
+from soapstone import InferenceSession, from_onnx
 from soapstone.engine.lower import fold_weights
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
+from soapstone.ir.tensor import Role
 
 T = 70
 
@@ -20,13 +24,18 @@ def spelled(
     queries: int = T,
     scale: float | None = None,
     turned: bool = True,
-    mask: bool = False,
+    mask: tuple[int, ...] | None = None,
+    chosen: float | None = None,
+    guarded: bool = False,
+    split: bool = False,
     shown: bool = False,
     axis: int = -1,
 ) -> Graph:
     """Attention of two samples; without heads, matrices of each sample.
 
-    turned: keys are transposed before the product, not by it. shown: the weights are an output.
+    turned: keys are transposed before the product, not by it. mask: the shape of one; it is added,
+    or, where a number is given, chooses that instead of scores. guarded: weights which are not
+    numbers become 0. split: queries and keys are scaled, not scores. shown: weights are an output.
     """
     builder = GraphBuilder("spelled")
     before = (2,) if heads is None else (2, heads)
@@ -34,33 +43,60 @@ def spelled(
     k = builder.input("k", (*before, T, 16))
     v = builder.input("v", (*before, T, 24))
     rank = len(before) + 2
+    if split:
+        q, k = (builder.apply("affine", side, scale=0.6)[0] for side in (q, k))
     if turned:
         order = (*range(rank - 2), rank - 1, rank - 2)
         (k,) = builder.apply("transpose", k, permutation=order)
     (made,) = builder.apply("matmul", q, k, transpose_b=not turned)
     if scale is not None:
         (made,) = builder.apply("affine", made, scale=scale)
-    if mask:
-        (made,) = builder.apply("add", made, builder.input("mask", (queries, T)))
+    if mask is not None and chosen is None:
+        (made,) = builder.apply("add", made, builder.input("mask", mask))
+    elif mask is not None:
+        fill = builder.input("fill", (), role=Role.PARAMETER)
+        (hidden,) = builder.apply("is_nan", builder.input("mask", mask))
+        (made,) = builder.apply("where", hidden, fill, made)
     (weights,) = builder.apply("softmax", made, axis=axis % rank)
+    if guarded:
+        (lost,) = builder.apply("is_nan", weights)
+        zero = builder.input("zero", (), role=Role.PARAMETER)
+        (weights,) = builder.apply("where", lost, zero, weights)
     builder.output(*builder.apply("matmul", weights, v), *([weights] if shown else []))
     return builder.build()
 
 
-def operators(graph: Graph) -> list[str]:
-    return [node.operator for node in fold_weights(graph, {}).nodes]
+NUMBERS = {"zero": np.zeros((), np.float32), "fill": np.full((), -np.inf, np.float32)}
 
 
-def check(graph: Graph, tolerance: float = 2e-6) -> None:
+def joined(graph: Graph, **known: np.ndarray) -> Graph:
+    constants = {n: NUMBERS[n] for n in graph.roles if n in NUMBERS} | known
+    return fold_weights(graph, constants)
+
+
+def operators(graph: Graph, **known: np.ndarray) -> list[str]:
+    return [node.operator for node in joined(graph, **known).nodes]
+
+
+def check(graph: Graph, tolerance: float = 2e-6, **given: np.ndarray) -> None:
     random = np.random.default_rng(0)
-    given = {
-        name: random.standard_normal(graph.tensors[name].shape).astype(np.float32)
-        for name in graph.roles
-    }
+    for name in graph.roles:
+        drawn = random.standard_normal(graph.tensors[name].shape).astype(np.float32)
+        given[name] = given.get(name, NUMBERS.get(name, drawn))
     expected = interpret(graph, given)
-    with InferenceSession(graph, {}, threads=2) as session:
+    weights = {n: given.pop(n) for n, role in graph.roles.items() if role is not Role.INPUT}
+    with InferenceSession(graph, weights, threads=2) as session:
         for name, value in session.run(given).items():
             np.testing.assert_allclose(value, expected[name], atol=tolerance, rtol=1e-5)
+
+
+def hiding(shape: tuple[int, ...], by: float, row: int | None = 3) -> np.ndarray:
+    """A mask which hides some keys by a number, and all of one row."""
+    random = np.random.default_rng(2)
+    mask = np.where(random.random(shape) < 0.3, by, 0).astype(np.float32)
+    if row is not None:
+        mask[..., row % shape[-2], :] = by
+    return mask
 
 
 @pytest.mark.parametrize("heads", [None, 1, 3])
@@ -77,10 +113,119 @@ def test_a_product_a_softmax_and_a_product_are_attention(
     check(graph)
 
 
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("by", [-np.inf, np.finfo(np.float32).min], ids=["infinite", "least"])
+@pytest.mark.parametrize(
+    ("heads", "shape"), [(3, (2, 1, T, T)), (3, (T, T)), (3, (2, 3, 1, T)), (None, (2, T, T))]
+)
+def test_a_mask_that_is_added_is_the_operators_mask(
+    heads: int | None, shape: tuple[int, ...], by: float, guarded: bool
+) -> None:
+    graph = spelled(heads=heads, mask=shape, guarded=guarded, split=True)
+    assert not {"softmax", "matmul", "affine", "is_nan"} & {*operators(graph)}
+    check(graph, mask=hiding(shape, by))
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("fill", [-np.inf, np.finfo(np.float32).min], ids=["infinite", "least"])
+def test_a_mask_that_chooses_is_one_that_is_added(fill: float, guarded: bool) -> None:
+    graph = spelled(mask=(2, 1, T, T), chosen=fill, guarded=guarded, scale=0.3)
+    known = {"fill": np.asarray(fill, np.float32)}
+    assert operators(graph, **known).count("attention") == 1
+    check(graph, mask=hiding((2, 1, T, T), np.nan), **known)
+
+
+def test_a_mask_that_chooses_a_number_near_scores_stays() -> None:
+    graph = spelled(mask=(2, 1, T, T), chosen=-100.0)
+    assert "attention" not in operators(graph, fill=np.asarray(-100, np.float32))
+
+
+def test_constant_masks_that_hide_nothing_or_what_follows_are_no_operands() -> None:
+    for queries, later in ((T, 1), (T, T), (2 * T, 1)):
+        graph = spelled(mask=(1, 1, queries, T), queries=queries)
+        mask = np.triu(np.full((1, 1, queries, T), -np.inf, np.float32), later)
+        (node,) = (n for n in joined(graph, mask=mask).nodes if n.operator == "attention")
+        assert len(node.inputs) == 3
+        assert node.attributes["causal"] == (later == 1)
+        check(graph, mask=mask)
+    other = np.triu(np.full((1, 1, T, T), -np.inf, np.float32), 2)
+    (node,) = (
+        n for n in joined(spelled(mask=(1, 1, T, T)), mask=other).nodes if n.operator == "attention"
+    )
+    assert len(node.inputs) == 4
+
+
+def test_weights_read_before_they_are_guarded_stay() -> None:
+    graph = spelled(guarded=True)
+    (guard,) = (node for node in graph.nodes if node.operator == "is_nan")
+    shown = replace(graph, outputs=(*graph.outputs, guard.inputs[0]))
+    assert "attention" not in operators(shown)
+    check(shown)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("boolean", [False, True])
+def test_masks_as_exporters_write_them_agree_with_onnx_runtime(
+    boolean: bool, guarded: bool
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    model = parser.parse_model(_exported(boolean, guarded))
+    random = np.random.default_rng(3)
+    given = {n: random.standard_normal((2, T, 48)).astype(np.float32) for n in "qkv"}
+    given["seen"] = random.integers(0, 2, (2, T))
+    given["seen"][1] = 0  # every key of a sample is hidden
+    session = runtime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (expected,) = session.run(None, given)
+    assert np.isnan(expected).any() == (boolean and not guarded)
+    with InferenceSession(from_onnx(model.SerializeToString())) as ours:
+        (found,) = ours.run(given).values()
+    np.testing.assert_allclose(found, expected, atol=2e-6, rtol=1e-5)
+
+
+def _exported(boolean: bool, guarded: bool) -> str:
+    """Attention of three heads as exporters write it, its mask made of which keys are seen."""
+    hides = "-inf" if boolean else "-3.4028234663852886e38"
+    mask = (
+        "mask = Where(shown, zero, fill)"
+        if boolean
+        else "apart = Cast<to = 1>(hidden)  mask = Mul(apart, fill)"
+    )
+    end = "lost = IsNaN(p)  w = Where(lost, zero, p)" if guarded else "w = Identity(p)"
+    heads = "\n".join(
+        f"{n}s = Reshape({n}, apart4)  {n}h = Transpose<perm = [0, 2, 1, 3]>({n}s)" for n in "qkv"
+    )
+    return f"""<ir_version: 8, opset_import: ["" : 18]>
+        spelled (float[2, {T}, 48] q, float[2, {T}, 48] k, float[2, {T}, 48] v, int64[2, {T}] seen)
+            => (float[2, {T}, 48] y)
+        <float zero = {{0.0}}, float fill = {{{hides}}}, int64[2] axes = {{1, 2}},
+         int64[4] apart4 = {{2, {T}, 3, 16}}, int64[3] flat = {{6, {T}, 16}},
+         int64[4] back = {{2, 3, 16, {T}}}, int64[3] whole = {{2, {T}, 48}}, float root = {{0.5}}>
+        {{
+            {heads}
+            shown0 = Cast<to = 9>(seen)
+            shown = Unsqueeze(shown0, axes)
+            hidden = Not(shown)
+            {mask}
+            rows = Reshape(kh, flat)
+            turned = Transpose<perm = [0, 2, 1]>(rows)
+            kt = Reshape(turned, back)
+            qr = Mul(qh, root)
+            kr = Mul(kt, root)
+            scores = MatMul(qr, kr)
+            masked = Add(scores, mask)
+            p = Softmax<axis = -1>(masked)
+            {end}
+            mixed = MatMul(w, vh)
+            together = Transpose<perm = [0, 2, 1, 3]>(mixed)
+            y = Reshape(together, whole)
+        }}"""
+
+
 def test_its_launch_does_the_work_of_all_of_them() -> None:
     graph = spelled(scale=0.5)
-    joined = fold_weights(graph, {})
-    (node,) = (node for node in joined.nodes if node.operator == "attention")
+    (node,) = (node for node in joined(graph).nodes if node.operator == "attention")
     done = {n.name for n in graph.nodes if n.operator in ("matmul", "affine", "softmax")}
     assert {*node.work_of} == done
 
@@ -88,13 +233,12 @@ def test_its_launch_does_the_work_of_all_of_them() -> None:
 @pytest.mark.parametrize(
     "graph",
     [
-        spelled(mask=True),
         spelled(shown=True),
         spelled(scale=-1.0),
         spelled(axis=-2),
         spelled(queries=8),
     ],
-    ids=["mask", "weights are read", "negative scale", "other axis", "few queries"],
+    ids=["weights are read", "negative scale", "other axis", "few queries"],
 )
 def test_what_is_not_attention_or_too_small_stays(graph: Graph) -> None:
     assert "attention" not in operators(graph)

@@ -218,5 +218,8 @@ def _attention(g: Given) -> None:
         scores = g("Add", scores, g.writer.constant(later))
     if mask:
         scores = g("Add", scores, mask[0])
-    made = g("MatMul", g("Softmax", scores, axis=-1), g("Transpose", v, perm=heads))
+    weights = g("Softmax", scores, axis=-1)
+    if mask and g["empty"] == "zeros":
+        weights = g("Where", g("IsNaN", weights), g.number(0), weights)
+    made = g("MatMul", weights, g("Transpose", v, perm=heads))
     g("Transpose", made, to=g.outputs[0], perm=heads)

@@ -24,6 +24,8 @@ from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSp
 from soapstone.ir.tensor import Array, TensorSpec
 
 _ATTRIBUTES = {"scale": Attribute("float", None), "causal": Attribute("bool", False)}
+# What a row is of which every key is hidden: zeros, or as softmax makes it, not a number.
+_EMPTY = {"empty": Attribute("str", "zeros", choices=("zeros", "nan"))}
 _Q, _K, _V = "b tq heads d", "b tk heads d", "b tk heads dv"
 _Y, _LSE = "b tq heads dv", "b heads tq"
 _SCORES = ("b", "heads", "tq", "tk")
@@ -103,10 +105,12 @@ def _attention(
     weights = np.exp(scores - top[..., None])
     total = weights.sum(axis=-1)
     y = np.einsum("bhqk,bkhd->bqhd", weights, v)
-    safe = np.where(total == 0, total.dtype.type(1), total)
-    with np.errstate(divide="ignore"):
-        lse = np.log(total) + top
-    return y / safe.swapaxes(1, 2)[..., None], lse
+    if attributes["empty"] == "zeros":
+        divisor = np.where(total == 0, total.dtype.type(1), total)
+    else:
+        divisor = total
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return y / divisor.swapaxes(1, 2)[..., None], np.log(total) + top
 
 
 def _weights(
@@ -161,9 +165,10 @@ def _gradient(g: GradientContext) -> Sequence[str | None]:
     dy = g.only_grad()
     q, k, v, *mask = g.inputs
     operands = (dy, q, k, v, *g.outputs, *mask)
-    made: list[str | None] = list(g.emit.all("attention_grad", *operands, **g.attributes))
+    attributes = {name: g.attributes[name] for name in _ATTRIBUTES}
+    made: list[str | None] = list(g.emit.all("attention_grad", *operands, **attributes))
     if mask:
-        made.append(g.emit("attention_mask_grad", *operands, **g.attributes))
+        made.append(g.emit("attention_mask_grad", *operands, **attributes))
     return made
 
 
@@ -189,7 +194,7 @@ register(
         outputs=("y", "lse"),
         signature=lambda inputs, a: _bind(inputs, (_Q, _K, _V), (_Y, _LSE), _LOWERED),
         reference=_attention,
-        attributes=_ATTRIBUTES,
+        attributes=_ATTRIBUTES | _EMPTY,
         gradient=_gradient,
         localize=_localize,
         lower=attention_lower.forward,
@@ -201,7 +206,7 @@ register(
             Case(_SQUARE, _CAUSAL),
             Case((*_HEADS, "3 5")),
             Case((*_HEADS, "2 1 1 5"), {"scale": 0.3}),
-            Case((*_SQUARE, "2 4 4"), {"causal": True, "scale": 1.0}),
+            Case((*_SQUARE, "2 4 4"), {"causal": True, "scale": 1.0, "empty": "nan"}),
             Case(("1 1 1 1", "1 1 1 1", "1 1 1 1")),
             Case(("2 0 1 3", "2 4 1 3", "2 4 1 2")),
             Case(("2 21 3 18", "2 35 3 18", "2 35 3 17", "1 3 21 35"), _CAUSAL, ()),

@@ -71,8 +71,9 @@ def forward(emit: Emitter, node: Node) -> Sequence[str]:
     total = heads.row("reduce_sum", weights)
     mixed = heads.product(weights, heads.moved(v, "tk", "dv"), "tq tk dv")
     # A row has a weight of 1, or it is all hidden and sums to 0.
-    safe = heads.scores("clip", total, low=1e-30)
-    mixed = emit("div", mixed, safe, rename=_over("b", "heads", "tq", "dv"))
+    zeros = node.attributes["empty"] == "zeros"
+    divisor = heads.scores("clip", total, low=1e-30) if zeros else total
+    mixed = emit("div", mixed, divisor, rename=_over("b", "heads", "tq", "dv"))
     lse = heads.scores("add", heads.scores("log", total), top)
     return [heads.back(mixed, "tq", "dv"), heads.row("reduce_max", lse, keepdims=False)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cpu.attention.heads import floor, scaled, weights
-from soapstone.kernels.cpu.attention.variants import ahead_of, mask_fields
+from soapstone.kernels.cpu.attention.variants import ahead_of, empty_of, mask_fields
 from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats, get, loop, put
 from soapstone.kernels.cpu.recurrent.layers import in_rows
 from soapstone.kernels.cpu.substrate.layout import private
@@ -31,7 +31,7 @@ _HIDES = -1e30  # a mask that is less leaves a key no weight beside one that is 
 _FEW = Fields(
     "heads tq tk d dv ahead q q_step(b t h) k k_step(b t h) v v_step(b t h) y y_step(b t h)"
     " mask mask_step(b h q k) lse lse_step(b h q) scores",
-    reals="scale",
+    reals="scale empty",
 )
 _few_of = _FEW.at
 
@@ -93,7 +93,7 @@ def _few(block: Any, begin: int, end: int) -> int:
             fill_floats(row + n * 4, np.float32(0.0), most - n)
             at = w.lse + b * w.lse_step_b + h * w.lse_step_h + i * w.lse_step_q
             f32p(at)[0] = top + logarithm(total)
-            factor = np.float32(0.0) if total == 0.0 else np.float32(1.0) / total
+            factor = np.float32(w.empty) if total == 0.0 else np.float32(1.0) / total
             scale_row(row, row, n, factor)
             fill_floats(y + i * w.y_step_t, np.float32(0.0), dv)
         for t in range(most):
@@ -133,6 +133,7 @@ def attention(call: Call) -> Entry | None:
         lse_step=lse.strides,
         scores=private(samples * heads, tq, tk),
         scale=scale,
+        empty=empty_of(call),
     )
     items = samples * heads
     threads = useful_threads(call.threads, k.nbytes + v.nbytes)

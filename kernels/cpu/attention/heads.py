@@ -45,11 +45,12 @@ from soapstone.native.simd import (
 
 # rows: queries at a time, in so many blocks; ahead: how many keys after its own place a query sees;
 # mask (0: none) and lse, with their steps; stretches: a table of the blocks of queries; records:
-# addresses of the parts'. Then the operands: q, k, v, y and, backward, dy, dq, dk, dv.
+# addresses of the parts'; empty: by what a row without weights is multiplied. Then the operands: q,
+# k, v, y and, backward, dy, dq, dk, dv.
 BLOCK = Fields(
     "parts items heads rows blocks tq tk d dv ahead mask mask_step(b h q k) lse lse_step(b h q)"
     " stretches records",
-    reals="scale",
+    reals="scale empty",
 )
 OPERAND = Fields("place sample position head")  # an address, and bytes from one to the next
 Q, K, V, Y, DY, DQ, DK, DV = range(8)
@@ -216,7 +217,7 @@ def forward(block: Any, begin: int, end: int) -> Any:
             return status
         for i in range(count):
             total = f32p(part.grads)[i]
-            factor = np.float32(0.0) if total == 0.0 else np.float32(1.0) / total
+            factor = np.float32(w.empty) if total == 0.0 else np.float32(1.0) / total
             scale_row(_at(operands, Y, b, first + i, h), part.results + i * dv * 4, dv, factor)
     return 0
 

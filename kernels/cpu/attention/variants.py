@@ -68,6 +68,11 @@ def ahead_of(call: Call, keys: int) -> int:
     return int(call.attributes.get("ahead", 0))
 
 
+def empty_of(call: Call) -> float:
+    """Return by what a row is multiplied of which every key is hidden."""
+    return 0.0 if call.attributes.get("empty", "zeros") == "zeros" else math.nan
+
+
 def _blocks(call: Call, tq: int, tk: int, rows: int) -> list[tuple[int, int]]:
     """Return for each block of queries how many they are, and how many keys the last one sees."""
     ahead = ahead_of(call, tk)
@@ -133,6 +138,7 @@ def _bind(
         stretches=pack(stretches),
         records=pack([record for record, _ in records]),
         scale=scale,
+        empty=empty_of(call),
     )
     statuses = {code: text for entry in records[0][1] for code, text in entry.statuses.items()}
     return parallel_for(body, block, items, parts, statuses)
