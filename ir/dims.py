@@ -92,8 +92,11 @@ class Affine:
 
     def interval(self, lo: Intervals, hi: Intervals) -> tuple[Ints, Ints]:
         """Return from where and until where the axis is read, for intervals of the dims."""
-        index = lo[self.dim], hi[self.dim]
-        return affine_interval(*index, self.stride, self.offset, self.window, self.extent)
+        first, last = lo[self.dim], hi[self.dim]
+        plain = (self.stride, self.offset, self.window) == (1, 0, 1)
+        if plain and last.max(initial=0) <= self.extent:  # most are
+            return first, last
+        return affine_interval(first, last, self.stride, self.offset, self.window, self.extent)
 
     def __str__(self) -> str:
         if (self.stride, self.offset, self.window) == (1, 0, 1):
