@@ -1,12 +1,10 @@
 """A decoder's time a token: soapstone and ONNX Runtime continue a prompt from the same files.
 
     python benchmarks/execution/decoding.py [--models "float32;4bit"] [--rounds 5] [--threads 2]
-    python benchmarks/execution/decoding.py --layer
 
 The model is Llama-like, of 125 million parameters (tests/helpers/decoders.py): written as exporters
 of torch do, and with ONNX Runtime's own attention ("fused"). ONNX Runtime has its outputs bound,
-and gets them back as inputs without a copy. `--layer` times products of a layer of a model of seven
-billion parameters in 4 bits, against float32 products, which read weights at memory's speed.
+and gets them back as inputs without a copy.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import onnx
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from harness import in_turns, median, ratio, rounds_of, serve, show, write
+from harness import in_turns, median, ratio, serve, show, write
 from helpers.decoders import Decoder
 
 from soapstone.system import usable_cores
@@ -37,7 +35,6 @@ MODELS = {
     "4bit, fused": Decoder(bits=4, fused=True),
 }
 PROMPT, TOKENS = 100, 32
-LAYER = ((4096, 4096), (4096, 11008), (11008, 4096))  # depth and columns of products
 
 
 def export(name: str, folder: Path) -> Path:
@@ -112,81 +109,15 @@ def peer(library: str, path: Path, threads: int) -> None:
     serve(round_)
 
 
-def layer(depth: int, columns: int, bits: int, threads: int) -> None:
-    """Be one product of a row, with weights of so many bits or, of 32, in float32."""
-    from soapstone import GraphBuilder, InferenceSession
-    from soapstone.ir.tensor import Role
-
-    random, builder = np.random.default_rng(0), GraphBuilder("layer")
-    x = builder.input("x", (1, depth))
-    weights: dict[str, Any]
-    if bits == 32:
-        weights = {"w": random.standard_normal((depth, columns), np.float32)}
-        builder.input("w", (depth, columns), role=Role.PARAMETER)
-        builder.output(*builder.apply("matmul", x, "w"))
-    else:
-        w = random.integers(0, 256, (columns, depth // 128, 16 * bits), np.uint8)
-        weights = {"w": w, "scales": np.full(w.shape[:2], 0.01, np.float32)}
-        builder.input("w", w.shape, "uint8", Role.STATE)
-        builder.input("scales", w.shape[:2], role=Role.PARAMETER)
-        builder.output(*builder.apply("matmul_nbits", x, "w", "scales", bits=bits))
-    session = InferenceSession(builder.build(), weights, threads=threads)
-    given = {"x": random.standard_normal((1, depth), np.float32)}
-    cold = np.ones(1 << 24)  # what takes the weights out of the caches; zeros are one page
-
-    def run() -> float:
-        cold.sum()
-        start = time.perf_counter()
-        session.run(given)
-        return time.perf_counter() - start
-
-    rounds_of(run)
-    serve(lambda: {"ms": 1e3 * statistics.median(run() for _ in range(15))})
-
-
-def layers(rounds: int, threads: int) -> list[dict[str, Any]]:
-    """Return rows of how fast products of a large layer read their weights."""
-    rows = []
-    for depth, columns in LAYER:
-        base = [sys.executable, __file__, "--threads", str(threads), "--product"]
-        found = in_turns({str(b): [*base, f"{depth},{columns},{b}"] for b in (4, 32)}, rounds)
-        nbytes = {"4": depth * columns * (0.5 + 4 / 128), "32": depth * columns * 4}
-        speed = {b: nbytes[b] / median(found[b], "ms") / 1e6 for b in found}
-        times = ratio(found["4"], found["32"])
-        row = {
-            "product": f"{depth} x {columns}",
-            "4 bits ms": median(found["4"], "ms"),
-            "float32 ms": median(found["32"], "ms"),
-            "4 bits / float32": times,
-            "4 bits GB/s": speed["4"],
-            "float32 GB/s": speed["32"],
-            "of memory's time": times * nbytes["32"] / nbytes["4"],
-        }
-        rows.append(row)
-        show(row)
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=";".join(MODELS), help="names, with ; between them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
-    parser.add_argument("--layer", action="store_true", help="products of a large layer instead")
-    parser.add_argument("--product", help="be the product of this depth, columns and bits")
     parser.add_argument("--peer", help="be this library on the one model")
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
-    if options.product:
-        layer(*map(int, options.product.split(",")), options.threads)
-        return
-    if options.layer:
-        rows = layers(options.rounds, options.threads)
-        if not options.no_write:
-            command = "python benchmarks/execution/decoding.py --layer"
-            write("decoding_layer", "Products in 4 bits, one row", command, list(rows[0]), rows)
-        return
     names = options.models.split(";")
     if options.peer:
         peer(options.peer, export(names[0], options.folder), options.threads)
