@@ -13,6 +13,7 @@ from soapstone.engine.lower.composites import lower_composites
 from soapstone.engine.lower.concat import place_parts
 from soapstone.engine.lower.elementwise import fuse_elementwise
 from soapstone.engine.lower.epilogue import fuse_epilogues
+from soapstone.engine.lower.few_bits import IN_FEW_BITS
 from soapstone.engine.lower.halves import widen_halves, widen_partials
 from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, multiplies_bytes
 from soapstone.engine.lower.parts import copy_parts, merge_parts
@@ -54,6 +55,7 @@ CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
     *(Pass(each.name, partial(fold, each)) for each in FOLDS[:4]),
     *(Pass(each.name, partial(fold, each), multiplies=True) for each in IN_BYTES),
     *(Pass(each.name, partial(fold, each), multiplies=False) for each in IN_REAL),
+    Pass(IN_FEW_BITS.name, partial(fold, IN_FEW_BITS), processor="cpu"),
     *(Pass(each.name, partial(fold, each)) for each in FOLDS[4:]),
     Pass(ATTENTION.name, partial(fold, ATTENTION), processor="cpu"),
     Pass("widen_weights", lambda graph, _: widen_halves(graph, Strategy({})), processor="cpu"),

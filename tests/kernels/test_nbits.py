@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers.kernel_calls import bound, near, reference, run
 
+from soapstone.dtypes import BITS
 from soapstone.ir.tensor import Array
 from soapstone.kernels.cpu.products.nbits_dots import has_dots
 from soapstone.kernels.entry import Call
@@ -40,7 +41,7 @@ def test_products_of_few_bits(name: str, bits: int, zeros: bool) -> None:
     )
     for shape in shapes:
         arrays = operands(*shape, bits, zeros)
-        attributes = {"bits": bits, "zeros": zeros}
+        attributes = {"bits": bits, "zeros": zeros, "numbers": "integer"}
         (wanted,) = reference("matmul_nbits", arrays, attributes)
         for threads in (1, 2):
             y = np.full(wanted.shape, np.nan, np.float32)
@@ -50,15 +51,36 @@ def test_products_of_few_bits(name: str, bits: int, zeros: bool) -> None:
             near(y, wanted)
 
 
+@pytest.mark.parametrize("numbers", ["float4_e2m1fn", "float8_e4m3fn", "float8_e5m2"])
+def test_products_of_narrow_types(numbers: str) -> None:
+    bits = BITS[numbers]
+    for rows, depth, columns, block in ((1, 80, 37, 32), (3, 256, 20, 128), (6, 48, 5, 32)):
+        x, w, scales = operands(rows, depth, columns, block, bits, False)
+        # Bytes that are no number, or infinity, are left out here.
+        w &= 0xFF if bits == 4 else 0xBB
+        attributes = {"bits": bits, "zeros": False, "numbers": numbers}
+        (wanted,) = reference("matmul_nbits", [x, w, scales], attributes)
+        y = np.full(wanted.shape, np.nan, np.float32)
+        run(
+            bound(
+                Call("matmul_nbits", attributes, (x, w, scales), (y,), 2, frozenset({1, 2})),
+                "panels",
+            )
+        )
+        near(y, wanted)
+
+
 def test_bytes_of_any_size_make_products_as_fine_as_float32() -> None:
     x, w, scales = operands(3, 4096, 70, 128, 4, False)
     x[0] *= np.float32(10.0) ** RANDOM.integers(-30, 20, 32).repeat(128)  # a size of each block
     x[1, :128], x[1, 128:] = 0, 1e-33
     x[2, 5] = np.inf
-    (wanted,) = reference("matmul_nbits", [x[:2], w, scales], {"bits": 4, "zeros": False})
+    (wanted,) = reference(
+        "matmul_nbits", [x[:2], w, scales], {"bits": 4, "zeros": False, "numbers": "integer"}
+    )
     for name in NAMES:
         y = np.zeros((3, 70), np.float32)
-        attributes = {"bits": 4, "zeros": False}
+        attributes = {"bits": 4, "zeros": False, "numbers": "integer"}
         run(
             bound(
                 Call("matmul_nbits", attributes, (x, w, scales), (y,), 2, frozenset({1, 2})), name
@@ -72,7 +94,7 @@ def test_bytes_of_any_size_make_products_as_fine_as_float32() -> None:
 
 def test_rows_apart_are_served_and_weights_that_change_are_not() -> None:
     x, *rest = operands(6, 64, 20, 32, 4, False)
-    attributes = {"bits": 4, "zeros": False}
+    attributes = {"bits": 4, "zeros": False, "numbers": "integer"}
     (wanted,) = reference("matmul_nbits", (x[::2], *rest), attributes)
     y = np.zeros((3, 20), np.float32)
     call = Call("matmul_nbits", attributes, (x[::2], *rest), (y,), 1, frozenset({1, 2}))

@@ -36,7 +36,8 @@ def spread(n: Call, part: Value, x: Value, axis: int, block: int) -> Value:
     axis = n.axis_of(axis, x.rank)
     count = part.shape[axis]
     column = n.reshape(part, (*part.shape[: axis + 1], 1, *part.shape[axis + 1 :]))
-    wide = n.broadcast(column, (*part.shape[: axis + 1], block, *part.shape[axis + 1 :]))
+    shape = (*part.shape[: axis + 1], block, *part.shape[axis + 1 :])
+    wide = n.kept("broadcast", column, shape=shape)  # by which products know blocks of weights
     whole = n.reshape(wide, (*part.shape[:axis], count * block, *part.shape[axis + 1 :]))
     if count * block == x.shape[axis]:
         return whole

@@ -1,7 +1,8 @@
 """`matmul_nbits`: a product with weights of few bits, of which each block has a scale of its own.
 
 What a decoder waits for is its weights, which all come from memory for each token; in four bits
-they are an eighth as many bytes. Dims: b0, b1, …, n; k stays whole, since its numbers are packed.
+they are an eighth as many bytes. `pack_nbits` makes them of numbers. Dims: b0, b1, …, n; k stays
+whole, since its numbers are packed.
 
 Source: MatMulNBits of ONNX Runtime (com.microsoft).
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from soapstone.dtypes import BITS as WIDTHS
+from soapstone.dtypes import learn
 from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float
@@ -17,12 +20,17 @@ from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
 BITS = (2, 4, 8)
+WHOLE = "integer"  # the numbers that codes of few bits are, unless they are those of a type
+KINDS = (WHOLE, "float4_e2m1fn", "float8_e4m3fn", "float8_e5m2")
 
 
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_count(inputs, 3 + attributes["zeros"])
     x, w, *rest = inputs
     need_float(inputs, 0, *range(2, len(inputs)))
+    _need_kind(attributes)
+    if attributes["zeros"] and attributes["numbers"] != WHOLE:
+        raise ShapeError(f"attribute zeros found with {attributes['numbers']}; integers needed")
     if w.dtype != "uint8" or w.rank != 3 or not x.rank:
         raise ShapeError(
             f"input 0 has shape {x.shape}, input 1 is {w}; (…, k) and uint8 (n, blocks, bytes)"
@@ -47,6 +55,13 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
     return finish(table, operands, [Operand((*rows, column))], [x.dtype], {"n": Kind.FREE})
 
 
+def _need_kind(attributes: Attributes) -> None:
+    """Refuse numbers of a type that has not so many bits."""
+    kind, bits = attributes["numbers"], attributes["bits"]
+    if kind != WHOLE and WIDTHS[kind] != bits:
+        raise ShapeError(f"attribute bits is {bits}; {kind} has {WIDTHS[kind]}")
+
+
 def block_of(nbytes: int, attributes: Attributes) -> int:
     """Return how many numbers of these bits are in so many bytes."""
     return nbytes * 8 // int(attributes["bits"])
@@ -57,10 +72,13 @@ def dequantized(attributes: Attributes, w: Array, scales: Array, *zeros: Array) 
 
     Of a byte's numbers the first is in its lowest bits. Without zero points, it is the middle.
     """
-    bits = int(attributes["bits"])
+    bits, kind = int(attributes["bits"]), attributes["numbers"]
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     whole = w[..., None] >> shifts & ((1 << bits) - 1)
     whole = whole.reshape(*w.shape[:2], w.shape[2] * len(shifts))
+    if kind != WHOLE:
+        real = whole.view(learn(kind)).astype(scales.dtype) * scales[..., None]
+        return np.asarray(real.reshape(w.shape[0], whole.shape[1] * whole.shape[2]))
     middle = zeros[0][..., None] if zeros else scales.dtype.type(1 << (bits - 1))
     made = (whole.astype(scales.dtype) - middle) * scales[..., None]
     return np.asarray(made.reshape(w.shape[0], made.shape[1] * made.shape[2]))
@@ -73,6 +91,8 @@ def _matmul_nbits(attributes: Attributes, x: Array, w: Array, *parts: Array) -> 
 
 _BYTES = "uint8 {} >=0 <256"
 _ZEROS = {"zeros": True}
+_FLOAT8 = {"bits": 8, "numbers": "float8_e4m3fn"}
+_OTHER = {"numbers": "float8_e5m2"}
 register(
     OpSpec(
         name="matmul_nbits",
@@ -82,6 +102,7 @@ register(
         attributes={
             "bits": Attribute("int", 4, choices=BITS),
             "zeros": Attribute("bool", False),
+            "numbers": Attribute("str", WHOLE, choices=KINDS),
         },
         flops_per_point=2,
         layer=None,
@@ -95,9 +116,72 @@ register(
             Case(("1 16", _BYTES.format("4 1 4"), "4 1"), {"bits": 2}, ()),
             Case(("1 30", _BYTES.format("4 1 16"), "4 1"), {}, ()),
             Case(("0 16", _BYTES.format("4 1 8"), "4 1"), {}, ()),
+            Case(("2 48", _BYTES.format("18 2 16"), "18 2"), {"numbers": "float4_e2m1fn"}, ()),
+            Case(("3 48", "uint8 17 2 32 >=0 <127", "17 2"), _FLOAT8, ()),
+            Case(("1 16", "uint8 4 1 16 >=128 <252", "4 1"), _FLOAT8 | _OTHER, ()),
         ),
         doc="x w', whose blocks of numbers of few bits have a scale each and maybe a zero point\n"
         "x: (…, k); w: (n, blocks, bytes) uint8, the first of a byte's numbers in its lowest\n"
-        "bits; scales, zeros: (n, blocks)",
+        "bits, and integers or codes of `numbers`; scales, zeros: (n, blocks)",
+    )
+)
+
+
+def _pack_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    _need_kind(attributes)
+    (w,), bits, block = inputs, attributes["bits"], attributes["block"]
+    whole = attributes["numbers"] == WHOLE
+    fits = w.dtype in ("int8", "uint8") if whole else w.is_float
+    if w.rank != 2 or not fits or block * bits % 8:
+        raise ShapeError(
+            f"input 0 has type {w.dtype} and shape {w.shape}, blocks {block} numbers;"
+            f" {'int8 or uint8' if whole else 'floats'} (n, k) and blocks of whole bytes needed"
+        )
+    table = DimTable()
+    column, blocks = along(table, "n", w.shape[0], "input 0"), -(-w.shape[1] // block)
+    packed = Operand((column, Whole(blocks), Whole(block * bits // 8)))
+    operands = [Operand((column, Whole(w.shape[1])))]
+    return finish(table, operands, [packed], ["uint8"], {"n": Kind.FREE})
+
+
+def _pack_nbits(attributes: Attributes, w: Array) -> Array:
+    bits, block, kind = (attributes[name] for name in ("bits", "block", "numbers"))
+    if kind == WHOLE:  # bytes wrap around
+        codes = w.view(np.uint8) + np.uint8(attributes["shift"])
+    else:
+        codes = w.astype(learn(kind)).view(np.uint8)
+    blocks, each = -(-w.shape[1] // block), 8 // bits
+    codes = np.pad(codes, ((0, 0), (0, blocks * block - w.shape[1])))
+    apart = codes.reshape(w.shape[0], blocks, block // each, each)
+    packed = np.zeros(apart.shape[:-1], np.uint8)
+    for place in range(each):
+        packed |= apart[..., place] << np.uint8(bits * place)
+    return packed
+
+
+register(
+    OpSpec(
+        name="pack_nbits",
+        inputs=("w",),
+        signature=_pack_signature,
+        reference=_pack_nbits,
+        attributes={
+            "bits": Attribute("int", 4, choices=BITS),
+            "block": Attribute("int", 128, minimum=1),
+            "numbers": Attribute("str", WHOLE, choices=KINDS),
+            "shift": Attribute("int", 0, minimum=0),
+        },
+        flops_per_point=1,
+        layer=None,
+        cases=(
+            Case(("int8 5 40 >=-8 <8",), {"block": 32, "shift": 8}),
+            Case(("uint8 3 20 >=0 <256",), {"bits": 8, "block": 16}),
+            Case(("uint8 1 6 >=0 <4",), {"bits": 2, "block": 4}),
+            Case(("4 16",), {"block": 16, "numbers": "float4_e2m1fn"}),
+            Case(("2 20",), {"bits": 8, "block": 16, "numbers": "float8_e5m2"}),
+            Case(("int8 0 16",), {"block": 16, "shift": 8}),
+        ),
+        doc="the numbers of weights (n, k) packed as `matmul_nbits` reads them: integers, with\n"
+        "`shift` added, or the nearest ones of a type `numbers`",
     )
 )

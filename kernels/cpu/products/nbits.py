@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.ops.products.nbits import block_of
+from soapstone.dtypes import BITS as WIDTHS
+from soapstone.ir.ops.products.nbits import KINDS, WHOLE, block_of
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats
 from soapstone.kernels.cpu.products import nbits_dots, nbits_lanes
+from soapstone.kernels.cpu.products.nbits_lanes import factor_of
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -22,6 +24,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
 from soapstone.native.entries import Native, native, noop, parallel_for, sequence, useful_threads
 from soapstone.native.intrinsics import stack
+from soapstone.native.lanes import converts_halves
 from soapstone.native.memory import aligned_array
 from soapstone.native.shared import shared
 
@@ -74,11 +77,13 @@ def _body(products: list[Any], wide: Any, several: int) -> Native:
     return nbits
 
 
-_KINDS = [(bits, zeros) for bits in (4, 8) for zeros in (False, True)]
+_Kind = tuple[int, bool, str]  # bits, whether there are zero points, and what numbers they are
+_KINDS: list[_Kind] = [(bits, zeros, WHOLE) for bits in (4, 8) for zeros in (False, True)]
+_NARROW: list[_Kind] = [(WIDTHS[kind], False, kind) for kind in KINDS if kind != WHOLE]
 
 
-def _by_floats(bits: int, zeros: bool) -> Native:
-    products = nbits_lanes.products(bits, zeros)
+def _by_floats(kind: _Kind) -> Native:
+    products = nbits_lanes.products(*kind)
     return _body(products, products[0], 1)
 
 
@@ -87,8 +92,9 @@ def _by_dots(bits: int, zeros: bool) -> Native:
     return _body(products, nbits_dots.wide(bits, zeros), nbits_dots.SEVERAL)
 
 
-_FLOATS = {kind: _by_floats(*kind) for kind in _KINDS}
-_DOTS = {kind: _by_dots(*kind) for kind in _KINDS if nbits_dots.has_dots()}
+_HALVES = _NARROW if converts_halves() else []
+_FLOATS = {kind: _by_floats(kind) for kind in (*_KINDS, *_HALVES)}
+_DOTS = {kind: _by_dots(*kind[:2]) for kind in _KINDS if nbits_dots.has_dots()}
 
 # planes: from a row's heads to its bytes.
 _DIGITS = Fields("x depth block plane heads rows_step planes")
@@ -145,10 +151,10 @@ def matmul_nbits(call: Call) -> Entry | None:
     return _product(call, _FLOATS, False)
 
 
-def _product(call: Call, bodies: dict[tuple[int, bool], Native], dots: bool) -> Entry | None:
+def _product(call: Call, bodies: dict[_Kind, Native], dots: bool) -> Entry | None:
     (x, w, scales, *zeros), (y,) = call.inputs, call.outputs
-    bits, depth = call.attributes["bits"], x.shape[-1]
-    body = bodies.get((bits, bool(zeros)))
+    bits, numbers, depth = call.attributes["bits"], call.attributes["numbers"], x.shape[-1]
+    body = bodies.get((bits, bool(zeros), numbers))
     known = set(range(1, len(call.inputs))) <= call.constants
     if body is None or not known or not is_float32(x, scales, *zeros, y):
         return None
@@ -168,6 +174,10 @@ def _product(call: Call, bodies: dict[tuple[int, bool], Native], dots: bool) -> 
             return None
         entries.append(staged)
         x = dense
+    if numbers != WHOLE:
+        scales = scales * factor_of(numbers)
+    if numbers == "float8_e4m3fn":  # whose one code that is not a number halves have as a number
+        scales[(w & 127 == 127).any(-1)] = np.nan
     weights = packed(bits, w, scales, zeros[0] if zeros else None)
     rows, columns, x_step = y.size // y.shape[-1], y.shape[-1], 4 * depth
     if dots:

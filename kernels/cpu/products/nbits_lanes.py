@@ -10,12 +10,25 @@ from llvmlite import ir
 from soapstone.cache.deferred import cgutils
 from soapstone.cache.objects import features
 from soapstone.kernels.cpu.products.panels_lanes import stretch
-from soapstone.native.lanes import F32, I32, I64, LANES, Lanes, load_lanes, prefetch, store_lanes
+from soapstone.native.lanes import (
+    F16,
+    F32,
+    I16,
+    I32,
+    I64,
+    LANES,
+    Lanes,
+    load_lanes,
+    prefetch,
+    store_lanes,
+)
 from soapstone.native.simd import vectorised
 
 _LINE = 64  # bytes
 _AHEAD = 32  # lines that are asked for before they are used
 ROWS = (1, 2, 4)  # of x at a time
+# Numbers of narrow types as halves: bits they move left, and the power of two they lack then.
+_HALVES = {"float4_e2m1fn": (9, 14), "float8_e4m3fn": (7, 8), "float8_e5m2": (8, 0)}
 
 
 @cache
@@ -24,12 +37,22 @@ def _has_tables() -> bool:
     return "avx512f" in features()
 
 
-def _numbers(lanes: Lanes, place: int, bits: int) -> Lanes:
-    """Return the numbers at a place of words, minus the middle of their range."""
+def factor_of(kind: str) -> float:
+    """Return what the numbers of `_numbers` are to be multiplied by, as scales are."""
+    return 2.0 ** _HALVES[kind][1] if kind in _HALVES else 1.0
+
+
+def _numbers(lanes: Lanes, place: int, bits: int, kind: str) -> Lanes:
+    """Return the numbers at a place of words: of integers, minus the middle of their range."""
     b = lanes.builder
     moved = lanes >> (place * bits) if place else lanes
     middle = 1 << (bits - 1)
     vector = ir.VectorType(F32, LANES)
+    if kind in _HALVES:
+        left, _ = _HALVES[kind]
+        size = (moved & (middle - 1)) << left
+        half = size | ((moved & middle) << (16 - bits))
+        return half.cast(I16).bits(F16).cast(F32)
     if bits == 4 and _has_tables():  # the table's index is the lowest four bits
         kind = ir.FunctionType(vector, [vector, ir.VectorType(I32, LANES)])
         name = "llvm.x86.avx512.permvar.sf.512"
@@ -39,7 +62,7 @@ def _numbers(lanes: Lanes, place: int, bits: int) -> Lanes:
     return (moved & ((1 << bits) - 1)).cast(F32) - float(middle)
 
 
-def _product(rows: int, bits: int, zeros: bool) -> Any:
+def _product(rows: int, bits: int, zeros: bool, kind: str) -> Any:
     per = 32 // bits  # numbers in a word
     sets = max(1, 4 // rows)  # of sums, which take the numbers in turns
 
@@ -76,7 +99,7 @@ def _product(rows: int, bits: int, zeros: bool) -> Any:
                 prefetch(line + _AHEAD * _LINE)
                 lanes = load_lanes(line, 0, I32)
                 for place in range(per):
-                    numbers = _numbers(lanes, place, bits)
+                    numbers = _numbers(lanes, place, bits, kind)
                     for row in range(rows):
                         value = one(sources[row], first + k, place)
                         which = row * sets + place % sets
@@ -117,6 +140,6 @@ def _sum(parts: list[Lanes]) -> Lanes:
     return parts[0]
 
 
-def products(bits: int, zeros: bool) -> list[Any]:
+def products(bits: int, zeros: bool, kind: str) -> list[Any]:
     """Return the blocks of each of `ROWS`."""
-    return [_product(rows, bits, zeros) for rows in ROWS]
+    return [_product(rows, bits, zeros, kind) for rows in ROWS]

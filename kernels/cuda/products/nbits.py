@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from soapstone.ir.ops.products.nbits import WHOLE
 from soapstone.kernels.cuda.elementwise.pointwise import pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
@@ -37,10 +38,12 @@ def _nth(view: View, n: int) -> View:
 
 
 @variant("matmul_nbits", "numba", processor="cuda")
-def matmul_nbits(call: Call) -> DeviceEntry:
+def matmul_nbits(call: Call) -> DeviceEntry | None:
     """Return the entry of x times the transpose of packed weights."""
     (x, w, *parts), (y,) = views(call)
     bits, kind = call.attributes["bits"], wide(y.dtype)
+    if call.attributes["numbers"] != WHOLE:
+        return None
     if y.size == 0:
         return DeviceEntry(())
     columns, blocks, nbytes = w.shape

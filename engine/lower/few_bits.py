@@ -1,0 +1,176 @@
+"""Products with constant weights of narrow types, which stay packed: `matmul_nbits`.
+
+A file says by casts, scales and zero points what weights of few bits stand for. Computed once, they
+would be four or eight times the bytes that each run reads; packed, a kernel makes numbers of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from soapstone.dtypes import BITS, WIDE
+from soapstone.engine.lower.weights import Fold, Site
+from soapstone.ir.graph import Node
+from soapstone.ir.ops.products.nbits import KINDS, WHOLE
+from soapstone.records import dataclass
+
+_STEP = 16  # what kernels need depth and blocks to be multiples of
+_BLOCK = 128  # numbers of a block where the file has one scale for a column, or for all
+# What is added to integers so that they are codes, which begin with 0.
+_SHIFTS = {"int2": 8, "uint2": 0, "int4": 8, "uint4": 0, "int8": 128, "uint8": 0}
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Constant weights of few bits, and the values that say what they stand for.
+
+    Attributes:
+        numbers: of the narrow type. scale, zero: what broadcasts over them, or no zero point.
+        turned: whether they are (n, k), not (k, n).
+    """
+
+    numbers: str
+    scale: str
+    zero: str | None
+    turned: bool
+
+
+def _weights(site: Site, value: str) -> _Weights | None:
+    """Return what a matrix of weights is made of, or None where it is not of few bits."""
+    maker = site.builder.maker(value)
+    if maker is None:
+        return None
+    if maker.operator == "transpose" and maker.attributes["permutation"] == (1, 0):
+        inner = _weights(site, maker.inputs[0])
+        return inner and _Weights(inner.numbers, inner.scale, inner.zero, not inner.turned)
+    if maker.operator == "dequantize":
+        numbers, scale, zero = maker.inputs
+        return _Weights(numbers, scale, zero, False) if _is_narrow(site, numbers) else None
+    if maker.operator != "mul":
+        return None
+    for real, scale in (maker.inputs, maker.inputs[::-1]):
+        made, off = site.builder.maker(real), None
+        if made is not None and made.operator == "sub":
+            real, off = made.inputs
+        numbers = _narrow(site, real)
+        if _is_narrow(site, numbers):
+            return _Weights(numbers, scale, off and _narrow(site, off), False)
+    return None
+
+
+def _is_narrow(site: Site, value: str) -> bool:
+    dtype = site.builder.spec(value).dtype
+    return dtype in _SHIFTS or dtype in KINDS
+
+
+def _narrow(site: Site, value: str) -> str:
+    """Return the value of a narrow type that a value is cast from, or itself."""
+    maker = site.builder.maker(value)
+    if maker is None or maker.operator != "cast" or not _is_narrow(site, maker.inputs[0]):
+        return value
+    return maker.inputs[0]
+
+
+def _block(site: Site, value: str, axis: int) -> tuple[str, int] | None:
+    """Return the value of which numbers along an axis are repeated to make this, and how often.
+
+    The axis of that one has an axis of one number behind it. None: it is not made so.
+    """
+    maker = site.builder.maker(value)
+    if maker is not None and maker.operator == "slice":
+        maker = site.builder.maker(maker.inputs[0])
+    wide = maker and maker.operator == "reshape" and site.builder.maker(maker.inputs[0])
+    if not wide or wide.operator != "broadcast":
+        return None
+    before, after = (site.builder.spec(name).shape for name in (wide.inputs[0], wide.outputs[0]))
+    if len(before) != 3 or before != (*after[: axis + 1], 1, *after[axis + 2 :]):
+        return None
+    return wide.inputs[0], after[axis + 1]
+
+
+def _by_blocks(site: Site, value: str, axis: int, shape: tuple[int, int]) -> str | None:
+    """Return a scale or zero point as float32 of a shape (n, blocks), or None where it is not such.
+
+    axis: of the weights, along k.
+    """
+    found = _block(site, value, axis)
+    if found:
+        extents = site.builder.spec(found[0]).shape
+        flat = tuple(extent for place, extent in enumerate(extents) if place != axis + 1)
+        rows = site.constant("reshape", found[0], shape=flat)
+        if axis == 0:
+            rows = site.constant("transpose", rows, permutation=(1, 0))
+    else:
+        extents = site.builder.spec(value).shape
+        extents = (1,) * (2 - len(extents)) + extents
+        if len(extents) != 2 or extents[axis] != 1:
+            return None
+        column = site.constant("reshape", value, shape=(extents[1 - axis], 1))
+        rows = site.constant("broadcast", column, shape=shape)
+    if site.builder.spec(rows).dtype == "float32":
+        return rows
+    return site.constant("cast", rows, to="float32")
+
+
+def _is_zero(site: Site, value: str) -> bool:
+    """Return whether a constant is known to be 0 everywhere."""
+    maker = site.builder.maker(value)
+    while maker is not None and maker.operator in ("cast", "reshape", "broadcast", "slice"):
+        value = maker.inputs[0]
+        maker = site.builder.maker(value)
+    array = site.constants.get(value)
+    return array is not None and bool((np.asarray(array) == 0).all())
+
+
+def _packed(site: Site, node: Node) -> str | None:
+    """A product with weights that are made of few bits is one with packed weights."""
+    x, w = node.inputs[:2]
+    found = _weights(site, w) if w in site.fixed and x not in site.fixed else None
+    if found is None:
+        return None
+    depth, columns = site.builder.spec(w).shape
+    axis, numbers = int(found.turned), site.builder.spec(found.numbers)
+    repeated = _block(site, found.scale, axis)
+    block = repeated[1] if repeated else min(_BLOCK, depth)
+    if depth % _STEP or block % _STEP or numbers.shape != (depth, columns)[:: -1 if axis else 1]:
+        return None
+    shape = columns, -(-depth // block)
+    parts = [_by_blocks(site, found.scale, axis, shape)]
+    kind = numbers.dtype if numbers.dtype in KINDS else WHOLE
+    bits, shift = max(4, BITS.get(numbers.dtype, 8)), _SHIFTS.get(numbers.dtype, 0)
+    if found.zero is not None and not _is_zero(site, found.zero):
+        parts.append(_by_blocks(site, found.zero, axis, shape))
+    elif kind == WHOLE and shift != 1 << (bits - 1):
+        parts.append(site.constant("full", shape=shape, value=0.0, dtype="float32"))
+    known = [part for part in parts if part and site.builder.spec(part).shape == shape]
+    if len(known) < len(parts) or (kind != WHOLE and len(parts) > 1):
+        return None
+    known[1:] = [site.constant("affine", each, shift=float(shift)) for each in known[1:]]
+    values, wide = found.numbers, WIDE.get(numbers.dtype, numbers.dtype)
+    if wide != numbers.dtype:
+        values = site.constant("cast", values, to=wide)
+    if not found.turned:
+        values = site.constant("transpose", values, permutation=(1, 0))
+    at = {"bits": bits, "numbers": kind}
+    codes = site.constant("pack_nbits", values, block=block, shift=shift, **at)
+    return _product(site, node, codes, known, at)
+
+
+def _product(
+    site: Site, node: Node, codes: str, parts: Sequence[str], attributes: Mapping[str, Any]
+) -> str:
+    """Emit a product with packed weights in place of `linear`. parts: scales, maybe zero points."""
+    x, _, *bias = node.inputs
+    attributes = {**attributes, "zeros": len(parts) > 1}
+    y = site.builder.apply("matmul_nbits", x, codes, *parts, name=node.name, **attributes)[0]
+    if bias:
+        y = site.builder.apply("add", y, bias[0], name=f"{node.name}.biased")[0]
+    if node.attributes["activation"] is not None:
+        y = site.builder.apply(node.attributes["activation"], y)[0]
+    return y
+
+
+IN_FEW_BITS = Fold("pack_weights", ("linear",), _packed)
