@@ -14,7 +14,7 @@ import numpy as np
 
 from soapstone.dtypes import kind_of
 from soapstone.errors import DataError, hint
-from soapstone.frontend.inference.predict import source_of
+from soapstone.frontend.inference.predict import given, shown, source_of
 from soapstone.frontend.inference.session import InferenceSession
 from soapstone.frontend.onnx.texts import blank
 from soapstone.ir.tensor import Array
@@ -74,7 +74,7 @@ class Latency:
         }
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{name}: {each}" for name, each in self.inputs.items())
+        inputs = ", ".join(f"{name}: {each}" for name, each in self.inputs.items())
         times = ", ".join(f"p{p} {ms:.3f} ms" for p, ms in self.percentiles_ms.items())
         rate = f"{self.runs_per_s:,.1f} runs/s"
         if self.samples is not None:
@@ -84,7 +84,7 @@ class Latency:
         cpus = f"; processors: {self.cpus}" if self.cpus > 1 else ""
         return "\n".join(
             [
-                f"{self.model}: {shown}{cpus}; threads: {self.threads}",
+                f"{self.model}: {inputs}{cpus}; threads: {self.threads}",
                 f"{times}; {rate}",
                 f"{runs}; {self.bind_seconds * 1e3:.0f} ms to bind",
             ]
@@ -104,7 +104,7 @@ def measure(
 
     Args:
         model: the path of an `.onnx` file, or an app's name, whose weights may be initial ones.
-        arrays: the inputs, by name; by default drawn: normal numbers, integers of 0.
+        arrays: the inputs, as of `predict`; by default drawn: normal numbers, integers of 0.
         dims: extents of symbolic dims of inputs that are drawn, 1 where not given.
         checkpoint: the weights of an app. runs: how many to count; by default those of 3 s.
         options: see `InferenceSession`; with `requests`, as many runs are under way at any time.
@@ -117,36 +117,37 @@ def measure(
     with InferenceSession(source, **options) as session:
         if arrays is not None and dims:
             raise DataError("dims found with inputs, which have theirs; one of both needed")
-        given = session.checked(_drawn(session, dims or {}) if arrays is None else arrays)
-        session.run(given)
+        inputs = _drawn(session, dims or {}) if arrays is None else given(session, arrays)
+        inputs = session.checked(inputs)
+        session.run(inputs)
         bound = time.perf_counter()
         warm = WARM * session.requests  # of each request's processors
-        asked(session, given, lambda count, spent: count >= warm)
+        asked(session, inputs, lambda count, spent: count >= warm)
 
         def enough(count: int, spent: float) -> bool:
             over = runs is None and (count >= MOST or spent >= SECONDS)
             return count >= (runs or LEAST) and (runs is not None or over)
 
-        seconds, wall = asked(session, given, enough)
-        firsts = {array.shape[0] if array.ndim else None for array in given.values()}
+        seconds, wall = asked(session, inputs, enough)
+        firsts = {getattr(each, "shape", ())[:1] for each in inputs.values()}
         return Latency(
             model,
-            {name: f"{a.dtype.name}{list(a.shape)}" for name, a in given.items()},
+            {name: shown(each) for name, each in inputs.items()},
             *(session.requests, session.cpus, session.threads),
             tuple(seconds),
             wall,
             warm + 1,
             bound - started,
-            firsts.pop() if len(firsts) == 1 else None,
+            next(iter(firsts.pop()), None) if len(firsts) == 1 else None,
         )
 
 
 def asked(
-    session: InferenceSession, given: Mapping[str, Array], enough: Callable[[int, float], bool]
+    session: InferenceSession, inputs: Mapping[str, Any], enough: Callable[[int, float], bool]
 ) -> tuple[list[float], float]:
     """Return the seconds of each run, and of all, while as many as may are under way.
 
-    given: the inputs. enough: told how many runs were begun, and the seconds since the first;
+    inputs: of each run. enough: told how many runs were begun, and the seconds since the first;
     returns whether that will do.
     """
     times: list[float] = []
@@ -156,7 +157,7 @@ def asked(
     def ask() -> None:
         while not enough(next(places), time.perf_counter() - began):
             start = time.perf_counter()
-            session.run(given)
+            session.run(inputs)
             times.append(time.perf_counter() - start)
 
     with ThreadPoolExecutor(session.requests) as pool:

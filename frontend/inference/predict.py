@@ -56,9 +56,9 @@ class Prediction:
         }
 
     def __str__(self) -> str:
-        shown = [f"{name}: {_described(value)}" for name, value in self.outputs.items()]
+        lines = [f"{name}: {shown(value)}" for name, value in self.outputs.items()]
         timing = f"{self.seconds * 1e3:.2f} ms a run, {self.launches} launches"
-        lines = [*shown, f"{timing}, {self.bind_seconds * 1e3:.0f} ms to bind"]
+        lines.append(f"{timing}, {self.bind_seconds * 1e3:.0f} ms to bind")
         if self.moved_bytes is not None:
             planned, copied = self.moved_bytes
             lines.append(f"{planned:,} bytes planned to be copied a run, {copied:,} copied")
@@ -95,9 +95,28 @@ def stored(outputs: Mapping[str, Any]) -> dict[str, Array]:
     return found
 
 
-def _described(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_described, value))}]"
+def given(session: InferenceSession, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the arrays of a file as inputs of a session: the reverse of `stored`.
+
+    A sequence `x` is `x.0`, `x.1`, …; an optional value that is not there is None. A model of one
+    input takes an array that has no name.
+    """
+    fields, left = session.inputs, dict(arrays)
+    if len(fields) == 1 and list(left) == [UNNAMED]:
+        return {fields[0].name: left[UNNAMED]}
+    for field in fields:
+        parts: list[Array] = []
+        while "sequence" in field.holds and (name := f"{field.name}.{len(parts)}") in left:
+            parts.append(left.pop(name))
+        if parts or (field.holds[:1] == ("optional",) and field.name not in left):
+            left[field.name] = parts or None
+    return left
+
+
+def shown(value: Any) -> str:
+    """Return the types and shapes of an input or output of a run."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
     return "None" if value is None else str(described(value))
 
 
@@ -113,7 +132,7 @@ def predict(
 
     Args:
         model: the path of an `.onnx` file, or an app's name.
-        arrays: the inputs by name; a model of one input takes an array that has no name.
+        arrays: the inputs by name, as `given` takes them.
         runs: how often to run for the time; outputs are those of the last.
         options: see `InferenceSession`.
 
@@ -123,19 +142,16 @@ def predict(
     started = time.perf_counter()
     source = source_of(model, checkpoint)
     with InferenceSession(source, **options) as session:
-        if len(session.inputs) == 1 and len(arrays) == 1:
-            ((name, array),) = arrays.items()
-            if name == UNNAMED:
-                arrays = {session.inputs[0].name: array}
-        variants = session.variants(arrays)
+        inputs = given(session, arrays)
+        variants = session.variants(inputs)
         bound = time.perf_counter()
         times = []
         for _ in range(max(1, runs) + (runs > 1)):
             start = time.perf_counter()
-            outputs = session.run(arrays)
+            outputs = session.run(inputs)
             times.append(time.perf_counter() - start)
         middle = statistics.median(times[1:] or times)
-        moved = session.moved_bytes(arrays)
+        moved = session.moved_bytes(inputs)
         return Prediction(
             model, outputs, middle, bound - started, max(1, runs), len(variants), variants, moved
         )

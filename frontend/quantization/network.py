@@ -9,6 +9,7 @@ import onnx
 from onnx import NodeProto, numpy_helper
 
 from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.file.read import read
 from soapstone.frontend.onnx.model import OnnxModel
 from soapstone.frontend.onnx.trained import written
 from soapstone.frontend.onnx.values import unused
@@ -129,22 +130,12 @@ def _inside(graph: onnx.GraphProto) -> set[str]:
 
 
 def _read(model: str | Path | bytes | onnx.ModelProto | OnnxModel) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
-        return model
     if isinstance(model, OnnxModel):
         model = written(model, (), None, None)[0].tobytes()
-    if not isinstance(model, str | Path | bytes):
-        kind = type(model).__name__
-        raise OnnxError(f"model: {kind} found; a path, the bytes of a file or a message needed")
-    where = "model" if isinstance(model, bytes) else f"file {str(model)!r}"
-    try:
-        if isinstance(model, bytes):
-            return onnx.load_from_string(model)
-        return onnx.load(str(model))
-    except OSError:
-        raise
-    except Exception as error:  # of whichever parser
-        raise OnnxError(f"{where}: no ONNX file found: {error}") from None
+    read(model)  # whose errors name the file, and what of it is wrong
+    if isinstance(model, onnx.ModelProto):
+        return model
+    return onnx.load(str(model)) if isinstance(model, str | Path) else onnx.load_from_string(model)
 
 
 def _current(model: onnx.ModelProto) -> onnx.ModelProto:

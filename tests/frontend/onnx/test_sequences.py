@@ -176,3 +176,29 @@ def test_the_command_writes_each_tensor_of_a_sequence(tmp_path: Any) -> None:
     with np.load(made) as arrays:
         both = np.concatenate([arrays["y.0"], arrays["y.1"]])
     np.testing.assert_array_equal(both, np.maximum(LIST[2], 0))
+
+
+def test_the_command_reads_each_tensor_of_a_sequence(tmp_path: Any) -> None:
+    path, given, made = (tmp_path / name for name in ("s.onnx", "x.npz", "y.npz"))
+    path.write_bytes(model_of(MODELS["joined"]))
+    np.savez(given, **{f"s.{place}": each for place, each in enumerate(LIST)})
+    told = CliRunner().invoke(app, ["predict", str(path), "-i", str(given), "-o", str(made)])
+    assert told.exit_code == 0, told.output
+    with np.load(made) as arrays:
+        np.testing.assert_allclose(arrays["y"], np.tanh(np.concatenate(LIST)), rtol=1e-5)
+    told = CliRunner().invoke(
+        app, ["predict", str(path), "-i", str(given), "--benchmark", "--runs", "2"]
+    )
+    assert "s: [float32[2, 3], float32[1, 3], float32[4, 3]]" in told.output, told.output
+    np.savez(given, **{"s.0": LIST[0], "s.2": LIST[2]})
+    told = CliRunner().invoke(app, ["predict", str(path), "-i", str(given)])
+    assert "unknown input 's.2'; inputs are s: sequence float32[...]" in told.output
+
+
+def test_the_command_takes_an_optional_input_that_is_not_there_as_none(tmp_path: Any) -> None:
+    path, given = tmp_path / "s.onnx", tmp_path / "x.npz"
+    path.write_bytes(model_of(MAYBE))
+    for arrays, shape in (({}, 1), ({"x": reals(3)}, 3)):
+        np.savez(given, **arrays)
+        told = CliRunner().invoke(app, ["predict", str(path), "-i", str(given)])
+        assert f"y: float32[{shape}]" in told.output, told.output

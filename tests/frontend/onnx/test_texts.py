@@ -230,7 +230,7 @@ def test_weights_that_are_text_are_kept_with_a_session() -> None:
 def test_runs_on_texts_are_measured(tmp_path: Any) -> None:
     path = tmp_path / "texts.onnx"
     path.write_bytes(model_of(MODELS["concat"]))
-    assert measure(str(path), dims={"n": 2}, runs=3, threads=1).inputs == {"x": "object[2, 3]"}
+    assert measure(str(path), dims={"n": 2}, runs=3, threads=1).inputs == {"x": "string[2, 3]"}
 
 
 def test_texts_are_written_where_a_run_is_told() -> None:
