@@ -238,16 +238,19 @@ def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:
     return total
 
 
-def summed_dims(graph: Graph, node: Node, parts: int, least_bytes: int = 1 << 17) -> list[str]:
+_LEAST_BYTES = 1 << 17  # that a tile of what folds much to little reads
+
+
+def summed_dims(graph: Graph, node: Node, parts: int) -> list[str]:
     """Return the dims that cut a node which folds much to little, such as a norm of gradients.
 
-    graph: that of the node. parts: how many tiles, of which each reads at least `least_bytes`.
+    graph: that of the node. parts: how many tiles, of which each reads at least `_LEAST_BYTES`.
     """
     signature = graph.signature(node)
     read, made = (
         sum(graph.tensors[name].nbytes for name in names) for names in (node.inputs, node.outputs)
     )
-    if read < parts * max(least_bytes, 16 * made):
+    if read < parts * max(_LEAST_BYTES, 16 * made):
         return []
     return [
         dim.name

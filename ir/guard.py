@@ -11,10 +11,18 @@ from collections.abc import Collection
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.tensor import Role
 
 # The scalars of a step that the host sets before each
 LEARNING_RATE = "learning_rate"
 STEP = "step"
+
+
+def step_number(builder: GraphBuilder) -> str:
+    """Return the number of the step, a scalar input of the host, declaring it the first time."""
+    if not builder.has(STEP):
+        builder.input(STEP, (), "int64", Role.SCALAR)
+    return STEP
 
 
 def guarded(graph: Graph, flag: str, free: Collection[str] = ()) -> Graph:

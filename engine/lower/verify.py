@@ -99,7 +99,7 @@ def check_sources(graph: Graph, began: Graph, where: str = "graph", whole: bool 
             raise GraphError(f"{where}: the work of {node.label} is done by none")
 
 
-def check_aliases(graph: Graph, where: str = "graph") -> None:
+def check_aliases(graph: Graph) -> None:
     """Check that nothing reads an old value after an update has written over it.
 
     Raises:
@@ -110,7 +110,7 @@ def check_aliases(graph: Graph, where: str = "graph") -> None:
         update = graph.producers[value]
         for reader in readers_of(graph, old):
             if position[reader.name] > position[update.name]:
-                raise GraphError(f"{where}: {reader.label}: reads {old!r} after {update.label}")
+                raise GraphError(f"graph: {reader.label}: reads {old!r} after {update.label}")
 
 
 def check_views(graph: Graph, strategy: Strategy, seen: Mapping[str, View]) -> None:

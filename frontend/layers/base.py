@@ -242,13 +242,6 @@ def declare(
     ]
 
 
-def declare_scalar(builder: GraphBuilder, name: str, dtype: str) -> str:
-    """Return a scalar input of the host, declaring it the first time."""
-    if not builder.has(name):
-        builder.input(name, (), dtype, Role.SCALAR)
-    return name
-
-
 def layer_seed(seed: int, node: str) -> int:
     """Return a layer's own seed, from the model's seed and the layer's name."""
     import hashlib

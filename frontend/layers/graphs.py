@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soapstone.frontend.layers.base import Parameters, declare, declare_scalar, layer_seed
+from soapstone.frontend.layers.base import Parameters, declare, layer_seed
 from soapstone.frontend.layers.declared import DeclaredLayers
 from soapstone.frontend.layers.dense import DenseLayers
 from soapstone.frontend.layers.parameter import ParameterLayers
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Initial
-from soapstone.ir.guard import STEP
+from soapstone.ir.guard import step_number
 
 if TYPE_CHECKING:
     from soapstone.frontend.graphs.adjacency import Adjacency
@@ -347,7 +347,7 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
             rows = builder.spec(z).shape[0]
             cut = add(".cut", "reshape", z, shape=(rows, heads, width))
             drawn = training and dropout > 0
-            step = [declare_scalar(builder, STEP, "int64")] if drawn else []
+            step = [step_number(builder)] if drawn else []
             more: dict[str, Any] = {"rate": dropout, "seed": seed} if drawn else {}
             operands = (cut, *scores, *edges, *step)
             y = add(".edges", "graph_attention", *operands, slope=slope, **more)

@@ -8,7 +8,6 @@ from soapstone.frontend.layers.base import (
     LayerBase,
     Parameters,
     declare,
-    declare_scalar,
     layer_seed,
 )
 from soapstone.ir.builder import GraphBuilder
@@ -172,7 +171,7 @@ class NormalizationLayers(LayerBase):
         node = self._name("dropout", name)
         if not 0 <= rate < 1:
             raise GraphError(f"dropout {node!r}: rate {rate!r} found, 0 <= rate < 1 needed")
-        from soapstone.ir.guard import STEP
+        from soapstone.ir.guard import step_number
 
         drawn = self._drawn(node)
 
@@ -180,7 +179,7 @@ class NormalizationLayers(LayerBase):
             x, *draws = values
             if not training or rate == 0:
                 return (x,)
-            (step,) = draws or (declare_scalar(builder, STEP, "int64"),)
+            (step,) = draws or (step_number(builder),)
             seed = layer_seed(self.seed, drawn)
             return builder.apply("dropout", x, step, name=node, rate=rate, seed=seed)
 

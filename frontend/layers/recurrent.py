@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from soapstone.frontend.layers.base import LayerBase, declare, declare_scalar, layer_seed
+from soapstone.frontend.layers.base import LayerBase, declare, layer_seed
 from soapstone.frontend.layers.sequences import check_lengths, lengths_of
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
@@ -124,9 +124,9 @@ class _Stack:
         )
 
     def _dropped(self, builder: GraphBuilder, x: str, layer: int) -> str:
-        from soapstone.ir.guard import STEP
+        from soapstone.ir.guard import step_number
 
-        step = declare_scalar(builder, STEP, "int64")
+        step = step_number(builder)
         name = f"{self.node}.dropout_l{layer}"
         seed = layer_seed(self.seed, f"{self.drawn}.dropout_l{layer}")
         return builder.apply("dropout", x, step, name=name, rate=self.dropout, seed=seed)[0]

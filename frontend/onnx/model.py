@@ -153,25 +153,23 @@ class OnnxModel:
         importer = Importer(self._source, extents, contents, self._keep, wanted)
         return importer.build(), tuple(importer.notes)
 
-    def graph_for(
-        self, arrays: Mapping[str, Array], *, rare: bool = False
-    ) -> tuple[Graph, dict[str, Array]]:
+    def graph_for(self, arrays: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
         """Return the graph for these inputs, and those of them whose contents it is made for.
 
-        arrays: an input each, by name, of the shapes that the graph is to have. rare: whether the
-        contents have to be such as seldom change, a few integers that are a shape, not data.
+        arrays: an input each, by name, of the shapes that the graph is to have.
 
         Raises:
             OnnxError: as `bind` and `graph`.
         """
-        return self.noted_for(arrays, rare=rare)[:2]
+        return self.noted_for(arrays)[:2]
 
     def noted_for(
         self, arrays: Mapping[str, Array], *, rare: bool = False
     ) -> tuple[Graph, dict[str, Array], tuple[Note, ...]]:
         """Return what `graph_for` does, and what is noted of extents in it (`even.py`).
 
-        arrays, rare: as of `graph_for`.
+        arrays: as of `graph_for`. rare: whether the contents have to be such as seldom change, a
+        few integers that are a shape, not data.
         """
         most = MOST_SHAPE if rare else MOST_CONTENTS
         plain = {declared.name for declared in self.inputs if not declared.holds}

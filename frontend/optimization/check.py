@@ -18,9 +18,7 @@ import numpy as np
 from soapstone.deadline import TimeUpError
 from soapstone.dtypes import floats, integers, kind_of
 from soapstone.engine.measuring import drawn
-from soapstone.frontend.inference.session import InferenceSession
 from soapstone.ir.errors import GraphError
-from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
 
@@ -195,28 +193,6 @@ def _changed(inputs: Arrays) -> Arrays:
             factor = 1 + step * random.choice([-1.0, 1.0], array.shape)
             found[name] = (array.astype(np.float64) * factor).astype(array.dtype)
     return found
-
-
-def verified(
-    graph: Graph,
-    weights: Arrays,
-    new: Graph,
-    new_weights: Arrays,
-    layouts: Layouts | None = None,
-) -> float:
-    """Return the largest difference of outputs on random inputs, after comparing them all.
-
-    layouts: axis orders in which the new graph runs.
-
-    Raises:
-        GraphError: names or shapes of outputs differ, or values by more than rounding.
-    """
-    check_outputs(graph, new)
-    with (
-        InferenceSession(graph, weights, tune="now") as first,
-        InferenceSession(new, new_weights, layouts=layouts, tune="now") as second,
-    ):
-        return agree(graph.outputs, draws(graph), taking(first.run), taking(second.run))
 
 
 def check_outputs(graph: Graph, new: Graph) -> None:

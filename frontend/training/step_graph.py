@@ -12,7 +12,7 @@ from soapstone.ir.autodiff import pulled_back
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Initial, Node
-from soapstone.ir.guard import LEARNING_RATE, STEP, guarded
+from soapstone.ir.guard import LEARNING_RATE, guarded, step_number
 from soapstone.ir.tensor import Role
 
 KEEP = "keep"  # 0 in the first part of a batch, 1 in the others: what is kept of its gradients
@@ -42,13 +42,12 @@ def training_graph(
         GraphError: no output, a loss or metric that does not fit, or a parameter without a part in
             the loss.
     """
-    aim = _aim(forward, loss, metrics)
+    aim = loss if isinstance(loss, Objective) else objective(loss, forward.outputs, metrics)
     builder = GraphBuilder(base=replace(forward, outputs=()))
     value, counts = aim.emit(builder, forward.outputs, shared=part is not None)
     if not part:
         builder.input(LEARNING_RATE, (), role=Role.SCALAR)
-    if not builder.has(STEP):
-        builder.input(STEP, (), "int64", Role.SCALAR)
+    step_number(builder)
     finite = steady = builder.apply("is_finite", value, name="finite")[0]
     trained = [name for name in forward.inputs(Role.PARAMETER) if name not in frozen]
     if trained:
@@ -86,16 +85,12 @@ def gradient_graph(
     return builder.build().pruned(), grads
 
 
-def evaluation_graph(forward: Graph, loss: str | Objective, metrics: Metrics = ()) -> Graph:
+def evaluation_graph(forward: Graph, aim: Objective) -> Graph:
     """Return forward operators, loss and metrics."""
     builder = GraphBuilder(base=replace(forward, outputs=()))
-    value, counts = _aim(forward, loss, metrics).emit(builder, forward.outputs)
+    value, counts = aim.emit(builder, forward.outputs)
     builder.output(value, *counts)
     return builder.build().pruned()
-
-
-def _aim(forward: Graph, loss: str | Objective, metrics: Metrics) -> Objective:
-    return loss if isinstance(loss, Objective) else objective(loss, forward.outputs, metrics)
 
 
 def _gradients(

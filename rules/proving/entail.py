@@ -11,7 +11,7 @@ laws themselves, quantified, and a time limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
@@ -108,20 +108,16 @@ def entailed(
     target: Terms,
     proof: Proof,
     timeout_s: float = 10.0,
-    *,
-    laws: Mapping[str, Law] | None = None,
 ) -> Verdict:
     """Return whether the equations of a derivation's steps entail that of each output.
 
     Raises:
         ValueError: a step of the derivation does not apply.
     """
-    return follows(source, target, equations(source, proof, laws), timeout_s)
+    return follows(source, target, equations(source, proof), timeout_s)
 
 
-def equations(
-    source: Terms, proof: Proof, laws: Mapping[str, Law] | None = None
-) -> tuple[tuple[Term, Term], ...]:
+def equations(source: Terms, proof: Proof) -> tuple[tuple[Term, Term], ...]:
     """Return what a derivation's steps say, each equation once.
 
     Raises:
@@ -130,7 +126,7 @@ def equations(
     found = dict.fromkeys(
         (instance.before, instance.after)
         for term, chain in zip(source, proof, strict=True)
-        for instance in replay(term, chain, laws)
+        for instance in replay(term, chain)
     )
     return tuple(found)
 

@@ -105,7 +105,6 @@ class Rulebook:
 def rulebook(
     file: RuleFile,
     max_size: int | None = None,
-    derivable: bool = False,
     floats: Floats = "zeros",
 ) -> Rulebook:
     """Return the rules of a file, each in every direction in which it is usable.
@@ -116,14 +115,13 @@ def rulebook(
 
     Args:
         max_size: the most operators of a rule's larger side.
-        derivable: whether to use rules that smaller ones reach, too.
         floats: what tensors hold: `zeros`, finite numbers; `infinities`, those and NaN too. A rule
             that makes NaN where there was none is used only over `reals`, which are taken to be
             such that both sides are defined: `div(ones, rsqrt(x))` as `mul(x, rsqrt(x))`.
     """
     found: list[Directed] = []
     for rule in file.rules:
-        if (max_size is not None and rule.size > max_size) or (rule.derivable and not derivable):
+        if (max_size is not None and rule.size > max_size) or rule.derivable:
             continue
         for directed in directions(rule):
             useful = rule.size <= _OPEN_SIZE if directed.open else not directed.only_adds

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from soapstone.frontend.optimization.check import inputs_of
+from soapstone.frontend.inference.session import InferenceSession
+from soapstone.frontend.optimization.check import agree, check_outputs, draws, inputs_of, taking
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
@@ -29,6 +30,22 @@ GROUPED = (
     "concat[-3](conv2d[g,s,p,c](x, y), conv2d[g1,s,p,c](z, w)) ->"
     " conv2d[g+g1,s,p,c](concat[-3](x, z), concat[-4](y, w))"
 )
+
+
+def verified(
+    graph: Graph, weights: Mapping[str, Array], new: Graph, new_weights: Mapping[str, Array]
+) -> float:
+    """Return the largest difference of two graphs' outputs on random inputs, compared as a whole.
+
+    Raises:
+        GraphError: names or shapes of outputs differ, or values by more than rounding.
+    """
+    check_outputs(graph, new)
+    with (
+        InferenceSession(graph, weights, tune="now") as first,
+        InferenceSession(new, new_weights, tune="now") as second,
+    ):
+        return agree(graph.outputs, draws(graph), taking(first.run), taking(second.run))
 
 
 VIEWS = ("concat", "split", "broadcast", "reshape")

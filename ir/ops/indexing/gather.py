@@ -296,9 +296,10 @@ def nd_positions(
 
 
 def _nd_axes(
-    table: DimTable, shape: Sequence[int], ids: TensorSpec, batch: int, where: str
+    table: DimTable, shape: Sequence[int], ids: TensorSpec, batch: int
 ) -> tuple[list[Axis], list[Axis], list[Axis]]:
     """Return the axes of x, of the indices, and of the output."""
+    where = "input 1"
     if ids.rank <= batch:
         raise ShapeError(f"{where} has rank {ids.rank} (shape {ids.shape}); {batch + 1} needed")
     count = ids.shape[-1]
@@ -321,7 +322,7 @@ def _nd_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Sig
     x, ids = inputs
     need_integer(inputs, 1)
     table = DimTable()
-    axes = _nd_axes(table, x.shape, ids, attributes["batch_dims"], "input 1")
+    axes = _nd_axes(table, x.shape, ids, attributes["batch_dims"])
     whole, indices, output = (Operand(tuple(side)) for side in axes)
     return finish(table, [whole, indices], [output], [x.dtype])
 
@@ -342,7 +343,7 @@ def _nd_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -
     need_float(inputs, 0)
     need_integer(inputs, 1)
     table = DimTable()
-    axes = _nd_axes(table, attributes["shape"], ids, attributes["batch_dims"], "input 1")
+    axes = _nd_axes(table, attributes["shape"], ids, attributes["batch_dims"])
     whole, indices, output = (Operand(tuple(side)) for side in axes)
     if dy.shape != output.shape:
         raise ShapeError(f"input 0 has shape {dy.shape}; {output.shape} needed")

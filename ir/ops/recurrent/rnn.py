@@ -382,20 +382,15 @@ def previous(g: GradientContext, first: str) -> str:
     return g.emit("previous_step", *operands, reverse=g.attributes["reverse"], rename={})
 
 
-def weight_gradients(
-    g: GradientContext, dgates: str, dproduct: str | None = None
-) -> tuple[str, str, str, str]:
-    """Return the gradients of x, w, r and b from those before the gates' functions.
-
-    `dproduct` is the gradient of the recurrent products, where it differs from `dgates`.
-    """
+def weight_gradients(g: GradientContext, dgates: str) -> tuple[str, str, str, str]:
+    """Return the gradients of x, w, r and b from those before the gates' functions."""
     x, w, _, _, first, *_ = g.inputs
     rows = Rows(g.emit, 3)
     before = previous(g, first)
     return (
         rows.back(dgates, w, "k"),
         rows.weight(x, dgates, "k"),
-        rows.weight(before, dproduct or dgates),
+        rows.weight(before, dgates),
         rows.total(dgates),
     )
 

@@ -28,11 +28,11 @@ def checked(call: Call, columns: int, entries: int) -> tuple[DeviceArray, Mappin
     }
 
 
-def over_entries(inner: Sequence[str], entries: int, indptr: str = "indptr") -> list[str]:
+def over_entries(inner: Sequence[str], entries: int) -> list[str]:
     """Return the loop over the entries e of row at_0, which must lie in order within `entries`."""
     return [
-        f"begin = {indptr}[{place(indptr, ['at_0'])}]",
-        f"end = {indptr}[{place(indptr, ['at_0 + 1'])}]",
+        f"begin = indptr[{place('indptr', ['at_0'])}]",
+        f"end = indptr[{place('indptr', ['at_0 + 1'])}]",
         f"if begin < 0 or end < begin or end > {entries}:",
         f"    status[0] = {OFFSET}",
         "    end = begin",

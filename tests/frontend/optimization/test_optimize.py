@@ -16,12 +16,13 @@ from helpers.optimizing import (
     chain,
     named,
     siblings,
+    verified,
 )
 from typer.testing import CliRunner
 
 import soapstone
 from soapstone.cli.main import app
-from soapstone.frontend.optimization.check import inputs_of, verified
+from soapstone.frontend.optimization.check import inputs_of
 from soapstone.frontend.optimization.optimize import settled
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.builder import GraphBuilder

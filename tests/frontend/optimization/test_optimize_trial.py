@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 import pytest
 from helpers.clock import Clock
-from helpers.optimizing import Launches, branches, siblings, symbolic
+from helpers.optimizing import Launches, branches, siblings, symbolic, verified
 
 import soapstone
 from soapstone.deadline import Deadline
 from soapstone.frontend.optimization import optimize as optimiser
 from soapstone.frontend.optimization import trial as trials
-from soapstone.frontend.optimization.check import Draw, agree, difference, draws, verified
+from soapstone.frontend.optimization.check import Draw, agree, difference, draws
 from soapstone.frontend.optimization.runners import Side
 from soapstone.frontend.optimization.trial import Outcome, in_turns, trial
 from soapstone.ir.builder import GraphBuilder
