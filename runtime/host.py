@@ -55,12 +55,7 @@ class Turn:
             raise StoppedError(_INSIDE)
         self.lock.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.lock.release()
 
 
