@@ -1,19 +1,26 @@
-"""Python's collector of cycles, kept from looking where much is made and nothing dropped.
+"""Python's collector of cycles, kept from looking where nothing is dropped.
 
 While modules are imported and graphs bound, every few hundred new objects have all younger ones
-looked through, a tenth of the time of a first answer, and none of them is garbage.
+looked through, and at its end a process has all of them looked through three times: together a
+fifth of the time of a first answer, and next to none of them is garbage.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_STREAMS = ("<stdin>", "<stdout>", "<stderr>")
+
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Do without collections inside; of several threads, the first to leave ends it for all."""
+    """Do without collections inside; of several threads, the first to leave ends it for all.
+
+    What is there afterwards counts as old, so that only whole collections look through it.
+    """
     if not gc.isenabled():
         yield
         return
@@ -21,7 +28,23 @@ def paused() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()
+
+
+@atexit.register
+def _leave() -> None:
+    """Let a process end without collections, where nothing that is left has to be told of its end.
+
+    What no cycle holds is dropped all the same. Kernels' handles need not be.
+    """
+    alive = gc.get_objects()
+    told = {kind for kind in set(map(type, alive)) if hasattr(kind, "__del__")}
+    told = {kind for kind in told if not kind.__module__.startswith("soapstone.kernels.")}
+    if all(getattr(each, "name", "") in _STREAMS for each in alive if type(each) in told):
+        gc.freeze()
 
 
 __all__ = ["paused"]

@@ -1,0 +1,59 @@
+"""When Python's collector of cycles looks, and that nothing is lost where it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SPARED = """
+import atexit, gc
+atexit.register(lambda: print(gc.get_freeze_count() > 0))  # runs after those that come later
+from soapstone import GraphError
+class Holder:
+    def __init__(self, file):
+        self.file, self.self = file, self
+"""
+_WRITES = 'holder = Holder(open("text", "w")); holder.file.write("all of it")'
+_TELLS = 'Holder.__del__ = lambda self: print("told"); holder = Holder(None)'
+_PAUSES = """
+import gc, weakref
+from soapstone.collection import paused
+class Cycle:
+    def __init__(self):
+        self.self = self
+with paused():
+    made = Cycle()
+    print(gc.isenabled())
+print(gc.isenabled(), gc.get_freeze_count())
+print(any(each is made for each in gc.get_objects(generation=2)))
+seen = weakref.ref(made)
+del made
+gc.collect()
+print(seen())
+"""
+
+
+def _printed(program: str, folder: Path) -> str:
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert not done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "more, printed, written",
+    [("", "True\n", ""), (_WRITES, "False\n", "all of it"), (_TELLS, "False\ntold\n", "")],
+)
+def test_a_process_ends_without_collections_where_nothing_is_to_be_told(
+    more: str, printed: str, written: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "text"
+    file.touch()
+    assert (_printed(_SPARED + more, tmp_path), file.read_text()) == (printed, written)
+
+
+def test_what_is_made_while_collections_pause_is_old_and_still_collected(tmp_path: Path) -> None:
+    assert _printed(_PAUSES, tmp_path).split() == ["False", "True", "0", "True", "None"]
