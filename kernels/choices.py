@@ -10,6 +10,7 @@ where it runs.
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -40,6 +41,7 @@ class Choices:
         given: those to repeat: variant by form of call.
         strict: whether one that cannot be repeated is an error, or is said and made anew.
         tune: what a free choice rests on.
+        most: how many are kept; those that were made or repeated last. All of them by default.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class Choices:
         *,
         strict: bool = False,
         tune: Tune = "now",
+        most: int | None = None,
     ) -> None:
         self.tune = tune
+        self._most = most
         self._given = dict(given or {})
         self._strict = strict
-        self._made: dict[str, str] = {}
+        self._made: OrderedDict[str, str] = OrderedDict()
 
     @property
     def made(self) -> Mapping[str, str]:
@@ -66,6 +70,9 @@ class Choices:
     def note(self, form: str, variant: str) -> None:
         """Take note of a choice."""
         self._made[form] = variant
+        self._made.move_to_end(form)
+        if self._most is not None and len(self._made) > self._most:
+            self._made.popitem(last=False)
 
     def refuse(self, form: str, why: str) -> None:
         """Say that a choice cannot be repeated; it is free from now on.

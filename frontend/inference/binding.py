@@ -32,6 +32,8 @@ from soapstone.runtime.forks import tell
 if TYPE_CHECKING:
     from soapstone.frontend.planned import Plans
 
+_CHOICES = 1 << 12  # of kernels that a session keeps: ever more shapes have ever more calls
+
 
 class Packed:
     """What kernels have made of a model's weights, for all its shapes and all its sessions.
@@ -86,7 +88,7 @@ class Binder:
             mapper = BoundedMemoryMapper(self.plans)
         return Session(
             *(self.machine, mapper, 0),
-            choices=Choices(tune=self.tune),
+            choices=Choices(tune=self.tune, most=_CHOICES),
             values=values,
             precision=self.precision,
         )

@@ -171,6 +171,13 @@ def test_choices_are_those_of_the_first_process_where_they_differ() -> None:
     assert not first.agree(both) and not second.agree(both)
 
 
+def test_the_choices_that_are_kept_are_those_made_or_repeated_last() -> None:
+    choices = Choices(most=2)
+    for call in ("call 0", "call 1", "call 0", "call 2"):
+        choices.note(call, "numba")
+    assert list(choices.made) == ["call 0", "call 2"]
+
+
 def test_files_of_choices_are_checked(tmp_path: Path) -> None:
     choices, path = Choices(), tmp_path / "choices.json"
     choices.note("call", "numba")

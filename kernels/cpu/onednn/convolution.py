@@ -170,7 +170,7 @@ _KEPT, _MOST_KEPT = "brgconv", 4096
 _kept = count()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=512)
 def _primitive(problem: _Problem, channels_first: bool | None) -> tuple[Primitive, Shape] | None:
     """Return the primitive and the axis order of its activations, or None: oneDNN has none.
 

@@ -91,7 +91,7 @@ def _description(product: Product) -> Handle:
     )
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=512)
 def matmul_primitive(product: Product) -> Primitive | None:
     """Return the primitive, or None where oneDNN has none but plain loops."""
     with threads(product.threads):

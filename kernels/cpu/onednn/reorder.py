@@ -48,7 +48,7 @@ def reorder(source: Array, target: Array, count: int = 1) -> Entry | None:
     return program.entry()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=512)
 def _primitive(source: Layout, target: Layout, count: int) -> Primitive | None:
     """Return the primitive, or None where oneDNN has none."""
     try:
