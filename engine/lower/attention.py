@@ -16,11 +16,14 @@ import numpy as np
 from soapstone.engine.lower.spelled import before_swap, number, unguarded, unscaled
 from soapstone.ir.graph import Node
 from soapstone.ir.tensor import Array
+from soapstone.kernels.registry import variants
 
 if TYPE_CHECKING:
     from soapstone.engine.lower.weights import Site
 
-_LEAST = 64 * 64  # scores of a head; of fewer, one product of all heads is faster
+# Scores of a head, of fewer of which one product of all heads is faster, beside a kernel's own
+# products of few rows, and beside a library's.
+_LEAST, _LEAST_OF_LIBRARY = 16 * 16, 64 * 64
 _BY_TIME = (0, 2, 1, 3)  # heads and positions in each other's place
 _HIDES = -1e30  # beside it a score is lost: adding it and putting it there are the same
 
@@ -37,7 +40,7 @@ def joined(site: Site, node: Node) -> str | None:
     scores = site.builder.spec(softmax.inputs[0])
     if scores.dtype != "float32" or scores.rank not in (3, 4):
         return None
-    if softmax.attributes["axis"] != scores.rank - 1 or math.prod(scores.shape[-2:]) < _LEAST:
+    if softmax.attributes["axis"] != scores.rank - 1 or not _pays(scores.shape):
         return None
     for value, hides, steps in _unmasked(site, softmax.inputs[0]):
         before, scale, scaling = unscaled(site.builder, value, site.constants)
@@ -63,6 +66,14 @@ def joined(site: Site, node: Node) -> str | None:
         shape = (*scores.shape[:-1], site.builder.spec(made).shape[-1])
         return made if scores.rank == 4 else site.builder.apply("reshape", made, shape=shape)[0]
     return None
+
+
+def _pays(shape: tuple[int, ...]) -> bool:
+    """Return whether attention of such scores is faster than products of all heads."""
+    each = math.prod(shape[-2:])
+    if not _LEAST <= each < _LEAST_OF_LIBRARY:
+        return each >= _LEAST
+    return any(found.name == "blocks" for found in variants("attention", "cpu"))
 
 
 def _operands(site: Site, product: Node, values: str) -> tuple[list[str], float] | None:

@@ -44,6 +44,7 @@ _FAMILIES = (
     "recurrent.gru",
     "attention.variants",
     "attention.few",
+    "attention.blocks",
     "winograd.variants",
     "elementwise.machine",
     "reduction.reduce",

@@ -236,7 +236,7 @@ def test_its_launch_does_the_work_of_all_of_them() -> None:
         spelled(shown=True),
         spelled(scale=-1.0),
         spelled(axis=-2),
-        spelled(queries=8),
+        spelled(queries=3),
     ],
     ids=["weights are read", "negative scale", "other axis", "few queries"],
 )

@@ -147,6 +147,8 @@ def test_sru_is_served(columns: int) -> None:
         assert "numba" in run_all("sru_grad", [*given, draw(8, N, width)], attributes, threads=2)
 
 
+# Where there are registers enough for products of six rows.
+BLOCKS = {"blocks"} & {each.name for each in variants("attention", "cpu")}
 HEADS = ((2, 40, 3, 16), (2, 70, 3, 16), (2, 70, 3, 20))
 
 
@@ -172,7 +174,7 @@ def test_attention_is_served(
     y, lse = spec.run(spec.normalise(attributes), *operands, *masks)
     dy = draw(10, *y.shape)
     given = [dy, *operands, y, lse, *masks]
-    assert served == {LIBRARY}
+    assert served == {LIBRARY} | BLOCKS
     assert run_all("attention_grad", given, attributes, threads=threads) == {LIBRARY}
 
 
@@ -199,6 +201,35 @@ def test_attention_of_few_queries_reads_keys_in_place(hides: float, used: int) -
     for causal in (False, True):
         served = run_all("attention", [*operands, mask], {"causal": causal}, threads=2)
         assert served == {LIBRARY, "few"}
+
+
+@pytest.mark.skipif(not BLOCKS, reason="needs 32 registers of sixteen floats")
+@pytest.mark.parametrize(("queries", "keys"), [(6, 1), (7, 16), (13, 49), (49, 65), (20, 130)])
+@pytest.mark.parametrize(("d", "dv"), [(8, 8), (32, 32), (17, 65), (70, 3)])
+@pytest.mark.parametrize("scale", [None, -0.5, 0.0])
+def test_attention_of_six_rows_at_a_time(
+    queries: int, keys: int, d: int, dv: int, scale: float | None
+) -> None:
+    operands = [draw(0, 1, queries, 2, d), draw(1, 1, keys, 2, d), draw(2, 1, keys, 2, dv)]
+    mask = draw(3, 1, 2, queries, keys)
+    for causal in (False, True):
+        for given in (operands, [*operands, mask]):
+            attributes = {"causal": causal, "scale": scale}
+            assert "blocks" in run_all("attention", given, attributes, threads=5)
+
+
+@pytest.mark.parametrize("queries", [3, 40])
+def test_rows_of_which_all_keys_are_hidden_may_be_nan(queries: int) -> None:
+    operands = [each[:, :queries] if i == 0 else each for i, each in enumerate(heads(False))]
+    mask = np.zeros((queries, 70), np.float32)
+    mask[1] = -np.inf
+    spec = operator("attention")
+    attributes = spec.normalise({"empty": "nan"})
+    with np.errstate(invalid="ignore"):
+        y, _ = spec.run(attributes, *operands, mask)
+    assert np.isnan(y[:, 1]).all()
+    assert np.isfinite(np.delete(y, 1, axis=1)).all()
+    assert run_all("attention", [*operands, mask], attributes, threads=2)
 
 
 def test_rows_of_which_all_keys_are_hidden_are_zero() -> None:

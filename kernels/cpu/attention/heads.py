@@ -160,7 +160,7 @@ def floor(top: float) -> Any:
 
 
 @helper
-def _part(w: Any, begin: int) -> Any:
+def record_of(w: Any, begin: int) -> Any:
     """The address of the record of the part whose first item is `begin`."""
     part = 0
     while part + 1 < w.parts and (part * w.items) // w.parts != begin:
@@ -169,7 +169,7 @@ def _part(w: Any, begin: int) -> Any:
 
 
 @helper
-def _visible(w: Any, keys: int, query: int) -> Any:
+def visible(w: Any, keys: int, query: int) -> Any:
     """How many of a block's keys a query sees."""
     return max(0, min(keys, query + 1 + w.ahead))
 
@@ -180,7 +180,7 @@ def forward(block: Any, begin: int, end: int) -> Any:
     w, operands = _block_of(block), address_of(_operands_of(block))
     rows, blocks, tq, d, dv = w.rows, w.blocks, w.tq, w.d, w.dv
     scale = np.float32(w.scale)
-    record = _part(w, begin)
+    record = record_of(w, begin)
     part = _part_of(record)
     have: Any = np.int64(0)  # keys and values of the head in their buffers
     for item in range(begin, end):
@@ -199,7 +199,7 @@ def forward(block: Any, begin: int, end: int) -> Any:
         for i in range(count):
             query = first + i
             row = part.scores + i * tk * 4
-            n = _visible(w, tk, query)
+            n = visible(w, tk, query)
             mask = _mask_at(w, b, h, query)
             total = np.float32(0.0)
             if mask == 0 and scale > 0.0:
@@ -273,7 +273,7 @@ def backward(block: Any, begin: int, end: int) -> Any:
     w, operands = _block_of(block), address_of(_operands_of(block))
     rows, blocks, tq, d, dv = w.rows, w.blocks, w.tq, w.d, w.dv
     scale = np.float32(w.scale)
-    record = _part(w, begin)
+    record = record_of(w, begin)
     part = _part_of(record)
     for item in range(begin, end):
         b, h = item // w.heads, item % w.heads
@@ -293,7 +293,7 @@ def backward(block: Any, begin: int, end: int) -> Any:
             for i in range(count):
                 query = first + i
                 row, to = part.scores + i * tk * 4, part.grads + i * tk * 4
-                n = _visible(w, tk, query)
+                n = visible(w, tk, query)
                 mask = _mask_at(w, b, h, query)
                 at = w.lse + b * w.lse_step_b + h * w.lse_step_h + query * w.lse_step_q
                 shift = floor(f32p(at)[0])
