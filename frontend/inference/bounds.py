@@ -9,7 +9,9 @@ from typing import Any
 from soapstone.collection import paused
 from soapstone.engine.session import NOTHING, Bound
 from soapstone.frontend.inference.binding import Binder
+from soapstone.frontend.inference.extended import Known
 from soapstone.frontend.inference.in_rows import InRows, Shapes
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 
@@ -35,6 +37,9 @@ class Bounds:
         self._binder = binder
         self._values: dict[str, Array] = {}  # what streamed weights begin with
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
+        self._made: tuple[Key, Known] | None = (
+            None  # the graph that was made last, until it is bound
+        )
         self.start()
 
     def start(self) -> None:
@@ -51,7 +56,13 @@ class Bounds:
         """
         if self.rows is None or self._key(given) in self.held:
             return None
-        return self.rows.run(given, out, self._of_shapes, self.session.run)
+        if self.rows.undecided(given):
+            try:
+                with self._binder.packed.lock, paused():
+                    self._known(given)
+            except GraphError:
+                return None  # who binds it says so
+        return self.rows and self.rows.run(given, out, self._of_shapes, self.session.run)
 
     def of(self, given: Mapping[str, Array]) -> Bound:
         """Return the graph that is bound for inputs, which is done if need be.
@@ -63,13 +74,9 @@ class Bounds:
         if bound is None:
             self._leave_room()
             with self._binder.packed.lock, paused():
-                known, contents = self._binder.known(given)
-                self._telling.update(contents)
+                known = self._known(given)
                 bound = self._binder.bind(self.session, self._values, known)
-                if contents:
-                    self.rows = None
-                elif self.rows is not None:
-                    self.rows.bound(given, known)
+            self._made = None
             self.held[self._key(given)] = bound
         self.held.move_to_end(self._key(given))
         return bound
@@ -96,6 +103,19 @@ class Bounds:
         """Stop the workers and free the memory."""
         self.held.clear()
         self.session.close()
+
+    def _known(self, given: Mapping[str, Array]) -> Known:
+        """Return the graph for inputs, and take note of what it shows."""
+        if self._made is not None and self._made[0] == self._key(given):
+            return self._made[1]
+        known, contents = self._binder.known(given)
+        self._telling.update(contents)
+        if contents:
+            self.rows = None
+        elif self.rows is not None:
+            self.rows.note(given, known)
+        self._made = self._key(given), known
+        return known
 
     def _leave_room(self, runs: int = 1) -> None:
         if len(self.held) >= self.most * runs:

@@ -2,8 +2,9 @@
 
 Where each row of the outputs depends on its row of the inputs alone, and the model's graphs for two
 numbers of rows differ in extents only, as many rows as come are run in steps of such numbers; what
-is left runs as a last step that some rows are part of again. So the first answer waits for no
-binding. A number that comes again is bound when it has taken `MOST_STEPS` in all.
+is left runs as a last step that some rows are part of again. So the first answer for a number waits
+for a graph at most, not for its binding. One that comes again is bound when it has taken
+`MOST_STEPS` in all.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class _Kind:
     """Rows of one shape for each input.
 
     Attributes:
-        numbers: of rows, whose graphs are known to be alike. taken: steps, by the number of rows.
+        numbers: of rows, whose graphs are known to be alike, whether they are bound or not.
+        taken: steps, by the number of rows.
         seen: a number with its graph, which others are compared with. apart: whether rows may be
             run in steps, as far as is known.
     """
@@ -56,8 +58,14 @@ class InRows:
         self._source = source
         self._kinds: OrderedDict[Shapes, _Kind] = OrderedDict()
 
-    def bound(self, given: Mapping[str, Array], known: Known) -> None:
-        """Take note of the graph that was bound for inputs."""
+    def undecided(self, given: Mapping[str, Array]) -> bool:
+        """Return whether the graph for inputs may show that rows are apart."""
+        kind, number = self._kind(given)
+        seen = kind.seen
+        return bool(number and kind.apart and not kind.numbers and seen and seen[0] != number)
+
+    def note(self, given: Mapping[str, Array], known: Known) -> None:
+        """Take note of the graph for inputs, which is bound later, if at all."""
         kind, number = self._kind(given)
         if not number or not kind.apart:
             return
