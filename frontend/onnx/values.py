@@ -77,7 +77,7 @@ class Even:
         linear: which operands may be made of extents, so that known results are linear in those:
             the first alone, any one, or all.
         shape: the operand that may be made of extents, as a shape or where a constant is cut.
-        aligned: results have the extents of the operands, axis by axis from the last.
+        aligned: extents of results follow from those of the operands, axis by axis from the last.
         strided: results have the first operand's extents, those of windows divided by strides.
         places: attributes in the graph may be made of extents of operands.
     """

@@ -176,7 +176,7 @@ def tile(n: Call) -> Value:
     return x if set(repeats) <= {1} else n("tile", x, repeats=repeats)
 
 
-@rule("Concat", even=Even(linear="all"))
+@rule("Concat", even=Even(linear="all", aligned=True))
 def concat(n: Call) -> Value:
     values = n.values()
     axis = n.axis(values[0].rank, 1)

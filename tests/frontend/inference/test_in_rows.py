@@ -49,7 +49,20 @@ WINDOWS = model_of(
     "float[n, 3, 9, 9] x",
     "float[n, 3, a, b] y",
 )
-APART = {"tagger": TAGGER, "two inputs": TWO_INPUTS, "windows": WINDOWS}
+JOINED_WINDOWS = model_of(
+    """a = MaxPool<ceil_mode = 1, kernel_shape = [2, 2], strides = [2, 2]>(x)  r = Relu(a)
+    j = Concat<axis = 1>(a, r)
+    b = MaxPool<ceil_mode = 1, kernel_shape = [2, 2], strides = [2, 2]>(j)
+    y = MaxPool<ceil_mode = 1, kernel_shape = [2, 2], strides = [2, 2]>(b)""",
+    "float[n, 3, 9, 9] x",
+    "float[n, 6, a, b] y",
+)
+APART = {
+    "tagger": TAGGER,
+    "two inputs": TWO_INPUTS,
+    "windows": WINDOWS,
+    "joined windows": JOINED_WINDOWS,
+}
 MEETING = {
     "mean over rows": model_of(
         "zero = Constant<value_ints = [0]>()  m = ReduceMean<keepdims = 1>(x, zero)"
