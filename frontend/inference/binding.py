@@ -19,6 +19,7 @@ from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.inference.extended import Extended, Known
 from soapstone.frontend.inference.followed import Followed
+from soapstone.frontend.inference.foretold import Foretold
 from soapstone.frontend.inference.sources import Notes, Source
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
@@ -40,6 +41,7 @@ class Packed:
 
     Attributes:
         found: it. lock: is held while a graph is made and bound. extended: graphs of the model.
+        foretold: those of inputs that have not come.
     """
 
     def __init__(self) -> None:
@@ -49,6 +51,7 @@ class Packed:
     def forked(self) -> None:
         """In a child process nobody holds the lock, and weights are packed anew."""
         self.found, self.lock, self.extended = Found(), threading.Lock(), Extended()
+        self.foretold = Foretold()
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +96,11 @@ class Binder:
             precision=self.precision,
         )
 
+    @property
+    def extends(self) -> bool:
+        """Whether the graph for a shape may be made of those for others."""
+        return self.plans is None and not self.plain and self.followed.given is None
+
     def known(self, given: Mapping[str, Array]) -> tuple[Known, Mapping[str, Array]]:
         """Return the graph for inputs, and those on whose contents it depends.
 
@@ -108,8 +116,7 @@ class Binder:
             return found, NOTHING
         graph, contents, notes = self.source.noted(given)
         known = self.folded(replace(graph, updates={}), notes=notes)
-        alone = self.plans is None and not self.plain and self.followed.given is None
-        if alone and known.layouts is None and not contents:
+        if self.extends and known.layouts is None and not contents:
             self.packed.extended.note(shapes, known, self.source.weights())
         return known, contents
 

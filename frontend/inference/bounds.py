@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from soapstone.collection import paused
@@ -11,6 +12,7 @@ from soapstone.engine.session import NOTHING, Bound
 from soapstone.frontend.inference.binding import Binder
 from soapstone.frontend.inference.extended import Known
 from soapstone.frontend.inference.in_rows import InRows, Shapes
+from soapstone.frontend.onnx.texts import TEXT
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
@@ -56,6 +58,9 @@ class Bounds:
         """
         if self.rows is None or self._key(given) in self.held:
             return None
+        foretold = self._binder.packed.foretold.rows
+        if foretold is not None and self.rows.undecided(given):
+            self.rows.note(*foretold)
         if self.rows.undecided(given):
             try:
                 with self._binder.packed.lock, paused():
@@ -76,6 +81,7 @@ class Bounds:
             with self._binder.packed.lock, paused():
                 known = self._known(given)
                 bound = self._binder.bind(self.session, self._values, known)
+                self._to_begin = partial(self._foretell, given, known)
             self._made = None
             self.held[self._key(given)] = bound
         self.held.move_to_end(self._key(given))
@@ -99,8 +105,15 @@ class Bounds:
         self.held.move_to_end(key)
         return bound
 
+    def answered(self) -> None:
+        """Let what is foretold of other inputs be made, where these were the first."""
+        if self._to_begin is not None:
+            begin, self._to_begin = self._to_begin, None
+            begin()
+
     def close(self) -> None:
         """Stop the workers and free the memory."""
+        self._binder.packed.foretold.close()
         self.held.clear()
         self.session.close()
 
@@ -116,6 +129,16 @@ class Bounds:
             self.rows.note(given, known)
         self._made = self._key(given), known
         return known
+
+    def _foretell(self, given: Mapping[str, Array], known: Known) -> None:
+        def make(inputs: Mapping[str, Array]) -> Known | None:
+            known, contents = self._binder.known(inputs)
+            return None if contents else known
+
+        source = self._binder.source
+        plain = all(not field.holds and field.dtype != TEXT for field in source.inputs)
+        if known.notes is not None and self._binder.extends and plain and not self._telling:
+            self._binder.packed.foretold.begin(source, given, make)
 
     def _leave_room(self, runs: int = 1) -> None:
         if len(self.held) >= self.most * runs:

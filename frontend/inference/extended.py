@@ -8,6 +8,7 @@ is compared with the one that is made: a pair that foretold it is trusted from t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -51,9 +52,14 @@ class Extended:
     def __init__(self) -> None:
         self._seen: list[tuple[Shapes, Known]] = []
         self._pairs: list[_Pair] = []
+        self._lock = threading.Lock()  # of who takes note; who asks waits for none
 
     def note(self, shapes: Shapes, known: Known, weights: Mapping[str, Array]) -> None:
         """Take note of a graph that was made for inputs of these shapes."""
+        with self._lock:
+            self._note(shapes, known, weights)
+
+    def _note(self, shapes: Shapes, known: Known, weights: Mapping[str, Array]) -> None:
         self._compare(shapes, known.graph, weights)
         if known.notes is None:
             return

@@ -275,6 +275,7 @@ class InferenceSession:
                 if name in into:
                     np.copyto(into[name], array)
                 found[name] = into[name] if name in into else array.copy()
+            self._bounds.answered()
             return found
 
     def generate(

@@ -180,6 +180,7 @@ def arrays(session: InferenceSession, *extents: int) -> dict[str, Array]:
 
 def graphs_made(session: InferenceSession) -> list[object]:
     """The shapes of inputs that a session's model is translated for from now on."""
+    session._binder.packed.foretold.close()  # see test_foretold.py
     made: list[object] = []
     noted = session._source.noted
 

@@ -1,0 +1,102 @@
+"""Graphs of a model for inputs that have not come: a thread makes them once it has answered.
+
+What graphs for several extents show of all others (`extended.py`, `in_rows.py`) is then known when
+the first other length or number of rows comes, which waits for no translation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from soapstone.errors import DataError
+from soapstone.frontend.inference.extended import Known
+from soapstone.frontend.inference.sources import Source
+from soapstone.ir.errors import GraphError
+from soapstone.ir.tensor import Array
+
+_FEW = 12  # of which a half and three quarters differ
+
+Given = Mapping[str, Array]
+
+
+class Foretold:
+    """The graphs that are made so, of one model; a few, once.
+
+    Attributes:
+        rows: inputs of another number of rows than those that came, and the graph for them.
+    """
+
+    def __init__(self) -> None:
+        self.rows: tuple[Given, Known] | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def begin(self, source: Source, given: Given, make: Callable[[Given], Known | None]) -> None:
+        """Begin to make them, if that has not begun.
+
+        given: the inputs that came. make: returns the graph for such and takes note of it, or None
+        where it depends on their contents.
+        """
+        if self._thread is not None or self._stopped:
+            return
+        others = list(_others(source, given))  # of which none keeps what came
+
+        def work() -> None:
+            for rows, inputs in others:
+                if self._stopped:
+                    return
+                try:
+                    known = make(inputs)
+                except (GraphError, DataError):
+                    continue  # the model has none for these
+                if rows and known is not None:
+                    self.rows = inputs, known
+
+        self._thread = threading.Thread(target=work, name="soapstone-foretold", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until those that were begun are made."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Begin no more; the one that is being made is finished."""
+        self._stopped = True
+
+
+def _others(source: Source, given: Given) -> Iterator[tuple[bool, Given]]:
+    """Yield inputs without contents of other extents than those given, and whether of other rows.
+
+    Of rows one number is enough. Of other extents two are: a pair of graphs counts once it has
+    foretold a third. One is odd and one even, and where they can be both are less, so that no
+    constant that is as long as they is larger than what came.
+    """
+    extents: dict[int | str | None, int] = {}
+    for field in source.inputs:
+        extents |= zip(field.shape, given[field.name].shape)
+    several = {d: n for d, n in extents.items() if isinstance(d, str) and d != source.rows}
+    made = [{source.rows: extents[source.rows] + 1}] if source.rows else []
+    if several:
+        made += [{dim: other(n) for dim, n in several.items()} for other in (_odd, _even)]
+    for each in made:
+        inputs = {}
+        for field in source.inputs:
+            array = given[field.name]
+            shape = [each.get(dim, n) for dim, n in zip(field.shape, array.shape)]
+            inputs[field.name] = np.broadcast_to(np.zeros((), array.dtype), shape)
+        yield source.rows in each, inputs
+
+
+def _odd(extent: int) -> int:
+    return extent // 2 | 1 if extent >= _FEW else _FEW + 1
+
+
+def _even(extent: int) -> int:
+    return 3 * extent // 4 & ~1 if extent >= _FEW else _FEW + 4
+
+
+__all__ = ["Foretold"]

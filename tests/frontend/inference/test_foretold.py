@@ -1,0 +1,134 @@
+"""Graphs that are made once a model has answered: other shapes are then answered without any."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from test_extended import EVEN, UNEVEN, arrays, model_of
+from test_in_rows import APART, MEETING, given
+
+from soapstone import InferenceSession, from_onnx
+from soapstone.frontend.inference.foretold import _FEW, _even, _odd
+from soapstone.ir.tensor import Array
+
+NAMES = {**EVEN, **UNEVEN}
+
+
+def told(session: InferenceSession) -> list[tuple[int, ...]]:
+    """The shapes of x that a session's model is translated for from now on."""
+    made: list[tuple[int, ...]] = []
+    noted = session._source.noted
+
+    def wrapped(given: Mapping[str, Array]) -> object:
+        made.append(given["x"].shape)
+        return noted(given)
+
+    object.__setattr__(session._source, "noted", wrapped)
+    return made
+
+
+def settled(session: InferenceSession) -> None:
+    session._binder.packed.foretold.wait()
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_a_second_extent_needs_no_graph(name: str) -> None:
+    with InferenceSession(from_onnx(EVEN[name]), threads=1, tune=False) as session:
+        made = told(session)
+        session.run(arrays(session, 2, 31, 31))
+        settled(session)
+        many = len(made)
+        assert many <= 4  # another number of rows, and two lengths
+        for length in (12, 8, 20, 9, 22):
+            session.run(arrays(session, 2, length, length))
+        assert len(made) == many
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_second_number_of_rows_needs_no_graph(name: str) -> None:
+    with InferenceSession(APART[name], threads=1) as session:
+        made = told(session)
+        session.run(given(session, 1))
+        settled(session)
+        many = len(made)
+        for rows in (3, 2, 5):
+            found = session.run(given(session, rows))
+            assert {len(array) for array in found.values()} == {rows}
+        assert len(made) == many and len(session._bounds.held) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("first", [4, 7, 13, 22])
+def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str, first: int) -> None:
+    random = np.random.default_rng(first)
+    with InferenceSession(from_onnx(NAMES[name]), threads=1, tune=False) as session:
+        low = 5 if len(session.inputs[0].shape) == 4 else 2
+        shapes = [(2, max(first, low), max(first, low))]
+        shapes += [(int(random.integers(1, 4)), *random.integers(low, 26, 2)) for _ in range(3)]
+        shapes += [(2, length, length) for length in (first + 1, low, low + 1)]
+        for rows, *extents in shapes:
+            feeds = arrays(session, rows, *extents)
+            with InferenceSession(from_onnx(NAMES[name]), threads=1, tune=False) as fresh:
+                fresh._binder.packed.foretold.close()
+                try:
+                    expected = fresh.run(feeds)["y"]
+                except ValueError:
+                    with pytest.raises(ValueError):
+                        session.run(feeds)
+                    continue
+            found = session.run(feeds)["y"]
+            settled(session)
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_rows_that_meet_are_bound(name: str) -> None:
+    with InferenceSession(MEETING[name], threads=1) as session:
+        for count, rows in enumerate((1, 2, 3), 1):
+            feeds = given(session, rows)
+            found = session.run(feeds)["y"]
+            settled(session)
+            assert len(session._bounds.held) == count
+            with InferenceSession(MEETING[name], threads=1, tune=False) as fresh:
+                np.testing.assert_allclose(found, fresh.run(feeds)["y"], rtol=2e-5, atol=2e-5)
+
+
+def test_shapes_that_a_model_has_no_graph_for_are_left_alone() -> None:
+    body = "s = Constant<value_ints = [2, 20, 8]>()  r = Reshape(x, s)  y = MatMul(r, w)"
+    with InferenceSession(from_onnx(model_of(body)), threads=1) as session:
+        feeds = arrays(session, 2, 20)
+        first = session.run(feeds)["y"]
+        settled(session)
+        np.testing.assert_array_equal(session.run(feeds)["y"], first)
+
+
+def test_of_a_closed_session_no_more_are_made_and_runs_meanwhile_do_not_wait() -> None:
+    with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
+        begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
+        made: list[int] = []
+
+        def slow(given: Mapping[str, Array]) -> object:
+            made.append(given["x"].shape[1])
+            if threading.current_thread().name == "soapstone-foretold":
+                begun.set()
+                assert goes_on.wait(60)
+            return noted(given)
+
+        object.__setattr__(session._source, "noted", slow)
+        session.run(arrays(session, 2, 20))
+        assert begun.wait(60)
+        session.run(arrays(session, 2, 9))  # while the other thread is making a graph
+    goes_on.set()
+    settled(session)
+    assert len(made) == 3
+
+
+def test_what_is_foretold_is_odd_and_even_and_no_longer() -> None:
+    for extent in range(2, 2000):
+        found = {_odd(extent), _even(extent)}
+        assert len(found | {extent}) == 3 and {each % 2 for each in found} == {0, 1}
+        assert extent < _FEW or max(found) < extent
