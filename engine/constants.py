@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMappin
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -41,16 +41,19 @@ class Found:
     """
 
     def __init__(self) -> None:
-        self._weights: dict[int, Array] = {}  # so that the next array is not at the same place
+        self._weights: dict[int, ref[Array]] = {}  # by place, where the next array may be another
         self._known: dict[Hashable, WeakValueDictionary[Hashable, Array]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._fresh = count()  # no number is ever another constant's
         self._locks: dict[int, threading.RLock] = defaultdict(threading.RLock)
 
     def weight(self, array: Array) -> int:
-        """Return the number of a weight."""
-        self._weights[id(array)] = array
-        return self._number(("weight", id(array)))
+        """Return the number of a weight, which is forgotten with it."""
+        place = id(array)
+        if place not in self._weights:
+            number = self._number(("weight", place))
+            self._weights[place] = ref(array, lambda _: self._forget(place, number))
+        return self._number(("weight", place))
 
     def outputs(self, node: Node, inputs: tuple[int, ...]) -> list[int]:
         """Return the numbers of a node's outputs, by those of its inputs."""
@@ -70,6 +73,12 @@ class Found:
         if len(self._numbers) > _MOST:
             for each in (self._weights, self._known, self._numbers, self._locks):
                 each.clear()
+
+    def _forget(self, place: int, number: int) -> None:
+        if self._numbers.get(("weight", place)) == number:
+            del self._weights[place], self._numbers["weight", place]
+            self._known.pop(number, None)
+            self._locks.pop(number, None)
 
     def _number(self, key: Hashable) -> int:
         if key not in self._numbers:

@@ -134,7 +134,7 @@ class Binder:
         held = _held(graph, {**self.source.weights(), **constants})
         if self.plans is None and not self.plain:
             pruned = fold_weights(pruned, held, processor=self.machine.processors[0].kind)
-        return Known(pruned, graph.outputs, constants, graph, layouts, notes)
+        return Known(pruned, graph.outputs, held, graph, layouts, notes)
 
     def bind(self, session: Session, values: dict[str, Array], known: Known) -> Bound:
         """Return a graph compiled to a trace, over constant or streamed weights.

@@ -33,7 +33,7 @@ class Known:
 
     Attributes:
         graph: with what its weights allow to fold. outputs: what its results are called.
-        constants: the contents of weights that are others than the model's.
+        constants: the contents of what it was made with, and of what is another than the model's.
         given: the graph as it was, None where it was never made. layouts: see `InferenceSession`.
         notes: see `Source`; None where extents may matter otherwise than by shapes.
     """

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 MOST_CONTENTS = 1 << 12  # elements of an input whose contents may be part of a graph
 MOST_SHAPE = 64  # such elements where a model can be run in pieces instead
+_GRAPHS = 64  # whose constants are kept: those that were built last
 
 
 class OnnxModel:
@@ -33,6 +37,8 @@ class OnnxModel:
 
     Weights are read-only views of the mapped file (so they need not be aligned), and the small
     constants that building a graph folds; both have the names of the graph's parameters and state.
+    Constants of the last 64 graphs are kept, and others while anybody has them.
+
     May be used from several threads.
 
     Args:
@@ -45,7 +51,9 @@ class OnnxModel:
     def __init__(self, source: Source, dims: Mapping[str, int]) -> None:
         self._source = source
         self._dims = dict(dims)
-        self._constants: dict[str, Array] = {}
+        self._constants: WeakValueDictionary[str, Array] = WeakValueDictionary()
+        self._last: deque[dict[str, Array]] = deque(maxlen=_GRAPHS)  # constants of each graph
+        self._named: Counter[str] = Counter()  # names made of each label, none of them twice
         self._lock = threading.Lock()
         unknown = set(dims) - {d for i in source.inputs for d in i.shape if isinstance(d, str)}
         if unknown:
@@ -96,9 +104,9 @@ class OnnxModel:
 
     @property
     def weights(self) -> Mapping[str, Array]:
-        """The file's weights and the constants of the graphs built so far, read-only."""
+        """The file's weights and the constants of the graphs built last, read-only."""
         with self._lock:
-            return MappingProxyType({**self._source.weights, **self._constants})
+            return MappingProxyType({**self._source.weights, **dict(self._constants.items())})
 
     def bind(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Return the extents of the symbolic dims for these shapes of the inputs.
@@ -150,7 +158,11 @@ class OnnxModel:
         self, dims: Mapping[str, int], contents: Mapping[str, Array], wanted: Wanted | None = None
     ) -> tuple[Graph, tuple[Note, ...]]:
         extents = {**self._dims, **dims}
-        importer = Importer(self._source, extents, contents, self._keep, wanted)
+        used: dict[str, Array] = {}
+        with self._lock:
+            self._last.append(used)
+        keep = partial(self._keep, used)
+        importer = Importer(self._source, extents, contents, keep, wanted)
         return importer.build(), tuple(importer.notes)
 
     def graph_for(self, arrays: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
@@ -187,19 +199,25 @@ class OnnxModel:
                     raise
                 contents |= {name: arrays[name] for name in new}
 
-    def _keep(self, label: str, array: Array, taken: Callable[[str], bool]) -> str:
-        """Keep a folded constant as a weight and return its name; equal ones share theirs."""
+    def _keep(
+        self, used: dict[str, Array], label: str, array: Array, taken: Callable[[str], bool]
+    ) -> str:
+        """Keep a folded constant as a weight and return its name; equal ones share theirs.
+
+        used: the constants of the graph that it is for. label: what its name begins with.
+        """
         with self._lock:
-            name, count = label, 0
-            while True:
-                known = self._constants.get(name)
-                if known is None and not taken(name):
-                    self._constants[name] = frozen(array)
+            for name, known in self._constants.items():
+                same_label = name == label or name.startswith(f"{label}.")
+                if same_label and _same(known, array) and not taken(name):
+                    used[name] = known
                     return name
-                if known is not None and not taken(name) and _same(known, array):
-                    return name
-                count += 1
-                name = f"{label}.{count}"
+            name = ""
+            while not name or taken(name):
+                name = f"{label}.{self._named[label]}" if self._named[label] else label
+                self._named[label] += 1
+            self._constants[name] = used[name] = frozen(array)
+            return name
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))

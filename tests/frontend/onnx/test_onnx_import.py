@@ -132,6 +132,37 @@ def test_chains_that_compute_shapes_leave_nothing() -> None:
     equal_runtime(model, {"x": reals(2, 3, 4)})
 
 
+_MASKED = """masked (float[n, 4] x) => (float[n, 4] y)
+{ shape = Shape<start = 0, end = 1>(x)  square = Concat<axis = 0>(shape, shape)
+  ones = ConstantOfShape<value = float[1] {1.0}>(square)  mask = Trilu<upper = 0>(ones)
+  y = MatMul(mask, x) }"""
+
+
+def test_constants_of_the_graphs_built_last_are_kept_and_those_that_somebody_has() -> None:
+    model = from_onnx(model_of(_MASKED).SerializeToString())
+    first = model.weights | {}
+    graphs = [model.graph({"n": rows}) for rows in range(2, 5)]
+    held = model.weights
+    graphs += [model.graph({"n": rows}) for rows in range(5, 160)]
+    names = [name for graph in graphs for name in graph.inputs(Role.PARAMETER)]
+    assert len(set(names)) == len(graphs)  # none is another's, kept or not
+    kept = model.weights
+    assert not first and kept.keys() == {*names[:3], *names[-64:]} and len(held) == 3
+    for rows, name in zip((2, 3, 4, 159), (*names[:3], names[-1])):
+        np.testing.assert_array_equal(kept[name], np.tri(rows, dtype=np.float32))
+    assert model.graph({"n": 3}).inputs(Role.PARAMETER) == (names[1],)
+
+
+def test_a_session_keeps_few_constants_of_the_shapes_it_was_asked_for() -> None:
+    model = from_onnx(model_of(_MASKED).SerializeToString())
+    with InferenceSession(model, threads=1, bound_shapes=2) as session:
+        for rows in (*range(2, 130), *range(2, 6)):
+            x = reals(rows, 4, seed=rows)
+            found = session.run(x)["y"]
+            np.testing.assert_allclose(found, np.tri(rows) @ x, atol=1e-4)
+        assert len(model.weights) < 80
+
+
 def test_shapes_from_an_input_are_for_its_contents() -> None:
     model = model_of("g (float[6] x, int64[2] shape) => (float[a, b] y) { y = Reshape(x, shape) }")
     found = from_onnx(model.SerializeToString())
