@@ -10,7 +10,7 @@ import ctypes as C
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from soapstone.dtypes import name_of
@@ -90,17 +90,10 @@ class Layout:
         NumPy gives axes of size 1 any stride, while oneDNN compares strides with those of its
         known formats; `order` (default: the axes' own) decides which format that should be.
         """
-        shape = array.shape
-        steps = [stride // array.itemsize for stride in array.strides]
-        order = tuple(range(array.ndim)) if order is None else tuple(order)
-        inner = 1
-        for axis in reversed(order):
-            if shape[axis] == 1:
-                steps[axis] = inner
-            inner = steps[axis] * shape[axis]
-        return Layout(tuple(shape), tuple(steps), name_of(array.dtype))
+        axes = None if order is None else tuple(order)
+        return _layout(array.shape, array.strides, array.itemsize, name_of(array.dtype), axes)
 
-    @property
+    @cached_property
     def overlaps(self) -> bool:
         """Whether elements may share memory (a broadcast axis): never right for an output."""
         if self.strides is None or 0 in self.shape:
@@ -113,10 +106,28 @@ class Layout:
             reach = stride * (size - 1) + reach
         return False
 
-    @property
+    @cached_property
     def descriptor(self) -> Handle:
         """The memory descriptor; oneDNN copies it into what is made with it."""
         return _descriptor(self)
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    itemsize: int,
+    dtype: str,
+    order: tuple[int, ...] | None,
+) -> Layout:
+    """Return the layout of an array of this shape and these strides; see `Layout.of`."""
+    steps = [stride // itemsize for stride in strides]
+    inner = 1
+    for axis in reversed(range(len(shape)) if order is None else order):
+        if shape[axis] == 1:
+            steps[axis] = inner
+        inner = steps[axis] * shape[axis]
+    return Layout(shape, tuple(steps), dtype)
 
 
 @lru_cache(maxsize=1024)
@@ -136,16 +147,20 @@ def _descriptor(layout: Layout) -> Handle:
 
 def usable(array: Array) -> bool:
     """Return whether oneDNN can address the array: a known type, strides whole and positive."""
+    kind = array.dtype
     return (
-        name_of(array.dtype) in _ARRAYS
-        and array.dtype.isnative
+        name_of(kind) in _ARRAYS
+        and kind.isnative
         and array.flags.aligned
-        and all(
-            array.size == 0 or size == 1 or (stride > 0 and stride % array.itemsize == 0)
-            for size, stride in zip(array.shape, array.strides)
-        )
-        and is_nested(array)
+        and _steps_whole(array.shape, array.strides, kind.itemsize)
     )
+
+
+@lru_cache(maxsize=4096)
+def _steps_whole(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    axes = [(stride, size) for stride, size in zip(strides, shape) if size > 1]
+    whole = all(stride > 0 and stride % itemsize == 0 for stride, _ in axes)
+    return _nested(shape, strides) and (whole or 0 in shape)
 
 
 def is_nested(array: Array) -> bool:
@@ -153,8 +168,13 @@ def is_nested(array: Array) -> bool:
 
     Every second pixel of an odd width does not: the last one's gap belongs to the next row.
     """
+    return _nested(array.shape, array.strides)
+
+
+@lru_cache(maxsize=4096)
+def _nested(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     within = 0
-    for stride, size in sorted((s, n) for s, n in zip(array.strides, array.shape) if n > 1):
+    for stride, size in sorted((s, n) for s, n in zip(strides, shape) if n > 1):
         if stride < within:
             return False
         within = stride * size

@@ -320,14 +320,19 @@ def create(
     Raises:
         OneDnnError: oneDNN refused; the message names `what` (or the function).
     """
-    dnnl = library()
+    make, destroy = _maker(library(), function, kind)
     result = C.c_void_p()
     try:
-        getattr(dnnl, f"dnnl_{function}")(C.byref(result), *arguments)
+        make(C.byref(result), *arguments)
     except OneDnnError as error:
         raise _refusal(error.status, what or function) from None
-    destroy = getattr(dnnl, f"dnnl_{kind}_destroy")
-    return Handle(int(result.value or 0), destroy, keep)
+    return Handle(result.value or 0, destroy, keep)
+
+
+@cache
+def _maker(dnnl: C.CDLL, function: str, kind: str) -> tuple[Any, Any]:
+    """Return what makes an object and what destroys one of its kind."""
+    return getattr(dnnl, f"dnnl_{function}"), getattr(dnnl, f"dnnl_{kind}_destroy")
 
 
 def engine() -> int:
