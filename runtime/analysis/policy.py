@@ -100,7 +100,7 @@ class Policy:
                 for question in questions
             )
 
-        self._asks_memory = asks("memory")
+        self._asks_memory = asks("memory") and not self.one_memory  # else it is known
         self._asks_layout = asks("layout")
         self._asks_order = asks("order")
         self._asks_whole = asks("whole_instances")
