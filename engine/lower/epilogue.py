@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from soapstone.engine.lower.elementwise import BYTES, follows, program_of
+from soapstone.engine.lower.halves import reads_halves, widens
 from soapstone.engine.lower.rebuild import merged, substituted
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import operator
@@ -19,7 +20,8 @@ def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
     A chain follows while a value has one reader, element-wise, of the same shape, type and degrees;
     single precision may become bytes and back. The fused node stands where the chain ended, so that
     the chain's other operands are made. Of two products that are added, the later one takes the
-    addition. Bytes that a step reads as real numbers are read as bytes.
+    addition. Bytes and halves that a step reads as real numbers are read as they are, and a chain
+    ends with halves that a product reads.
     """
     taken: set[str] = set()  # nodes of chains, and their products
     fused: dict[str, tuple[Node, ...]] = {}  # what replaces the last node of a chain
@@ -28,7 +30,7 @@ def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
             continue
         chain = _chain(graph, strategy, node, taken)
         if chain:
-            chain = _with_bytes(graph, strategy, node, chain)
+            chain = _with_narrow(graph, strategy, node, chain)
             fused[chain[-1].name] = (_fused(node, chain),)
             taken.update(step.name for step in [node, *chain])
     gone: dict[str, tuple[Node, ...]] = dict.fromkeys(taken, ())
@@ -53,6 +55,7 @@ def _chain(graph: Graph, strategy: Strategy, node: Node, taken: set[str]) -> lis
             or reader.inputs.count(value) != 1
             or not follows(graph, value, reader.outputs[0])
             or not _same_tiles(graph, strategy, node, reader)
+            or (widens(graph, reader) and _feeds_products(graph, reader))
         ):
             break
         chain.append(reader)
@@ -60,8 +63,12 @@ def _chain(graph: Graph, strategy: Strategy, node: Node, taken: set[str]) -> lis
     return chain
 
 
-def _with_bytes(graph: Graph, strategy: Strategy, node: Node, chain: list[Node]) -> list[Node]:
-    """Return the chain with what makes its operands of bytes before the steps that read them."""
+def _feeds_products(graph: Graph, cast: Node) -> bool:
+    return any(reads_halves(graph, node) for node in graph.consumers.get(cast.outputs[0], ()))
+
+
+def _with_narrow(graph: Graph, strategy: Strategy, node: Node, chain: list[Node]) -> list[Node]:
+    """Return the chain with what widens its operands before the steps that read them."""
     steps: list[Node] = []
     made = {node.outputs[0], *(step.outputs[0] for step in chain)}
     for step in chain:
@@ -71,7 +78,7 @@ def _with_bytes(graph: Graph, strategy: Strategy, node: Node, chain: list[Node])
                 name not in made
                 and maker is not None
                 and maker.spec.elementwise
-                and graph.tensors[maker.inputs[0]].dtype in BYTES
+                and (graph.tensors[maker.inputs[0]].dtype in BYTES or widens(graph, maker))
                 and follows(graph, maker.inputs[0], name)
                 and graph.only_reader(name) is not None
                 and _same_tiles(graph, strategy, node, maker)

@@ -5,20 +5,29 @@ reduces is split, what it rounds would be partial results, and the primitives of
 round every value between them; so such a node is widened. On CPUs, whose kernels are of single
 precision, all are but views: halves are what is kept between launches. Casts join element-wise
 chains, and those of constant weights are made once.
+
+Where the processor multiplies bfloat16, products read it as it is kept (`read_halves`), and what
+products may round anyway is rounded where it is made (`store_halves`), so that half the bytes move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from soapstone.dtypes import WIDE
 from soapstone.engine.lower.composites import following
-from soapstone.engine.lower.rebuild import rebuild
+from soapstone.engine.lower.rebuild import kept, merged, rebuild, substituted
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine, Operand
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.precision import SINGLE
+from soapstone.ir.spec import operator
 from soapstone.ir.strategy import Strategy
+from soapstone.kernels.cpu.onednn.library import available, multiplies_bfloat16
+from soapstone.kernels.entry import BFLOAT16
+
+_MOVES = ("reshape", "transpose", "concat", "split", "slice")  # views
 
 
 def widen_partials(graph: Graph, strategy: Strategy) -> Graph:
@@ -35,6 +44,121 @@ def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
         return not moves and any(graph.tensors[name].is_half for name in node.inputs)
 
     return _widened(graph, strategy, computes)
+
+
+def reads_halves(graph: Graph, node: Node) -> bool:
+    """Return whether a node is a product that multiplies bfloat16 where its operands are."""
+    spec = node.spec
+    if spec.name == "with_epilogue":
+        spec = operator(node.attributes["operator"])
+    if not (spec.half and spec.epilogue and available() and multiplies_bfloat16()):
+        return False
+    single = "groups" in spec.attributes and graph.tensors[node.inputs[1]].shape[1] == 1
+    return not single  # which gain nothing
+
+
+def read_halves(graph: Graph, strategy: Strategy) -> Graph:
+    """Return the graph with products that read bfloat16 where their operands are cast from it."""
+    instead: dict[str, tuple[Node, ...]] = {}
+    if not any(spec.dtype == BFLOAT16 for spec in graph.tensors.values()):
+        return graph
+    for node in graph.nodes:
+        if not reads_halves(graph, node) or _splits_sums(graph, strategy, node):
+            continue
+        casts = [graph.producers.get(name) for name in node.inputs[:2]]
+        found = [each if widens(graph, each) else None for each in casts]
+        if any(found):
+            inputs = [each.inputs[0] if each else name for each, name in zip(found, node.inputs)]
+            instead[node.name] = (
+                _reading(node, [*inputs, *node.inputs[2:]], [*filter(None, found)]),
+            )
+    return substituted(graph, instead).pruned() if instead else graph
+
+
+def widens(graph: Graph, node: Node | None) -> bool:
+    """Return whether a node casts bfloat16 to single precision."""
+    return (
+        node is not None
+        and node.operator == "cast"
+        and graph.tensors[node.inputs[0]].dtype == BFLOAT16
+        and graph.tensors[node.outputs[0]].dtype == SINGLE
+    )
+
+
+def _reading(node: Node, inputs: Sequence[str], casts: Sequence[Node]) -> Node:
+    """Return a product that reads halves, and does the work of their casts."""
+    spec, at = operator("with_epilogue"), dict(node.attributes)
+    if node.operator != spec.name:
+        at = {"operator": node.operator, "items": node.items, "arity": len(inputs), "program": ()}
+    items = tuple(sorted(spec.normalise(at | {"wide": True}).items()))
+    return merged([*casts, node], node, operator=spec.name, inputs=tuple(inputs), items=items)
+
+
+def store_halves(graph: Graph, constants: Set[str]) -> Graph:
+    """Return the graph with bfloat16 in memory where products with constant weights read it.
+
+    What else reads such a value element by element reads the rounded one, and what only moves its
+    elements moves those; all others read it as it was.
+
+    constants: inputs that never change.
+    """
+    fixed = set(constants)
+    for node in graph.nodes:
+        if fixed.issuperset(node.inputs):
+            fixed.update(node.outputs)
+    wanted = _wanted(graph, fixed)
+    halves: dict[str, str] = {}  # by what they were in single precision, or by themselves
+
+    def emit(builder: GraphBuilder, node: Node) -> Sequence[str] | None:
+        def cast(name: str, to: str) -> str:
+            return str(builder.apply("cast", name, to=to)[0])
+
+        moved = [halves.get(name, "") for name in node.inputs]
+        if node.spec.view in _MOVES and all(moved) and wanted.issuperset(node.outputs):
+            made = builder.add(replace(node, inputs=tuple(moved)))
+            halves.update(zip(made, made))
+            return made
+        rounded = node.spec.elementwise or _multiplies(graph, graph.by_name[node.name], fixed)
+        inputs = tuple(
+            cast(halves[name], SINGLE)
+            if name in halves and (rounded or halves[name] == name)
+            else name
+            for name in node.inputs
+        )
+        made = kept(builder, replace(node, inputs=inputs), graph)
+        for old, new in zip(node.outputs, made):
+            if old in wanted:
+                halves[new] = cast(new, BFLOAT16)
+        return made
+
+    return rebuild(graph, emit) if wanted else graph
+
+
+def _multiplies(graph: Graph, node: Node, fixed: Set[str]) -> bool:
+    """Return whether a node is a product with constant weights that may read halves."""
+    return (
+        len(node.inputs) > 1
+        and node.inputs[1] in fixed
+        and node.inputs[0] not in fixed
+        and reads_halves(graph, node)
+    )
+
+
+def _wanted(graph: Graph, fixed: Set[str]) -> set[str]:
+    """Return the values that are worth keeping in bfloat16: products read them, perhaps moved."""
+    wanted: set[str] = set()
+    for node in reversed(graph.nodes):
+        if _multiplies(graph, node, fixed):
+            wanted.add(node.inputs[0])
+        elif node.spec.view in _MOVES and wanted.issuperset(node.outputs):
+            wanted.update(node.inputs)
+    return {
+        name
+        for name in wanted.intersection(graph.producers) - fixed
+        if graph.tensors[name].dtype == SINGLE
+        and name not in graph.outputs
+        and not widens(graph, graph.producers[name])
+    }
 
 
 def _widened(graph: Graph, strategy: Strategy, chosen: Callable[[Node], bool]) -> Graph:
@@ -68,6 +192,10 @@ def _widened(graph: Graph, strategy: Strategy, chosen: Callable[[Node], bool]) -
 def _leaves_partials(graph: Graph, strategy: Strategy, node: Node) -> bool:
     if not any(graph.tensors[name].is_half for name in (*node.inputs, *node.outputs)):
         return False
+    return _splits_sums(graph, strategy, node)
+
+
+def _splits_sums(graph: Graph, strategy: Strategy, node: Node) -> bool:
     signature, degrees = graph.signature(node), strategy.configuration(graph, node).parts
     return signature.lowers(degrees) or any(
         signature.monoid(output, degrees) for output in range(len(node.outputs))

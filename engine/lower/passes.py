@@ -14,15 +14,17 @@ from soapstone.engine.lower.concat import place_parts
 from soapstone.engine.lower.elementwise import fuse_elementwise
 from soapstone.engine.lower.epilogue import fuse_epilogues
 from soapstone.engine.lower.few_bits import IN_FEW_BITS
-from soapstone.engine.lower.halves import widen_halves, widen_partials
+from soapstone.engine.lower.halves import read_halves, store_halves, widen_halves, widen_partials
 from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, multiplies_bytes
 from soapstone.engine.lower.parts import copy_parts, merge_parts
 from soapstone.engine.lower.updates import hoist_updates, merge_stores, store_updates
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources
 from soapstone.engine.lower.weights import ATTENTION, FOLDS, fold
 from soapstone.ir.graph import Graph
+from soapstone.ir.precision import SINGLE
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
+from soapstone.kernels.entry import BFLOAT16
 from soapstone.native.memory import CHECKED
 from soapstone.records import dataclass
 
@@ -39,7 +41,7 @@ class Pass(Generic[Under]):
         fuses: whether it is left out where every operator shall be a launch.
         widens: whether it is left out where kernels take halves.
         multiplies: whether kernels must multiply bytes for it, or must not; None: either.
-        processor: the kind that it is for; None: any.
+        processor, precision: what it is for; None: any.
     """
 
     name: str
@@ -48,6 +50,11 @@ class Pass(Generic[Under]):
     widens: bool = False
     multiplies: bool | None = None
     processor: str | None = None
+    precision: str | None = None
+
+
+def _store_halves(graph: Graph, constants: Mapping[str, Array]) -> Graph:
+    return store_halves(graph, constants.keys())
 
 
 # Where weights never change, before a strategy is chosen: what weights alone determine.
@@ -59,6 +66,7 @@ CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
     *(Pass(each.name, partial(fold, each)) for each in FOLDS[4:]),
     Pass(ATTENTION.name, partial(fold, ATTENTION), processor="cpu"),
     Pass("widen_weights", lambda graph, _: widen_halves(graph, Strategy({})), processor="cpu"),
+    Pass("store_halves", _store_halves, processor="cpu", precision=BFLOAT16),
     Pass("drop_unread", lambda graph, _: graph.pruned()),
 )
 
@@ -70,6 +78,7 @@ PASSES: tuple[Pass[Strategy], ...] = (
     Pass("store_updates", lambda graph, _: store_updates(graph)),
     Pass("merge_parts", merge_parts, fuses=True),
     Pass("fuse_epilogues", fuse_epilogues, fuses=True),
+    Pass("read_halves", read_halves, fuses=True, widens=True),
     Pass("fuse_elementwise", fuse_elementwise, fuses=True),
     Pass("place_parts", place_parts, fuses=True),
     Pass("copy_parts", copy_parts, fuses=True),
@@ -87,17 +96,21 @@ def fold_weights(
     watch: Watch | None = None,
     *,
     processor: str = "cpu",
+    precision: str = SINGLE,
 ) -> Graph:
     """Return the graph with batch norms, scales and biases folded into constant weights.
 
     Args:
         processor: the kind that will run it, whose kernels may multiply bytes.
+        precision: what products may round their operands to (`kernels.entry.Call`).
     """
     able = multiplies_bytes(processor)
     chosen = [
         each
         for each in CONSTANT_PASSES
-        if each.multiplies in (None, able) and each.processor in (None, processor)
+        if each.multiplies in (None, able)
+        and each.processor in (None, processor)
+        and each.precision in (None, precision)
     ]
     return _applied(graph, chosen, constants, watch, whole=False)
 

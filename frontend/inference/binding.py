@@ -133,7 +133,8 @@ class Binder:
         layouts, pruned = self._orders(graph), graph.pruned()
         held = _held(graph, {**self.source.weights(), **constants})
         if self.plans is None and not self.plain:
-            pruned = fold_weights(pruned, held, processor=self.machine.processors[0].kind)
+            kind = self.machine.processors[0].kind
+            pruned = fold_weights(pruned, held, processor=kind, precision=self.precision)
         return Known(pruned, graph.outputs, held, graph, layouts, notes)
 
     def bind(self, session: Session, values: dict[str, Array], known: Known) -> Bound:

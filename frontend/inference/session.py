@@ -82,8 +82,9 @@ class InferenceSession:
             measured where they are not yet, before the first answer, and kept for later sessions;
             False: what is expected alone. A session keeps to its choices.
         precision: "float32", or "bfloat16": products and convolutions with weights may round their
-            operands to bfloat16 (docs/inference.md). All else, sums among it, stays float32. On a
-            GPU "tf32": those of NVIDIA's libraries may round theirs to that (docs/cuda.md).
+            operands to bfloat16, and those are kept in it (docs/inference.md). Sums within them,
+            and all other operators, stay float32. On a GPU "tf32": those of NVIDIA's libraries may
+            round theirs to that (docs/cuda.md).
         plan: how values are streamed: "dp" (fewest bytes, the default), "lru", "stream", "belady",
             or a plan or its file, which is of the graph of one shape.
 

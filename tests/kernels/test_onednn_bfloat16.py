@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from helpers.kernel_calls import LAYOUTS, around, bound, near, place, random, reference, run
@@ -105,6 +106,40 @@ def test_steps_on_the_result_are_in_float32() -> None:
     call = Call("with_epilogue", at, (x, w, more), (y,), 2, frozenset({1}), BFLOAT16)
     run(bound(call, NAME))
     near(y, np.maximum(rounded(x).astype(float) @ rounded(w) + more, 0), 1e-5)
+
+
+ROUNDS = ("cast", (3,), (("to", "bfloat16"),))
+SUM = (("cast", (1,), (("to", "float32"),)), ("add", (0, 2), ()))
+
+
+@pytest.mark.parametrize("name", [NAME, "two_passes"])
+@pytest.mark.parametrize("program", [(), SUM, (*SUM, ROUNDS)], ids=len)
+@pytest.mark.parametrize("operator_", ["linear", "conv2d", "matmul"])
+def test_halves_are_read_and_written(operator_: str, program: Any, name: str) -> None:
+    """Of operands that are of the type, nothing is rounded but the result, whatever is allowed."""
+    images = operator_ == "conv2d"
+    shapes = ((2, 16, 9, 8), (24, 16, 3, 3)) if images else ((2, 9, 20), (20, 33))
+    x, w = (
+        random(*shape, seed=seed).astype(ml_dtypes.bfloat16) for seed, shape in enumerate(shapes)
+    )
+    more = random(*((2, 24, 9, 8) if images else (2, 9, 33)), seed=2).astype(ml_dtypes.bfloat16)
+    own = {"conv2d": CONV | {"bias": False, "activation": None}, "linear": {"bias": False}}
+    items = tuple(operator(operator_).normalise(own.get(operator_, {})).items())
+    at: dict[str, Any] = {"operator": operator_, "items": items, "arity": 2}
+    at = operator("with_epilogue").normalise({**at, "program": program, "wide": True})
+    given = (x, w, more)[: 3 if program else 2]
+    (expected,) = operator("with_epilogue").run(at, *given)
+    layout = "last" if images else "plain"
+    placed = (place(x, layout), w, *given[2:])
+    for weights, constants in ((w, frozenset[int]()), (w.astype(np.float32), frozenset({1}))):
+        y = place(np.zeros(expected.shape, expected.dtype), layout)
+        inputs = (placed[0], weights, *placed[2:])
+        call = Call("with_epilogue", at, inputs, (y,), 2, constants)
+        run(bound(call, name))
+        near(y.astype(np.float32), expected.astype(np.float32), 8e-3 if ROUNDS in program else 1e-5)
+    inexact = replace(call, inputs=(placed[0], weights + np.float32(1e-3), *placed[2:]))
+    assert bound(inexact, NAME) is None
+    assert bound(replace(inexact, precision=BFLOAT16), NAME) is not None
 
 
 def test_numbers_that_are_none() -> None:

@@ -2,7 +2,8 @@
 
 What a convolution or a matrix product makes is still in registers when the steps run. The wrapped
 operator's operands come first, then what the steps read besides; dims are the wrapped operator's,
-and those that it reduces are whole.
+and those that it reduces are whole. With `wide`, halves among its operands are read as the type
+that they are computed in, which is that of its result.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from soapstone.dtypes import WIDE
 from soapstone.ir.dims import Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.elementwise.fused import program_steps
@@ -35,7 +37,12 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
     arity = attributes["arity"]
     if not 0 < arity <= len(inputs):
         raise GraphError(f"attribute arity: {arity} found, 1 to {len(inputs)} needed")
-    base = spec.bind(inputs[:arity], spec.normalise(given))
+    operands = inputs[:arity]
+    if attributes["wide"]:
+        operands = tuple(
+            replace(each, dtype=WIDE[each.dtype]) if each.is_half else each for each in operands
+        )
+    base = spec.bind(operands, spec.normalise(given))
     if len(base.outputs) != 1:
         raise GraphError(f"operator {spec.name!r} has {len(base.outputs)} outputs, 1 needed")
     output, shape = base.outputs[0], base.outputs[0].shape
@@ -104,6 +111,7 @@ register(
             "items": Attribute("program"),
             "arity": Attribute("int", minimum=1),
             "program": Attribute("program"),
+            "wide": Attribute("bool", False),
         },
         localize=_localize,
         flops_per_point=2,

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soapstone.kernels.entry import Call, Entry
+import numpy as np
+
+from soapstone.dtypes import WIDE, DType, name_of
+from soapstone.ir.tensor import is_half
+from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select
 from soapstone.native.entries import sequence
@@ -34,11 +38,14 @@ def two_passes(call: Call) -> Entry | None:
     arity = call.attributes["arity"]
     operands = call.inputs[arity:]
     program = call.attributes["program"]
-    product_call, (y,) = inner(call), call.outputs
-    real = next(array.dtype for array in product_call.inputs if array.dtype.kind == "f")
+    wide, (y,) = call.attributes.get("wide", False), call.outputs
+    if wide and not program:
+        return _widened(call)
+    product_call = _alone(call) if wide else inner(call)
+    reals = (array.dtype for array in product_call.inputs if array.dtype.kind == "f")
+    real = np.dtype(np.float32) if wide else next(reals)
     if y.dtype != real:  # what the product makes does not fit in the result
-        order = memory_order(y.strides)
-        y = in_places(aligned_array(tuple(y.shape[axis] for axis in order), real), order)
+        y = _like(y, real)
         product_call = replace(product_call, outputs=(y,))
     _, product = select(product_call)
     attributes = {"program": program, "results": (len(operands) + len(program),)}
@@ -48,3 +55,34 @@ def two_passes(call: Call) -> Entry | None:
     )
     _, after = select(steps)
     return None if product is None or after is None else sequence([product, after])
+
+
+def _alone(call: Call) -> Call:
+    """Return the call without steps, of a product that reads halves as wide."""
+    arity, attributes = call.attributes["arity"], {**call.attributes, "program": ()}
+    constants = frozenset(i for i in call.constants if i < arity)
+    return replace(call, inputs=call.inputs[:arity], attributes=attributes, constants=constants)
+
+
+def _widened(call: Call) -> Entry | None:
+    """Return the entry that copies halves to their wide type, and then rounds nothing."""
+    before, inputs = list[Entry](), list[Array]()
+    for array in call.inputs:
+        wide = array
+        if is_half(array.dtype):
+            wide = _like(array, np.dtype(WIDE[name_of(array.dtype)]))
+            cast = Call("cast", {"to": name_of(wide.dtype)}, (array,), (wide,), call.threads)
+            _, entry = select(cast)
+            if entry is None:
+                return None
+            before.append(entry)
+        inputs.append(wide)
+    product_call = replace(inner(call), inputs=tuple(inputs), precision="float32")
+    _, product = select(product_call)
+    return product and sequence([*before, product])
+
+
+def _like(array: Array, dtype: DType) -> Array:
+    """Return a new array of the shape and the order of axes, of another type."""
+    order = memory_order(array.strides)
+    return in_places(aligned_array(tuple(array.shape[axis] for axis in order), dtype), order)

@@ -1,29 +1,55 @@
-"""Products with constant weights whose operands are rounded to bfloat16, where a call allows that.
+"""Products of bfloat16: of operands of that type, or rounded to it where a call allows that.
 
-Sums, biases, steps and results are in float32. The weights are rounded as they are packed, and the
-other operand on each run, which is copied for it: oneDNN's float32 primitives do not round by
-themselves here, whatever mode of arithmetic their attributes allow (3.2, AVX-512). Two numbers are
-multiplied and added by one instruction, so there are no such kernels where that is missing.
+Sums, biases and steps are in float32, and results of either type. Constant weights are rounded as
+they are packed, and the other operand on each run, which is copied for it: oneDNN's float32
+primitives do not round by themselves here, whatever mode of arithmetic their attributes allow (3.2,
+AVX-512). Two numbers are multiplied and added by one instruction, so there are no such kernels
+where that is missing. What is subnormal counts as 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from soapstone.dtypes import name_of
 from soapstone.kernels.cpu.onednn import convolution, matmul
 from soapstone.kernels.cpu.onednn.descriptors import Step
 from soapstone.kernels.cpu.onednn.library import multiplies_bfloat16
 from soapstone.kernels.cpu.onednn.sequences import as_image
-from soapstone.kernels.entry import BFLOAT16, Call, Entry
+from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import held
+from soapstone.native.shared import packed
 
 NAME = "onednn_bfloat16"
 EXPECTED = 0.5  # of the time of the same kernel in float32
 _Bind = Callable[..., Entry | None]
 
 
+_EXACT, _ROUNDED = np.array([True]), np.array([False])
+
+
 def _allowed(call: Call) -> bool:
-    return call.precision == BFLOAT16 and 1 in call.constants
+    """Return whether operands are of the type, or may be rounded to it."""
+    x, w, *vectors = call.inputs
+    if any(each.dtype != np.float32 for each in vectors):
+        return False
+    halves = [name_of(each.dtype) == BFLOAT16 for each in (x, w)]
+    if not halves[1] and 1 not in call.constants:
+        return False
+    return call.precision == BFLOAT16 or (halves[0] and (halves[1] or _exact(w)))
+
+
+def _exact(weights: Array) -> bool:
+    """Return whether constant weights are of the type already."""
+
+    def asked() -> Array:
+        bits = held(weights).view(np.uint32)
+        return _ROUNDED if (bits & 0xFFFF).any() else _EXACT
+
+    return weights.dtype == np.float32 and packed(weights, "exact", asked) is _EXACT
 
 
 def conv(call: Call, steps: Sequence[Step] = ()) -> Entry | None:

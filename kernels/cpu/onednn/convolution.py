@@ -19,6 +19,7 @@ from itertools import count
 
 import numpy as np
 
+from soapstone.dtypes import name_of
 from soapstone.kernels.cpu.elementwise.machine import bind_program
 from soapstone.kernels.cpu.elementwise.programs import compile_program
 from soapstone.kernels.cpu.onednn.descriptors import (
@@ -87,7 +88,7 @@ class _Problem:
     """A convolution's sizes, as oneDNN needs them; equal problems share a primitive.
 
     `x` and `y` are (n, c, *size); `kernel` is (groups, o / groups, c / groups, *window). `kind` is
-    the type that x and w are in where they are real numbers.
+    the type that x and w are in where they are real numbers, `target` that of y.
     """
 
     direction: str  # forward, input, weights
@@ -103,13 +104,14 @@ class _Problem:
     threads: int
     integers: Integers | None = None
     kind: str = "float32"
+    target: str = "float32"
 
     @property
     def types(self) -> tuple[str, str, str]:
         """The types of x, w and y."""
         kinds = self.integers
         if kinds is None:
-            return self.kind, self.kind, "float32"
+            return self.kind, self.kind, self.target
         return kinds.source, "int8", kinds.target
 
     @property
@@ -222,7 +224,7 @@ def _problem(
     bias: bool,
     steps: Sequence[Step],
     integers: Integers | None,
-    kind: str,
+    kinds: tuple[str, str],
 ) -> _Problem | None:
     """Return the problem of these shapes, or None when sizes or windows are not oneDNN's."""
     at, rank = call.attributes, len(x) - 2
@@ -233,7 +235,9 @@ def _problem(
         return None
     activation = ACTIVATIONS[name]
     posts = (
-        step if isinstance(step, Activation) else Follow(step[0], step[1].shape, step[1].dtype.name)
+        step
+        if isinstance(step, Activation)
+        else Follow(step[0], step[1].shape, name_of(step[1].dtype))
         for step in steps
     )
     problem = _Problem(
@@ -242,7 +246,7 @@ def _problem(
         *(tuple(at["dilation"]), bias, (*((activation,) if activation else ()), *posts)),
         call.threads,
         integers,
-        kind,
+        *kinds,
     )
     return problem if problem.legal() else None
 
@@ -296,14 +300,16 @@ def bind(
     targets = tuple(array for name, array in arrays.items() if name in made.split())
     if not (x.ndim == w.ndim == y.ndim and 4 <= x.ndim <= 5):
         return None
-    if not served(Call(call.operator, {}, sources, targets), None if scaling else "float32"):
+    types = () if scaling else ("float32", kind)
+    if not served(Call(call.operator, {}, sources, targets), *types):
         return None
     if all(array.size == 0 for array in targets):
         return empty()
     grouped = int(call.attributes["groups"]) > 1
     integers = scaling.integers(x, y, 3 if grouped else 1) if scaling else None
     shapes = x.shape, w.shape, y.shape
-    problem = _problem(call, direction, *shapes, "bias" in arrays, steps, integers, kind)
+    kinds = kind, name_of(y.dtype)
+    problem = _problem(call, direction, *shapes, "bias" in arrays, steps, integers, kinds)
     if problem is None or 0 in (x.size, w.size, y.size):
         return None
     images = x.ndim == 4 and not transposed
@@ -329,8 +335,7 @@ def bind(
             arguments[argument] = program.source(array, layout, wanted, constant=constant)
     for index, step in enumerate(steps, len(problem.posts) - len(steps)):
         if not isinstance(step, Activation):
-            shape, kind = step[1].shape, step[1].dtype.name
-            flat = Layout.dense(shape, order, kind).descriptor
+            flat = Layout.dense(step[1].shape, order, name_of(step[1].dtype)).descriptor
             operand = program.source(step[1], Layout.of(step[1], order), flat)
             arguments[post_argument(index)] = operand
     if scaling is not None:

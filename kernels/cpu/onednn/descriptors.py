@@ -32,7 +32,7 @@ from soapstone.records import dataclass
 
 BF16, F32, S32, U8, S8 = 2, 3, 4, 6, 5
 TYPES = {"bfloat16": BF16, "float32": F32, "int32": S32, "uint8": U8, "int8": S8}
-_ARRAYS = TYPES.keys() - {"bfloat16"}  # a copy of which makes 0 of what is subnormal
+HALF = "bfloat16"  # a copy of which makes 0 of what is subnormal
 _ANY = 1
 _USER_SCRATCHPAD = 1
 _IMPLEMENTATION = 8
@@ -145,11 +145,16 @@ def _descriptor(layout: Layout) -> Handle:
     )
 
 
-def usable(array: Array) -> bool:
-    """Return whether oneDNN can address the array: a known type, strides whole and positive."""
+def usable(array: Array, halves: bool = False) -> bool:
+    """Return whether oneDNN can address the array: a known type, strides whole and positive.
+
+    halves: whether it may be bfloat16.
+    """
     kind = array.dtype
+    name = name_of(kind)
     return (
-        name_of(kind) in _ARRAYS
+        name in TYPES
+        and (halves or name != HALF)
         and kind.isnative
         and array.flags.aligned
         and _steps_whole(array.shape, array.strides, kind.itemsize)

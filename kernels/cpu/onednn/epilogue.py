@@ -11,12 +11,13 @@ from functools import partial
 
 import numpy as np
 
+from soapstone.dtypes import name_of
 from soapstone.ir.spec import operators
 from soapstone.kernels.cpu.elementwise.epilogue import inner
 from soapstone.kernels.cpu.onednn import bfloat16, convolution, matmul, pointwise, quantized
 from soapstone.kernels.cpu.onednn.descriptors import ALGORITHMS, Activation, Step, activation
 from soapstone.kernels.cpu.onednn.library import multiplies_bfloat16, multiplies_bytes
-from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 
 Bind = Callable[[Call, Sequence[Step]], Entry | None]
@@ -66,7 +67,8 @@ class _Chain:
         self.operands = call.inputs[self.arity :]
         self.steps: list[Step] = []
         self.rounding: tuple[Array, Array] | None = None  # scale and zero of a result of bytes
-        self._widened: dict[int, tuple[Array, float, float]] = {}  # bytes, scale and zero by number
+        # Narrow operands, their scale and zero, by the number of what they stand for.
+        self._widened: dict[int, tuple[Array, float, float]] = {}
 
     def add(self, index: int, result: int) -> bool | None:
         """Add a step on the result so far; return whether there is a new one, None: it cannot be.
@@ -81,6 +83,8 @@ class _Chain:
             source = self.operands[numbers[0] - 1]
             self._widened[len(self.operands) + index + 1] = source, scale, zero
             return False
+        if name == "cast":
+            return self._cast(numbers[0], dict(items)["to"], index, result)
         if name in ("quantize", "dequantize"):
             return self._converted(name, numbers, dict(items)["to"] if items else "", index)
         if numbers == (result,):
@@ -96,6 +100,23 @@ class _Chain:
             first, second = second, first
         return True if first == result and self._combined(name, second) else None
 
+    def _cast(self, number: int, to: str, index: int, result: int) -> bool | None:
+        """Add a rounding of the result to bfloat16, which ends a program, or a half that is read.
+
+        One that relu and another rounding follow is none: it makes no difference.
+        """
+        if number == result:
+            after = [step[0] for step in self.call.attributes["program"][index + 1 :]]
+            rounds = to == BFLOAT16 and after in ([], ["cast", "relu", "cast"])
+            return True if rounds or to == "float32" else None
+        if not 1 <= number <= len(self.operands) or to != "float32":
+            return None
+        source = self.operands[number - 1]
+        if name_of(source.dtype) != BFLOAT16:
+            return None
+        self._widened[len(self.operands) + index + 1] = source, 1.0, 0.0
+        return False
+
     def _known(self, number: int) -> float | None:
         """Return an operand that is one number and never another, else None."""
         position = self.arity + number - 1
@@ -108,6 +129,9 @@ class _Chain:
         rank = self.call.outputs[0].ndim
         if number in self._widened:
             operand, scale, zero = self._widened[number]
+            if name_of(operand.dtype) == BFLOAT16:
+                self.steps.append((BINARY[name], _aligned(operand, rank)))
+                return True
             if name != "add":
                 return False
             # y + (q - zero) scale = (y / scale + q) scale - zero scale

@@ -12,10 +12,12 @@ from dataclasses import field
 from typing import Any
 
 from soapstone import system
+from soapstone.dtypes import name_of
 from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_DST,
     ARG_SCRATCHPAD,
     ARG_SRC,
+    HALF,
     SCRATCHPAD,
     Layout,
     Primitive,
@@ -206,14 +208,15 @@ def empty() -> Entry:
     return Program(1).entry()
 
 
-def served(call: Call, dtype: str | None) -> bool:
-    """Return whether every operand is memory that oneDNN can address, of the type if any is given.
+def served(call: Call, *dtypes: str) -> bool:
+    """Return whether every operand is memory that oneDNN can address, of these types if any.
 
     Outputs must not overlap themselves.
     """
     operands = (*call.inputs, *call.outputs)
     return all(
-        usable(array) and (dtype is None or array.dtype == dtype) for array in operands
+        usable(array, HALF in dtypes) and (not dtypes or name_of(array.dtype) in dtypes)
+        for array in operands
     ) and not any(Layout.of(array).overlaps for array in call.outputs)
 
 

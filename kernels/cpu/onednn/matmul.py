@@ -36,7 +36,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     next_implementation,
     post_argument,
 )
-from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
+from soapstone.kernels.cpu.onednn.execute import Program, empty, served
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
 from soapstone.kernels.cpu.onednn.scaling import Scaling
 from soapstone.kernels.cpu.substrate.layout import merged, rows
@@ -142,7 +142,7 @@ def product(
     Form "first" is oneDNN's own choice, "gemm" its classic product where that is not the first, and
     "packed" reorders b into oneDNN's format on every run. Form "first" packs constant weights once,
     so they have no form "packed"; "gemm" reads them as they are, which is best for single rows.
-    "bfloat16" packs them too, and rounds a and b.
+    "bfloat16" packs them too, and rounds a and b where they are not of that type.
     Operands with neither rows nor columns contiguous, or in layouts that oneDNN would serve by
     plain loops, are staged through dense copies.
     """
@@ -159,12 +159,13 @@ def product(
         for step in steps
     )
     rounds = form == BFLOAT16
-    packed = form == "packed" or (form == "first" and constant and a.shape[-2] > 1) or rounds
+    packed = form == "packed" or (form == "first" and constant and a.shape[-2] > 1)
+    packed = packed or (rounds and constant)
     if _misread(posts, y):
         layouts[2] = None
     choices = [[own or flat for own, flat in zip(layouts, dense)], dense]
-    if rounds:  # a is copied in any case
-        choices = [[replace(dense[0], dtype=form), dense[1], used[2]] for used in choices]
+    if rounds and a.dtype == np.float32:  # it is copied in any case
+        choices = [[replace(dense[0], dtype=form), *used[1:]] for used in choices]
     for used in choices[:1] if form == "gemm" else choices:
         left, right, out = used
         if out.strides is not None and out.strides[-1] != 1:
@@ -212,6 +213,11 @@ def _misread(posts: Sequence[Post], y: Array) -> bool:
     return interleaved or any(post.operand.shape != y.shape for post in operands)
 
 
+def _read_as(form: str) -> str:
+    """Return the other type that operands of a product may have."""
+    return BFLOAT16 if form == BFLOAT16 else "float32"
+
+
 def _batched(array: Array, rank: int) -> Array:
     """Return the array with axes of size 1 put before it up to the rank."""
     return array[(None,) * (rank - array.ndim)]
@@ -239,7 +245,7 @@ def matmul(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry
     """
     a, b = call.inputs
     (y,) = call.outputs
-    if not float32(call) or min(a.ndim, b.ndim, y.ndim) < 2:
+    if not served(call, "float32", _read_as(form)) or min(a.ndim, b.ndim, y.ndim) < 2:
         return None
     if y.size == 0:
         return empty()
@@ -295,7 +301,12 @@ def linear(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry
     x, w, *rest = call.inputs
     (y,) = call.outputs
     activation = call.attributes.get("activation")
-    if not float32(call) or activation not in ACTIVATIONS or w.ndim != 2 or x.ndim < 1:
+    if (
+        not served(call, "float32", _read_as(form))
+        or activation not in ACTIVATIONS
+        or w.ndim != 2
+        or x.ndim < 1
+    ):
         return None
     if y.size == 0:
         return empty()

@@ -60,7 +60,7 @@ def linear(
     scaling = _scaling(call, rounding)
     x, w, _, *vectors = call.inputs
     (y,) = call.outputs
-    if scaling is None or not served(call, None) or x.ndim < 1:
+    if scaling is None or not served(call) or x.ndim < 1:
         return None
     if y.size == 0:
         return empty()
