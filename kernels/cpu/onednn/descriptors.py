@@ -303,17 +303,13 @@ class Integers:
 
     Attributes:
         mask: of the weights' axes that have scales of their own; None: there are none.
-        rounds: whether the result is divided by a scale of its own.
-        source_zero, target_zero, weights_zero: whether 0 is called otherwise in the source, the
-            result and the weights.
+        source_zero, weights_zero: whether 0 is called otherwise in the source and the weights.
     """
 
     source: str
     target: str
     mask: int | None
-    rounds: bool
     source_zero: bool
-    target_zero: bool
     weights_zero: bool
 
 
@@ -326,11 +322,8 @@ def attributes(*posts: Post, integers: Integers | None = None) -> Handle:
     if integers is not None:
         if integers.mask is not None:
             dnnl.dnnl_primitive_attr_set_scales_mask(result.address, ARG_WEIGHTS, integers.mask)
-        if integers.rounds:
-            dnnl.dnnl_primitive_attr_set_scales_mask(result.address, ARG_DST, 0)
         for used, argument in (
             (integers.source_zero, ARG_SRC),
-            (integers.target_zero, ARG_DST),
             (integers.weights_zero, ARG_WEIGHTS),
         ):
             if used:

@@ -15,13 +15,20 @@ from soapstone.dtypes import name_of
 from soapstone.ir.spec import operators
 from soapstone.kernels.cpu.elementwise.epilogue import inner
 from soapstone.kernels.cpu.onednn import bfloat16, convolution, matmul, pointwise, quantized
-from soapstone.kernels.cpu.onednn.descriptors import ALGORITHMS, Activation, Step, activation
+from soapstone.kernels.cpu.onednn.descriptors import (
+    ACTIVATIONS,
+    ALGORITHMS,
+    Activation,
+    Step,
+    activation,
+)
 from soapstone.kernels.cpu.onednn.library import multiplies_bfloat16, multiplies_bytes
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 
 Bind = Callable[[Call, Sequence[Step]], Entry | None]
 _MOST = 12  # steps
+_RELU = Activation(ALGORITHMS["relu"])  # makes NaN 0, for which there is no byte
 _SLOW = frozenset({"sigmoid", "silu"})
 
 BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
@@ -66,7 +73,7 @@ class _Chain:
         self.call = call
         self.operands = call.inputs[self.arity :]
         self.steps: list[Step] = []
-        self.rounding: tuple[Array, Array] | None = None  # scale and zero of a result of bytes
+        self.rounds = False  # whether the result is bytes
         # Narrow operands, their scale and zero, by the number of what they stand for.
         self._widened: dict[int, tuple[Array, float, float]] = {}
 
@@ -150,24 +157,31 @@ class _Chain:
     def _converted(self, name: str, numbers: Sequence[int], to: str, index: int) -> bool | None:
         """Add a rounding of the result to bytes, or what they stand for."""
         scale, zero = map(self._known, numbers[1:])
-        if not scale or zero is None:
+        if scale is None or scale <= 0 or zero is None:
             return None
         if name == "dequantize":
             self._affine(scale, -zero * scale)
-        elif index == len(self.call.attributes["program"]) - 1:
-            first, second = (self.operands[number - 1] for number in numbers[1:])
-            self.rounding = first, second
+            return True
+        limits = np.iinfo(to)
+        positive = self.steps[-1:] == [ACTIVATIONS["relu"]]
+        if positive:
+            self.steps.pop()
+        self._affine(1 / scale, 0.0)
+        if positive and zero != limits.min:  # which is what all below 0 is rounded to
+            self.steps.append(_RELU)
+        if index == len(self.call.attributes["program"]) - 1:
+            self.rounds = True  # the primitive does, within the type's limits
         else:
-            limits = np.iinfo(to)
-            self._affine(1 / scale, 0.0)
-            self.steps.append(Activation(ALGORITHMS["round"]))
             low, high = limits.min - zero, limits.max - zero
+            self.steps.append(Activation(ALGORITHMS["round"]))
             self.steps.append(Activation(ALGORITHMS["clip"], low, high))
-            self._affine(1.0, zero)
+        self._affine(1.0, zero)
         return True
 
     def _affine(self, scale: float, shift: float) -> None:
         """Add a multiplication and an addition, as one with those before."""
+        if (scale, shift) == (1.0, 0.0):
+            return
         last = self.steps[-1] if self.steps else None
         if isinstance(last, Activation) and last.algorithm == ALGORITHMS["linear"]:
             self.steps.pop()
@@ -198,8 +212,8 @@ def _fused(call: Call, name: str) -> Entry | None:
     if chain is None:
         return None
     if rounding:
-        return rounding(inner(call), chain.steps, chain.rounding)
-    return bind(inner(call), chain.steps) if bind and chain.rounding is None else None
+        return rounding(inner(call), chain.steps, chain.rounds)
+    return bind(inner(call), chain.steps) if bind and not chain.rounds else None
 
 
 def _expected(call: Call, name: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from soapstone.kernels.cpu.onednn.descriptors import (
-    ARG_DST,
     ARG_SCALES,
     ARG_SRC,
     ARG_WEIGHTS,
@@ -27,23 +26,19 @@ class Scaling:
     Attributes:
         zero: what x calls 0, int32 or a byte as x is. centred: whether that is known to be 0.
         scale: of each channel of the result, float32; None: the result is the sums.
-        rounding: scale and zero of a result that is bytes, each one number; both are constant.
         w_zero: what the weights call 0, which convolutions have no other number for.
     """
 
     zero: Array
     centred: bool
     scale: Array | None
-    rounding: tuple[Array, Array] | None = None
     w_zero: int = 0
 
     def integers(self, x: Array, y: Array, mask: int) -> Integers:
         """Return the primitive's part; mask: of the axes of the weights that are channels."""
         ends = x.dtype.name, y.dtype.name
-        rounds = self.rounding is not None
-        zero = self.rounding is not None and bool(self.rounding[1].any())
-        zeros = not self.centred, zero, self.w_zero != 0
-        return Integers(*ends, None if self.scale is None else mask, rounds, *zeros)
+        zeros = not self.centred, self.w_zero != 0
+        return Integers(*ends, None if self.scale is None else mask, *zeros)
 
     def arguments(self, program: Program) -> dict[int, Handle]:
         """Return the memories that the primitive is run with."""
@@ -54,11 +49,6 @@ class Scaling:
             given[ARG_ZEROS | ARG_SRC] = self._whole_zero(program)
         if self.w_zero:
             given[ARG_ZEROS | ARG_WEIGHTS] = np.array([self.w_zero], np.int32)
-        if self.rounding is not None:
-            scale, zero = self.rounding
-            given[ARG_SCALES | ARG_DST] = scale.reshape(1)
-            if zero.any():
-                given[ARG_ZEROS | ARG_DST] = zero.reshape(1).astype(np.int32)
         return {
             argument: program.source(
                 array,
