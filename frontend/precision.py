@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from soapstone.engine.lower.few_bits import ROUNDING
 from soapstone.errors import hint
 from soapstone.ir.errors import GraphError
 from soapstone.ir.precision import SINGLE
@@ -9,26 +10,33 @@ from soapstone.kernels.cpu.onednn.library import available, multiplies_bfloat16
 from soapstone.kernels.entry import BFLOAT16, TF32
 from soapstone.runtime.machines.machine import CUDA
 
+PRECISIONS = (SINGLE, BFLOAT16, TF32, *ROUNDING)
 
-def check_precision(precision: str, processor: str, streamed: bool) -> None:
+
+def check_precision(precision: str, processor: str, streamed: bool, plain: bool = False) -> None:
     """Refuse a precision of a session that products on a kind of processor do not have.
 
-    streamed: whether weights are streamed.
+    streamed: whether weights are streamed. plain: whether they are left as they are.
 
     Raises:
         GraphError: it is unknown, or products cannot be computed in it; says why.
     """
     if precision == SINGLE:
         return
-    if precision not in (BFLOAT16, TF32):
+    if precision not in PRECISIONS:
+        *others, last = map(repr, PRECISIONS)
         raise GraphError(
-            f"precision: {precision!r} found, {SINGLE!r}, {BFLOAT16!r} or {TF32!r} needed"
-            f"{hint(precision, (SINGLE, BFLOAT16, TF32))}"
+            f"precision: {precision!r} found, {', '.join(others)} or {last} needed"
+            f"{hint(precision, PRECISIONS)}"
         )
     if precision == TF32:
         check_tf32(processor)
         return
-    if processor == CUDA:
+    if precision in ROUNDING:
+        if not (processor == CUDA or streamed or plain):
+            return
+        lacks = "weights are rounded for CPUs alone, and neither streamed nor in a plain session"
+    elif processor == CUDA:
         lacks = "the GPU's kernels have no such products"
     elif streamed:
         lacks = "products of streamed weights stay float32"
@@ -60,4 +68,4 @@ def check_tf32(processor: str) -> None:
     raise GraphError(f"precision: {TF32!r} found, but {lacks}; {SINGLE!r} needed")
 
 
-__all__ = ["check_precision", "check_tf32"]
+__all__ = ["PRECISIONS", "check_precision", "check_tf32"]

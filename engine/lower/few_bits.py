@@ -1,12 +1,14 @@
-"""Products with constant weights of narrow types, which stay packed: `matmul_nbits`.
+"""Products with constant weights of few bits, which stay packed: `matmul_nbits`.
 
-A file says by casts, scales and zero points what weights of few bits stand for. Computed once, they
-would be four or eight times the bytes that each run reads; packed, a kernel makes numbers of them.
+A file says by casts, scales and zero points what weights of narrow types stand for. Computed once,
+they would be four or eight times the bytes that each run reads; packed, a kernel makes numbers of
+them. Where a session asks for it (`precision="int4"`), weights of wider types are rounded to such.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from soapstone.records import dataclass
 
 _STEP = 16  # what kernels need depth and blocks to be multiples of
 _BLOCK = 128  # numbers of a block where the file has one scale for a column, or for all
+_FINE = 32  # of a block where they are rounded here
 # What is added to integers so that they are codes, which begin with 0.
 _SHIFTS = {"int2": 8, "uint2": 0, "int4": 8, "uint4": 0, "int8": 128, "uint8": 0}
 
@@ -173,4 +176,38 @@ def _product(
     return y
 
 
+def _rounded(site: Site, node: Node, bits: int) -> str | None:
+    """A product with weights is one with the nearest of few bits, a scale for each block.
+
+    A block's number that is the farthest from zero is the lowest integer, which has no counterpart.
+    """
+    x, w = node.inputs[:2]
+    if w not in site.fixed or x in site.fixed or site.builder.spec(w).dtype != "float32":
+        return None
+    depth, columns = site.builder.spec(w).shape
+    block = _FINE if depth % _FINE == 0 else _STEP
+    if depth % block or not depth * columns:
+        return None
+    emit, shape, lowest = site.constant, (columns, depth // block), -(1 << (bits - 1))
+    blocks = emit("reshape", emit("transpose", w, permutation=(1, 0)), shape=(*shape, block))
+    high, low = (
+        emit(each, blocks, axes=(2,), keepdims=True) for each in ("reduce_max", "reduce_min")
+    )
+    above = emit("greater", high, emit("neg", low))
+    scales = emit("affine", emit("where", above, high, low), scale=1 / lowest)
+    none, one = (emit("full", shape=(), value=each, dtype="float32") for each in (0.0, 1.0))
+    scales = emit("where", emit("equal", scales, none), one, scales)
+    whole = emit("round", emit("div", blocks, scales))
+    whole = emit("cast", emit("clip", whole, low=float(lowest), high=-lowest - 1.0), to="int8")
+    whole = emit("reshape", whole, shape=(columns, depth))
+    codes = emit("pack_nbits", whole, bits=bits, block=block, shift=-lowest)
+    parts = [emit("reshape", scales, shape=shape)]
+    return _product(site, node, codes, parts, {"bits": bits})
+
+
 IN_FEW_BITS = Fold("pack_weights", ("linear",), _packed)
+# By the precision of sessions whose weights alone are rounded.
+ROUNDING = {
+    f"int{bits}": Fold("round_weights", ("linear",), partial(_rounded, bits=bits))
+    for bits in (4, 8)
+}

@@ -13,7 +13,7 @@ from soapstone.engine.lower.composites import lower_composites
 from soapstone.engine.lower.concat import place_parts
 from soapstone.engine.lower.elementwise import fuse_elementwise
 from soapstone.engine.lower.epilogue import fuse_epilogues
-from soapstone.engine.lower.few_bits import IN_FEW_BITS
+from soapstone.engine.lower.few_bits import IN_FEW_BITS, ROUNDING
 from soapstone.engine.lower.halves import read_halves, store_halves, widen_halves, widen_partials
 from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, multiplies_bytes
 from soapstone.engine.lower.parts import copy_parts, merge_parts
@@ -67,6 +67,7 @@ CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
     Pass(ATTENTION.name, partial(fold, ATTENTION), processor="cpu"),
     Pass("widen_weights", lambda graph, _: widen_halves(graph, Strategy({})), processor="cpu"),
     Pass("store_halves", _store_halves, processor="cpu", precision=BFLOAT16),
+    *(Pass(each.name, partial(fold, each), precision=name) for name, each in ROUNDING.items()),
     Pass("drop_unread", lambda graph, _: graph.pruned()),
 )
 
@@ -87,7 +88,8 @@ PASSES: tuple[Pass[Strategy], ...] = (
 )
 
 SPLIT = "split_constants"  # between the two, into a graph that runs once and the rest
-NAMES = (*(each.name for each in CONSTANT_PASSES), SPLIT, *(each.name for each in PASSES))
+_CONSTANT = dict.fromkeys(each.name for each in CONSTANT_PASSES)  # those of some bits are one
+NAMES = (*_CONSTANT, SPLIT, *(each.name for each in PASSES))
 
 
 def fold_weights(
@@ -102,7 +104,7 @@ def fold_weights(
 
     Args:
         processor: the kind that will run it, whose kernels may multiply bytes.
-        precision: what products may round their operands to (`kernels.entry.Call`).
+        precision: of the session (`frontend/precision.py`).
     """
     able = multiplies_bytes(processor)
     chosen = [

@@ -14,6 +14,7 @@ import numpy as np
 
 from soapstone.engine.constants import Constants, Found
 from soapstone.engine.lower import fold_weights, split_constants
+from soapstone.engine.lower.few_bits import ROUNDING
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
@@ -23,6 +24,7 @@ from soapstone.frontend.inference.foretold import Foretold
 from soapstone.frontend.inference.sources import Notes, Source
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
+from soapstone.ir.precision import SINGLE
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
 from soapstone.kernels.choices import Choices, Tune
@@ -93,7 +95,7 @@ class Binder:
             *(self.machine, mapper, 0),
             choices=Choices(tune=self.tune, most=_CHOICES),
             values=values,
-            precision=self.precision,
+            precision=SINGLE if self.precision in ROUNDING else self.precision,
         )
 
     @property

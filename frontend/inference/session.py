@@ -83,8 +83,9 @@ class InferenceSession:
             False: what is expected alone. A session keeps to its choices.
         precision: "float32", or "bfloat16": products and convolutions with weights may round their
             operands to bfloat16, and those are kept in it (docs/inference.md). Sums within them,
-            and all other operators, stay float32. On a GPU "tf32": those of NVIDIA's libraries may
-            round theirs to that (docs/cuda.md).
+            and all other operators, stay float32. "int4" and "int8": matrix products round their
+            weights to so many bits, and keep them so. On a GPU "tf32": those of NVIDIA's libraries
+            may round theirs to that (docs/cuda.md).
         plan: how values are streamed: "dp" (fewest bytes, the default), "lru", "stream", "belady",
             or a plan or its file, which is of the graph of one shape.
 
@@ -132,7 +133,7 @@ class InferenceSession:
         followed = Followed(strategy, source, machine, cpus, threads, gpus, requests)
         machine, plans = followed.machine, None
         streamed = fast_memory is not None or plan is not None
-        check_precision(precision, machine.processors[0].kind, streamed)
+        check_precision(precision, machine.processors[0].kind, streamed, plain)
         if streamed:
             if requests > 1:
                 raise GraphError(f"requests: {requests} found with a fast memory; 1 needed")

@@ -63,9 +63,8 @@ class InferenceSession:
         path_or_bytes: a file, or its bytes. sess_options: see `SessionOptions`.
         providers: in order of preference, names or pairs of name and options; the CPU's is the
             default, "CUDAExecutionProvider" takes a GPU where there is one. Others are left out,
-            with a warning. provider_options: those of each. `precision` of the CPU's, "float32" or
-            "bfloat16", is that of `soapstone.InferenceSession`; others change nothing, which is
-            said.
+            with a warning. provider_options: those of each. `precision` of the CPU's is that
+            of `soapstone.InferenceSession`; others change nothing, which is said.
 
     Raises:
         InvalidArgument: options that do not fit. OnnxError: the file is malformed, or needs what is

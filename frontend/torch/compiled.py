@@ -437,7 +437,7 @@ def compile(
 
     Args:
         model: a module or function. threads: how many threads compute; all cores by default.
-        precision: "float32", or "bfloat16": see `InferenceSession`.
+        precision: "float32", "bfloat16", "int4" or "int8": see `InferenceSession`.
         options: others of `torch.compile`: fullgraph, dynamic.
 
     Raises:

@@ -31,13 +31,17 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the drawing.")] = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="The weights of an app.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="All cores by default.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, or int4 or int8 for weights of products.")
+    ] = "float32",
     as_json: Json = False,
 ) -> None:
     """Print the tokens that a decoder continues a prompt with, each as soon as it is known."""
     from soapstone.frontend.inference.predict import source_of
     from soapstone.frontend.inference.session import InferenceSession
 
-    with InferenceSession(source_of(model, checkpoint), threads=threads) as session:
+    source = source_of(model, checkpoint)
+    with InferenceSession(source, threads=threads, precision=precision) as session:
         tokens = session.stream(
             *(prompt, max_new_tokens),
             stop=stop or (),

@@ -253,7 +253,7 @@ def predict(
         bool, typer.Option("--tune", help="Measure rival kernels first, and keep the times.")
     ] = False,
     precision: Annotated[
-        str, typer.Option(help="float32, or bfloat16 for products of weights.")
+        str, typer.Option(help="float32, bfloat16, or int4 or int8 for weights of products.")
     ] = "float32",
     fast_memory: FastMemory = None,
     plan: Plan = None,
