@@ -3,8 +3,9 @@
     python benchmarks/execution/decoding.py [--models "float32;4bit"] [--rounds 5] [--threads 2]
 
 The model is Llama-like, of 125 million parameters (tests/helpers/decoders.py): written as exporters
-of torch do, and with ONNX Runtime's own attention ("fused"). ONNX Runtime has its outputs bound,
-and gets them back as inputs without a copy.
+of torch do, with ONNX Runtime's own attention ("fused"), and made of layers, which have the float32
+file's weights ("int4": rounded by the session), beside ONNX Runtime on files of as many bits. ONNX
+Runtime has its outputs bound, and gets them back as inputs without a copy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,15 @@ MODELS = {
     "4bit": Decoder(bits=4),
     "4bit, fused": Decoder(bits=4, fused=True),
 }
+LAYERS = {"layers": "float32", "layers, int4": "int4"}  # models made of layers, by precision
 PROMPT, TOKENS = 100, 32
+
+
+def file_of(name: str) -> str:
+    """Return the model whose file ONNX Runtime runs beside one."""
+    if name not in LAYERS:
+        return name
+    return "4bit" if LAYERS[name] == "int4" else "float32"
 
 
 def export(name: str, folder: Path) -> Path:
@@ -46,17 +55,22 @@ def export(name: str, folder: Path) -> Path:
     return path
 
 
-def by_soapstone(path: Path, threads: int, prompt: list[int]) -> Any:
+def by_soapstone(name: str, folder: Path, threads: int, prompt: list[int]) -> Any:
     """Return what continues the prompt with a token at a time."""
     from soapstone import InferenceSession
 
-    session = InferenceSession(path, threads=threads)
+    model: Any = export("float32" if name in LAYERS else name, folder)
+    if name in LAYERS:
+        model = Decoder().network(PROMPT + TOKENS, onnx.load(model))
+    session = InferenceSession(model, threads=threads, precision=LAYERS.get(name, "float32"))
     return lambda: session.stream(prompt, max_new_tokens=TOKENS)
 
 
-def by_onnxruntime(path: Path, threads: int, prompt: list[int]) -> Any:
+def by_onnxruntime(name: str, folder: Path, threads: int, prompt: list[int]) -> Any:
     """Return what continues the prompt with a token at a time."""
     import onnxruntime
+
+    path = export(file_of(name), folder)
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -87,11 +101,12 @@ def by_onnxruntime(path: Path, threads: int, prompt: list[int]) -> Any:
     return run
 
 
-def peer(library: str, path: Path, threads: int) -> None:
+def peer(library: str, name: str, folder: Path, threads: int) -> None:
     """Be one library on one model."""
     prompt = np.random.default_rng(1).integers(0, Decoder().words, PROMPT).tolist()
     start = time.perf_counter()
-    run = (by_soapstone if library == "soapstone" else by_onnxruntime)(path, threads, prompt)
+    begin = by_soapstone if library == "soapstone" else by_onnxruntime
+    run = begin(name, folder, threads, prompt)
     made = [next(iter(run()))]
     first_s = time.perf_counter() - start
     list(run())
@@ -111,7 +126,9 @@ def peer(library: str, path: Path, threads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=";".join(MODELS), help="names, with ; between them")
+    parser.add_argument(
+        "--models", default=";".join([*MODELS, *LAYERS]), help="names, with ; between them"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
@@ -120,11 +137,12 @@ def main() -> None:
     options = parser.parse_args()
     names = options.models.split(";")
     if options.peer:
-        peer(options.peer, export(names[0], options.folder), options.threads)
+        peer(options.peer, names[0], options.folder, options.threads)
         return
     rows = []
     for name in names:
-        export(name, options.folder)
+        for each in {file_of(name), "float32"}:
+            export(each, options.folder)
         command = [sys.executable, __file__, "--folder", str(options.folder)]
         command += ["--threads", str(options.threads), "--models", name]
         commands = {p: [*command, "--peer", p] for p in ("soapstone", "onnxruntime")}
@@ -141,7 +159,8 @@ def main() -> None:
         row["prompt / onnxruntime"] = ratio(one, other, "prompt_ms")
         row["soapstone first s"] = median(one, "first_s")
         row["onnxruntime first s"] = median(other, "first_s")
-        row["same tokens"] = one[0]["tokens"] == other[0]["tokens"]
+        same = one[0]["tokens"] == other[0]["tokens"]
+        row["same tokens"] = same if name != "layers, int4" else "other weights"
         rows.append(row)
         show(row)
     if not options.no_write:

@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from soapstone import Model, Tensor
+
 _ENDS = ("past_key_values", "present")
 LEAST = float(np.finfo(np.float32).min)
 
@@ -37,6 +39,52 @@ class Decoder:
     def model(self) -> onnx.ModelProto:
         """Return the model: ids, mask and cache in, logits and cache out."""
         return _Writer(self).model()
+
+    def network(self, length: int, file: onnx.ModelProto) -> Model:
+        """Return the model made of layers, for texts of that length, with the weights of a file."""
+        model, head = Model("decoder"), self.width // self.heads
+        angles = np.outer(np.arange(length), 10000.0 ** (-np.arange(0, head, 2) / head))
+        cosine, sine = (
+            model.constant(name, np.float32(np.tile(turn(angles), 2)[:, None]))
+            for name, turn in (("cosines", np.cos), ("sines", np.sin))
+        )
+
+        def split(x: Tensor, name: str, heads: int) -> Tensor:
+            y = model.dense(x, heads * head, bias=False, name=name)
+            return model.reshape(y, (-1, length, heads, head))
+
+        def turned(x: Tensor) -> Tensor:
+            first = model.slice(x, axis=3, start=0, stop=head // 2)
+            second = model.slice(x, axis=3, start=head // 2, stop=head)
+            return x * cosine + model.concat([second * -1.0, first], axis=3) * sine
+
+        def repeated(x: Tensor) -> Tensor:
+            one = model.reshape(x, (-1, length, self.kv_heads, 1, head))
+            each = model.concat([one] * (self.heads // self.kv_heads), axis=3)
+            return model.reshape(each, (-1, length, self.heads, head))
+
+        x = model.input("ids", (1, length), "int32")
+        x = model.embedding(x, self.words, self.width, name="words")
+        for number in range(self.layers):
+            name = f"layers.{number}"
+            h = model.rms_norm(x, name=f"{name}.norm")
+            q = turned(split(h, f"{name}.q", self.heads))
+            k = repeated(turned(split(h, f"{name}.k", self.kv_heads)))
+            v = repeated(split(h, f"{name}.v", self.kv_heads))
+            y = model.scaled_dot_product_attention(q, k, v, causal=True)
+            y = model.reshape(y, (-1, length, self.width))
+            x = x + model.dense(y, self.width, bias=False, name=f"{name}.o")
+            h = model.rms_norm(x, name=f"{name}.norm2")
+            gate = model.dense(h, self.inner, bias=False, name=f"{name}.gate")
+            up = model.dense(h, self.inner, bias=False, name=f"{name}.up")
+            y = model.silu(gate) * up
+            x = x + model.dense(y, self.width, bias=False, name=f"{name}.down")
+        x = model.rms_norm(x, name="last.norm")
+        model.output(model.dense(x, self.words, bias=False, name="head"))
+        known = {each.name: numpy_helper.to_array(each) for each in file.graph.initializer}
+        own = {name: known[name.rpartition(".")[0]] for name in model.weights()}
+        model.set_weights(own)
+        return model
 
 
 SMALL = Decoder(layers=2, width=32, heads=4, kv_heads=2, inner=48, words=61)

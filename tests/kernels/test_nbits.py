@@ -41,7 +41,7 @@ def test_products_of_few_bits(name: str, bits: int, zeros: bool) -> None:
     )
     for shape in shapes:
         arrays = operands(*shape, bits, zeros)
-        attributes = {"bits": bits, "zeros": zeros, "numbers": "integer"}
+        attributes = {"bits": bits, "zeros": zeros, "numbers": "integer", "coarse": False}
         (wanted,) = reference("matmul_nbits", arrays, attributes)
         for threads in (1, 2):
             y = np.full(wanted.shape, np.nan, np.float32)
@@ -58,7 +58,7 @@ def test_products_of_narrow_types(numbers: str) -> None:
         x, w, scales = operands(rows, depth, columns, block, bits, False)
         # Bytes that are no number, or infinity, are left out here.
         w &= 0xFF if bits == 4 else 0xBB
-        attributes = {"bits": bits, "zeros": False, "numbers": numbers}
+        attributes = {"bits": bits, "zeros": False, "numbers": numbers, "coarse": False}
         (wanted,) = reference("matmul_nbits", [x, w, scales], attributes)
         y = np.full(wanted.shape, np.nan, np.float32)
         run(
@@ -76,11 +76,13 @@ def test_bytes_of_any_size_make_products_as_fine_as_float32() -> None:
     x[1, :128], x[1, 128:] = 0, 1e-33
     x[2, 5] = np.inf
     (wanted,) = reference(
-        "matmul_nbits", [x[:2], w, scales], {"bits": 4, "zeros": False, "numbers": "integer"}
+        "matmul_nbits",
+        [x[:2], w, scales],
+        {"bits": 4, "zeros": False, "numbers": "integer", "coarse": False},
     )
     for name in NAMES:
         y = np.zeros((3, 70), np.float32)
-        attributes = {"bits": 4, "zeros": False, "numbers": "integer"}
+        attributes = {"bits": 4, "zeros": False, "numbers": "integer", "coarse": False}
         run(
             bound(
                 Call("matmul_nbits", attributes, (x, w, scales), (y,), 2, frozenset({1, 2})), name
@@ -92,9 +94,26 @@ def test_bytes_of_any_size_make_products_as_fine_as_float32() -> None:
         assert not np.isfinite(y[2]).any()
 
 
+@pytest.mark.skipif(not has_dots(), reason="this processor adds no products of bytes")
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_where_one_byte_will_do_numbers_of_x_are_one(bits: int, zeros: bool) -> None:
+    for rows, depth, columns, block in ((1, 96, 130, 32), (11, 256, 20, 128), (17, 32, 5, 16)):
+        x, *weights = operands(rows, depth, columns, block, bits, zeros)
+        attributes = {"bits": bits, "zeros": zeros, "numbers": "integer", "coarse": True}
+        apart = np.float64(x).reshape(rows, -1, block)
+        step = np.abs(apart).max(-1, keepdims=True) / 127
+        nearest = (np.rint(apart / step) * step).reshape(x.shape)
+        (wanted,) = reference("matmul_nbits", [nearest, *weights], attributes)
+        y = np.full(wanted.shape, np.nan, np.float32)
+        known = frozenset(range(1, 3 + zeros))
+        run(bound(Call("matmul_nbits", attributes, (x, *weights), (y,), 2, known), "dots"))
+        near(y, wanted, 1e-4)
+
+
 def test_rows_apart_are_served_and_weights_that_change_are_not() -> None:
     x, *rest = operands(6, 64, 20, 32, 4, False)
-    attributes = {"bits": 4, "zeros": False, "numbers": "integer"}
+    attributes = {"bits": 4, "zeros": False, "numbers": "integer", "coarse": False}
     (wanted,) = reference("matmul_nbits", (x[::2], *rest), attributes)
     y = np.zeros((3, 20), np.float32)
     call = Call("matmul_nbits", attributes, (x[::2], *rest), (y,), 1, frozenset({1, 2}))

@@ -103,6 +103,9 @@ def _swapped(n: Call, x: Value) -> Value:
     return n.transpose(x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
 
+_IN_BYTES = 4  # the level of accuracy that numbers of eight bits have
+
+
 @rule("MatMulNBits", domain=MICROSOFT)
 def matmul_nbits(n: Call) -> Value:
     x, w = n.value(0), n.value(1)
@@ -123,7 +126,8 @@ def matmul_nbits(n: Call) -> Value:
         if zeros.dtype == "uint8":
             zeros = _unpacked(n, zeros, bits, columns, blocks)
         parts.append(n.cast(n.reshape(zeros, (columns, blocks)), "float32"))
-    y = n("matmul_nbits", wide, *parts, bits=bits, zeros=zeros is not None)
+    coarse = n.attribute("accuracy_level", 0) == _IN_BYTES
+    y = n("matmul_nbits", wide, *parts, bits=bits, zeros=zeros is not None, coarse=coarse)
     if n.has(5):
         y = n("add", y, n.cast(n.value(5), "float32"))
     return n.cast(y, x.dtype)

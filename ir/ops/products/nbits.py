@@ -103,6 +103,7 @@ register(
             "bits": Attribute("int", 4, choices=BITS),
             "zeros": Attribute("bool", False),
             "numbers": Attribute("str", WHOLE, choices=KINDS),
+            "coarse": Attribute("bool", False),
         },
         flops_per_point=2,
         layer=None,
@@ -122,7 +123,8 @@ register(
         ),
         doc="x w', whose blocks of numbers of few bits have a scale each and maybe a zero point\n"
         "x: (…, k); w: (n, blocks, bytes) uint8, the first of a byte's numbers in its lowest\n"
-        "bits, and integers or codes of `numbers`; scales, zeros: (n, blocks)",
+        "bits, and integers or codes of `numbers`; scales, zeros: (n, blocks); coarse: kernels\n"
+        "may round numbers of x to eight bits of the largest of their block",
     )
 )
 

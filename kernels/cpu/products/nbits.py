@@ -35,17 +35,17 @@ _NBITS = Fields("rows depth columns block weights panel x x_step y y_step")
 _nbits_of = _NBITS.at
 
 
-def _body(products: list[Any], wide: Any, several: int) -> Native:
-    """Return the loop over panels, by the blocks of one, two and four rows.
+def _body(products: list[Any], many: int, wide: Any, several: int) -> Native:
+    """Return the loop over panels, by the blocks of one row, two and many.
 
     wide: the block of one row by several panels, which a single row takes.
     """
-    one, two, four = products
+    one, two, most = products
 
     @native("body")
     def nbits(block: Any, begin: int, end: int) -> int:
         w = _nbits_of(block)
-        room = stack(256)
+        room = stack(512)
         panel = begin
         while w.rows == 1 and panel + several <= end:
             wide(w.x, w.x_step, w.depth, w.block, w.weights + panel * w.panel, room)
@@ -58,9 +58,9 @@ def _body(products: list[Any], wide: Any, several: int) -> Native:
             row = 0
             while row < w.rows:
                 x, left = w.x + row * w.x_step, w.rows - row
-                if left >= 4:
-                    four(x, w.x_step, w.depth, w.block, weights, room)
-                    made = 4
+                if left >= many:
+                    most(x, w.x_step, w.depth, w.block, weights, room)
+                    made = many
                 elif left >= 2:
                     two(x, w.x_step, w.depth, w.block, weights, room)
                     made = 2
@@ -84,26 +84,29 @@ _NARROW: list[_Kind] = [(WIDTHS[kind], False, kind) for kind in KINDS if kind !=
 
 def _by_floats(kind: _Kind) -> Native:
     products = nbits_lanes.products(*kind)
-    return _body(products, products[0], 1)
+    return _body(products, nbits_lanes.MANY, products[0], 1)
 
 
-def _by_dots(bits: int, zeros: bool) -> Native:
-    products = nbits_dots.products(bits, zeros)
-    return _body(products, nbits_dots.wide(bits, zeros), nbits_dots.SEVERAL)
+def _by_dots(bits: int, zeros: bool, planes: int) -> Native:
+    products, wide = (make(bits, zeros, planes) for make in (nbits_dots.products, nbits_dots.wide))
+    return _body(products, nbits_dots.MANY[planes], wide, nbits_dots.SEVERAL)
 
 
 _HALVES = _NARROW if converts_halves() else []
 _FLOATS = {kind: _by_floats(kind) for kind in (*_KINDS, *_HALVES)}
-_DOTS = {kind: _by_dots(*kind[:2]) for kind in _KINDS if nbits_dots.has_dots()}
+_DOTS = {  # by the bytes of a number of x
+    planes: {kind: _by_dots(*kind[:2], planes) for kind in _KINDS}
+    for planes in (nbits_dots.MANY if nbits_dots.has_dots() else ())
+}
 
 # planes: from a row's heads to its bytes.
 _DIGITS = Fields("x depth block plane heads rows_step planes")
 _digits_of = _DIGITS.at
 
 
-def _digits(bits: int) -> Native:
+def _digits(bits: int, planes: int) -> Native:
     """Return the loop over rows of x that makes bytes of them."""
-    digits = nbits_dots.digits(bits)
+    digits = nbits_dots.digits(bits, planes)
 
     @native("body")
     def rows(block: Any, begin: int, end: int) -> int:
@@ -116,7 +119,7 @@ def _digits(bits: int) -> Native:
     return rows
 
 
-_BYTES = {bits: _digits(bits) for bits in (4, 8) if _DOTS}
+_BYTES = {(bits, planes): _digits(bits, planes) for bits in (4, 8) for planes in _DOTS}
 
 
 def packed(bits: int, w: Array, scales: Array, zeros: Array | None) -> Array:
@@ -142,16 +145,18 @@ def packed(bits: int, w: Array, scales: Array, zeros: Array | None) -> Array:
 @variant("matmul_nbits", "dots")
 def dots(call: Call) -> Entry | None:
     """Return the entry of a product by sums of products of bytes, where processors have them."""
-    return _product(call, _DOTS, True) if _DOTS else None
+    planes = 1 if call.attributes["coarse"] else nbits_dots.PLANES
+    return _product(call, _DOTS[planes], planes) if _DOTS else None
 
 
 @variant("matmul_nbits", "panels")
 def matmul_nbits(call: Call) -> Entry | None:
     """Return the entry of a product with constant weights of four or eight bits."""
-    return _product(call, _FLOATS, False)
+    return _product(call, _FLOATS)
 
 
-def _product(call: Call, bodies: dict[_Kind, Native], dots: bool) -> Entry | None:
+def _product(call: Call, bodies: dict[_Kind, Native], planes: int = 0) -> Entry | None:
+    """Return the entry of a product. planes: the bytes that numbers of x become, 0: they do not."""
     (x, w, scales, *zeros), (y,) = call.inputs, call.outputs
     bits, numbers, depth = call.attributes["bits"], call.attributes["numbers"], x.shape[-1]
     body = bodies.get((bits, bool(zeros), numbers))
@@ -164,7 +169,7 @@ def _product(call: Call, bodies: dict[_Kind, Native], dots: bool) -> Entry | Non
     size = block_of(w.shape[2], call.attributes)
     if w.shape[2] % 4 or size % step or depth % step or not y.flags.c_contiguous:
         return None
-    if dots and size > _LONGEST:
+    if planes and size > _LONGEST:
         return None
     entries: list[Entry] = []
     if not x.flags.c_contiguous:
@@ -180,16 +185,16 @@ def _product(call: Call, bodies: dict[_Kind, Native], dots: bool) -> Entry | Non
         scales[(w & 127 == 127).any(-1)] = np.nan
     weights = packed(bits, w, scales, zeros[0] if zeros else None)
     rows, columns, x_step = y.size // y.shape[-1], y.shape[-1], 4 * depth
-    if dots:
+    if planes:
         heads = -(-depth // size) * nbits_dots.HEAD
         plane = nbits_dots.plane_of(depth)
-        made = aligned_array((rows, heads + nbits_dots.PLANES * plane), np.uint8)
+        made = aligned_array((rows, heads + planes * plane), np.uint8)
         x_step = made.strides[0]
         given = _DIGITS.pack(
             x=x, depth=depth, block=size, plane=plane, heads=made, rows_step=x_step, planes=heads
         )
         few = useful_threads(call.threads, 4 * x.nbytes)
-        entries.append(parallel_for(_BYTES[bits], given, rows, few))
+        entries.append(parallel_for(_BYTES[bits, planes], given, rows, few))
         x = made
     block = _NBITS.pack(
         rows=rows,

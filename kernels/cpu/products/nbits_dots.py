@@ -2,6 +2,7 @@
 
 Numbers of x become integers of 24 bits, in parts of their block's largest, which are three signed
 bytes each: a block's sums are exact, and x is rounded about as finely as float32 holds its largest.
+Where a file says that one byte will do, it is one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
 from soapstone.cache.objects import features
-from soapstone.kernels.cpu.products.nbits_lanes import ROWS
 from soapstone.kernels.cpu.products.panels_lanes import stretch
 from soapstone.native.lanes import (
     F32,
@@ -35,11 +35,10 @@ from soapstone.native.simd import vectorised
 _LINE = 64  # bytes
 _AHEAD = 32  # lines that are asked for before they are used
 PLANES = 3  # bytes of a number of x, the lowest first
-_LARGEST = 127 * 65536  # a block's largest number: its highest byte stays a signed one
 _LEAST = 1e-30  # the smallest number that a block's largest is taken for
-_MIDDLES = 0x808080  # what makes each of the three bytes positive
 HEAD = 8 * 4  # bytes of what is kept of a block of x: its scale, its sum, and a sum of each plane
 SEVERAL = 4  # panels at a time, for one row
+MANY = {3: 4, 1: 8}  # rows at a time with one panel, by bytes of a number of x
 
 
 @cache
@@ -48,9 +47,11 @@ def has_dots() -> bool:
     return {"avx512f", "avx512vnni"} <= features()
 
 
-def digits(bits: int) -> Any:
+def digits(bits: int, planes: int) -> Any:
     """Return the function that writes the bytes of a row of x, for weights of so many bits."""
     middle = 1 << (bits - 1)
+    whole_top = 127 << (8 * (planes - 1))  # of a block: its highest byte stays a signed one
+    middles = 0x808080 >> (8 * (PLANES - planes))  # what makes each of the bytes positive
     # A word of weights of four bits holds its even and its odd numbers as bytes.
     group = [0, 2, 4, 6, 1, 3, 5, 7] if bits == 4 else list(range(8))
     order = ir.Constant(ir.VectorType(I32, LANES), [*group, *(8 + place for place in group)])
@@ -79,15 +80,15 @@ def digits(bits: int) -> Any:
             # NaN where a number is not finite, so that the products are.
             top = most.fold(maximum) + wrong.fold(lambda p, q: p + q)
             top = where(top < _LEAST, _LEAST, top)
-            scale, inverse = top * (1.0 / _LARGEST), float(_LARGEST) / top
+            scale, inverse = top * (1.0 / whole_top), float(whole_top) / top
 
             def part(k: Lanes, sums: list[Lanes]) -> list[Lanes]:
                 v = load_some(source, k, first(count - k)) * inverse
                 v = where(v.compare("!=", v), 0.0, v.call("llvm.rint"))
-                moved = v.cast(I32) + _MIDDLES
-                signed = moved ^ _MIDDLES
+                moved = v.cast(I32) + middles
+                signed = moved ^ middles
                 made = []
-                for place in range(PLANES):
+                for place in range(planes):
                     low = (signed >> (8 * place) if place else signed).cast(I8)
                     mixed = b.shuffle_vector(low.value, low.value, order)
                     store_lanes(to + plane * place, start + k, Lanes(b, mixed))
@@ -95,7 +96,7 @@ def digits(bits: int) -> Any:
                     made.append(sums[place] + byte - 128)
                 return made
 
-            sums = stretch(b, (I64(0), count.value), LANES, [none] * PLANES, part)
+            sums = stretch(b, (I64(0), count.value), LANES, [none] * planes, part)
             totals = [total.fold(lambda p, q: p + q) for total in sums]
             whole = _whole([total.cast(F32) for total in totals])
             head = heads + number * HEAD
@@ -112,8 +113,10 @@ def digits(bits: int) -> Any:
 
 def _whole(parts: list[Lanes]) -> Lanes:
     """Return the number of which these are the digits, the lowest first."""
-    low, middle, high = parts
-    return high * 65536.0 + (middle * 256.0 + low)
+    *lower, whole = parts
+    for part in reversed(lower):
+        whole = whole * 256.0 + part
+    return whole
 
 
 def _put(p: Lanes, value: Lanes) -> None:
@@ -135,10 +138,11 @@ def _dots(total: Lanes, unsigned: Lanes, signed: Lanes) -> Lanes:
     return Lanes(b, b.call(function, [total.value, unsigned.value, signed.value]))
 
 
-def _product(rows: int, panels: int, bits: int, zeros: bool) -> Any:
+def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any:
     per = 32 // bits  # numbers in a word
     halves = per // 4
-    sets = halves if rows * panels == 1 else 1  # of sums, which take the words of x in turns
+    # Of sums, which take the words of x in turns: fewer would wait for one another.
+    sets = halves if rows * panels * planes < 10 else 1
 
     def form(x: Lanes, step: Lanes, depth: Lanes, block: Lanes, weights: Lanes, to: Lanes) -> None:
         """Write the products of rows with panels as `nbits_lanes` has them.
@@ -157,8 +161,8 @@ def _product(rows: int, panels: int, bits: int, zeros: bool) -> Any:
         heads = [x + step * row for row in range(rows)]
         cells = [(row, number) for row in range(rows) for number in range(panels)]
         plane = plane_of(depth)
-        planes = [
-            [head + blocks * HEAD + plane * place for place in range(PLANES)] for head in heads
+        digits = [
+            [head + blocks * HEAD + plane * place for place in range(planes)] for head in heads
         ]
 
         def turn(number: Lanes, sums: list[Lanes]) -> list[Lanes]:
@@ -168,7 +172,7 @@ def _product(rows: int, panels: int, bits: int, zeros: bool) -> Any:
             count = Lanes(b, b.select((rest < block).value, rest.value, block.value))
             begin = []
             for row, _ in cells:
-                for place in range(PLANES):
+                for place in range(planes):
                     head = heads[row] + number * HEAD + (8 + 4 * place)
                     begin += [_get(head, I32).splat(), *[none] * (sets - 1)]
 
@@ -183,11 +187,11 @@ def _product(rows: int, panels: int, bits: int, zeros: bool) -> Any:
                     if bits == 4:
                         numbers = [(each >> 4 if half else each) & 0x0F0F0F0F for each in lanes]
                     for row in range(rows):
-                        for place in range(PLANES):
-                            word = _get(planes[row][place] + (start + k + 4 * half), I32).splat()
+                        for place in range(planes):
+                            word = _get(digits[row][place] + (start + k + 4 * half), I32).splat()
                             for column, each in enumerate(numbers):
                                 cell = row * panels + column
-                                which = (cell * PLANES + place) * sets + half % sets
+                                which = (cell * planes + place) * sets + half % sets
                                 held[which] = _dots(held[which], each, word)
                 return held
 
@@ -195,8 +199,8 @@ def _product(rows: int, panels: int, bits: int, zeros: bool) -> Any:
             made = []
             for cell, (row, column) in enumerate(cells):
                 parts = []
-                for place in range(PLANES):
-                    own = held[(cell * PLANES + place) * sets :][:sets]
+                for place in range(planes):
+                    own = held[(cell * planes + place) * sets :][:sets]
                     parts.append((own[0] + own[1] if sets == 2 else own[0]).cast(F32))
                 head, end = heads[row] + number * HEAD, at[column] + words
                 scales = _get(head, F32).splat() * load_lanes(end, 0)
@@ -218,11 +222,11 @@ def plane_of(depth: Any) -> Any:
     return ((depth + 15) >> 4) * 16 + 16
 
 
-def products(bits: int, zeros: bool) -> list[Any]:
-    """Return the blocks of each of `ROWS` by one panel."""
-    return [_product(rows, 1, bits, zeros) for rows in ROWS]
+def products(bits: int, zeros: bool, planes: int) -> list[Any]:
+    """Return the blocks of one row, two and `MANY` by one panel."""
+    return [_product(rows, 1, bits, zeros, planes) for rows in (1, 2, MANY[planes])]
 
 
-def wide(bits: int, zeros: bool) -> Any:
+def wide(bits: int, zeros: bool, planes: int) -> Any:
     """Return the block of one row by `SEVERAL` panels."""
-    return _product(1, SEVERAL, bits, zeros)
+    return _product(1, SEVERAL, bits, zeros, planes)

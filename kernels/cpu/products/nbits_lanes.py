@@ -26,7 +26,7 @@ from soapstone.native.simd import vectorised
 
 _LINE = 64  # bytes
 _AHEAD = 32  # lines that are asked for before they are used
-ROWS = (1, 2, 4)  # of x at a time
+MANY = 4  # rows of x at a time
 # Numbers of narrow types as halves: bits they move left, and the power of two they lack then.
 _HALVES = {"float4_e2m1fn": (9, 14), "float8_e4m3fn": (7, 8), "float8_e5m2": (8, 0)}
 
@@ -141,5 +141,5 @@ def _sum(parts: list[Lanes]) -> Lanes:
 
 
 def products(bits: int, zeros: bool, kind: str) -> list[Any]:
-    """Return the blocks of each of `ROWS`."""
-    return [_product(rows, bits, zeros, kind) for rows in ROWS]
+    """Return the blocks of one row, two and `MANY`."""
+    return [_product(rows, bits, zeros, kind) for rows in (1, 2, MANY)]
