@@ -35,17 +35,17 @@ _NBITS = Fields("rows depth columns block weights panel x x_step y y_step")
 _nbits_of = _NBITS.at
 
 
-def _body(products: list[Any], many: int, wide: Any, several: int) -> Native:
-    """Return the loop over panels, by the blocks of one row, two and many.
+def _body(products: list[Any], many: int, pair: int, wide: Any, several: int) -> Native:
+    """Return the loop over panels, by the blocks of one row, of two, and of many by a few panels.
 
-    wide: the block of one row by several panels, which a single row takes.
+    wide: the block of one row by several panels, which a single row takes. pair: panels of many.
     """
     one, two, most = products
 
     @native("body")
     def nbits(block: Any, begin: int, end: int) -> int:
         w = _nbits_of(block)
-        room = stack(512)
+        room = stack(1024)
         panel = begin
         while w.rows == 1 and panel + several <= end:
             wide(w.x, w.x_step, w.depth, w.block, w.weights + panel * w.panel, room)
@@ -53,25 +53,34 @@ def _body(products: list[Any], many: int, wide: Any, several: int) -> Native:
             copy_floats(w.y + panel * 64, room, count)
             panel += several
         while panel < end:
-            weights = w.weights + panel * w.panel
-            count = min(_LANES, w.columns - panel * _LANES)
-            row = 0
-            while row < w.rows:
-                x, left = w.x + row * w.x_step, w.rows - row
-                if left >= many:
+            width, done = 1, 0
+            if panel + pair <= end and w.rows >= many:
+                width = pair
+                weights = w.weights + panel * w.panel
+                count = min(pair * _LANES, w.columns - panel * _LANES)
+                while done + many <= w.rows:
+                    x = w.x + done * w.x_step
                     most(x, w.x_step, w.depth, w.block, weights, room)
-                    made = many
-                elif left >= 2:
-                    two(x, w.x_step, w.depth, w.block, weights, room)
-                    made = 2
-                else:
-                    one(x, w.x_step, w.depth, w.block, weights, room)
-                    made = 1
-                for r in range(made):
-                    to = w.y + (row + r) * w.y_step + panel * 64
-                    copy_floats(to, room + r * 64, count)
-                row += made
-            panel += 1
+                    for r in range(many):
+                        to = w.y + (done + r) * w.y_step + panel * 64
+                        copy_floats(to, room + r * pair * 64, count)
+                    done += many
+            last = panel + width
+            while panel < last:
+                weights = w.weights + panel * w.panel
+                count = min(_LANES, w.columns - panel * _LANES)
+                row = done
+                while row < w.rows:
+                    x, to = w.x + row * w.x_step, w.y + row * w.y_step + panel * 64
+                    if row + 2 <= w.rows:
+                        two(x, w.x_step, w.depth, w.block, weights, room)
+                        copy_floats(to + w.y_step, room + 64, count)
+                        row += 1
+                    else:
+                        one(x, w.x_step, w.depth, w.block, weights, room)
+                    copy_floats(to, room, count)
+                    row += 1
+                panel += 1
         return 0
 
     return nbits
@@ -84,12 +93,12 @@ _NARROW: list[_Kind] = [(WIDTHS[kind], False, kind) for kind in KINDS if kind !=
 
 def _by_floats(kind: _Kind) -> Native:
     products = nbits_lanes.products(*kind)
-    return _body(products, nbits_lanes.MANY, products[0], 1)
+    return _body(products, nbits_lanes.MANY, 1, products[0], 1)
 
 
 def _by_dots(bits: int, zeros: bool, planes: int) -> Native:
     products, wide = (make(bits, zeros, planes) for make in (nbits_dots.products, nbits_dots.wide))
-    return _body(products, nbits_dots.MANY[planes], wide, nbits_dots.SEVERAL)
+    return _body(products, nbits_dots.MANY[planes], nbits_dots.PAIR, wide, nbits_dots.SEVERAL)
 
 
 _HALVES = _NARROW if converts_halves() else []

@@ -38,7 +38,8 @@ PLANES = 3  # bytes of a number of x, the lowest first
 _LEAST = 1e-30  # the smallest number that a block's largest is taken for
 HEAD = 8 * 4  # bytes of what is kept of a block of x: its scale, its sum, and a sum of each plane
 SEVERAL = 4  # panels at a time, for one row
-MANY = {3: 4, 1: 8}  # rows at a time with one panel, by bytes of a number of x
+MANY = {3: 2, 1: 8}  # rows at a time, by bytes of a number of x
+PAIR = 2  # panels at a time, for as many rows: what they read of x is half for each
 
 
 @cache
@@ -223,8 +224,9 @@ def plane_of(depth: Any) -> Any:
 
 
 def products(bits: int, zeros: bool, planes: int) -> list[Any]:
-    """Return the blocks of one row, two and `MANY` by one panel."""
-    return [_product(rows, 1, bits, zeros, planes) for rows in (1, 2, MANY[planes])]
+    """Return the blocks of one row and of two by a panel, and of `MANY` by `PAIR`."""
+    sizes = (1, 1), (2, 1), (MANY[planes], PAIR)
+    return [_product(*size, bits, zeros, planes) for size in sizes]
 
 
 def wide(bits: int, zeros: bool, planes: int) -> Any:

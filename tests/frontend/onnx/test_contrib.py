@@ -125,6 +125,16 @@ def test_products_of_few_bits(bits: int, zeros: str) -> None:
     compare("MatMulNBits", inputs, K=depth, N=columns, bits=bits, block_size=size)
 
 
+@pytest.mark.parametrize("level", [0, 1, 4])
+def test_numbers_of_x_are_rounded_to_bytes_where_the_file_says_so(level: int) -> None:
+    x, w = drawn(3, 64), RANDOM.integers(0, 256, (8, 2, 16), np.uint8)
+    inputs = {"x": x, "w": w, "scales": drawn(16)}
+    attributes = {"K": 64, "N": 8, "bits": 4, "block_size": 32, "accuracy_level": level}
+    model = from_onnx(model_of("MatMulNBits", inputs, 1, attributes, "com.microsoft"))
+    (node,) = (n for n in model.graph().nodes if n.operator == "matmul_nbits")
+    assert node.attributes["coarse"] == (level == 4)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_rows_of_few_bits(bits: int, zeros: bool) -> None:
