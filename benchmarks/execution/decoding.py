@@ -34,6 +34,7 @@ MODELS = {
     "float32, fused": Decoder(fused=True),
     "4bit": Decoder(bits=4),
     "4bit, fused": Decoder(bits=4, fused=True),
+    "bfloat16": Decoder(stored="bfloat16"),
 }
 LAYERS = {"layers": "float32", "layers, int4": "int4"}  # models made of layers, by precision
 PROMPT, TOKENS = 100, 32

@@ -8,6 +8,7 @@ them. Where a session asks for it (`precision="int4"`), weights of wider types a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from soapstone.records import dataclass
 
 _STEP = 16  # what kernels need depth and blocks to be multiples of
 _BLOCK = 128  # numbers of a block where the file has one scale for a column, or for all
+_FEW = 4  # rows, as of products that read float32 weights at memory's speed
 _FINE = 32  # of a block where they are rounded here
 # What is added to integers so that they are codes, which begin with 0.
 _SHIFTS = {"int2": 8, "uint2": 0, "int4": 8, "uint4": 0, "int8": 128, "uint8": 0}
@@ -31,36 +33,41 @@ class _Weights:
     """Constant weights of few bits, and the values that say what they stand for.
 
     Attributes:
-        numbers: of the narrow type. scale, zero: what broadcasts over them, or no zero point.
-        turned: whether they are (n, k), not (k, n).
+        numbers: of the narrow type. axis: of them, along k.
+        scale, zero: what broadcasts over them, and its axis along k; None where there is none.
     """
 
     numbers: str
-    scale: str
-    zero: str | None
-    turned: bool
+    axis: int
+    scale: tuple[str, int] | None = None
+    zero: tuple[str, int] | None = None
 
 
-def _weights(site: Site, value: str) -> _Weights | None:
-    """Return what a matrix of weights is made of, or None where it is not of few bits."""
+def _weights(site: Site, value: str, axis: int) -> _Weights | None:
+    """Return what a matrix of weights is made of, or None where it is not of few bits.
+
+    axis: of the matrix, along k.
+    """
     maker = site.builder.maker(value)
     if maker is None:
         return None
     if maker.operator == "transpose" and maker.attributes["permutation"] == (1, 0):
-        inner = _weights(site, maker.inputs[0])
-        return inner and _Weights(inner.numbers, inner.scale, inner.zero, not inner.turned)
-    if maker.operator == "dequantize":
+        return _weights(site, maker.inputs[0], 1 - axis)
+    if maker.operator == "dequantize" and _is_narrow(site, maker.inputs[0]):
         numbers, scale, zero = maker.inputs
-        return _Weights(numbers, scale, zero, False) if _is_narrow(site, numbers) else None
-    if maker.operator != "mul":
-        return None
-    for real, scale in (maker.inputs, maker.inputs[::-1]):
-        made, off = site.builder.maker(real), None
-        if made is not None and made.operator == "sub":
-            real, off = made.inputs
-        numbers = _narrow(site, real)
-        if _is_narrow(site, numbers):
-            return _Weights(numbers, scale, off and _narrow(site, off), False)
+        return _Weights(numbers, axis, (scale, axis), (zero, axis))
+    if maker.operator == "cast" and _is_narrow(site, maker.inputs[0]):
+        return _Weights(maker.inputs[0], axis)
+    if maker.operator == "sub":
+        inner = _weights(site, maker.inputs[0], axis)
+        if inner is None or inner.scale is not None or inner.zero is not None:
+            return None
+        return replace(inner, zero=(_narrow(site, maker.inputs[1]), axis))
+    if maker.operator == "mul":
+        for real, scale in (maker.inputs, maker.inputs[::-1]):
+            inner = _weights(site, real, axis)
+            if inner is not None and inner.scale is None:
+                return replace(inner, scale=(scale, axis))
     return None
 
 
@@ -128,24 +135,31 @@ def _is_zero(site: Site, value: str) -> bool:
     return array is not None and bool((np.asarray(array) == 0).all())
 
 
-def _packed(site: Site, node: Node) -> str | None:
-    """A product with weights that are made of few bits is one with packed weights."""
+def _packed(site: Site, node: Node, halves: bool) -> str | None:
+    """A product with weights that are made of few bits is one with packed weights.
+
+    halves: of sixteen bits, which a few rows read in half the time; more rows take float32 ones.
+    """
     x, w = node.inputs[:2]
-    found = _weights(site, w) if w in site.fixed and x not in site.fixed else None
-    if found is None:
+    found = _weights(site, w, 0) if w in site.fixed and x not in site.fixed else None
+    if found is None or site.builder.spec(x).dtype != "float32":
         return None
     depth, columns = site.builder.spec(w).shape
-    axis, numbers = int(found.turned), site.builder.spec(found.numbers)
-    repeated = _block(site, found.scale, axis)
-    block = repeated[1] if repeated else min(_BLOCK, depth)
-    if depth % _STEP or block % _STEP or numbers.shape != (depth, columns)[:: -1 if axis else 1]:
+    numbers = site.builder.spec(found.numbers)
+    kind = numbers.dtype if numbers.dtype in KINDS else WHOLE
+    bits = KINDS.get(kind) or max(4, BITS.get(numbers.dtype, 8))
+    if (bits == 16) != halves or (halves and site.builder.spec(x).size > _FEW * depth):
+        return None
+    repeated = found.scale and _block(site, *found.scale)
+    block = repeated[1] if repeated else min(depth if halves else _BLOCK, depth)
+    if depth % _STEP or block % _STEP or len(numbers.shape) != 2:
         return None
     shape = columns, -(-depth // block)
-    parts = [_by_blocks(site, found.scale, axis, shape)]
-    kind = numbers.dtype if numbers.dtype in KINDS else WHOLE
-    bits, shift = max(4, BITS.get(numbers.dtype, 8)), _SHIFTS.get(numbers.dtype, 0)
-    if found.zero is not None and not _is_zero(site, found.zero):
-        parts.append(_by_blocks(site, found.zero, axis, shape))
+    one = site.constant("full", shape=(), value=1.0, dtype="float32")
+    parts = [_by_blocks(site, *(found.scale or (one, 0)), shape)]
+    shift = _SHIFTS.get(numbers.dtype, 0)
+    if found.zero is not None and not _is_zero(site, found.zero[0]):
+        parts.append(_by_blocks(site, *found.zero, shape))
     elif kind == WHOLE and shift != 1 << (bits - 1):
         parts.append(site.constant("full", shape=shape, value=0.0, dtype="float32"))
     known = [part for part in parts if part and site.builder.spec(part).shape == shape]
@@ -155,7 +169,7 @@ def _packed(site: Site, node: Node) -> str | None:
     values, wide = found.numbers, WIDE.get(numbers.dtype, numbers.dtype)
     if wide != numbers.dtype:
         values = site.constant("cast", values, to=wide)
-    if not found.turned:
+    if found.axis == 0:
         values = site.constant("transpose", values, permutation=(1, 0))
     at = {"bits": bits, "numbers": kind}
     codes = site.constant("pack_nbits", values, block=block, shift=shift, **at)
@@ -205,7 +219,8 @@ def _rounded(site: Site, node: Node, bits: int) -> str | None:
     return _product(site, node, codes, parts, {"bits": bits})
 
 
-IN_FEW_BITS = Fold("pack_weights", ("linear",), _packed)
+IN_FEW_BITS = Fold("pack_weights", ("linear",), partial(_packed, halves=False))
+IN_HALVES = Fold("pack_halves", ("linear",), partial(_packed, halves=True))
 # By the precision of sessions whose weights alone are rounded.
 ROUNDING = {
     f"int{bits}": Fold("round_weights", ("linear",), partial(_rounded, bits=bits))

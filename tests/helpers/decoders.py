@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes  # noqa: F401  (by whose names NumPy then knows types)
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -21,7 +22,8 @@ class Decoder:
 
     positions: whether it takes `position_ids`; without it, places follow from how many keys are in
     the cache, so that a cache with gaps would be wrong. bits: of weights, in blocks of `block`; 0:
-    they are float32. fused: whether attention and norms are operators of com.microsoft.
+    they are float32. fused: whether attention and norms are operators of com.microsoft. stored: the
+    type that matrices are kept in, and cast from.
     """
 
     layers: int = 12
@@ -34,6 +36,7 @@ class Decoder:
     bits: int = 0
     block: int = 32
     fused: bool = False
+    stored: str = ""
     seed: int = 0
 
     def model(self) -> onnx.ModelProto:
@@ -130,7 +133,12 @@ class _Writer:
         bits, block = self.sizes.bits, self.sizes.block
         scale = 1.5 / np.sqrt(depth)
         if not bits:
-            return self.op("MatMul", x, self.weight(name, depth, columns), out=out)
+            w = self.weight(name, depth, columns)
+            if self.sizes.stored:
+                kept = numpy_helper.to_array(self.weights.pop()).astype(self.sizes.stored)
+                self.weights.append(numpy_helper.from_array(kept, w))
+                w = self.op("Cast", w, to=TensorProto.FLOAT)
+            return self.op("MatMul", x, w, out=out)
         w = self.random.integers(0, 256, (columns, depth // block, block * bits // 8), np.uint8)
         self.weights.append(numpy_helper.from_array(w, name))
         spread = 2**bits / np.sqrt(12)  # of numbers that are drawn evenly

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.kernel_calls import bound, near, reference, run
 
-from soapstone.dtypes import BITS
+from soapstone.ir.ops.products.nbits import KINDS, WHOLE
 from soapstone.ir.tensor import Array
 from soapstone.kernels.cpu.products.nbits_dots import has_dots
 from soapstone.kernels.entry import Call
@@ -51,9 +51,9 @@ def test_products_of_few_bits(name: str, bits: int, zeros: bool) -> None:
             near(y, wanted)
 
 
-@pytest.mark.parametrize("numbers", ["float4_e2m1fn", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("numbers", [kind for kind in KINDS if kind != WHOLE])
 def test_products_of_narrow_types(numbers: str) -> None:
-    bits = BITS[numbers]
+    bits = KINDS[numbers]
     for rows, depth, columns, block in ((1, 80, 37, 32), (3, 256, 20, 128), (6, 48, 5, 32)):
         x, w, scales = operands(rows, depth, columns, block, bits, False)
         # Bytes that are no number, or infinity, are left out here.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.dtypes import BITS as WIDTHS
 from soapstone.dtypes import learn
 from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
@@ -19,9 +18,16 @@ from soapstone.ir.ops.checks import need_count, need_float
 from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
-BITS = (2, 4, 8)
+BITS = (2, 4, 8, 16)
 WHOLE = "integer"  # the numbers that codes of few bits are, unless they are those of a type
-KINDS = (WHOLE, "float4_e2m1fn", "float8_e4m3fn", "float8_e5m2")
+KINDS = {  # of numbers, by the bits that they have; integers have any but sixteen
+    WHOLE: 0,
+    "float4_e2m1fn": 4,
+    "float8_e4m3fn": 8,
+    "float8_e5m2": 8,
+    "bfloat16": 16,
+    "float16": 16,
+}
 
 
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
@@ -58,8 +64,8 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
 def _need_kind(attributes: Attributes) -> None:
     """Refuse numbers of a type that has not so many bits."""
     kind, bits = attributes["numbers"], attributes["bits"]
-    if kind != WHOLE and WIDTHS[kind] != bits:
-        raise ShapeError(f"attribute bits is {bits}; {kind} has {WIDTHS[kind]}")
+    if bits != KINDS[kind] and (kind != WHOLE or bits == 16):
+        raise ShapeError(f"attribute bits is {bits}; {kind} has {KINDS[kind] or '2, 4 or 8'}")
 
 
 def block_of(nbytes: int, attributes: Attributes) -> int:
@@ -73,14 +79,15 @@ def dequantized(attributes: Attributes, w: Array, scales: Array, *zeros: Array) 
     Of a byte's numbers the first is in its lowest bits. Without zero points, it is the middle.
     """
     bits, kind = int(attributes["bits"]), attributes["numbers"]
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    whole = w[..., None] >> shifts & ((1 << bits) - 1)
-    whole = whole.reshape(*w.shape[:2], w.shape[2] * len(shifts))
-    if kind != WHOLE:
-        real = whole.view(learn(kind)).astype(scales.dtype) * scales[..., None]
-        return np.asarray(real.reshape(w.shape[0], whole.shape[1] * whole.shape[2]))
-    middle = zeros[0][..., None] if zeros else scales.dtype.type(1 << (bits - 1))
-    made = (whole.astype(scales.dtype) - middle) * scales[..., None]
+    if bits < 8:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        apart = w[..., None] >> shifts & ((1 << bits) - 1)
+        w = apart.reshape(*w.shape[:2], w.shape[2] * len(shifts))
+    if kind == WHOLE:
+        middle = zeros[0][..., None] if zeros else scales.dtype.type(1 << (bits - 1))
+        made = (w.astype(scales.dtype) - middle) * scales[..., None]
+    else:
+        made = np.ascontiguousarray(w).view(learn(kind)).astype(scales.dtype) * scales[..., None]
     return np.asarray(made.reshape(w.shape[0], made.shape[1] * made.shape[2]))
 
 
@@ -93,6 +100,7 @@ _BYTES = "uint8 {} >=0 <256"
 _ZEROS = {"zeros": True}
 _FLOAT8 = {"bits": 8, "numbers": "float8_e4m3fn"}
 _OTHER = {"numbers": "float8_e5m2"}
+_HALF, _SHORT = {"bits": 16, "numbers": "float16"}, {"numbers": "bfloat16"}
 register(
     OpSpec(
         name="matmul_nbits",
@@ -102,7 +110,7 @@ register(
         attributes={
             "bits": Attribute("int", 4, choices=BITS),
             "zeros": Attribute("bool", False),
-            "numbers": Attribute("str", WHOLE, choices=KINDS),
+            "numbers": Attribute("str", WHOLE, choices=tuple(KINDS)),
             "coarse": Attribute("bool", False),
         },
         flops_per_point=2,
@@ -120,6 +128,8 @@ register(
             Case(("2 48", _BYTES.format("18 2 16"), "18 2"), {"numbers": "float4_e2m1fn"}, ()),
             Case(("3 48", "uint8 17 2 32 >=0 <127", "17 2"), _FLOAT8, ()),
             Case(("1 16", "uint8 4 1 16 >=128 <252", "4 1"), _FLOAT8 | _OTHER, ()),
+            Case(("2 32", "uint8 17 1 64 >=0 <120", "17 1"), _HALF, ()),
+            Case(("1 16", "uint8 3 1 32 >=0 <120", "3 1"), _HALF | _SHORT, ()),
         ),
         doc="x w', whose blocks of numbers of few bits have a scale each and maybe a zero point\n"
         "x: (…, k); w: (n, blocks, bytes) uint8, the first of a byte's numbers in its lowest\n"
@@ -151,9 +161,12 @@ def _pack_nbits(attributes: Attributes, w: Array) -> Array:
     if kind == WHOLE:  # bytes wrap around
         codes = w.view(np.uint8) + np.uint8(attributes["shift"])
     else:
-        codes = w.astype(learn(kind)).view(np.uint8)
-    blocks, each = -(-w.shape[1] // block), 8 // bits
+        codes = np.ascontiguousarray(w.astype(learn(kind)))
+        codes = codes.view(np.uint16 if bits == 16 else np.uint8)
+    blocks, each = -(-w.shape[1] // block), max(1, 8 // bits)
     codes = np.pad(codes, ((0, 0), (0, blocks * block - w.shape[1])))
+    if bits >= 8:
+        return codes.view(np.uint8).reshape(w.shape[0], blocks, block * bits // 8)
     apart = codes.reshape(w.shape[0], blocks, block // each, each)
     packed = np.zeros(apart.shape[:-1], np.uint8)
     for place in range(each):
@@ -170,7 +183,7 @@ register(
         attributes={
             "bits": Attribute("int", 4, choices=BITS),
             "block": Attribute("int", 128, minimum=1),
-            "numbers": Attribute("str", WHOLE, choices=KINDS),
+            "numbers": Attribute("str", WHOLE, choices=tuple(KINDS)),
             "shift": Attribute("int", 0, minimum=0),
         },
         flops_per_point=1,
@@ -182,6 +195,7 @@ register(
             Case(("4 16",), {"block": 16, "numbers": "float4_e2m1fn"}),
             Case(("2 20",), {"bits": 8, "block": 16, "numbers": "float8_e5m2"}),
             Case(("int8 0 16",), {"block": 16, "shift": 8}),
+            Case(("3 20",), {"bits": 16, "block": 16, "numbers": "bfloat16"}),
         ),
         doc="the numbers of weights (n, k) packed as `matmul_nbits` reads them: integers, with\n"
         "`shift` added, or the nearest ones of a type `numbers`",

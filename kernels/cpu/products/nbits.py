@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.dtypes import BITS as WIDTHS
 from soapstone.ir.ops.products.nbits import KINDS, WHOLE, block_of
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats
 from soapstone.kernels.cpu.products import nbits_dots, nbits_lanes
@@ -88,7 +87,11 @@ def _body(products: list[Any], many: int, pair: int, wide: Any, several: int) ->
 
 _Kind = tuple[int, bool, str]  # bits, whether there are zero points, and what numbers they are
 _KINDS: list[_Kind] = [(bits, zeros, WHOLE) for bits in (4, 8) for zeros in (False, True)]
-_NARROW: list[_Kind] = [(WIDTHS[kind], False, kind) for kind in KINDS if kind != WHOLE]
+_NARROW: list[_Kind] = [
+    (bits, False, kind)
+    for kind, bits in KINDS.items()
+    if kind == "bfloat16" or (kind != WHOLE and converts_halves())
+]
 
 
 def _by_floats(kind: _Kind) -> Native:
@@ -101,8 +104,7 @@ def _by_dots(bits: int, zeros: bool, planes: int) -> Native:
     return _body(products, nbits_dots.MANY[planes], nbits_dots.PAIR, wide, nbits_dots.SEVERAL)
 
 
-_HALVES = _NARROW if converts_halves() else []
-_FLOATS = {kind: _by_floats(kind) for kind in (*_KINDS, *_HALVES)}
+_FLOATS = {kind: _by_floats(kind) for kind in (*_KINDS, *_NARROW)}
 _DOTS = {  # by the bytes of a number of x
     planes: {kind: _by_dots(*kind[:2], planes) for kind in _KINDS}
     for planes in (nbits_dots.MANY if nbits_dots.has_dots() else ())

@@ -48,6 +48,10 @@ def _numbers(lanes: Lanes, place: int, bits: int, kind: str) -> Lanes:
     moved = lanes >> (place * bits) if place else lanes
     middle = 1 << (bits - 1)
     vector = ir.VectorType(F32, LANES)
+    if kind == "bfloat16":
+        return (lanes & -65536 if place else lanes << 16).bits(F32)
+    if kind == "float16":
+        return moved.cast(I16).bits(F16).cast(F32)
     if kind in _HALVES:
         left, _ = _HALVES[kind]
         size = (moved & (middle - 1)) << left

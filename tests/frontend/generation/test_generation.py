@@ -292,6 +292,26 @@ def test_a_decoder_of_few_bits_keeps_its_cache(fused: bool) -> None:
         assert_greedy(model, sizes, prompt, tokens)
 
 
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_weights_that_are_kept_in_halves_are_read_in_halves(stored: str) -> None:
+    sizes = replace(SMALL, layers=1, width=256, inner=512, stored=stored)
+    model = sizes.model()
+    session = InferenceSession(from_onnx(model))
+    made = session.generate(PROMPTS[0], 8)
+    assert_greedy(model, sizes, PROMPTS[0], made)
+    (step,) = (bound for key, bound in session._bounds.held.items() if key[0] == STARTS)
+    products = [node for node in step.graph.nodes if node.operator == "matmul_nbits"]
+    assert [node.attributes["numbers"] for node in products] == [stored] * 3  # gate, up and down
+
+
+def test_models_of_layers_are_the_files_that_they_are_twins_of(
+    small: onnx.ModelProto, session: InferenceSession
+) -> None:
+    with SMALL.network(32, small).inference() as layers:
+        for prompt in PROMPTS:
+            assert layers.generate(prompt, 16) == session.generate(prompt, 16)
+
+
 def test_keys_that_queries_share_are_not_repeated(session: InferenceSession) -> None:
     session.generate(PROMPTS[0], 2)
     step = next(bound for key, bound in session._bounds.held.items() if key[0] == STARTS)
