@@ -25,7 +25,7 @@ _BLOCK = 128  # numbers of a block where the file has one scale for a column, or
 _FEW = 4  # rows, as of products that read float32 weights at memory's speed
 _FINE = 32  # of a block where they are rounded here
 # What is added to integers so that they are codes, which begin with 0.
-_SHIFTS = {"int2": 8, "uint2": 0, "int4": 8, "uint4": 0, "int8": 128, "uint8": 0}
+_SHIFTS = {"int2": 2, "uint2": 0, "int4": 8, "uint4": 0, "int8": 128, "uint8": 0}
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _packed(site: Site, node: Node, halves: bool) -> str | None:
     depth, columns = site.builder.spec(w).shape
     numbers = site.builder.spec(found.numbers)
     kind = numbers.dtype if numbers.dtype in KINDS else WHOLE
-    bits = KINDS.get(kind) or max(4, BITS.get(numbers.dtype, 8))
+    bits = KINDS[kind] or BITS.get(numbers.dtype, 8)
     if (bits == 16) != halves or (halves and site.builder.spec(x).size > _FEW * depth):
         return None
     repeated = found.scale and _block(site, *found.scale)

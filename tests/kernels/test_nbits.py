@@ -28,7 +28,7 @@ def operands(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_products_of_few_bits(name: str, bits: int, zeros: bool) -> None:
     shapes = (
@@ -95,7 +95,7 @@ def test_bytes_of_any_size_make_products_as_fine_as_float32() -> None:
 
 
 @pytest.mark.skipif(not has_dots(), reason="this processor adds no products of bytes")
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_where_one_byte_will_do_numbers_of_x_are_one(bits: int, zeros: bool) -> None:
     for rows, depth, columns, block in ((1, 96, 130, 32), (11, 256, 20, 128), (17, 32, 5, 16)):

@@ -86,7 +86,7 @@ def _body(products: list[Any], many: int, pair: int, wide: Any, several: int) ->
 
 
 _Kind = tuple[int, bool, str]  # bits, whether there are zero points, and what numbers they are
-_KINDS: list[_Kind] = [(bits, zeros, WHOLE) for bits in (4, 8) for zeros in (False, True)]
+_KINDS: list[_Kind] = [(bits, zeros, WHOLE) for bits in (2, 4, 8) for zeros in (False, True)]
 _NARROW: list[_Kind] = [
     (bits, False, kind)
     for kind, bits in KINDS.items()
@@ -130,7 +130,7 @@ def _digits(bits: int, planes: int) -> Native:
     return rows
 
 
-_BYTES = {(bits, planes): _digits(bits, planes) for bits in (4, 8) for planes in _DOTS}
+_BYTES = {(bits, planes): _digits(bits, planes) for bits in (2, 4, 8) for planes in _DOTS}
 
 
 def packed(bits: int, w: Array, scales: Array, zeros: Array | None) -> Array:
@@ -162,7 +162,7 @@ def dots(call: Call) -> Entry | None:
 
 @variant("matmul_nbits", "panels")
 def matmul_nbits(call: Call) -> Entry | None:
-    """Return the entry of a product with constant weights of four or eight bits."""
+    """Return the entry of a product with constant weights of few bits."""
     return _product(call, _FLOATS)
 
 

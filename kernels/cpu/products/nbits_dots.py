@@ -53,9 +53,11 @@ def digits(bits: int, planes: int) -> Any:
     middle = 1 << (bits - 1)
     whole_top = 127 << (8 * (planes - 1))  # of a block: its highest byte stays a signed one
     middles = 0x808080 >> (8 * (PLANES - planes))  # what makes each of the bytes positive
-    # A word of weights of four bits holds its even and its odd numbers as bytes.
-    group = [0, 2, 4, 6, 1, 3, 5, 7] if bits == 4 else list(range(8))
-    order = ir.Constant(ir.VectorType(I32, LANES), [*group, *(8 + place for place in group)])
+    # Shifted words of weights hold, as bytes, every second number (of four bits) or every fourth.
+    per, turns = 32 // bits, 8 // bits
+    group = [place for turn in range(turns) for place in range(turn, per, turns)]
+    places = [start + place for start in range(0, LANES, per) for place in group]
+    order = ir.Constant(ir.VectorType(I32, LANES), places)
 
     def form(x: Lanes, depth: Lanes, block: Lanes, plane: Lanes, to: Lanes, heads: Lanes) -> None:
         """Write depth numbers at x as bytes at `to`, a plane apart, and what is kept of each block.
@@ -185,8 +187,9 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
                 lanes = [load_lanes(line, 0, I32) for line in lines]
                 for half in range(halves):
                     numbers = lanes
-                    if bits == 4:
-                        numbers = [(each >> 4 if half else each) & 0x0F0F0F0F for each in lanes]
+                    if bits < 8:
+                        mask = ((1 << bits) - 1) * 0x01010101
+                        numbers = [(each >> bits * half if half else each) & mask for each in lanes]
                     for row in range(rows):
                         for place in range(planes):
                             word = _get(digits[row][place] + (start + k + 4 * half), I32).splat()
@@ -202,7 +205,7 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
                 parts = []
                 for place in range(planes):
                     own = held[(cell * planes + place) * sets :][:sets]
-                    parts.append((own[0] + own[1] if sets == 2 else own[0]).cast(F32))
+                    parts.append(sum(own[1:], own[0]).cast(F32))
                 head, end = heads[row] + number * HEAD, at[column] + words
                 scales = _get(head, F32).splat() * load_lanes(end, 0)
                 total = _whole(parts) * scales + sums[cell]

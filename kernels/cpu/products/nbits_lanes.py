@@ -57,11 +57,12 @@ def _numbers(lanes: Lanes, place: int, bits: int, kind: str) -> Lanes:
         size = (moved & (middle - 1)) << left
         half = size | ((moved & middle) << (16 - bits))
         return half.cast(I16).bits(F16).cast(F32)
-    if bits == 4 and _has_tables():  # the table's index is the lowest four bits
+    if bits <= 4 and _has_tables():  # the table's index is the lowest four bits
         kind = ir.FunctionType(vector, [vector, ir.VectorType(I32, LANES)])
         name = "llvm.x86.avx512.permvar.sf.512"
         function = cgutils.get_or_insert_function(b.module, kind, name)
-        table = ir.Constant(vector, [float(value - middle) for value in range(16)])
+        own = [value & (2 * middle - 1) for value in range(16)]
+        table = ir.Constant(vector, [float(value - middle) for value in own])
         return Lanes(b, b.call(function, [table, moved.value]))
     return (moved & ((1 << bits) - 1)).cast(F32) - float(middle)
 
