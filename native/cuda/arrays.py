@@ -98,8 +98,10 @@ def part(slab: Array, offset: int, nbytes: int) -> tuple[Array, object]:
 def zeroed(device: Device, array: Array) -> None:
     """Set contiguous memory of a device to zeros, and wait for that."""
     if array.nbytes:
+        cuda = numba_cuda()
         with device:
-            numba_cuda().cudadrv.driver.device_memset(launchable(array), 0, array.nbytes)
+            cuda.cudadrv.driver.device_memset(launchable(array), 0, array.nbytes)
+            cuda.default_stream().synchronize()
 
 
 def pinned_bytes(nbytes: int, zero: bool = False) -> Array:

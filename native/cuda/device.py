@@ -6,8 +6,10 @@ enqueued at once, in the calling thread, one kernel at a time.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from functools import cache
 from types import TracebackType
 from typing import Any, Protocol
@@ -16,7 +18,9 @@ from soapstone.system import physical_bytes
 
 SIMULATED_DEVICES = 64  # as many as anybody asks for
 _HELD_BACK = 0.05  # of a device's free memory: for code, and for what libraries need
+CLOCK_NS = 50_000  # by which a device's times, as the host's clock counts, may be wrong
 _TURN = threading.RLock()  # of whoever enqueues
+_GIVING_BACK = threading.RLock()
 
 
 class NoDevice(RuntimeError):
@@ -40,6 +44,9 @@ def numba_cuda() -> Any:
     try:
         import numba.cuda as found
         from numba.cuda import gpus  # noqa: F401
+
+        if "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS" not in os.environ:  # small calls have small grids
+            found.config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
     except ImportError as error:
         raise NoDevice(
             f"numba-cuda found missing ({error}); needed for GPUs: pip install 'soapstone[cuda]'"
@@ -93,6 +100,7 @@ class Device:
             raise NoDevice(f"GPU {number} found asked for; the driver has {count}")
         self.number = number
         self.current: Any = numba_cuda().gpus[0 if simulated() else number]  # without a turn
+        _prepared(number)
 
     def __enter__(self) -> Device:
         _TURN.acquire()
@@ -152,6 +160,72 @@ def connect(one: int, other: int) -> None:
         mine.enable_peer_access(theirs.handle)
 
 
+@cache
+def _prepared(number: int) -> None:
+    """Have a device current whenever Numba gives something of it back, and its code be its own.
+
+    Numba gives memory, streams and events back some at a time, in whatever thread drops the last of
+    them, and at the end of the process; a driver refuses that where no context is current. It loads
+    code once for all devices, and would give it back once for each.
+    """
+    if simulated():
+        return
+    from cuda.core import ObjectCode
+
+    cuda = numba_cuda()
+    context, driver = cuda.gpus[number].get_primary_context(), cuda.cudadrv.driver.driver
+    load = context.create_module_image
+
+    def within(clear: Callable[[], None]) -> Callable[[], None]:
+        def cleared() -> None:
+            with _GIVING_BACK:
+                driver.cuCtxPushCurrent(context.handle)
+                try:
+                    clear()
+                finally:
+                    driver.cuCtxPopCurrent()
+
+        return cleared
+
+    for pending in (context.deallocations, context.memory_manager.deallocations):
+        pending.clear = within(pending.clear)
+    context.create_module_image = lambda image, *more: load(
+        ObjectCode.from_cubin(bytes(image.code)), *more
+    )
+
+
+class _Clock:
+    """What the host's clock says of a device's events: by one that the host has seen occur."""
+
+    def __init__(self) -> None:
+        self._stream, spread = numba_cuda().stream(), None
+        for _ in range(32):  # who is interrupted between the two looks knows little of the event
+            before = time.perf_counter_ns()
+            event = self._now()
+            after = time.perf_counter_ns()
+            if spread is None or after - before < spread:
+                spread, self._known = after - before, (event, (before + after) // 2)
+            if spread < CLOCK_NS // 2:
+                break
+
+    def _now(self) -> Any:
+        event = numba_cuda().event()
+        event.record(self._stream)
+        event.synchronize()
+        return event
+
+    def ns(self, event: Any) -> int:
+        """Return when an event occurred. Its device is current."""
+        known, ns = self._known
+        if time.perf_counter_ns() - ns > 1_000_000_000:  # milliseconds are of single precision
+            later = self._now()
+            known, ns = self._known = later, ns + int(known.elapsed_time(later) * 1e6)
+        return ns + int(known.elapsed_time(event) * 1e6)
+
+
+_CLOCKS: dict[int, _Clock] = {}  # of devices
+
+
 class Lane:
     """A stream of a device: what is enqueued on it is done in order, beside all other lanes.
 
@@ -163,6 +237,8 @@ class Lane:
         self.device = device
         with device:
             self.stream = numba_cuda().stream()
+            if not simulated() and device.number not in _CLOCKS:  # now, while nobody is in the way
+                _CLOCKS[device.number] = _Clock()
 
     def enqueue(self, work: Enqueued) -> None:
         """Have work done after all that the lane was given before."""
@@ -190,6 +266,16 @@ class Lane:
             for mark in marks:
                 mark.wait(self.stream)
 
+    def between_us(self, begun: Any, ended: Any) -> float:
+        """Return the microseconds between two marks of the lane that have occurred."""
+        with self.device.current:
+            return float(begun.elapsed_time(ended)) * 1e3
+
+    def times_ns(self, *marks: Any) -> tuple[int, ...]:
+        """Return when marks of the lane occurred, by the host's clock; see `CLOCK_NS`."""
+        with self.device.current:
+            return tuple(_CLOCKS[self.device.number].ns(mark) for mark in marks)
+
     def wait(self, mark: Any = None) -> None:
         """Wait, in the host, until a mark occurs, or until all that was enqueued is done."""
         with self.device.current:
@@ -197,6 +283,7 @@ class Lane:
 
 
 __all__ = [
+    "CLOCK_NS",
     "Device",
     "Enqueued",
     "Lane",

@@ -1,13 +1,14 @@
 """CUDA graphs: what lanes are given, captured once and launched as one from then on.
 
 Numba has no call for this, so it is asked of the driver through NVIDIA's bindings, which Numba CUDA
-brings along. This is the one file with such calls, and it has not run on a device yet.
+brings along. This is the one file with such calls; it has not run on a device yet.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from soapstone.native.cuda.device import Lane, numba_cuda
@@ -29,7 +30,10 @@ class Graph:
 
         self._lane, self._driver, stream = lane, driver, int(lane.stream)
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        with lane.device, numba_cuda().defer_cleanup():  # nothing may be freed meanwhile
+        with lane.device, ExitStack() as meanwhile:
+            for gpu in numba_cuda().gpus:  # nothing may be freed, on any device that has lanes
+                if gpu.primary_context is not None:
+                    meanwhile.enter_context(gpu.primary_context.defer_cleanup())
             _done(driver.cuStreamBeginCapture(stream, mode))
             try:
                 enqueue()

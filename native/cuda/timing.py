@@ -47,7 +47,7 @@ class Repeated:
         self._lane.wait(ended)
         if simulated():
             return (time.perf_counter_ns() - start) / 1e3 / self.count
-        return float(begun.elapsed_time(ended)) * 1e3 / self.count
+        return self._lane.between_us(begun, ended) / self.count
 
     def _enqueue(self) -> None:
         for number in range(self.count):

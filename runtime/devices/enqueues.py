@@ -157,6 +157,7 @@ class Enqueues:
         self._segment_of: dict[int, _Segment] = {}
         self._segments: list[_Segment] = []
         self._awaited: dict[int, list[_Segment]] = {}  # by operation of the host
+        self._waited_ns: dict[int, int] = {}  # until when each did, in the last replay
         before: dict[int, list[int]] = {}
         for source, target in edges.tolist():
             before.setdefault(target, []).append(source)
@@ -220,6 +221,7 @@ class Enqueues:
         def wait() -> None:
             for segment in segments:
                 lead.wait(segment.done)
+            self._waited_ns[number] = time.perf_counter_ns()
 
         return wait
 
@@ -239,22 +241,17 @@ class Enqueues:
     def stamps(self, operations: Sequence[int], stamped: Array) -> None:
         """Say when the operations of a timed replay ran.
 
-        operations: ids, of rows of stamped, int64 (operations, 3) ns; those of the host stay.
+        operations: ids, of rows of stamped, int64 (operations, 3) ns; those of the host stay, but
+            begin once they have waited.
         """
-        last: dict[Lane, tuple[Any, int]] = {}
-        now = time.perf_counter_ns()
-        for step in self._steps.values():
-            if step.ended is not None:
-                last[step.lane] = step.ended, now
         for row, number in enumerate(operations):
             found = self._steps.get(number)
             if found is None or found.begun is None:
+                stamped[row, 1] = max(stamped[row, 1], self._waited_ns.get(number, 0))
                 continue
             start, end = found.host_ns
             if not simulated():
-                final, at = last[found.lane]
-                end = at - int(found.ended.elapsed_time(final) * 1e6)
-                start = end - int(found.begun.elapsed_time(found.ended) * 1e6)
+                start, end = found.lane.times_ns(found.begun, found.ended)
             stamped[row] = start, start, end
 
 

@@ -163,16 +163,16 @@ class DeviceExecutor(LocalExecutor):
             try:
                 self.lanes[operation.processor].wait(found.mark)
                 check(found.call, operation, place)
+                profile = self.profile
+                if profile is not None and self.fault is None:
+                    start, end = self._times(found)
+                    profile.add(operation, start, start, end)
             except BaseException as error:
                 self._fail(
                     error
                     if isinstance(error, TaskError)
                     else as_task_error(operation, place, error)
                 )
-            profile = self.profile
-            if profile is not None and self.fault is None:
-                start, end = self._times(found)
-                profile.add(operation, start, start, end)
             with self._lock:
                 self._enqueued.pop(operation.id, None)
                 for number, after in enumerate(operation.successors):
@@ -183,14 +183,16 @@ class DeviceExecutor(LocalExecutor):
             del found, operation
 
     def _times(self, found: _Enqueued) -> tuple[int, int]:
-        """When an operation began and ended: by the device, whose end the host has just seen.
+        """When an operation began and ended: by the device, between what the host has seen.
 
         In the simulator, which has no clock, by the host.
         """
         if found.begun is None or simulated():
             return found.start_ns, found.end_ns
-        now = time.perf_counter_ns()
-        return now - int(found.begun.elapsed_time(found.mark) * 1e6), now
+        now, lane = time.perf_counter_ns(), self.lanes[found.operation.processor]
+        start, end = lane.times_ns(found.begun, found.mark)
+        start = max(start, found.start_ns)
+        return start, max(start, min(end, now))
 
     # -- traces
 

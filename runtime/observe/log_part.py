@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from soapstone.native.cuda.device import CLOCK_NS
 from soapstone.native.memory import address
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import Instance, Instances, Storage
@@ -74,6 +75,7 @@ class Part:
             runs=list(world.runs),
             owners=list(world.owners),
             first=self._analysis.next_id - self._base,
+            clock_ns=CLOCK_NS if self._machine.devices else 0,
             **fields,
         )
         for region, state in list(self._analysis.regions.items()):

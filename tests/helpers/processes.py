@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,14 @@ def rank_environment(timeout_s: float) -> dict[str, str]:
     return {**os.environ, "SOAPSTONE_TIMEOUT_S": f"{timeout_s:g}", "PYTHONPATH": path}
 
 
-def python(arguments: Sequence[str], simulated: bool = True) -> subprocess.CompletedProcess[str]:
-    """Return what Python ended with, in Numba's simulator of GPUs, or without it."""
-    environment = {name: value for name, value in os.environ.items() if name != SIMULATOR}
+def python(
+    arguments: Sequence[str], simulated: bool = True, variables: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
+    """Return what Python ended with, in Numba's simulator of GPUs, or without it.
+
+    variables: the process's.
+    """
+    environment = {name: value for name, value in variables.items() if name != SIMULATOR}
     environment |= {SIMULATOR: "1"} if simulated else {}
     command = [sys.executable, *arguments]
     return subprocess.run(

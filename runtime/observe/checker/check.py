@@ -105,7 +105,8 @@ class Judge:
         if self._operations or self._launches:
             operations = sorted(self._operations, key=lambda operation: operation.id)
             runs = [self.records.stamps[operation.id] for operation in operations]
-            segment = Segment(operations, self._instances, self._launches, runs)
+            clock_ns = self.records.clock_ns
+            segment = Segment(operations, self._instances, self._launches, runs, None, clock_ns)
             self._segment(segment)
         self._launches, self._operations, self._instances = [], [], {}
         self.program.forget()
@@ -120,7 +121,8 @@ class Judge:
                 instances[launch.id] = self.program.launch(launch)
         launches = [launch for launch in trace.launches if isinstance(launch, Launch)]
         runs = [replay.runs[operation.id] for operation in trace.operations]
-        self._segment(Segment(trace.operations, instances, launches, runs, trace))
+        clock_ns = self.records.clock_ns
+        self._segment(Segment(trace.operations, instances, launches, runs, trace, clock_ns))
         self.program.forget()
         self.report.replays += 1
         self.report.launches += len(launches)
@@ -294,7 +296,7 @@ class Judge:
         ends = np.array([end for _, end in segment.runs], dtype=np.int64)
         pairs = pairs[ranks[pairs[:, 0]] == ranks[pairs[:, 1]]]
         first, second = pairs[:, 0], pairs[:, 1]
-        for number in np.nonzero(starts[second] < ends[first])[0].tolist():
+        for number in np.nonzero(starts[second] + self.records.clock_ns < ends[first])[0].tolist():
             one, two = (int(n) for n in pairs[number])
             self.report.add(
                 "order",
@@ -307,7 +309,7 @@ class Judge:
         now = [pair for pair in zip(segment.operations, segment.runs) if pair[0].rank == rank]
         before = self._before.get(rank, [])
         begin = min(start for _, (start, _) in now)
-        late = [item for item in before if item[1][1] > begin]
+        late = [item for item in before if item[1][1] > begin + self.records.clock_ns]
         if late:
             last = max(end for _, (_, end) in late)
             early = [item for item in now if item[1][0] < last]

@@ -79,8 +79,9 @@ class _Merge:
         }
         first = logs[0]
         found = Records(
-            0, 1, first.processors, first.memories, first.runs, first.owners, first.first
-        )  # fmt: skip
+            *(0, 1, first.processors, first.memories, first.runs, first.owners, first.first),
+            max(log.clock_ns for log in logs),
+        )
         self._tables(found)
         for number, parts in self.traces.items():
             found.traces[number] = self._trace(number, parts, sends_of[number])

@@ -157,6 +157,7 @@ class _Reader:
         records.runs = self._ranks(record, "runs", len(records.processors))
         records.owners = self._ranks(record, "owners", len(records.memories))
         records.first = self._int(record, "first")
+        records.clock_ns = self._int(record, "clock_ns") if "clock_ns" in record else 0
         self._begin = record if "begin" in record else None
         self._begun = True
 

@@ -180,6 +180,7 @@ class Records:
     runs: tuple[int, ...] = ()  # the rank of each processor
     owners: tuple[int, ...] = ()  # the rank of each memory
     first: int = 0
+    clock_ns: int = 0  # by which times may be wrong
     regions: dict[int, Region] = field(default_factory=dict)
     storages: dict[int, Storage] = field(default_factory=dict)
     launches: dict[int, Launch] = field(default_factory=dict)
