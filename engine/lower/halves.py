@@ -67,7 +67,8 @@ def read_halves(graph: Graph, strategy: Strategy) -> Graph:
             continue
         casts = [graph.producers.get(name) for name in node.inputs[:2]]
         found = [each if widens(graph, each) else None for each in casts]
-        if any(found):
+        given = node.inputs[1] in graph.roles  # weights, which are rounded as they are packed
+        if found[0] and (found[1] or given):
             inputs = [each.inputs[0] if each else name for each, name in zip(found, node.inputs)]
             instead[node.name] = (
                 _reading(node, [*inputs, *node.inputs[2:]], [*filter(None, found)]),
@@ -95,7 +96,7 @@ def _reading(node: Node, inputs: Sequence[str], casts: Sequence[Node]) -> Node:
 
 
 def store_halves(graph: Graph, constants: Set[str]) -> Graph:
-    """Return the graph with bfloat16 in memory where products with constant weights read it.
+    """Return the graph with bfloat16 in memory where products read it.
 
     What else reads such a value element by element reads the rounded one, and what only moves its
     elements moves those; all others read it as it was.
@@ -118,7 +119,10 @@ def store_halves(graph: Graph, constants: Set[str]) -> Graph:
             made = builder.add(replace(node, inputs=tuple(moved)))
             halves.update(zip(made, made))
             return made
-        rounded = node.spec.elementwise or _multiplies(graph, graph.by_name[node.name], fixed)
+        rounded = node.spec.elementwise or (
+            all(name in halves or name in fixed for name in node.inputs[:2])
+            and reads_halves(graph, graph.by_name[node.name])
+        )
         inputs = tuple(
             cast(halves[name], SINGLE)
             if name in halves and (rounded or halves[name] == name)
@@ -134,31 +138,23 @@ def store_halves(graph: Graph, constants: Set[str]) -> Graph:
     return rebuild(graph, emit) if wanted else graph
 
 
-def _multiplies(graph: Graph, node: Node, fixed: Set[str]) -> bool:
-    """Return whether a node is a product with constant weights that may read halves."""
-    return (
-        len(node.inputs) > 1
-        and node.inputs[1] in fixed
-        and node.inputs[0] not in fixed
-        and reads_halves(graph, node)
-    )
-
-
 def _wanted(graph: Graph, fixed: Set[str]) -> set[str]:
     """Return the values that are worth keeping in bfloat16: products read them, perhaps moved."""
     wanted: set[str] = set()
-    for node in reversed(graph.nodes):
-        if _multiplies(graph, node, fixed):
-            wanted.add(node.inputs[0])
-        elif node.spec.view in _MOVES and wanted.issuperset(node.outputs):
-            wanted.update(node.inputs)
-    return {
+    able = {
         name
-        for name in wanted.intersection(graph.producers) - fixed
+        for name, maker in graph.producers.items()
         if graph.tensors[name].dtype == SINGLE
         and name not in graph.outputs
-        and not widens(graph, graph.producers[name])
+        and name not in fixed
+        and not widens(graph, maker)
     }
+    for node in reversed(graph.nodes):
+        if node.spec.view in _MOVES and wanted.issuperset(node.outputs):
+            wanted.update(able.intersection(node.inputs))
+        elif fixed.union(able).issuperset(node.inputs[:2]) and reads_halves(graph, node):
+            wanted.update(able.intersection(node.inputs[:2]))
+    return wanted
 
 
 def _widened(graph: Graph, strategy: Strategy, chosen: Callable[[Node], bool]) -> Graph:

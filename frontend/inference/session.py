@@ -81,7 +81,7 @@ class InferenceSession:
             on this computer, and where nothing has, what is expected of them; "now": they are
             measured where they are not yet, before the first answer, and kept for later sessions;
             False: what is expected alone. A session keeps to its choices.
-        precision: "float32", or "bfloat16": products and convolutions with weights may round their
+        precision: "float32", or "bfloat16": products and convolutions may round their
             operands to bfloat16, and those are kept in it (docs/inference.md). Sums within them,
             and all other operators, stay float32. "int4" and "int8": matrix products round their
             weights to so many bits, and keep them so. On a GPU "tf32": those of NVIDIA's libraries

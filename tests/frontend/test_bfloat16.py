@@ -45,6 +45,22 @@ def block() -> Model:
     return model
 
 
+def masked() -> Model:
+    """Attention by products of two values, with a mask between them."""
+    model = Model("masked")
+    x = model.input("x", (2, 24, 64))
+    q, k, v = (
+        model.transpose(model.reshape(model.dense(x, 64), (2, 24, 4, 16)), (0, 2, 1, 3))
+        for _ in range(3)
+    )
+    scores = model.matmul(q, model.transpose(k, (0, 1, 3, 2))) + model.constant(
+        "mask", np.triu(np.full((24, 24), -1e4, np.float32), 1)
+    )
+    mixed = model.matmul(model.softmax(scores), v)
+    model.output(model.dense(model.reshape(model.transpose(mixed, (0, 2, 1, 3)), (2, 24, 64)), 8))
+    return model
+
+
 def rows() -> Model:
     model = Model("rows")
     model.output(model.dense(model.dense(model.input("x", (1, 64)), 128, activation="relu"), 8))
@@ -52,12 +68,12 @@ def rows() -> Model:
 
 
 def drawn(model: Model) -> np.ndarray:
-    shape = {"images": (2, 3, 20, 20), "block": (2, 24, 64), "rows": (1, 64)}[model.name]
+    shape = {"images": (2, 3, 20, 20), "rows": (1, 64)}.get(model.name, (2, 24, 64))
     return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
 
 
 @able
-@pytest.mark.parametrize("make", [images, block, rows])
+@pytest.mark.parametrize("make", [images, block, masked, rows])
 def test_results_are_those_of_float32_within_rounding(make: Callable[[], Model]) -> None:
     """Sessions of both precisions side by side: neither takes what the other chose or packed."""
     model = make()
@@ -79,6 +95,14 @@ def test_results_are_those_of_float32_within_rounding(make: Callable[[], Model])
         assert error > 1e-5
         assert NAME in several.variants(x).values()
         assert NAME not in single.variants(x).values()
+
+
+@able
+def test_products_of_two_values_are_of_halves() -> None:
+    model = masked()
+    with model.inference(tune=False, precision="bfloat16") as session:
+        variants = session.variants(drawn(model))
+    assert variants["matmul_1"] == NAME
 
 
 @able

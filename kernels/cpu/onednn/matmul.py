@@ -44,6 +44,7 @@ from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.records import dataclass
 
+_FAST = "brg"  # what the name of the implementation has that is fast on many matrices
 FORMS = {"onednn": "first", "onednn_gemm": "gemm", "onednn_packed": "packed"}  # by variant
 
 
@@ -144,11 +145,12 @@ def product(
     so they have no form "packed"; "gemm" reads them as they are, which is best for single rows.
     "bfloat16" packs them too, and rounds a and b where they are not of that type.
     Operands with neither rows nor columns contiguous, or in layouts that oneDNN would serve by
-    plain loops, are staged through dense copies.
+    plain loops, or many matrices by its classic product, are staged through dense copies.
     """
     a, b, y = operands
     layouts = [_matrix(array) for array in operands]
-    dense = [Layout.dense(array.shape, dtype=name_of(array.dtype)) for array in operands]
+    dense = [_dense(array) for array in operands[:2]]
+    dense.append(Layout.dense(y.shape, dtype=name_of(y.dtype)))
     integers = scaling.integers(a, y, 1 << y.ndim - 1) if scaling else None
     if form == "packed" and (constant or a.shape[-2] == 1):
         return None
@@ -166,6 +168,7 @@ def product(
     choices = [[own or flat for own, flat in zip(layouts, dense)], dense]
     if rounds and a.dtype == np.float32:  # it is copied in any case
         choices = [[replace(dense[0], dtype=form), *used[1:]] for used in choices]
+    found: tuple[Primitive, tuple[Layout, Layout, Layout]] | None = None
     for used in choices[:1] if form == "gemm" else choices:
         left, right, out = used
         if out.strides is not None and out.strides[-1] != 1:
@@ -175,10 +178,16 @@ def product(
         sides = left, right, out
         made = Product(*sides, bias is not None, posts, program.threads, form_of, integers=integers)
         primitive = matmul_primitive(made)
-        if primitive is not None:
+        if primitive is None:
+            continue
+        fast = y.ndim == 2 or not rounds or _FAST in primitive.implementation
+        if found is None or fast:
+            found = primitive, sides
+        if fast:
             break
-    else:
+    if found is None:
         return None
+    primitive, (left, right, out) = found
     wanted = primitive.descriptor(WEIGHTS) if packed else right.descriptor
     own = [layout or Layout.of(array) for layout, array in zip(layouts, operands)]
     arguments = {
@@ -198,6 +207,14 @@ def product(
         arguments |= scaling.arguments(program)
     program.step(primitive, arguments)
     return program.entry()
+
+
+def _dense(array: Array) -> Layout:
+    """Return the layout of a copy, matrix by matrix, in rows or columns as those of the array."""
+    order = list(range(array.ndim))
+    if array.ndim > 2 and array.strides[-2] == array.itemsize < array.strides[-1]:
+        order[-2:] = order[:-3:-1]
+    return Layout.dense(array.shape, order, name_of(array.dtype))
 
 
 def _misread(posts: Sequence[Post], y: Array) -> bool:
