@@ -36,7 +36,7 @@ def memory_order(strides: Sequence[int]) -> list[int]:
 
 def in_places(physical: Array, order: Sequence[int]) -> Array:
     """Return an array whose dims lie in memory in this order: a view of one with them so."""
-    return physical.transpose(sorted(range(len(order)), key=order.__getitem__))
+    return physical.transpose([order.index(d) for d in range(len(order))])
 
 
 def merge(

@@ -18,11 +18,13 @@ _HELD_OUT = 5  # one sample in five is kept for the test
 _SKEW = 3.0  # ids are drawn as rows * uniform ** skew, so that low ones are frequent
 
 
-def _generator(seed: int) -> np.random.Generator:
+def generator(seed: int) -> np.random.Generator:
+    """Return random numbers that follow from a seed."""
     return np.random.Generator(np.random.Philox(key=[seed % 2**64, 0]))
 
 
-def _need(what: str, **sizes: int) -> None:
+def need(what: str, **sizes: float) -> None:
+    """Raise a DataError that names the first size below 1; what: whose they are."""
     for name, value in sizes.items():
         if value < 1:
             raise DataError(f"{what}: {name}: {value!r} found, 1 or more needed")
@@ -59,8 +61,8 @@ def texts(
     Raises:
         DataError: a size below 1, or fewer words than classes.
     """
-    _need("texts", count=count, length=length, classes=classes, vocabulary=vocabulary // classes)
-    random = _generator(seed)
+    need("texts", count=count, length=length, classes=classes, vocabulary=vocabulary // classes)
+    random = generator(seed)
     y = random.integers(0, classes, count).astype(np.int32)
     ids = _skewed(random, vocabulary // classes * classes, (count, length))
     own = ids // classes * classes + y[:, None]
@@ -80,8 +82,8 @@ def sentences(name: str, count: int, length: int, vocabulary: int, seed: int = 0
     Raises:
         DataError: a size below 1.
     """
-    _need("sentences", count=count, length=length, vocabulary=vocabulary)
-    random = _generator(seed)
+    need("sentences", count=count, length=length, vocabulary=vocabulary)
+    random = generator(seed)
     follower = random.permutation(vocabulary).astype(np.int32)
     words = _skewed(random, vocabulary, (count, length + 1))
     follows: Array = np.less(random.random(words.shape), 0.75)
@@ -111,8 +113,8 @@ def translations(
         DataError: a size below 1.
     """
     steps = length if target_length is None else target_length
-    _need("translations", count=count, length=length, target_length=steps, vocabulary=vocabulary)
-    random = _generator(seed)
+    need("translations", count=count, length=length, target_length=steps, vocabulary=vocabulary)
+    random = generator(seed)
     meaning = random.permutation(vocabulary).astype(np.int32)
     source = _skewed(random, vocabulary, (count, length))
     labels = np.resize(meaning[source].T, (steps, count)).T.astype(np.int32)
@@ -133,10 +135,10 @@ def clicks(
     Raises:
         DataError: a size below 1.
     """
-    _need(
+    need(
         "clicks", count=count, bag=bag, tables=len(vocabularies), rows=min(vocabularies, default=0)
     )
-    random = _generator(seed)
+    random = generator(seed)
     columns, logit = [], np.zeros(count)
     for rows in vocabularies:
         ids = _skewed(random, rows, (count, bag))
@@ -160,8 +162,8 @@ def responses(name: str, count: int, widths: Mapping[str, int], seed: int = 0) -
     Raises:
         DataError: a size below 1.
     """
-    _need("responses", count=count, inputs=len(widths), width=min(widths.values(), default=0))
-    random = _generator(seed)
+    need("responses", count=count, inputs=len(widths), width=min(widths.values(), default=0))
+    random = generator(seed)
     x, total = {}, np.zeros(count)
     for key, width in widths.items():
         x[key] = random.standard_normal((count, width), dtype=np.float32)
@@ -178,8 +180,8 @@ def signals(name: str, count: int, length: int, width: int, seed: int = 0) -> Sp
     Raises:
         DataError: a size below 1.
     """
-    _need("signals", count=count, length=length, width=width)
-    x = _generator(seed).standard_normal((count, length, width), dtype=np.float32)
+    need("signals", count=count, length=length, width=width)
+    x = generator(seed).standard_normal((count, length, width), dtype=np.float32)
     weight = 2.0 ** np.arange(length)
     y = np.tanh(np.tensordot(x, weight / weight.sum(), axes=((1,), (0,))))
     return _splits(name, {"x": x}, y.astype(np.float32))

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from soapstone.errors import DataError
+from soapstone.frontend.data.synthetic import generator, need
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.ir.tensor import Array
@@ -47,16 +48,6 @@ PRESETS: Mapping[str, Shape] = {
 }
 
 
-def _generator(seed: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=[seed % 2**64, 0]))
-
-
-def _need(what: str, **sizes: float) -> None:
-    for name, value in sizes.items():
-        if value < 1:
-            raise DataError(f"{what}: {name}: {value!r} found, 1 or more needed")
-
-
 def rmat(
     vertices: int,
     edges: int,
@@ -78,10 +69,10 @@ def rmat(
 
     Source: Chakrabarti, Zhan and Faloutsos, R-MAT: a recursive model for graph mining, SDM 2004.
     """
-    _need("rmat", vertices=vertices, edges=edges)
+    need("rmat", vertices=vertices, edges=edges)
     if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
         raise DataError(f"rmat: shares {shares} found, 4 numbers of sum 1 needed")
-    random, levels = _generator(seed), (vertices - 1).bit_length()
+    random, levels = generator(seed), (vertices - 1).bit_length()
     both, right, low, _ = shares
     drawn: list[tuple[Array, Array]] = []
     for start in range(0, edges, _AT_ONCE):
@@ -129,13 +120,13 @@ def block_model(
     Source: Karrer and Newman, Stochastic blockmodels and community structure in networks, 2011.
     """
     sizes = {"features": shape.features, "classes": shape.classes}
-    _need("block_model", vertices=shape.vertices, **sizes)
+    need("block_model", vertices=shape.vertices, **sizes)
     if not (0 <= homophily <= 1 and skew > 1 and shape.edges >= 0):
         raise DataError(
             f"block_model: homophily {homophily}, skew {skew} and {shape.edges} edges found; 0 to"
             " 1, above 1, and 0 or more needed"
         )
-    random, count, classes = _generator(seed), shape.vertices, shape.classes
+    random, count, classes = generator(seed), shape.vertices, shape.classes
     labels = (np.arange(count) % classes).astype(np.int32)
     edges = Adjacency.from_edges(
         *_linked(random, count, shape.edges, classes, homophily, skew), count
@@ -205,7 +196,7 @@ def many_graphs(
             f" graphs, of {_GROUPS} vertices each, needed"
         )
     cuts = np.arange(shape.graphs + 1) * shape.vertices // shape.graphs
-    random, drawn = _generator(seed), []
+    random, drawn = generator(seed), []
     for number, (first, past) in enumerate(pairwise(cuts)):
         own = np.random.Generator(np.random.Philox(key=[seed % 2**64, number + 1]))
         each = shape.edges // shape.graphs

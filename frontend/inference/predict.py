@@ -101,7 +101,7 @@ def given(session: InferenceSession, arrays: Mapping[str, Array]) -> dict[str, A
     A sequence `x` is `x.0`, `x.1`, …; an optional value that is not there is None. A model of one
     input takes an array that has no name.
     """
-    fields, left = session.inputs, dict(arrays)
+    fields, left = session.inputs, dict[str, Any](arrays)
     if len(fields) == 1 and list(left) == [UNNAMED]:
         return {fields[0].name: left[UNNAMED]}
     for field in fields:

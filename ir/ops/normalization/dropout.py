@@ -19,9 +19,9 @@ from soapstone.ir.ops.operands import numbered
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 
-_INDEX, _SEED, _STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_MASK = 2**64 - 1
+INDEX, SEED, STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
+MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+MASK = 2**64 - 1
 
 
 def random_bits(seed: int, step: int | Array, index: Array) -> Array:
@@ -30,11 +30,11 @@ def random_bits(seed: int, step: int | Array, index: Array) -> Array:
     Source: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), on a weighted sum.
     """
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64, also of a single index
-        shift = np.asarray(step).astype(np.uint64) * np.uint64(_STEP)
-        shift = shift + np.uint64((seed * _SEED) & _MASK)
-        z = index.astype(np.uint64) * np.uint64(_INDEX) + shift
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
+        shift = np.asarray(step).astype(np.uint64) * np.uint64(STEP)
+        shift = shift + np.uint64((seed * SEED) & MASK)
+        z = index.astype(np.uint64) * np.uint64(INDEX) + shift
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX_2)
         return np.asarray((z ^ (z >> np.uint64(31))) >> np.uint64(32))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from llvmlite import ir
 
 from soapstone.ir.ops.graphs.spmm import entries
+from soapstone.ir.ops.normalization.dropout import INDEX, MASK, MIX_1, MIX_2, SEED, STEP
 from soapstone.kernels.cpu.graphs.blocks import first_row
 from soapstone.kernels.cpu.graphs.spmm import AHEAD, bad_row
 from soapstone.kernels.cpu.graphs.tiles import LINE, request
@@ -40,11 +41,7 @@ from soapstone.native.simd import (
 )
 
 # The bits of a draw are those of `ir.ops.normalization.dropout.random_bits`.
-_INDEX, _SEED, _STEP = (
-    word - 2**64 for word in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7)
-)
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
-_MASK = 2**64 - 1
+_INDEX, _SEED, _STEP, _MIX_1, _MIX_2 = (word - 2**64 for word in (INDEX, SEED, STEP, MIX_1, MIX_2))
 
 # A tile of `rows` rows of the matrix, of which there are `parts` parts, as of `spmm`; columns: rows
 # of what is gathered. x: gathered or, in the gradient, the rows' own; near, far: scores' parts of
@@ -240,7 +237,7 @@ def _entry(
     a, rows = call.attributes, indptr.size - 1
     parts = useful_threads(call.threads, 4 * indices.size * heads * width)
     parts = max(1, min(parts, rows))
-    constant = (a["seed"] + a.get("head", 0)) * (_SEED & _MASK) & _MASK
+    constant = (a["seed"] + a.get("head", 0)) * (_SEED & MASK) & MASK
     places = {f"{name}_step": array.strides[0] for name, array in arrays.items()}
     block = _ATTENTION.pack(
         **arrays,

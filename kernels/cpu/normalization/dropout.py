@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from soapstone.ir.ops.normalization.dropout import INDEX, MASK, MIX_1, MIX_2, SEED, STEP
 from soapstone.kernels.cpu.elementwise.lane_loops import get, loop, put
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.spans import span, span_at, span_step, spans
@@ -27,9 +28,7 @@ from soapstone.native.lanes import F32, I64, LANES, Lanes, where
 from soapstone.native.simd import vectorised
 
 # SplitMix64's finaliser on a weighted sum, as in `ir.ops.normalization.dropout.random_bits`.
-_INDEX, _SEED, _STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
-_MASK = 2**64 - 1
+_MIX_1, _MIX_2 = MIX_1 - 2**64, MIX_2 - 2**64
 
 
 @vectorised
@@ -102,7 +101,7 @@ def dropout(call: Call) -> Entry | None:
     steps = [0 if d < step.ndim else math.prod(whole[d + 1 :]) for d in range(x.ndim)]
     first = sum(o * s for o, s in zip(a.get("origin", (0,) * x.ndim), steps))
     # first * INDEX goes into the constant part of the weighted sum
-    constant = (a["seed"] * _SEED + first * _INDEX) & _MASK
+    constant = (a["seed"] * SEED + first * INDEX) & MASK
     threshold = math.ceil(a["rate"] * 2**32)
     made = spans(x.shape, (x, y), numbers=[steps, apart])
     block = _BLOCK.pack(
@@ -111,8 +110,8 @@ def dropout(call: Call) -> Entry | None:
         y=y,
         step=step,
         constant=constant,
-        step_weight=_STEP,
-        index_weight=_INDEX,
+        step_weight=STEP,
+        index_weight=INDEX,
         threshold=threshold,
         scale=1 / (1 - a["rate"]),
     )

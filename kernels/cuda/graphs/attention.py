@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from soapstone.ir.ops.normalization.dropout import _INDEX, _MASK, _MIX_1, _MIX_2, _SEED, _STEP
+from soapstone.ir.ops.normalization.dropout import INDEX, MASK, MIX_1, MIX_2, SEED, STEP
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry
 from soapstone.kernels.cuda.graphs.rows import checked, column_of, over_entries
@@ -29,11 +29,11 @@ def _drawn(
         return [f"factor = {kind}(1)"]
     seed, rate = attributes["seed"] + attributes.get("head", 0), attributes["rate"]
     return [
-        f"z = uint64((int64({source}) << 32) | int64({target})) * uint64({_INDEX})",
-        f"z = z + uint64(step[o_step]) * uint64({_STEP})",
-        f"z = z + uint64({seed * _SEED & _MASK}) + uint64(at_1) * uint64({_SEED})",
-        f"z = (z ^ (z >> uint64(30))) * uint64({_MIX_1})",
-        f"z = (z ^ (z >> uint64(27))) * uint64({_MIX_2})",
+        f"z = uint64((int64({source}) << 32) | int64({target})) * uint64({INDEX})",
+        f"z = z + uint64(step[o_step]) * uint64({STEP})",
+        f"z = z + uint64({seed * SEED & MASK}) + uint64(at_1) * uint64({SEED})",
+        f"z = (z ^ (z >> uint64(30))) * uint64({MIX_1})",
+        f"z = (z ^ (z >> uint64(27))) * uint64({MIX_2})",
         "z = (z ^ (z >> uint64(31))) >> uint64(32)",
         f"kept = z >= uint64({math.ceil(rate * 2**32)})",
         f"factor = {kind}({1 / (1 - rate)!r}) if kept else {kind}(0)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from soapstone.ir.ops.normalization.dropout import _INDEX, _MASK, _MIX_1, _MIX_2, _SEED, _STEP
+from soapstone.ir.ops.normalization.dropout import INDEX, MASK, MIX_1, MIX_2, SEED, STEP
 from soapstone.kernels.cuda.elementwise.pointwise import numbers, pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal
 from soapstone.kernels.cuda.entry import DeviceEntry
@@ -31,7 +31,7 @@ def dropout(call: Call) -> DeviceEntry:
         step.dtype,
         step.offset,
     )
-    seed, least = at["seed"] * _SEED & _MASK, math.ceil(at["rate"] * 2**32)
+    seed, least = at["seed"] * SEED & MASK, math.ceil(at["rate"] * 2**32)
 
     def write(text: Text, values: Sequence[Value]) -> list[Value]:
         value, count, number = values
@@ -41,9 +41,9 @@ def dropout(call: Call) -> DeviceEntry:
             mixed = text.set(f"{z.name} ^ ({z.name} >> uint64({by}))", u)
             return text.set(f"{mixed.name} * uint64({factor})", u)
 
-        shift = text.set(f"uint64({count.name}) * uint64({_STEP}) + uint64({seed})", u)
-        z = text.set(f"uint64({number.name}) * uint64({_INDEX}) + {shift.name}", u)
-        z = shifted(shifted(z, 30, _MIX_1), 27, _MIX_2)
+        shift = text.set(f"uint64({count.name}) * uint64({STEP}) + uint64({seed})", u)
+        z = text.set(f"uint64({number.name}) * uint64({INDEX}) + {shift.name}", u)
+        z = shifted(shifted(z, 30, MIX_1), 27, MIX_2)
         bits = text.set(f"({z.name} ^ ({z.name} >> uint64(31))) >> uint64(32)", u)
         scale = literal(1 / (1 - at["rate"]), kind)
         kept = f"{bits.name} >= uint64({least})"
