@@ -23,12 +23,10 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.strategy.configuration import Keep
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
 from soapstone.runtime import DefaultMapper, Launch, Machine, MapperError, Processor, Region
 from soapstone.runtime.analysis.policy import ask, name_of
 from soapstone.runtime.model.mapper import by_point
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Everyone(Protocol):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.engine.mapper import Array
 from soapstone.mappers.plugins import DataParallelMapper
+from soapstone.native.memory import Array
 from soapstone.runtime import Launch, Machine
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from soapstone.engine.mapper import Array, GraphMapper, row_dims, summed_dims, touched_bytes
+from soapstone.engine.mapper import GraphMapper, row_dims, summed_dims, touched_bytes
 from soapstone.engine.parallelism import data_parallel, split
 from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.mappers.apart import configure_apart
+from soapstone.native.memory import Array
 from soapstone.runtime import Launch, Machine
 
 

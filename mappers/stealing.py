@@ -15,10 +15,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from soapstone.engine.expand import NodeLaunch
-from soapstone.engine.mapper import Array
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Configuration
 from soapstone.mappers.plugins import DataParallelMapper
+from soapstone.native.memory import Array
 from soapstone.runtime import Launch, Machine, Profile
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import MachineError, ReplicationError
 from soapstone.runtime.model.future import Future, FutureMap
@@ -29,7 +30,6 @@ from soapstone.runtime.model.region_fields import FieldRegion
 from soapstone.runtime.model.sparse import IndexPartition
 from soapstone.runtime.model.task import Task
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Parts = Sequence[tuple[str, str]]  # of an event: what is compared, and what it is here
 SAFE_VARIABLE = "SOAPSTONE_SAFE"
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)

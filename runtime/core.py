@@ -7,8 +7,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.desugar import Desugared, Desugarer, Options, Step, needs_desugaring
 from soapstone.runtime.analysis.nested import Level, Nest
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from soapstone.runtime.observe.log import Log
     from soapstone.runtime.tracing.trace import Trace
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _FORGET_EVERY = 512  # launches between two sweeps of ended users
 
 

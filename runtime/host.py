@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.native.memory import address
+from soapstone.native.memory import Array, address
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import Instance, Storage
 from soapstone.runtime.errors import LaunchError, RuntimeCoreError, StoppedError
@@ -28,7 +28,6 @@ from soapstone.runtime.model.region_fields import FieldRegion
 from soapstone.runtime.model.tiling import Box
 from soapstone.runtime.tracing.arena import ALIGNMENT
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _INSIDE = (
     "the body of a task used the runtime that runs it, which may be waiting for the task; launch "
     "from a nested task (docs/runtime.md), or return a value"

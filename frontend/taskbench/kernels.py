@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
 from soapstone.kernels.entry import Entry
 from soapstone.native.entries import helper, native
 from soapstone.native.intrinsics import f64p, i64p, stack, words
 from soapstone.native.memory import pack
 
-Array = np.ndarray[Any, np.dtype[Any]]
 EMPTY, COMPUTE, MEMORY = 0, 1, 2
 LANES = 64  # elements of the compute kernel, each multiplied and added once an iteration
 CHUNK = 512  # doubles that an iteration of the memory kernel reads and writes

@@ -15,6 +15,7 @@ import numpy as np
 
 from soapstone.frontend.taskbench import kernels
 from soapstone.frontend.taskbench.graph import TaskGraph, uniform
+from soapstone.ir.tensor import Array
 from soapstone.runtime import (
     LaunchError,
     Partition,
@@ -28,7 +29,6 @@ from soapstone.runtime import (
     Write,
 )
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Body = Literal["native", "python", "pure"]
 BODIES: tuple[Body, ...] = ("native", "python", "pure")
 KERNELS = ("compute", "memory", "empty", "imbalance")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.records import dataclass
 from soapstone.runtime.analysis import eviction, message
 from soapstone.runtime.analysis.instance import (
@@ -43,7 +44,6 @@ from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.tiling import Box, Tiling, contains
 from soapstone.runtime.observe.statistics import Statistics
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _CUT_BYTES = 1 << 18  # larger copies are shared by several processors
 
 

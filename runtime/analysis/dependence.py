@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis import eviction
 from soapstone.runtime.analysis.coherence import Coherence, Group, Piece, internal_partition
 from soapstone.runtime.analysis.instance import READ, WRITE, Use
@@ -34,7 +35,6 @@ from soapstone.runtime.observe.statistics import Statistics
 if TYPE_CHECKING:
     from soapstone.runtime.observe.log_part import Part
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _PLAN_LIMIT = 4096
 
 

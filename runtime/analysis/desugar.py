@@ -11,10 +11,10 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import field
 from functools import cache, lru_cache
-from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.native.walks import FIRST
 from soapstone.records import dataclass
 from soapstone.runtime.analysis import gather
@@ -31,7 +31,6 @@ from soapstone.runtime.model.task import Fields, Parameter, Privilege, Read, Tas
 from soapstone.runtime.model.tiling import Shape, Tiling, intern
 from soapstone.runtime.tracing.step import Fill, Request
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Place = Region | Partition | IndexPartition
 Value = Future | FutureMap
 PLACES, VALUES = (Region, Partition, IndexPartition), (Future, FutureMap)

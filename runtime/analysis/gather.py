@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import code_of
-from soapstone.native.memory import Entry
+from soapstone.native.memory import Array, Entry
 from soapstone.native.walks import moved, walk
 from soapstone.records import dataclass
 from soapstone.runtime.analysis.transfer import NATIVE_FOLDS, combine, folded
@@ -22,7 +22,6 @@ from soapstone.runtime.model.sparse import IndexSets
 from soapstone.runtime.model.task import PointContext, Read, ReadWrite, Task, Write
 from soapstone.runtime.model.tiling import Shape, Tiling, intern
 
-Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK_BYTES = 1 << 16  # a scatter of less than this is not cut over processors
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.native.walks import in_places
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.tiling import Box, Shape, Tiling, cells_of, covered_by, overlaps
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Cells = bool | Array  # a set of elements: all, none, or the cells where the array is True
 InstanceKey = tuple[int, Box | None, tuple[int, ...] | None]  # memory, box (None: whole), order
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.records import dataclass
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.operation import Operation
@@ -21,7 +22,6 @@ from soapstone.runtime.model.launch import Launch, internal
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.task import Read, Task, Write
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _NUMBERS = itertools.count()
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.native.memory import aligned
+from soapstone.native.memory import Array, aligned
 from soapstone.records import dataclass
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.desugar import (
@@ -59,7 +59,6 @@ from soapstone.runtime.observe.log_part import now_ns
 from soapstone.runtime.observe.statistics import Statistics
 from soapstone.runtime.tracing.step import Fill, Request, fills
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _IDS = 1 << 32  # ids of operations kept for each family, below those of the runtime's own
 
 

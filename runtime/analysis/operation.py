@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.instance import Storage, Use
 from soapstone.runtime.model.launch import Launch
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
 
 ALONE = -1
 

@@ -28,8 +28,6 @@ from soapstone.runtime.tracing.step import Request
 if TYPE_CHECKING:
     from soapstone.runtime.agreement import Agreement
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 
 def ask(mapper: Mapper, who: str, question: str, *given: Any) -> Any:
     """The unchecked answer of a mapper. who: on whose behalf it is asked, for errors.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.native.walks import COMBINE, FIRST, IDENTITY
 from soapstone.records import dataclass
 from soapstone.runtime.analysis.transfer import FoldPart, fold_task
@@ -20,7 +20,6 @@ from soapstone.runtime.model import tiling as geometry
 from soapstone.runtime.model.task import Task
 from soapstone.runtime.model.tiling import Box, Shape, Tiling
 
-Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK_BYTES = 1 << 16  # a fold that reads less than this is not cut over processors
 
 

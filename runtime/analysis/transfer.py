@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone.dtypes import WIDE, code_of, name_of
-from soapstone.native.memory import Entry, pack
+from soapstone.native.memory import Array, Entry, pack
 from soapstone.native.walks import COMBINE, FIRST, IDENTITY, moved, walk
 from soapstone.records import dataclass
 from soapstone.runtime.model.task import PointContext, Read, ReadWrite, Task, Write, identity
 
-Array = np.ndarray[Any, np.dtype[Any]]
 NATIVE_FOLDS = frozenset(["f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
 
 

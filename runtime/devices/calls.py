@@ -16,6 +16,7 @@ from soapstone.native.cuda.arrays import pinned_array, pinned_like
 from soapstone.native.cuda.copies import copied, filled
 from soapstone.native.cuda.device import Device, Enqueued, Lane
 from soapstone.native.cuda.folds import folded
+from soapstone.native.memory import Array
 from soapstone.native.memory import call as native_call
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.analysis.transfer import NATIVE_FOLDS, FoldTask
@@ -24,7 +25,6 @@ from soapstone.runtime.executors.bodies import bound, context_of, prepared_body
 from soapstone.runtime.machines.machine import Processor
 from soapstone.runtime.model.task import identity, status_text
 
-Array = np.ndarray[Any, np.dtype[Any]]
 HOST = Processor("host")  # whose kernels run what a GPU has none for
 
 

@@ -14,18 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from soapstone.native.cuda.device import Enqueued, Lane, simulated
 from soapstone.native.cuda.graphs import Graph
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.message import ENDS, MESSAGES, STARTS
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.devices.calls import Kernel, OnHost, device_call, give
 from soapstone.runtime.errors import MapperError, TaskError
 from soapstone.runtime.executors.bodies import as_task_error
 from soapstone.runtime.machines.machine import Machine, Processor
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def check(call: object, operation: Operation, place: Processor) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.native.cuda.device import Device, Lane, NoDevice, connect, simulated
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.devices.calls import device_call, give
 from soapstone.runtime.devices.enqueues import Enqueues, check, enqueued_by
@@ -27,8 +28,6 @@ from soapstone.runtime.executors.bodies import as_task_error
 from soapstone.runtime.executors.local import LocalExecutor
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.machines.memory import MemoryPool
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(eq=False, slots=True)

@@ -9,15 +9,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import Any
-
-import numpy as np
 
 from soapstone.native.cuda.arrays import device_bytes, part, zeroed
 from soapstone.native.cuda.device import Device
+from soapstone.native.memory import Array
 from soapstone.runtime.machines.space import Space
 
-Array = np.ndarray[Any, np.dtype[Any]]
 SLAB_BYTES = 16 << 20
 _LARGE_BYTES = SLAB_BYTES // 16  # and more are allocated alone
 

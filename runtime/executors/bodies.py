@@ -6,18 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from soapstone.native import memory
-from soapstone.native.memory import Entry
+from soapstone.native.memory import Array, Entry
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import BodyError, StoppedError, TaskError
 from soapstone.runtime.executors.process.processes import WorkerProcess
 from soapstone.runtime.machines.machine import Processor
 from soapstone.runtime.model.scalar import captured
 from soapstone.runtime.model.task import EntryLike, PointContext, identity
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def context_of(operation: Operation, processor: Processor) -> PointContext:

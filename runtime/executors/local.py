@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from soapstone.native.memory import FUNCTION
+from soapstone.native.memory import FUNCTION, Array
 from soapstone.runtime.agreement import Agreement
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.operation import Operation
@@ -40,8 +38,6 @@ from soapstone.runtime.observe.profile import Observer, Profile
 
 if TYPE_CHECKING:
     from soapstone.runtime.devices.enqueues import Enqueues
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class LocalExecutor:

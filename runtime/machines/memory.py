@@ -8,9 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from soapstone.native.memory import aligned
+from soapstone.native.memory import Array, aligned
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.errors import MemoryExhausted
 from soapstone.runtime.machines.machine import PROCESS, Machine
@@ -21,7 +19,6 @@ from soapstone.system import available_bytes, resident_bytes
 if TYPE_CHECKING:
     from soapstone.runtime.devices.pool import DevicePool
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _LOOK_BYTES = 64 << 20  # claims between two looks at what this computer has available
 _RESERVE_BYTES = 256 << 20  # left for what is not a region: the interpreter, kernels, the system
 

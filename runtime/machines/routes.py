@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.errors import MachineError
 from soapstone.runtime.machines.machine import Machine
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _NBYTES = 1 << 20
 
 

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone import system
-from soapstone.native.memory import address
+from soapstone.native.memory import Array, address
 from soapstone.records import dataclass
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _SMALL, _SLAB = 1 << 16, 1 << 20  # bytes
 _HUGE = 1 << 22  # bytes of a segment from which on large pages are asked for, as NumPy does
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.tracing.arena import ALIGNMENT
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Space:

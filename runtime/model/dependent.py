@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.errors import BoundsError
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.sparse import IndexPartition, IndexSets, axes_of, from_pairs, sets_of
 
-Array = np.ndarray[Any, np.dtype[Any]]
 AnyPartition = Partition | IndexPartition
 
 

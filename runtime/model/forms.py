@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.records import dataclass
 from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.model.region_fields import FieldViews
 from soapstone.runtime.model.task import EntryLike, PointContext, Privilege, Returns, Task, identity
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Bind = Callable[[PointContext, Sequence[Array]], EntryLike | None]
 
 

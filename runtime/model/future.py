@@ -11,11 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.errors import LaunchError, StoppedError
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import identity
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Host(Protocol):

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.records import dataclass
 from soapstone.runtime.machines.machine import Machine, Processor
 from soapstone.runtime.model.launch import Launch
@@ -25,7 +25,6 @@ from soapstone.runtime.model.tiling import Box
 from soapstone.runtime.observe.view import View
 from soapstone.runtime.tracing.step import Request
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Order = tuple[int, ...] | None
 
 

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.records import dataclass
 from soapstone.runtime.errors import BoundsError
 from soapstone.runtime.model import tiling as geometry
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.region_fields import FieldRegion
 from soapstone.runtime.model.tiling import Shape, Tiling
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _indices(values: Sequence[int] | int, what: str) -> tuple[int, ...]:

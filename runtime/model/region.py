@@ -12,8 +12,6 @@ import numpy as np
 from soapstone.records import dataclass
 from soapstone.runtime.errors import BoundsError
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 
 @dataclass(frozen=True, eq=False)
 class Region:

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.records import dataclass
 from soapstone.runtime.errors import BoundsError
 from soapstone.runtime.model.region import Region
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False, init=False)

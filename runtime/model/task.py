@@ -14,11 +14,11 @@ from typing import Any, Protocol, get_args
 import numpy as np
 
 from soapstone.dtypes import integers, kind_of
+from soapstone.native.memory import Array
 from soapstone.records import dataclass
 from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.machines.machine import Processor
 
-Array = np.ndarray[Any, np.dtype[Any]]
 REDUCTIONS = ("sum", "max", "min", "prod")
 
 

@@ -10,11 +10,11 @@ import itertools
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from soapstone.native.memory import Array
+
 Shape = tuple[int, ...]
 Box = tuple[Shape, Shape]
 

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.message import ENDS, STARTS
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from soapstone.runtime.core import Runtime
     from soapstone.runtime.observe.profile import Profile
     from soapstone.runtime.tracing.trace import Trace
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def path_of_rank(path: str | os.PathLike[str], rank: int) -> Path:

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from soapstone.native.cuda.device import CLOCK_NS
-from soapstone.native.memory import address
+from soapstone.native.memory import Array, address
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import Instance, Instances, Storage
 from soapstone.runtime.analysis.message import ENDS, STARTS
@@ -28,7 +28,6 @@ from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import identity
 from soapstone.runtime.model.tiling import Box, Tiling
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Regions = Mapping[Region, Instances]
 FORMAT, VERSION = "soapstone log", 2
 

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
+from soapstone.native.memory import Array
 from soapstone.records import dataclass
 from soapstone.runtime.analysis.message import MESSAGES, message_of
 from soapstone.runtime.errors import ProfileError
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from soapstone.runtime.machines.world import World
     from soapstone.runtime.tracing.trace import Trace
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _WAIT_NS = 200  # shorter waits are the cost of looking, not waiting
 WAIT, MESSAGE = "wait", "message"
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.instance import Cells, Instances, union
 from soapstone.runtime.errors import MapperError
 from soapstone.runtime.model.partition import Partition
@@ -13,8 +14,6 @@ from soapstone.runtime.model.partition import Partition
 if TYPE_CHECKING:
     from soapstone.runtime.analysis.coherence import Coherence
     from soapstone.runtime.core import Runtime
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class View:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.records import dataclass
 
-Array = np.ndarray[Any, np.dtype[Any]]
 ALIGNMENT = 64
 _TRIES = 24  # to place blocks anew so that they stay within a limit
 

@@ -10,14 +10,11 @@ dependences).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
-
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.message import MESSAGES, message_of
 from soapstone.runtime.analysis.operation import Operation
 
-Array = np.ndarray[Any, np.dtype[Any]]
 SMALL_BYTES = 1 << 16  # of a message that may wait
 HEAVY_BYTES = 1 << 20  # touched by an operation that must not
 _SWEEPS = 10

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis import eviction
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import (
@@ -23,8 +24,6 @@ from soapstone.runtime.model.mapper import Layout, Order
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.tiling import Box
 from soapstone.runtime.tracing.step import Fill, Request
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Recorder:

@@ -8,17 +8,15 @@ whatever the timing of the workers; between operations of one worker this costs 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.records import dataclass
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.model.tiling import Box
 from soapstone.runtime.tracing.arena import ArenaPlan, Block, fixed, plan
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)

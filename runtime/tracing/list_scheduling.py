@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.tracing.bucket import HEAVY_BYTES
 
-Array = np.ndarray[Any, np.dtype[Any]]
 LAG_BYTES = 2 * HEAVY_BYTES  # what a rank touches while a message travels
 WINDOW = 48  # places of the order that one who waits may fall behind
 _FIRST = -1  # the place of what is sent at once

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.message import joined, split
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.machines.world import World
@@ -19,8 +17,6 @@ from soapstone.runtime.tracing.bucket import buckets
 from soapstone.runtime.tracing.lifetime import ArenaLayout, lay_out
 from soapstone.runtime.tracing.list_scheduling import list_schedule
 from soapstone.runtime.tracing.overlap import overlapped
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Part:

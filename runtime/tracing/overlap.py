@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.operation import Operation
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def overlapped(

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.operation import Operation
@@ -17,7 +18,7 @@ from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.model import launch as launches
-from soapstone.runtime.model.mapper import Array, Mapper
+from soapstone.runtime.model.mapper import Mapper
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import Task
 from soapstone.runtime.observe.statistics import Statistics

@@ -27,10 +27,8 @@ from soapstone.native.intrinsics import (
     u8p,
     yield_processor,
 )
-from soapstone.native.memory import Block, call
+from soapstone.native.memory import Array, Block, call
 from soapstone.records import dataclass
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 LINE = 8  # int64 words of a cache line: progress words are kept apart
 ABORT = 0  # control[0]: any other value than 0 stops all workers

@@ -30,7 +30,6 @@ from soapstone.native.intrinsics import (
 )
 from soapstone.native.memory import address
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _POLLS = 500  # about 30 us
 _FREE = 2  # polls: the lock's holder is forgotten a moment before the lock is free
 _PATIENCE = 25  # polls that find the lock free before another's turn is taken

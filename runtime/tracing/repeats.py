@@ -9,11 +9,10 @@ doubling, vectorised, so the cost is O(n log^2 n); the paper's suffix array is O
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from soapstone.native.memory import Array
 
 
 def repeats(tokens: Sequence[int], shortest: int) -> list[tuple[tuple[int, ...], int]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.native import memory as native_memory
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis import eviction
 from soapstone.runtime.analysis.instance import Cells, Instance, Instances, each_once
 from soapstone.runtime.analysis.operation import Operation
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from soapstone.runtime.model.region import Region
     from soapstone.runtime.tracing.step import Request
 
-Array = np.ndarray[Any, np.dtype[Any]]
 STOPPED = -2  # of an entry that waits for another process: something else has failed
 
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from soapstone.ir.files import json_fields
+from soapstone.ir.tensor import Array
 from soapstone.search.partition.cuts import PartitionError
 from soapstone.search.partition.features import FEATURES, Features
 from soapstone.search.partition.regression import Regression
 
-Array = np.ndarray[Any, np.dtype[Any]]
 FORMAT, VERSION = "soapstone-partition-costs", 1
 
 

@@ -8,14 +8,12 @@ on it is bisected, each time in O(P log V), which matters where one vertex costs
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from soapstone.ir.dims import equal_cuts
 from soapstone.ir.errors import GraphError
+from soapstone.ir.tensor import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Cuts = tuple[int, ...]  # from 0 to the number of vertices: a part lies between two neighbours
 
 _HALVINGS = 60  # of the bound on a part's cost: beyond what a float tells apart

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from soapstone.ir.tensor import Array
 
 LINE = 16  # words of 4 bytes that are loaded together
 _ALONG = ("neighbours", "blocks", "lines of ids", "lines of rows")

@@ -12,11 +12,11 @@ off is run again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from soapstone.engine.parallelism import in_blocks
+from soapstone.ir.tensor import Array
 from soapstone.search.partition.costs import Costs
 from soapstone.search.partition.cuts import (
     Cuts,
@@ -27,8 +27,6 @@ from soapstone.search.partition.cuts import (
     least_largest,
 )
 from soapstone.search.partition.features import Features
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 METHODS = ("learned", "vertex", "edge", "metis")
 _WARM = 1  # steps after a cut that are not looked at

@@ -10,11 +10,10 @@ grow with each vertex, so that cuts can be found by binary search.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from soapstone.ir.tensor import Array
 
 _RIDGE = 1e-6  # of the squares of a feature, added to them
 _TOLERANCE = 1e-12

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from soapstone.deadline import Deadline
+from soapstone.ir.tensor import Array
 from soapstone.search.placement.timeline import Gap, Timeline
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int, int], None]  # gaps decided, gaps in all, bytes of the best plan
 WIDTHS = (64, 1024, 4096)
 _ROUNDS, _LEAST_ROUNDS = 4000, 200  # of prices: at most, and whatever the time

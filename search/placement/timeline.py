@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.footprint import Footprint, Touch, Touches
 from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Array
 from soapstone.runtime.tracing.arena import ALIGNMENT
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Gap(NamedTuple):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 GIVEN = -1  # the maker of what no node makes
 _CLASS_DEPTH = 3  # how far results of one class are made of the same
 

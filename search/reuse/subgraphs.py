@@ -26,9 +26,9 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.reuse.cover import (
     GIVEN,
-    Array,
     Links,
     classes,
     covered,

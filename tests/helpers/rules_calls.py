@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.ir.term import Value
 from soapstone.search.rules import language
 
-Array = np.ndarray[Any, np.dtype[Any]]
 PAPER = {
     *("add", "mul", "smul", "transpose", "matmul", "conv2d", "enlarge", "relu"),
     *("avg_pool2d", "max_pool2d", "concat", "split0", "split1"),

@@ -10,8 +10,8 @@ import numpy as np
 
 from soapstone import SGD, Model
 from soapstone.frontend.app import app_module
+from soapstone.ir.tensor import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _TABLES = (3, 50, 700)
 _WORDS = {"vocabulary": 60, "length": 7}
 _RECURRENT = {"layers": 2, "hidden": 16, **_WORDS}

@@ -6,11 +6,11 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
+from soapstone.native.memory import Array
 from soapstone.runtime import (
     LaunchError,
     Machine,
@@ -28,8 +28,6 @@ from soapstone.runtime import (
 from soapstone.runtime.tracing import automatic as module
 from soapstone.runtime.tracing.repeats import period, repeats, rotation
 from soapstone.runtime.tracing.step import exact
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @task

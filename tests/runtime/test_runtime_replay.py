@@ -22,6 +22,7 @@ import pytest
 
 from soapstone.native import memory
 from soapstone.native.entries import noop
+from soapstone.native.memory import Array
 from soapstone.runtime import (
     Machine,
     Partition,
@@ -39,8 +40,6 @@ from soapstone.runtime import (
 )
 from soapstone.runtime.analysis.transfer import copy_entry
 from soapstone.runtime.tracing.program import assemble
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @task

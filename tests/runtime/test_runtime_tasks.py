@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
+from soapstone.native.memory import Array
 from soapstone.runtime import (
     LaunchError,
     Machine,
@@ -23,8 +24,6 @@ from soapstone.runtime import (
     Write,
     task,
 )
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @task

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.runtime.programs import ShuffledMapper, random_program
 
+from soapstone.native.memory import Array
 from soapstone.runtime import (
     DefaultMapper,
     Launch,
@@ -26,8 +27,6 @@ from soapstone.runtime import (
 )
 from soapstone.runtime.analysis.transfer import copy_entry
 from soapstone.runtime.tracing.program import waits
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @task

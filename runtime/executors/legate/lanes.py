@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.native.memory import address, aligned
+from soapstone.native.memory import Array, address, aligned
 from soapstone.native.memory import call as native_call
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import TaskError
@@ -23,7 +23,6 @@ from soapstone.runtime.model.task import EntryLike, status_text
 from soapstone.runtime.model.tiling import Box
 from soapstone.runtime.tracing.program import NativeProgram, assemble
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Record = Callable[[Operation, int, int], None]  # told when an operation started and ended, ns
 _KEPT = 4  # sets of addresses a lane stays bound to
 _threads = threading.local()

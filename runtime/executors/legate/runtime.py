@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.instance import WRITE
 from soapstone.runtime.core import Recording, Runtime
 from soapstone.runtime.errors import LaunchError, MemoryExhausted
@@ -42,8 +43,6 @@ from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.mapper import Mapper
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.observe.statistics import Statistics
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class LegateRuntime(Runtime):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.native.memory import address
+from soapstone.native.memory import Array, address
 from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.executors.legate.start import Legate
 from soapstone.runtime.model.launch import Launch, internal
@@ -20,7 +20,6 @@ from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import Read, Task, Write
 from soapstone.runtime.model.tiling import Box
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _BOUNDARY = 64  # bytes
 _HANDLES = 512  # views of one store kept before they are forgotten
 

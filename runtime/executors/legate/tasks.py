@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.executors.legate.bundles import Bundle, volume
 from soapstone.runtime.executors.legate.lanes import Faults, LaneProgram, Record
 from soapstone.runtime.executors.legate.start import Legate
@@ -19,8 +20,6 @@ from soapstone.runtime.model.tiling import Box
 
 if TYPE_CHECKING:
     from soapstone.runtime.machines.machine import Machine
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)

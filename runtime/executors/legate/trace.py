@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.instance import READ, WRITE
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.executors.legate.bundles import Work, fuse
@@ -27,8 +28,6 @@ from soapstone.runtime.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from soapstone.runtime.executors.legate.runtime import LegateRuntime
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Compiled:

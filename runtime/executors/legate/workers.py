@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import numpy as np
-
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import MachineError
 from soapstone.runtime.executors.legate.executor import LegateExecutor
@@ -21,8 +19,6 @@ from soapstone.runtime.executors.legate.stores import store_bytes
 from soapstone.runtime.executors.threads import do_nothing
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.machines.memory import MemoryPool
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class LegateWorkers(LegateExecutor):

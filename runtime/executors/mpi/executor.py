@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.agreement import Agreement, safe_mode
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.message import ENDS, MESSAGES, STARTS
@@ -39,7 +40,6 @@ from soapstone.runtime.model.task import EntryLike
 from soapstone.runtime.observe.profile import Profile, estimate_offset
 from soapstone.system import usable_cores
 
-Array = np.ndarray[Any, np.dtype[Any]]
 LATENCY_S, BYTES_PER_S = 3e-6, 5e9  # nominal, of links nobody has measured
 _LOOK_S = 0.001
 _SWAP_S = 20e-6

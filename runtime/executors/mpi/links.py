@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.core import Runtime
 from soapstone.runtime.executors.mpi.executor import MpiExecutor, connect
 from soapstone.runtime.machines.exchanges import COPY, SCATTER, SUM, Exchange
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.model.launch import Launch
-from soapstone.runtime.model.mapper import Array, DefaultMapper
+from soapstone.runtime.model.mapper import DefaultMapper
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import Read, Reduce, Task, Write

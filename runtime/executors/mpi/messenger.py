@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone import system
+from soapstone.native.memory import Array
 from soapstone.runtime.analysis.message import Message, message_of
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import PeerError
 
-Array = np.ndarray[Any, np.dtype[Any]]
 TIMEOUT_VARIABLE = "SOAPSTONE_TIMEOUT_S"
 TIMEOUT_S = 120.0
 _POLL_S = 20e-6

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from soapstone import system
+from soapstone.native.memory import Array
 from soapstone.runtime.errors import PeerError
 from soapstone.runtime.machines.shared import Handle, Place, Segments
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _SMALL, _SLAB = 1 << 20, 1 << 24  # bytes; a model has hundreds of short parameters
 _TOKEN_BYTES = 16
 

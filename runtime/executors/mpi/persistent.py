@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from soapstone import system
-from soapstone.native.memory import Address, Entry, address, block_at, extent, pack
+from soapstone.native.memory import Address, Array, Entry, address, block_at, extent, pack
 from soapstone.runtime.analysis.message import ENDS, STARTS, Message, message_of
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.analysis.transfer import copy_entry
@@ -26,7 +26,6 @@ from soapstone.runtime.executors.mpi.neighbours import Neighbours
 from soapstone.runtime.machines.shared import Handle, Place
 from soapstone.runtime.model.task import EntryLike
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _LINE = 64  # bytes that two words of different writers are apart
 _READY, _TAKEN = 0, 1  # the words of a message, a line each
 

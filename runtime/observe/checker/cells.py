@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.observe.checker.records import Box, Launch, Operation, Part, Records
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Grid:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.errors import ProfileError
 from soapstone.runtime.observe.checker.cells import empty, grids, tile_of
 from soapstone.runtime.observe.checker.order import (
@@ -36,8 +36,6 @@ from soapstone.runtime.observe.checker.scopes import within
 from soapstone.runtime.observe.checker.segment import Segment, box_text, name_of
 from soapstone.runtime.observe.checker.values import Values
 from soapstone.runtime.observe.checker.versions import Program, Versions
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def check(*logs: Records) -> Report:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.observe.checker.cells import Grid, empty
 from soapstone.runtime.observe.checker.order import span
 from soapstone.runtime.observe.checker.records import Box, Records, Storage
 from soapstone.runtime.observe.checker.versions import Versions
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Memory:

@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.observe.checker.cells import empty
 from soapstone.runtime.observe.checker.records import Box, Operation, Storage
 
-Array = np.ndarray[Any, np.dtype[Any]]
 LIMIT = 50_000  # operations between two waits
 _BLOCK = 1 << 11
 

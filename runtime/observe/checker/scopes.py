@@ -8,10 +8,10 @@ is found again as one that was running on those very bytes, with those privilege
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.observe.checker.cells import empty
 from soapstone.runtime.observe.checker.order import addresses
 from soapstone.runtime.observe.checker.records import (
@@ -24,7 +24,6 @@ from soapstone.runtime.observe.checker.records import (
 )
 from soapstone.runtime.observe.checker.report import Report
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _ANY = frozenset(["r", "w", "rw", "reduce"])
 _ALLOWS = {"r": {"r"}, "w": _ANY, "rw": _ANY, "reduce": {"reduce"}}
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.errors import ProfileError
 from soapstone.runtime.observe.checker.cells import Grid, empty, part_boxes, tile_of
 from soapstone.runtime.observe.checker.memory import Memory
@@ -13,8 +12,6 @@ from soapstone.runtime.observe.checker.records import Host, Operation, Records, 
 from soapstone.runtime.observe.checker.report import Report
 from soapstone.runtime.observe.checker.segment import Segment, box_text, name_of
 from soapstone.runtime.observe.checker.versions import Program, Versions
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Values:

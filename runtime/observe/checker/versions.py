@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Array
 from soapstone.runtime.observe.checker.cells import Grid, empty
 from soapstone.runtime.observe.checker.records import Argument, Box, Fill, Launch, Records
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Versions:

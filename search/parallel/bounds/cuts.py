@@ -24,11 +24,8 @@ import numpy as np
 
 from soapstone.ir.dims import Kind, Operand, Whole
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
 from soapstone.runtime import Machine
-from soapstone.search.parallel.problem.arrays import (
-    Array,
-)
 from soapstone.search.parallel.problem.prepare import Model
 
 SHARES = np.geomspace(1e-6, 1.0, 600)

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.exact.tables import Choices, Part, passes
 from soapstone.search.parallel.problem.arrays import (
     MESSAGES,
     OVERFLOW,
     SPLIT,
     UPDATES,
-    Array,
     Choice,
     Problem,
     Scratch,

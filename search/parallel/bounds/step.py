@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.bounds.cuts import cut_ns
-from soapstone.search.parallel.problem.arrays import (
-    MOST_DIMS,
-    Array,
-    Problem,
-)
+from soapstone.search.parallel.problem.arrays import MOST_DIMS, Problem
 from soapstone.search.parallel.problem.choice import Settled
 from soapstone.search.parallel.problem.prepare import Model
 

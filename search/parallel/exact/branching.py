@@ -21,11 +21,9 @@ it an earlier one; tables are kept for one configuration of all that renamings m
 
 from __future__ import annotations
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.exact.exact_arrays import Path, Tree
 from soapstone.search.parallel.exact.tables import NEVER
-from soapstone.search.parallel.problem.arrays import (
-    Array,
-)
 from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from soapstone.search.parallel.problem.arrays import (
-    Array,
-    record,
-)
+from soapstone.ir.tensor import Array
+from soapstone.search.parallel.problem.arrays import record
 from soapstone.search.parallel.problem.compiling import integer
 from soapstone.search.parallel.problem.packing import packed
 

@@ -6,15 +6,12 @@ import itertools
 
 import numpy as np
 
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
 from soapstone.search.parallel.bounds.own import own_costs
 from soapstone.search.parallel.exact.exact_arrays import EDGE, FLAGS, Path, Tree
 from soapstone.search.parallel.exact.space import Space
 from soapstone.search.parallel.exact.tables import NEVER, Choices, Pair, passes, relation
-from soapstone.search.parallel.problem.arrays import (
-    UPDATES,
-    Array,
-)
+from soapstone.search.parallel.problem.arrays import UPDATES
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.prepare import Model
 

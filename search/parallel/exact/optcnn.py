@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from soapstone.ir.strategy.configuration import Configuration
+from soapstone.ir.tensor import Array
 from soapstone.search.elimination import cheapest, eliminated
 from soapstone.search.parallel.bounds.own import own_costs
 from soapstone.search.parallel.exact.tables import Choices, Pair, edges_of, relation
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled
 from soapstone.search.parallel.problem.configurations import degrees_of, rows
 from soapstone.search.parallel.problem.operators import ParallelError

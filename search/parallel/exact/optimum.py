@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from soapstone.ir.dims import equal_cuts
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.bounds.own import Sieve
 from soapstone.search.parallel.exact import branching, pairs
 from soapstone.search.parallel.exact.exact_arrays import HUGE
@@ -24,9 +25,6 @@ from soapstone.search.parallel.exact.space import Space
 from soapstone.search.parallel.exact.tables import edges_back, edges_of, passes
 from soapstone.search.parallel.mcmc.descent import Descent
 from soapstone.search.parallel.mcmc.walker import Walker
-from soapstone.search.parallel.problem.arrays import (
-    Array,
-)
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model
 

@@ -6,11 +6,9 @@ minimal over its neighbours' configurations. Pairs whose own best way is too lon
 
 from __future__ import annotations
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.exact.exact_arrays import HUGE, Path, Tree
 from soapstone.search.parallel.exact.tables import NEVER
-from soapstone.search.parallel.problem.arrays import (
-    Array,
-)
 from soapstone.search.parallel.problem.compiling import ONE, ZERO, compiled, entry
 
 

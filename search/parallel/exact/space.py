@@ -10,8 +10,9 @@ import itertools
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.exact.tables import Choices
-from soapstone.search.parallel.problem.arrays import Array, Problem
+from soapstone.search.parallel.problem.arrays import Problem
 from soapstone.search.parallel.problem.configurations import degrees_of, every_placement, rows
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.prepare import Model

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.problem.arrays import (
     MESSAGES,
     OVERFLOW,
-    Array,
     Choice,
     Problem,
     Scratch,

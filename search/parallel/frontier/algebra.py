@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.search.parallel.problem.arrays import Array
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.problem.compiling import compiled, entry, integer, put
 
 SMALL = integer(12)  # that many points are sorted by insertion

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from networkx.utils import UnionFind
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.exact.tables import Choices
 from soapstone.search.parallel.frontier.algebra import reduce
 from soapstone.search.parallel.frontier.costs import Costs
@@ -25,7 +26,6 @@ from soapstone.search.parallel.frontier.meshes import NO_DIM, Mesh, devices_of, 
 from soapstone.search.parallel.frontier.tables import Problem
 from soapstone.search.parallel.frontier.tracking import track
 from soapstone.search.parallel.mcmc.initial import NAMED
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled
 from soapstone.search.parallel.problem.prepare import Model
 

@@ -9,8 +9,9 @@ import numpy as np
 from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.strategy.movement import Tiles
 from soapstone.ir.strategy.reshards import layout_of
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.exact.tables import Choices, Part
-from soapstone.search.parallel.problem.arrays import BOX, Array, Choice, Problem, Scratch
+from soapstone.search.parallel.problem.arrays import BOX, Choice, Problem, Scratch
 from soapstone.search.parallel.problem.compiling import entry, put
 from soapstone.search.parallel.problem.geometry import tile
 from soapstone.search.parallel.problem.packing import call

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.frontier.eliminate import Joining, Table
 from soapstone.search.parallel.frontier.pruning import Pruning
 from soapstone.search.parallel.frontier.relaxation import NEVER, weighted
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.compiling import entry
 
 STEPS = 1_000_000_000  # sums for bounds of cells at most, each way

@@ -23,14 +23,13 @@ import numpy as np
 
 from soapstone.ir.backward import backward
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.bounds.own import own_costs
 from soapstone.search.parallel.exact.tables import Choices, Part, edges_of, relation
 from soapstone.search.parallel.frontier.boxes import boxes_of, in_memories
 from soapstone.search.parallel.frontier.edges import Moving, moved_specs, moving_of, reads
 from soapstone.search.parallel.frontier.paths import Paths
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.prepare import Model
 from soapstone.search.parallel.simulation.liveness import whole_bytes
 from soapstone.system import usable_cores

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from soapstone.ir.graph import Node
-from soapstone.ir.tensor import TensorSpec
+from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.exact.tables import Choices, Pair, Part
 from soapstone.search.parallel.frontier.boxes import (
@@ -24,7 +24,7 @@ from soapstone.search.parallel.frontier.boxes import (
 )
 from soapstone.search.parallel.frontier.paths import Paths, Routed, routed
 from soapstone.search.parallel.frontier.tables import INFEASIBLE
-from soapstone.search.parallel.problem.arrays import Array, Problem
+from soapstone.search.parallel.problem.arrays import Problem
 from soapstone.search.parallel.problem.prepare import Model
 
 

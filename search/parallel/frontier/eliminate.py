@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.frontier.algebra import joined, reduced_cells
 from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Problem
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.operators import ParallelError
 
 PIECE = 100_000  # products of frontiers that a thread works on at a time, about

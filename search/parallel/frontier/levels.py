@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.frontier.algebra import reduced_cells
 from soapstone.search.parallel.frontier.eliminate import Table
-from soapstone.search.parallel.problem.arrays import Array
 
 
 def levels(blocks: Sequence[Table], at: int, width: float) -> Iterator[tuple[int, int]]:

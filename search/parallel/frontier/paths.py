@@ -15,10 +15,9 @@ import numpy as np
 
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.strategy.configuration import Configuration
-from soapstone.ir.tensor import TensorSpec
+from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.search.parallel.exact.tables import Choices, Pair, edges_of
 from soapstone.search.parallel.frontier.meshes import configurations
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.prepare import Model, prepare
 
 FAR = 1 << 50  # a way that there is not

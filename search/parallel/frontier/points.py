@@ -21,6 +21,7 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Copies, Keep, Reshard, Step
 from soapstone.ir.strategy.reshards import read_in
+from soapstone.ir.tensor import Array
 from soapstone.runtime import Machine
 from soapstone.search.parallel.frontier.baselines import Rows, joined, least_memory, one_mesh
 from soapstone.search.parallel.frontier.costs import Costs, costs_of, keeping
@@ -39,7 +40,6 @@ from soapstone.search.parallel.frontier.ways import (
     savings,
     ways_of,
 )
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import Model, prepare
 from soapstone.search.parallel.simulation.simulate import Simulation, Simulator, simulate

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.frontier.algebra import reduce
 from soapstone.search.parallel.frontier.eliminate import Leaves
 from soapstone.search.parallel.frontier.relaxation import NEVER, Relaxation
 from soapstone.search.parallel.frontier.tables import INFEASIBLE, Point, Problem, added
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.compiling import compiled, entry
 
 MARGIN = 1e-9  # by which sums of floating-point numbers may be off

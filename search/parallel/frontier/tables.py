@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.frontier.spine import marked_spine
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.operators import ParallelError
 
 INFEASIBLE = 1 << 60  # a cost of what cannot be; sums of real ones stay below it

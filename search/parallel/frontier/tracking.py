@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.elimination import eliminated
 from soapstone.search.parallel.frontier.cells import Cells
 from soapstone.search.parallel.frontier.eliminate import (
@@ -32,7 +33,6 @@ from soapstone.search.parallel.frontier.pruning import MARGIN, Known, Pruning
 from soapstone.search.parallel.frontier.relaxation import NEVER
 from soapstone.search.parallel.frontier.spine import marked_spine
 from soapstone.search.parallel.frontier.tables import Problem, Result, added_up
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.operators import ParallelError
 
 Progress = Callable[[int, int, int], None]  # joins done, of how many, points of the last one

@@ -16,12 +16,12 @@ import numpy as np
 
 from soapstone.engine.mapper import without_backing
 from soapstone.ir.strategy.configuration import Keep
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.frontier.costs import Costs, Own
 from soapstone.search.parallel.frontier.edges import Moving
 from soapstone.search.parallel.frontier.paths import copy_ns
 from soapstone.search.parallel.frontier.spine import marked_spine
 from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Monoid, Operator, Problem
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.prepare import Model
 from soapstone.search.parallel.problem.timing import crossing_ns

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.mcmc.chain_arrays import Chain, share
 from soapstone.search.parallel.mcmc.proposals import CLASS, MOVES, propose
 from soapstone.search.parallel.problem import choice as choices
@@ -27,7 +28,6 @@ from soapstone.search.parallel.problem.arrays import (
     NEEDS,
     OVERFLOW,
     SENDS,
-    Array,
     Choice,
     Problem,
     Scratch,

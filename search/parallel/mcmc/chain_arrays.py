@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.search.parallel.problem.arrays import (
-    Array,
-    record,
-)
+from soapstone.ir.tensor import Array
+from soapstone.search.parallel.problem.arrays import record
 from soapstone.search.parallel.problem.compiling import compiled
 from soapstone.search.parallel.problem.packing import packed
 

@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.mcmc.walker import Walker
-from soapstone.search.parallel.problem.arrays import (
-    Array,
-)
 from soapstone.search.parallel.problem.configurations import (
     degrees_of,
     every_placement,

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.mcmc.chain_arrays import AFFORDED, Chain, below
 from soapstone.search.parallel.problem import choice as choices
-from soapstone.search.parallel.problem.arrays import (
-    FREE,
-    Array,
-    Choice,
-    Problem,
-    Scratch,
-)
+from soapstone.search.parallel.problem.arrays import FREE, Choice, Problem, Scratch
 from soapstone.search.parallel.problem.compiling import ONE, ZERO, compiled, put
 from soapstone.search.parallel.problem.geometry import legal
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from soapstone.ir.strategy.configuration import Configuration
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.computers import Computers
 from soapstone.search.parallel.mcmc.descent import MATTERS, Descent
 from soapstone.search.parallel.mcmc.initial import NAMED, Parallel, is_recurrent, randomly
 from soapstone.search.parallel.mcmc.options import Options
 from soapstone.search.parallel.mcmc.walker import Walker
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.blocks import Blocks
 from soapstone.search.parallel.problem.prepare import Model
 

@@ -11,13 +11,10 @@ import numpy as np
 from soapstone.ir.dims import Operand
 from soapstone.ir.graph import Node
 from soapstone.ir.strategy.configuration import Configuration
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.mcmc import chain, proposals
 from soapstone.search.parallel.mcmc.chain_arrays import AFFORDED, RUN, Chain
-from soapstone.search.parallel.problem.arrays import (
-    MOST_DIMS,
-    SPLIT,
-    Array,
-)
+from soapstone.search.parallel.problem.arrays import MOST_DIMS, SPLIT
 from soapstone.search.parallel.problem.choice import Settled, empty
 from soapstone.search.parallel.problem.groups import classes, sharing
 from soapstone.search.parallel.problem.operators import ParallelError

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soapstone.ir.tensor import Array
 from soapstone.search.parallel.problem.compiling import integer
 from soapstone.search.parallel.problem.packing import packed
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 UNINDEXED, AFFINE, PRODUCT = 0, 1, 2  # maps of axes: `Whole`, `Affine`, `Product` of `ir.dims`
 FREE, UPDATES = 0, 1  # how an operator gets its configuration

@@ -17,7 +17,7 @@ from soapstone.ir.strategy.configuration import (
     check_configuration,
     check_replicated,
 )
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
 from soapstone.search.parallel.problem.arrays import (
     BOX,
     COLLECTED,
@@ -32,7 +32,6 @@ from soapstone.search.parallel.problem.arrays import (
     SEEN,
     TILE,
     WHOLE,
-    Array,
     Choice,
     Problem,
     Scratch,

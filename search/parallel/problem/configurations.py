@@ -7,13 +7,8 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from soapstone.search.parallel.problem.arrays import (
-    AFFINE,
-    MOST_DIMS,
-    WHOLE,
-    Array,
-    Problem,
-)
+from soapstone.ir.tensor import Array
+from soapstone.search.parallel.problem.arrays import AFFINE, MOST_DIMS, WHOLE, Problem
 from soapstone.search.parallel.problem.geometry import legal
 from soapstone.search.parallel.problem.packing import call
 

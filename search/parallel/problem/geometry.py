@@ -11,14 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from soapstone.ir.dims import affine_interval, equal_cut
-from soapstone.search.parallel.problem.arrays import (
-    AFFINE,
-    UNINDEXED,
-    Array,
-    Choice,
-    Problem,
-    Scratch,
-)
+from soapstone.ir.tensor import Array
+from soapstone.search.parallel.problem.arrays import AFFINE, UNINDEXED, Choice, Problem, Scratch
 from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, entry, span
 
 _affine, _equal_cut = compiled(affine_interval), compiled(equal_cut)

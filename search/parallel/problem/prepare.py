@@ -11,7 +11,7 @@ import numpy as np
 
 from soapstone.engine.lower.updates import hoist_updates
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.routes import Routes, routes
 from soapstone.search.cost.tasks import MeasuredMachine
@@ -23,7 +23,6 @@ from soapstone.search.parallel.problem.arrays import (
     TASK,
     UPDATES,
     VALUE,
-    Array,
     Problem,
 )
 from soapstone.search.parallel.problem.numbering import Numbering

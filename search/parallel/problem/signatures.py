@@ -10,6 +10,7 @@ import numpy as np
 from soapstone.ir.dims import Affine, Axis, Kind, Product, Whole
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy.configuration import once
+from soapstone.ir.tensor import Array
 from soapstone.search.cost.launches import work
 from soapstone.search.parallel.problem.arrays import (
     AFFINE,
@@ -21,7 +22,6 @@ from soapstone.search.parallel.problem.arrays import (
     PRODUCT,
     TYPES,
     UNINDEXED,
-    Array,
 )
 from soapstone.search.parallel.problem.numbering import Numbering
 from soapstone.search.parallel.problem.operators import ParallelError, followed

@@ -10,7 +10,7 @@ import numpy as np
 
 from soapstone.engine.mapper import backing_memories
 from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.exchanges import KINDS
 from soapstone.search.cost.launches import work
@@ -23,7 +23,6 @@ from soapstone.search.parallel.problem.arrays import (
     MOST_EXPONENT,
     PROFILE,
     TYPES,
-    Array,
 )
 from soapstone.search.parallel.problem.numbering import Numbering
 from soapstone.search.parallel.problem.operators import ParallelError

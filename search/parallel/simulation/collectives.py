@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from math import ceil, log2
 
+from soapstone.ir.tensor import Array
 from soapstone.runtime.machines import exchanges
-from soapstone.search.parallel.problem.arrays import MOST_EXPONENT, Array, Problem
+from soapstone.search.parallel.problem.arrays import MOST_EXPONENT, Problem
 from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, entry, integer
 
 FROM_ONE, SUM = ZERO, ONE  # what a collective does

@@ -7,14 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.search.parallel.problem.arrays import (
-    UPDATES,
-    Array,
-    Choice,
-    Problem,
-    Scratch,
-    record,
-)
+from soapstone.ir.tensor import Array
+from soapstone.search.parallel.problem.arrays import UPDATES, Choice, Problem, Scratch, record
 from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, entry, span
 from soapstone.search.parallel.problem.geometry import overlap, tile, volume
 from soapstone.search.parallel.problem.packing import call

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.search.parallel.problem.arrays import Array, Choice, Problem, Scratch, record
+from soapstone.ir.tensor import Array
+from soapstone.search.parallel.problem.arrays import Choice, Problem, Scratch, record
 from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, entry, put, span
 from soapstone.search.parallel.problem.packing import packed
 

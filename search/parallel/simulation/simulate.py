@@ -15,11 +15,11 @@ from soapstone.engine.session import planned_memory
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration, Keep
+from soapstone.ir.tensor import Array
 from soapstone.runtime import Machine
 from soapstone.runtime.observe.profile import Event, Profile
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.bounds.step import Bound, lower_bound
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled, as_strategy, needs_of
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model, prepare

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from helpers.runtime.model_steps import Nested, Returned, Sparse, random_nested, random_sparse
@@ -23,11 +22,10 @@ from helpers.runtime.programs import (
     random_step,
 )
 
+from soapstone.native.memory import Array
 from soapstone.runtime import IndexPartition, Machine, Partition, Region, Runtime, Trace
 from soapstone.runtime.machines.start import machine_of, start
 from soapstone.runtime.observe.checker import check_log
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from soapstone.native.memory import Array
 from soapstone.runtime import (
     DefaultMapper,
     Launch,
@@ -32,8 +33,6 @@ from soapstone.runtime import (
     Write,
     task,
 )
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @task
