@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from soapstone.files import check_targets
 from soapstone.frontend.app.brief import brief
@@ -20,6 +21,12 @@ from soapstone.frontend.training.optimizers import optimizer as as_optimizer
 from soapstone.runtime.errors import MemoryExhausted
 from soapstone.runtime.machines.start import launched, machine_of, rank_of
 from soapstone.system import usable_cores
+
+if TYPE_CHECKING:
+    from soapstone.frontend.graphs.dataset import GraphData
+    from soapstone.frontend.model import Model
+    from soapstone.frontend.training.trainer import TrainingResult
+    from soapstone.search.partition.cuts import Cuts
 
 DEFAULT_MAPPER = "data_parallel"
 STREAMING = "bounded_memory"  # the mapper of models larger than a memory
@@ -103,24 +110,17 @@ def train_app(
         return train_program(app, app.program, arguments, defaults)
     if reuse is not None:
         raise AppError(f"app {app.name!r}: reuse {reuse!r} found with a graph that does not change")
-    edges = cuts = None
+    how, edges, cuts = partitioner or "learned", None, None
     if graph is not None:
         if app.over is None or data is not None:
             found = "--data, which has no graph" if data is not None else "which learns from none"
             raise AppError(f"app {app.name!r}: graph {str(graph)!r} found with {found}")
-        from soapstone.frontend.graphs.files import read_graph
-
-        given = read_graph(graph)
-        if parts is not None and partitioner == "metis":
-            from soapstone.frontend.graphs.metis import renumbered_by_metis
-
-            given, cuts = renumbered_by_metis(given, parts)
+        given, cuts = _read(graph, parts if how == "metis" else None)
         app, edges = app.over(given), given.adjacency
-    how = partitioner or "learned"
     if parts is not None:
+        learns = how == "learned" and parts > 1  # from timelines of its own
         others = {"--graph": graph is None, "no --mapper": mapper != DEFAULT_MAPPER}
         others |= {"no --strategy": strategy is not None, "no --step": step is not None}
-        learns = how == "learned" and parts > 1  # from timelines of its own
         others |= {"no --optimize": optimize, "no --profile": learns and profile is not None}
         learned = "--partitioner learned for --partition-costs"
         others[learned] = how != "learned" and partition_costs is not None
@@ -139,14 +139,11 @@ def train_app(
     if resume is not None:
         check_exists(resume)
     check_targets(choices, partition_costs)
-    machine = None
     if memory_bytes is not None and (fast_memory, plan) != (None, None):
         raise AppError(
             f"app {app.name!r}: memory_bytes {memory_bytes} found beside a fast memory or its plan;"
             " one of them needed"
         )
-    if memory_bytes is not None:
-        machine = machine_of(executor, cpus, threads, gpus).bounded(memory_bytes)
     optimizer = as_optimizer(options["optimizer"])
     if learning_rate is not None:
         optimizer = replace(optimizer, learning_rate=learning_rate)
@@ -157,10 +154,10 @@ def train_app(
         hooks.append(ProfileSteps(profile))
     if rank_of(executor):
         say = _nothing  # the first process speaks for all
-    if executor != "local" and machine is None:
-        machine = machine_of(
-            executor, cpus, threads, gpus
-        )  # Legate has started when data are prepared
+    machine = None
+    if executor != "local" or memory_bytes is not None:  # Legate has started when data are prepared
+        machine = machine_of(executor, cpus, threads, gpus)
+        machine = machine if memory_bytes is None else machine.bounded(memory_bytes)
     splits = _splits(app, data)
     repeat = choices is not None and Path(choices).exists()
     with app.build(size) as model, _advised(memory_bytes, mapper):
@@ -214,25 +211,53 @@ def train_app(
             say(str(split.partitioner))
             if not rank_of(executor):
                 split.save()
-        named = mapper if split is None else split.mapper.name
-        done = int(history.epochs[-1]["epoch"]) + 1 if history.epochs else 0
-        return TrainResult(
-            loss=history.last("loss"),
-            train_accuracy=history.last("accuracy"),
-            test_accuracy=scores.get("accuracy"),
-            epochs=done,
-            step_us=history.step_us,
-            samples_per_s=history.samples_per_s,
-            peak_bytes=model.peak_bytes,
+        return _result(
+            *(model, history, scores),
             executor=executor,
-            mapper=named if strategy is None else "strategy",
-            strategy=None if strategy is None else str(strategy),
+            mapper=mapper if split is None else split.mapper.name,
+            strategy=strategy,
             seed=seed,
             cuts=None if split is None else split.partitioner.cuts,
-            train_micro_f1=history.last("micro_f1"),
-            test_micro_f1=scores.get("micro_f1"),
-            **dict(zip(("planned_bytes", "copied_bytes"), model.trainer.moved_bytes or ())),
         )
+
+
+def _read(graph: str | Path, parts: int | None) -> tuple[GraphData, Cuts | None]:
+    """Return a graph, and where METIS cuts it into so many parts; it is numbered for that then."""
+    from soapstone.frontend.graphs.files import read_graph
+
+    given = read_graph(graph)
+    if parts is None:
+        return given, None
+    from soapstone.frontend.graphs.metis import renumbered_by_metis
+
+    return renumbered_by_metis(given, parts)
+
+
+def _result(
+    model: Model,
+    history: TrainingResult,
+    scores: Mapping[str, float],
+    *,
+    mapper: str,
+    strategy: str | Path | None,
+    **told: Any,
+) -> TrainResult:
+    """Return what came of training. told: what else `TrainResult` has of how it was done."""
+    return TrainResult(
+        loss=history.last("loss"),
+        train_accuracy=history.last("accuracy"),
+        test_accuracy=scores.get("accuracy"),
+        epochs=int(history.epochs[-1]["epoch"]) + 1 if history.epochs else 0,
+        step_us=history.step_us,
+        samples_per_s=history.samples_per_s,
+        peak_bytes=model.peak_bytes,
+        mapper=mapper if strategy is None else "strategy",
+        strategy=None if strategy is None else str(strategy),
+        train_micro_f1=history.last("micro_f1"),
+        test_micro_f1=scores.get("micro_f1"),
+        **told,
+        **dict(zip(("planned_bytes", "copied_bytes"), model.trainer.moved_bytes or ())),
+    )
 
 
 def _nothing(text: str) -> None:
