@@ -243,6 +243,7 @@ def _result(
     **told: Any,
 ) -> TrainResult:
     """Return what came of training. told: what else `TrainResult` has of how it was done."""
+    planned, copied = model.trainer.moved_bytes or (None, None)
     return TrainResult(
         loss=history.last("loss"),
         train_accuracy=history.last("accuracy"),
@@ -255,8 +256,9 @@ def _result(
         strategy=None if strategy is None else str(strategy),
         train_micro_f1=history.last("micro_f1"),
         test_micro_f1=scores.get("micro_f1"),
+        planned_bytes=planned,
+        copied_bytes=copied,
         **told,
-        **dict(zip(("planned_bytes", "copied_bytes"), model.trainer.moved_bytes or ())),
     )
 
 
