@@ -55,6 +55,3 @@ def _on_device(tile: Array, constant: bool) -> Any:
     from soapstone.native.cuda.arrays import launchable, uploaded
 
     return launchable(uploaded(held(tile)) if constant else tile)
-
-
-__all__ = ["Seen", "device_entry"]

@@ -224,6 +224,3 @@ def _written(part: _Part, spec: TensorSpec, size: int) -> int:
     tiling = intern(spec.shape, part.lo, part.hi)
     volume = int(tiling.volume.sum()) * np.dtype(spec.dtype).itemsize
     return size if tiling.complete else min(size, volume)
-
-
-__all__ = ["Share", "footprint_of", "footprints_of"]

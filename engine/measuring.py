@@ -56,6 +56,3 @@ def drawn(graph: Graph, name: str) -> Array:
         drawn = random.standard_normal(spec.shape)
         return (np.abs(drawn) if graph.roles[name] is Role.STATE else drawn).astype(spec.dtype)
     return random.integers(0, 2, spec.shape).astype(spec.dtype)
-
-
-__all__ = ["drawn", "hold", "running"]

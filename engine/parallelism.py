@@ -45,6 +45,3 @@ def data_parallel(graph: Graph, devices: Sequence[int]) -> dict[str, Configurati
 def in_blocks(points: int, devices: int) -> tuple[int, ...]:
     """Return the device of each of some points, which follow each other on as many as there are."""
     return tuple(point * devices // points for point in range(points))
-
-
-__all__ = ["data_parallel", "in_blocks", "legal", "split"]

@@ -49,6 +49,3 @@ class Peers:
     def agreed(self, mine: bool) -> bool:
         """Return what the first process says, so that a clock makes no two go different ways."""
         return bool(self.all(np.array([mine]))[0, 0])
-
-
-__all__ = ["Peers"]

@@ -127,6 +127,3 @@ def evaluated(
     made = interpret(first, {name: weights[name] for name in first.roles}) if first.nodes else {}
     rest, names = called(rest, outputs)
     return rest, {names.get(name, name): array for name, array in {**weights, **made}.items()}
-
-
-__all__ = ["Prepared", "evaluated", "folded", "prepare"]

@@ -72,6 +72,3 @@ def replicas_of(graph: Graph, strategy: Strategy) -> dict[str, Replicas]:
         order = np.argsort(number, kind="stable")
         found[name] = Replicas(np.array(item.devices)[order].reshape(item.copies, -1))
     return found
-
-
-__all__ = ["Replicas", "numbered", "replicas_of"]

@@ -102,6 +102,3 @@ def targets(model: str, out: Mapping[str, Any], results: Mapping[str, Array]) ->
         if not array.flags.writeable:
             raise DataError(f"{where}: a read-only array found, one to write to needed")
     return found
-
-
-__all__ = ["as_array", "as_tensor", "as_texts", "targets"]

@@ -40,6 +40,3 @@ def curves(history: Mapping[str, Sequence[float]], title: str) -> str:
         ]
         charts.append(chart(title, "epoch", name, drawn))
     return beside(charts)
-
-
-__all__ = ["curves", "table"]

@@ -164,6 +164,3 @@ class Plans:
             return self.given
         method = "lru" if self.briefly and self._method == "dp" else self._method
         return memory_plan(footprint, capacity_bytes, method, deadline=Deadline(SECONDS)).plan
-
-
-__all__ = ["Launches", "Plans", "anew", "launched"]

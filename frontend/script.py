@@ -158,6 +158,3 @@ def replay(recording: Recording, calls: Any, arrays: Mapping[str, Array], where:
                 )
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
             raise GraphError(f"{where}: layer {number}, {call!r:.80}: {error}") from None
-
-
-__all__ = ["Script", "Written", "replay", "to_json"]

@@ -40,6 +40,3 @@ def _needed(graph: Graph, values: Iterable[str]) -> frozenset[str]:
             found.add(node.name)
             wanted.update(node.inputs)
     return frozenset(found)
-
-
-__all__ = ["backward"]

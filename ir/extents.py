@@ -238,6 +238,3 @@ class Between:
                 raise GraphError("no whole extent found")
             found.append(a + part)
         return tuple(found)
-
-
-__all__ = ["Between", "differs", "same"]

@@ -130,6 +130,3 @@ class Footprint:
                     readers.setdefault(touch.value, []).append(number)
             found.append(frozenset(before - {number}))
         return tuple(found)
-
-
-__all__ = ["Footprint", "Touch", "Touches"]

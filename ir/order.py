@@ -153,6 +153,3 @@ def _lowered(graph: Graph, node: Node, axes: Axes, weights: Mapping[str, Array])
     except _Ordered as error:
         raise _Ordered(f"{node.operator} {node.name!r} ({error})") from None
     return {name: found[value] for name, value in zip(node.outputs, made) if value in found}
-
-
-__all__ = ["differs_by_place", "where_order_matters"]

@@ -77,6 +77,3 @@ def _computed_in(graph: Graph, node: Node, half: str, types: set[str]) -> str | 
     )
     sums = any(dim.kind in (Kind.REDUCED, Kind.LOWERED) for dim in graph.signature(node).dims)
     return SINGLE if growing or sums or SINGLE in types else half
-
-
-__all__ = ["mixed"]

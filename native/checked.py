@@ -443,15 +443,3 @@ def try_out(entry: Entry) -> None:
     """
     if memory.run(entry) == FAULT:
         raise CheckedError(entry.statuses[FAULT])
-
-
-__all__ = [
-    "FAULT",
-    "Argument",
-    "CheckedError",
-    "fenced",
-    "guarded",
-    "try_out",
-    "unfenced",
-    "watched",
-]

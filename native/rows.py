@@ -57,6 +57,3 @@ def work(moves: Sequence[Move]) -> int:
     Returns the place of the first run that failed, after which nothing is done, or -1.
     """
     return int(_work(np.array(moves, np.int64)))
-
-
-__all__ = ["ADD", "RUN", "Move", "work"]

@@ -77,6 +77,3 @@ def _bytes(array: Array) -> Array:
 def _words(data: Array) -> Array:
     """Return bytes as words where they are some: fewer are compared."""
     return data.view(np.uint64) if data.size % 8 == 0 else data
-
-
-__all__ = ["LEAST", "packed", "shared"]

@@ -85,6 +85,3 @@ def processors_of(machine: Machine, item: NodeLaunch) -> Sequence[int]:
     count = len(machine.workers)
     devices = item.configuration.devices
     return devices or [point * count // item.points for point in range(item.points)]
-
-
-__all__ = ["planned_bytes", "processors_of"]

@@ -304,6 +304,3 @@ def _once(item: Reshard) -> bool:
 def _outputs(name: str, count: int) -> tuple[str, ...]:
     """Return what the results of a node are called, as a builder calls them."""
     return (name,) if count == 1 else tuple(f"{name}.{i}" for i in range(count))
-
-
-__all__ = ["CARRY", "carry_out"]

@@ -66,6 +66,3 @@ def _processors(item: NodeLaunch) -> list[Hashable]:
     from fractions import Fraction
 
     return [Fraction(p, item.points) for p in range(item.points)]
-
-
-__all__ = ["waiting"]

@@ -74,6 +74,3 @@ def new_project(folder: str | Path) -> list[Path]:
     for name, text in FILES.items():
         write(folder / name, text.format(name=folder.name).encode())
     return [folder / name for name in FILES]
-
-
-__all__ = ["new_project"]

@@ -237,6 +237,3 @@ class BucketSource(Source):
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         for rows, length in self._buckets.plan(self._cut, epoch)[start:]:
             yield self._buckets.batch(rows, length)
-
-
-__all__ = ["Buckets", "padded"]

@@ -269,6 +269,3 @@ def token_ids(
     for row, each in enumerate(found):
         ids[row, : min(len(each), most)] = each[:most]
     return ids, np.array([min(len(each), most) for each in found], np.int32)
-
-
-__all__ = ["ImageFolder", "Table", "read_table", "token_ids"]

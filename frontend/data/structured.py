@@ -140,20 +140,3 @@ def _places(layout: Layout, scene: Array) -> Array:
             less: Array = along < those.max()
             return less if before else np.greater(along, those.min())
     raise ValueError(f"layout {layout!r} found, one of find, and, relate needed")
-
-
-__all__ = [
-    "ANSWERS",
-    "CHARACTERS",
-    "COLOURS",
-    "DIRECTIONS",
-    "KINDS",
-    "SHAPES",
-    "SIDE",
-    "WORDS",
-    "Lattice",
-    "Layout",
-    "Question",
-    "lattices",
-    "questions",
-]

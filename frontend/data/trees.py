@@ -164,6 +164,3 @@ def _made_up(count: int, seed: int) -> Iterator[Tree]:
         while not value:  # labels of roots are never neutral
             value, tree = phrase(int(random.integers(2, 6)))
         yield tree
-
-
-__all__ = ["NEUTRAL", "Tree", "Treebank", "good_or_bad", "read_trees", "sentiment"]

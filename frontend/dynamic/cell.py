@@ -332,6 +332,3 @@ def _part(whole: Graph, nodes: Sequence[Node], outputs: tuple[str, ...]) -> Grap
         updates={},
         initials={name: first for name, first in whole.initials.items() if name in roles},
     )
-
-
-__all__ = ["DRAW", "Cell", "Parts", "RowRecording", "check_rows", "parts", "recorded"]

@@ -133,6 +133,3 @@ class Patterns:
         name = f"pattern{len(self._cells) + 1}"
         cell = self._cells[key] = self._add(recorded(name, self._seed, specs, replay))
         return cell
-
-
-__all__ = ["Patterns"]

@@ -153,6 +153,3 @@ def _batches(samples: Sequence[Any], size: int, order: Any) -> Iterator[list[Any
     places = range(len(samples)) if order is None else order
     for first in range(0, len(samples), size):
         yield [samples[place] for place in places[first : first + size]]
-
-
-__all__ = ["Program", "accuracy", "fit"]

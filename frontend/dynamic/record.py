@@ -406,6 +406,3 @@ def _written(item: Any) -> str:
     if isinstance(item, tuple | list):
         return f"[{', '.join(map(_written, item))}]"
     return repr(item)
-
-
-__all__ = ["Recorder"]

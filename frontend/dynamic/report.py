@@ -57,6 +57,3 @@ class Report:
             for stage, seconds in self.seconds.items()
         ]
         return "\n".join(lines)
-
-
-__all__ = ["CellReport", "Report"]

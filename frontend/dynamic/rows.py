@@ -229,16 +229,3 @@ def gathered(feed: Array, data: Array, places: Any) -> None:
     count = len(places)
     np.take(data, places, axis=0, out=feed[:count], mode="clip")
     feed[count:] = 0
-
-
-__all__ = [
-    "MOST_ROWS",
-    "Bounds",
-    "Graphs",
-    "RowGraph",
-    "Rows",
-    "Work",
-    "fill",
-    "gathered",
-    "pieces",
-]

@@ -227,6 +227,3 @@ def _there(part: Graph | None) -> Graph:
 
 def _row(spec: TensorSpec) -> TensorSpec:
     return replace(spec, shape=spec.shape[1:])
-
-
-__all__ = ["CellRuns", "Run"]

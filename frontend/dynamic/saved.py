@@ -190,6 +190,3 @@ class LayersOf:
         if function:
             self.functions[function] = True
         self.cells[name] = made
-
-
-__all__ = ["LayersOf", "load", "save"]

@@ -74,6 +74,3 @@ def _levels(ranks: Any, first: Any, makers: Any) -> Any:
             if m >= 0 and ranks[m] == ranks[call]:
                 levels[call] = max(levels[call], levels[m] + 1)
     return levels
-
-
-__all__ = ["Agenda"]

@@ -474,6 +474,3 @@ def update_inputs(builder: GraphBuilder) -> str:
 
 def _gradient(name: str) -> str:
     return f"{name}.gradient"
-
-
-__all__ = ["REUSE", "STAGES", "DynamicSession"]

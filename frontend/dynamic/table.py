@@ -152,6 +152,3 @@ class Table:
                 self.data[...] = whole
             else:
                 self._states[name] = np.array(whole)
-
-
-__all__ = ["Table"]

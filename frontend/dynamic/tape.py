@@ -178,6 +178,3 @@ def placed(
                 rows[results[outs[order[j]] + k]] = sizes[store]
                 sizes[store] += 1
     return places, firsts
-
-
-__all__ = ["RESULTS", "Tape", "Units", "code_of", "placed"]

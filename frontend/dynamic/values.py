@@ -97,6 +97,3 @@ class Parameter(Arithmetic):
 
     def __repr__(self) -> str:
         return f"Parameter({self.name}: {self.shape})"
-
-
-__all__ = ["Column", "Lazy", "Parameter"]

@@ -485,6 +485,3 @@ def _same_place(before: Sequence[int], after: Sequence[int], at: int) -> int | N
 def _with(shape: Sequence[int], axis: int, extent: int) -> tuple[int, ...]:
     """Return a shape with another extent along an axis."""
     return (*shape[:axis], extent, *shape[axis + 1 :])
-
-
-__all__ = ["Kept", "Step", "appended"]

@@ -52,6 +52,3 @@ def metis_parts(edges: Adjacency, parts: int) -> Array:
         options=pymetis.Options(seed=0),
     )
     return np.asarray(found, np.int64)
-
-
-__all__ = ["metis_parts", "renumbered_by_metis"]

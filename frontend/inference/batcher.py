@@ -354,6 +354,3 @@ def _check(session: InferenceSession) -> None:
         raise DataError(
             f"{label}: first dims {firsts} found; one symbolic dim needed of all inputs"
         )
-
-
-__all__ = ["Batcher", "BatcherStatistics"]

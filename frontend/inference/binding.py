@@ -192,6 +192,3 @@ def _held(graph: Graph, weights: Mapping[str, Array]) -> dict[str, Array]:
                 f"model {graph.name!r}: weight {name!r}: {found} found, {needed} needed"
             )
     return {name: weights[name] for name in fixed}
-
-
-__all__ = ["Binder", "Packed"]

@@ -115,6 +115,3 @@ class _Pair:
             return self.between.at(shapes)
         except GraphError:
             return None
-
-
-__all__ = ["Extended", "Known", "Shapes"]

@@ -130,6 +130,3 @@ class Followed:
         assert self.given is not None
         self.given.check(graph, self.machine.describe())
         self._made_for = replace(graph, updates={})
-
-
-__all__ = ["Followed"]

@@ -159,6 +159,3 @@ def _steps(rows: int, numbers: Iterable[int]) -> list[tuple[int, int]]:
         if len(steps) > MOST_STEPS:
             return []
     return steps
-
-
-__all__ = ["InRows"]

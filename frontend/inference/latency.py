@@ -186,6 +186,3 @@ def _drawn(session: InferenceSession, dims: Mapping[str, int]) -> dict[str, Arra
             array[...] = random.standard_normal(shape)
         made[field.name] = array
     return made
-
-
-__all__ = ["Latency", "asked", "measure"]

@@ -145,6 +145,3 @@ class Shared:
         self._pool.shutdown()
         for session in self.sessions.values():
             session.close()
-
-
-__all__ = ["Shared", "Sharing", "widths"]

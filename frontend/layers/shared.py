@@ -69,6 +69,3 @@ class SharedLayers(LayerBase):
             )
         label = str(arguments.get("name") or getattr(layer, "__name__", type(layer).__name__))
         return SharedLayer(self, lambda *tensors: layer(*tensors, *args, **arguments), label)
-
-
-__all__ = ["SharedLayer", "SharedLayers"]

@@ -425,6 +425,3 @@ def _handed_on(held: Held, declared: Declared, holds: tuple[str, ...]) -> Any:
     if (dtype := described(array).dtype) != declared.dtype:
         raise OnnxError(f"{where}: {dtype} found, {declared.dtype} declared")
     return array.copy()
-
-
-__all__ = ["Pieces"]

@@ -43,6 +43,3 @@ def _known(source: Source, node: onnx.NodeProto) -> bool:
         return True
     declared = schema(*key, source.opsets.get(key[0], 1))
     return declared is not None and declared.has_body
-
-
-__all__ = ["nodes_of", "operator_name", "unsupported"]

@@ -252,6 +252,3 @@ def restored(message: Array, beside: Mapping[str, Array]) -> OnnxModel:
     import soapstone.frontend.onnx.rules  # noqa: F401  (registers the translations)
 
     return OnnxModel(read(message.tobytes(), beside), {})
-
-
-__all__ = ["inlined", "record", "restored", "roles_of", "taken_in", "written"]

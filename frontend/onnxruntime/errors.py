@@ -22,6 +22,3 @@ def as_invalid() -> Iterator[None]:
         raise
     except (DataError, GraphError) as error:
         raise InvalidArgument(str(error)) from error
-
-
-__all__ = ["InvalidArgument", "as_invalid"]

@@ -213,6 +213,3 @@ class RunOptions(_Options):
     def get_run_config_entry(self, key: str) -> str:
         """Return the value of an entry. key: of it."""
         return self._entry(key)
-
-
-__all__ = ["ExecutionMode", "GraphOptimizationLevel", "RunOptions", "SessionOptions"]

@@ -230,6 +230,3 @@ def check_device(where: str, device_type: str, device_id: int) -> None:
     if (str(device_type).lower(), device_id) != ("cpu", 0):
         found = f"device {device_type!r}, {device_id}"
         raise InvalidArgument(f"{where}: {found} found; 'cpu', 0 needed")
-
-
-__all__ = ["ModelMetadata", "NodeArg", "OrtValue", "check_device", "element", "labels_of"]

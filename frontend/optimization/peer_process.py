@@ -117,6 +117,3 @@ def serve(answer: Callable[[str], Mapping[str, Any]]) -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(line.rstrip("\n"))), flush=True)
-
-
-__all__ = ["Peer", "PeerEndedError", "serve"]

@@ -88,6 +88,3 @@ def exported(graph: Graph, weights: Arrays) -> bytes:
     model, held = onnx_graph(graph, weights)
     model.graph.initializer.extend(as_tensor(array, name) for name, array in held.items())
     return bytes(model.SerializeToString())
-
-
-__all__ = ["Runner", "Side", "exported", "here"]

@@ -304,14 +304,3 @@ def _batch_size(graph: Graph, model: Graph, label: str) -> int:
     if spec is None or not spec.rank or not spec.shape[0]:
         raise GraphError(f"{label}: input {name!r} is missing; {model.tensors[name]} needed")
     return spec.shape[0]
-
-
-__all__ = [
-    "Ground",
-    "StepRunner",
-    "Steps",
-    "agree_steps",
-    "check_interface",
-    "optimized_step",
-    "verified_step",
-]

@@ -265,6 +265,3 @@ def loaded(
     least = session.requests
     times, wall = asked(session, given, lambda n, spent: n >= least and spent >= seconds)
     return statistics.median(times) * 1e3, len(times) / wall
-
-
-__all__ = ["Division", "Served", "Serving", "divisions", "find_serving", "loaded"]

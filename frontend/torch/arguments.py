@@ -76,6 +76,3 @@ def spec_of(leaf: Any) -> Spec:
 def meta(given: Spec) -> Any:
     """Return a tensor of a type and no contents."""
     return torch.empty(given.shape, dtype=given.dtype, device="meta")
-
-
-__all__ = ["frozen", "meta", "placed", "refuse_in_place", "spec_of"]

@@ -376,5 +376,3 @@ RULES: Mapping[str, Rule] = {
     "gather": _gather,
 }
 MOVES = frozenset(_MOVEMENT) | {f"{name}_copy" for name in _MOVEMENT}  # which compute nothing
-
-__all__ = ["MOVES", "RULES"]

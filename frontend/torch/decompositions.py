@@ -87,5 +87,3 @@ def _encoder_layer(
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
 }
-
-__all__ = ["DECOMPOSITIONS"]

@@ -86,6 +86,3 @@ def _called(module: Any, *args: Any, **kwargs: Any) -> Any:
         static.append(len(several) if type(arg) is tuple else None)
         leaves += several
     return recorder.module(module, tuple(static), leaves, args)
-
-
-__all__ = ["recorded_by"]

@@ -417,5 +417,3 @@ SHARING = {  # which arguments are shared by all calls, where these functions ar
     torch.Tensor.__matmul__: (1,),
     **{getattr(torch, f"{name}_cell"): (2, 3, 4, 5) for name in ("lstm", "gru", "rnn_tanh")},
 }
-
-__all__ = ["RANDOM", "RULES", "SHARING", "VIEWS", "Arg", "NoRule", "fill"]

@@ -55,6 +55,3 @@ class Template:
         while step is not None and step.before is not None:
             self.steps.insert(0, step)
             step = step.before
-
-
-__all__ = ["Step", "Template"]

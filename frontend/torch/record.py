@@ -456,6 +456,3 @@ class Recorder:
         except BaseException:
             self.forget()
             raise
-
-
-__all__ = ["REUSE", "Recorder"]

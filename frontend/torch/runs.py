@@ -205,6 +205,3 @@ def _gathered(gather: Gather, runs: Sequence[Run], pending: Sequence[Call]) -> A
         parts.append(torch.stack(contents))
     joined = parts[0] if len(parts) == 1 else torch.cat(parts)
     return joined if gather.order is None else joined.index_select(0, gather.order)
-
-
-__all__ = ["Run", "Runner"]

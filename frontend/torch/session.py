@@ -164,6 +164,3 @@ def reuse(target: Callable[..., Any], *, reuse: str = "all", pattern_frequency: 
     if not callable(target):
         raise GraphError(f"reuse: {type(target).__name__} found, a module or function needed")
     return Reused(target, reuse, count("pattern_frequency", pattern_frequency))
-
-
-__all__ = ["Reused", "TorchReport", "reuse"]

@@ -127,6 +127,3 @@ def _recorded(module: Any, given: Sequence[Any], table: Mapping[Any, Callable[..
         made = module(*given)
     recorder.graph.output(tree_map(recorder.node, made))
     return torch.fx.GraphModule(recorder.constants, recorder.graph)
-
-
-__all__ = ["name_of", "traced"]

@@ -297,5 +297,3 @@ def _methods() -> None:
 
 
 _methods()
-
-__all__ = ["QUICK", "Call", "Lazy", "Spec", "spec"]

@@ -367,6 +367,3 @@ def _reads(bound: Bound, inputs: Mapping[str, Array]) -> bool:
         and address(given) == address(array)
         for name, array in bound.lent.items()
     )
-
-
-__all__ = ["Compiled", "together"]

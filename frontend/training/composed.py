@@ -281,6 +281,3 @@ OPTIMIZERS.update(
         "lion": Lion,
     }
 )
-
-
-__all__ = ["Adadelta", "Adagrad", "Adamax", "Composed", "Lion", "NAdam", "RMSprop", "Update"]

@@ -77,6 +77,3 @@ class Events:
         length = struct.pack("<Q", len(event))
         with self.path.open("ab") as stream:
             stream.write(length + _masked(length) + event + _masked(event))
-
-
-__all__ = ["Events", "crc32c"]

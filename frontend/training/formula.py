@@ -119,6 +119,3 @@ class FunctionLoss(Loss):
         label = f"loss {name_of(self.function)!r}"
         values = [output, labels] if weights is None else [output, labels, weights]
         return applied(self.function, label, builder, values)
-
-
-__all__ = ["Formula", "Function", "FunctionLoss", "applied", "name_of"]

@@ -85,6 +85,3 @@ def adapted(builder: GraphBuilder, loss: str, grads: Mapping[str, str]) -> str:
     builder.update(SCALE, following)
     builder.update(GOOD, chosen("row", flag, chosen("again", grows, zero, good), zero))
     return flag
-
-
-__all__ = ["SCALE", "STATES", "adapted", "mixes", "scale", "unscaled"]

@@ -78,6 +78,3 @@ def load(path: str | Path) -> Model:
         rest = {n: array for n, array in arrays.items() if not n.startswith("argument.")}
         model.values |= {name: array for name, array in rest.items() if name not in known}
     return model
-
-
-__all__ = ["load", "save"]

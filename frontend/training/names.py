@@ -28,6 +28,3 @@ def matching(what: str, pattern: str, names: Iterable[str]) -> list[str]:
         hint = f"; {near[0]!r} is there" if near else f"; there are {', '.join(layers[:8])}"
         raise GraphError(f"{what}: no parameter {pattern!r}{hint}")
     return found
-
-
-__all__ = ["matches", "matching"]

@@ -326,13 +326,3 @@ def _listed(value: Any) -> tuple[Metric, ...]:
     if not isinstance(value, Iterable):
         raise GraphError(f"metrics: {value!r} found, names of metrics needed")
     return tuple(map(metric_of, value))
-
-
-__all__ = [
-    "Losses",
-    "Metrics",
-    "Objective",
-    "Penalty",
-    "Term",
-    "objective",
-]

@@ -181,6 +181,3 @@ class Resumable(Compiled):
         self.rebind()
         if self._session is not None:
             self._session.choices = self.choices
-
-
-__all__ = ["Resumable"]

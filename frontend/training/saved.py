@@ -179,6 +179,3 @@ def read(
 def _slots(arrays: Mapping[str, Array], needed: Mapping[str, Any]) -> set[str]:
     """Return the arrays that are no parameter or state of the model itself."""
     return set(arrays) - set(needed["weights"])
-
-
-__all__ = ["Loaded", "differences", "infinite", "layers", "read", "refuse", "settings"]

@@ -151,6 +151,3 @@ def _kept(builder: GraphBuilder, name: str, grad: str, later: str, zero: str) ->
     # Not times 0: gradients of a step that was refused may be infinite.
     before = builder.apply("where", later, state, zero, name=f"{name}.before")[0]
     return builder.apply("accumulate", before, grad, name=f"{name}.together")[0]
-
-
-__all__ = ["GRADIENTS", "KEEP", "evaluation_graph", "gradient_graph", "training_graph"]

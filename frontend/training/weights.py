@@ -205,6 +205,3 @@ def _called(name: str, found: Given, names: Mapping[str, str]) -> Iterator[str]:
     yield names.get(name, own)
     if found.foreign and part in _THEIRS:
         yield f"{renamed}.{_THEIRS[part]}"
-
-
-__all__ = ["Given", "given", "take"]

@@ -280,6 +280,3 @@ def _all(value: Any, accepts: Callable[[Any], bool]) -> bool:
 def _shown(value: Any) -> str:
     text = json.dumps(value, default=repr, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-__all__ = ["Fields", "as_data", "dump", "load", "parse", "read", "save"]

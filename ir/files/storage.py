@@ -129,13 +129,3 @@ def _narrow(path: Path, name: str) -> Array:
         stream.seek(start, 1)
         found = np.frombuffer(stream.read(end - start), learn(_NARROW[field["dtype"]]))
         return found.reshape(field["shape"]).copy()
-
-
-__all__ = [
-    "digest",
-    "holds",
-    "read_safetensors",
-    "safetensors_writer",
-    "seal_of",
-    "sealed",
-]

@@ -82,6 +82,3 @@ def _taken(
                 rename[new.dims[0]] = old.dims[0]
     degrees = inherited(node, mine, item.degrees, rename)
     return resolved(node, mine, item, degrees, rename, list(theirs.by_name))
-
-
-__all__ = ["followed", "told"]

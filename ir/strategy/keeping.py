@@ -47,6 +47,3 @@ def recomputable(graph: Graph) -> tuple[str, ...]:
             if value in read and _fault(graph, value, late) is None:
                 found.append(value)
     return tuple(found)
-
-
-__all__ = ["check_kept", "recomputable"]

@@ -75,6 +75,3 @@ def lacking(spec: TensorSpec, held: Tiles, needed: Tiles) -> Mapping[Hashable, i
     value = Held(spec, (held, needed))
     value.put(held)
     return value.get(needed)
-
-
-__all__ = ["Held", "Tiles", "lacking"]

@@ -173,13 +173,3 @@ def read_in(
 def _tiles(graph: Graph, node: Node, operand: Operand, configuration: Configuration) -> Tiles:
     _, lo, hi = graph.signature(node).points(*configuration.cutting)
     return Tiles(*operand.tiles(lo, hi, configuration.points), configuration.devices)
-
-
-__all__ = [
-    "check_reshard",
-    "copy_node",
-    "layout_of",
-    "read_in",
-    "reshards_from_json",
-    "reshards_to_json",
-]

@@ -58,6 +58,3 @@ def best_us(entries: Mapping[str, DeviceEntry]) -> dict[str, float]:
         for name, work in ready.items():
             best[name] = min(best[name], work.us())
     return best
-
-
-__all__ = ["best_us", "scratch", "where"]

@@ -131,6 +131,3 @@ def strided(kernel: Any, arrays: Sequence[Array]) -> Enqueued:
         for array, steps in zip(arrays, strides)
     )
     return Launched(kernel, tuple(map(launchable, given)), given[0].size, given)
-
-
-__all__ = ["Launched", "Several", "copied", "filled", "grid_of", "strided"]

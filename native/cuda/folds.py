@@ -35,6 +35,3 @@ def folded(
         elif target.size:
             steps.append(strided(fold(reduction), (target, part)))
     return Several(tuple(steps))
-
-
-__all__ = ["folded"]

@@ -141,6 +141,3 @@ def _host_call(operation: Operation, arrays: Sequence[Array]) -> Callable[[], ob
             raise TaskError(operation.launch.name, operation.point, HOST.name, reason)
 
     return run
-
-
-__all__ = ["Kernel", "OnHost", "device_call", "give"]

@@ -47,6 +47,3 @@ def gpu_machine(gpus: int, memory_bytes: int | None = None) -> Machine:
             for ends in ways
         ),
     )
-
-
-__all__ = ["gpu_machine"]

@@ -57,6 +57,3 @@ class DevicePool:
         taken = space.take(nbytes)
         assert taken is not None  # it is empty, and larger
         return space, taken[0], slab
-
-
-__all__ = ["DevicePool"]

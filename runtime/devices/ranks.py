@@ -88,6 +88,3 @@ def gpu_machine_of_ranks(cpus: int | None, gpus: int) -> Machine:
         ),
         tuple(links),
     )
-
-
-__all__ = ["MpiDeviceExecutor", "gpu_machine_of_ranks"]

@@ -110,6 +110,3 @@ class _Queue:
         operation = operations[number]
         self._clock += 1 + (0 if operation.kind == "send" else operation.touched_bytes)
         return number, self._clock
-
-
-__all__ = ["list_schedule"]

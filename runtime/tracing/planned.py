@@ -96,6 +96,3 @@ class PlannedStep:
             found = Part(self._recorder.operations, edges, world).lay_out(free.tolist())
             total += np.array([plan.peak_bytes for plan in found.plans], np.int64)
         return tuple(total.tolist())
-
-
-__all__ = ["PlannedStep"]

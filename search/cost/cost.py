@@ -224,6 +224,3 @@ class Wrapped(CostModel):
     @deadline.setter
     def deadline(self, deadline: Deadline) -> None:
         self._model.deadline = deadline
-
-
-__all__ = ["METRICS", "Cost", "CostModel", "Limit", "Objective", "ObjectiveError", "Wrapped"]

@@ -80,6 +80,3 @@ def _settled(samples: Sequence[float], rounds: int) -> bool:
     """Return whether there are enough samples, and the lowest of them agree."""
     ordered = sorted(samples)
     return len(ordered) >= rounds and _group(ordered) in ordered[:2]
-
-
-__all__ = ["ROUNDS", "Timing", "database", "interleaved", "robust"]

@@ -262,6 +262,3 @@ def sources(name: str) -> str:
     reference = stamp(*modules_of(operator(name).reference), compiled=True)
     harness = stamp(Yardstick.__module__, interleaved.__module__, compiled=True)
     return digest(json.dumps(made_of(variants(name))), reference, harness)
-
-
-__all__ = ["ExecutorCost"]

@@ -176,6 +176,3 @@ def gpu_sources() -> str:
     """Return the stamp of all kernels of GPUs, and of what measures them."""
     kernels = modules_of(*(each.kernel for each in registered(CUDA)))
     return stamp(*kernels, __name__, Repeated.__module__, compiled=True)
-
-
-__all__ = ["GpuCost"]

@@ -48,6 +48,3 @@ def _measured(link: Link, source: int | None, target: int | None, sizes: tuple[i
 
 def _bytes(gpu: int | None, nbytes: int) -> Array:
     return pinned_bytes(nbytes, zero=True) if gpu is None else device_bytes(Device(gpu), nbytes)
-
-
-__all__ = ["measured_links"]

@@ -212,6 +212,3 @@ def touched(launch: Launch) -> int:
     """Return the bytes of the arrays of a launch, each once."""
     arrays = {id(each): each for each in launch.arguments if hasattr(each, "dtype")}
     return sum(each.size * each.dtype.itemsize for each in arrays.values())
-
-
-__all__ = ["HOST", "Gpu", "Host", "Priced", "bound", "priced"]

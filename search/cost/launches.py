@@ -158,6 +158,3 @@ def peak_bytes(prepared: Prepared) -> int:
         alive += change
         peak = max(peak, alive)
     return peak + sum(graph.tensors[name].nbytes for name in stored)
-
-
-__all__ = ["Key", "call", "filled", "hollow", "keys", "peak_bytes", "work"]

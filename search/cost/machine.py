@@ -327,6 +327,3 @@ class RooflineCost(CostModel):
         moving = 1e6 * nbytes / self.device.memory_rate
         bound = "memory" if busy <= moving else "arithmetic"
         return Priced(node.operator, "", node.operator, (), (), flops, nbytes, busy, bound)
-
-
-__all__ = ["Device", "DeviceError", "RooflineCost"]

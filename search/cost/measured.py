@@ -61,6 +61,3 @@ class MeasuredCost(CostModel):
                     self.measured += 1
                     held = self.database.put(what, make())
         return held
-
-
-__all__ = ["MeasuredCost"]

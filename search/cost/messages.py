@@ -68,6 +68,3 @@ def profiled(machine: Machine, store: Store | None = None) -> MessageTimes:
         if comm.Get_rank() == 0:
             store.update({names[each]: kept[names[each]] for each in missing})
     return MessageTimes({each: dict(map(tuple, kept[name])) for each, name in names.items()})
-
-
-__all__ = ["SHORT", "MessageTimes", "profiled"]

@@ -250,6 +250,3 @@ def _peak_bytes(graph: Graph, order: Sequence[Group], known: Set[str]) -> int:
             if name not in kept and last.get(name, position) == position:
                 live -= graph.tensors[name].nbytes
     return peak
-
-
-__all__ = ["OnnxRuntimeCost"]

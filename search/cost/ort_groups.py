@@ -173,6 +173,3 @@ def _bound(graph: Graph, group: Group, known: Set[str], kept: Set[str]) -> None:
         for name in node.outputs
         if name in kept or any(reader.name not in inside for reader in graph.consumers[name])
     ) or tuple(group.nodes[-1].outputs[:1])
-
-
-__all__ = ["Group", "determined", "groups", "small"]

@@ -272,6 +272,3 @@ def node_us(bench: Bench) -> float:
         session.run(None, feeds)
         samples.append((time.perf_counter() - began) * 1e6)
     return max(0.0, robust(samples) / _CHAIN - _TINY_US)
-
-
-__all__ = ["Bench", "Export", "Measured", "Reads", "conversion_us", "measure", "node_us"]

@@ -123,6 +123,3 @@ def _attempt(
             into.nbytes[name] = float(sum(map(int, sizes)))
     count = min(len(mine) for mine in times.values())
     return [{name: mine[run] for name, mine in times.items()} for run in range(_WARM_UP, count)]
-
-
-__all__ = ["CONTEXT", "WITNESS", "Profile", "profile", "witness", "witness_feed"]

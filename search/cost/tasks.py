@@ -143,6 +143,3 @@ def _where(machine: Machine, sources: str) -> list[object]:
 
 def _text(where: object, kind: str, degrees: Degrees, points: int) -> str:
     return json.dumps(["strategy task", where, kind, degrees, points])
-
-
-__all__ = ["Degrees", "MeasuredMachine", "StepTimes", "TaskTimes"]

@@ -58,6 +58,3 @@ def improved(
         if progress is not None:
             progress(stale, STALE, moved)
     return best
-
-
-__all__ = ["improved"]

@@ -204,6 +204,3 @@ class _Climbing:
             if len(group) > 1:
                 yield group.union
                 yield lambda now, group=group: now - group  # type: ignore[misc]
-
-
-__all__ = ["FEW", "recomputing"]

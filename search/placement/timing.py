@@ -103,6 +103,3 @@ class _Lanes:
             if high < b:
                 kept.append((high, b, end))
         self.bytes = [*kept, (low, high, until)] if high > low else kept
-
-
-__all__ = ["Times", "step_us"]

@@ -403,18 +403,3 @@ def leaving(first: Any, makers: Any, results: Any, owner: Any, out_first: Any) -
                 else:
                     outside[out_first[m] + results[e]] = True
     return outside | ~inside
-
-
-__all__ = [
-    "GIVEN",
-    "Links",
-    "classes",
-    "covered",
-    "enter",
-    "find",
-    "leaving",
-    "occurring",
-    "one",
-    "ordered",
-    "ways",
-]

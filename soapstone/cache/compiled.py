@@ -115,6 +115,3 @@ def _inside(made: Any, place: Path) -> bool:
     stats = getattr(made, "stats", None)
     where = getattr(stats if stats is not None else getattr(made, "_cache", None), "cache_path", "")
     return Path(where or os.sep).is_relative_to(place)
-
-
-__all__ = ["linked", "njit"]

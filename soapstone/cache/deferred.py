@@ -88,6 +88,3 @@ def intrinsic(function: Callable[..., Any], prepare: Callable[[], object] = lamb
         return function, types.Function(template(function, function, function.__name__))
 
     return Deferred(function, make)
-
-
-__all__ = ["Deferred", "Late", "cgutils", "intrinsic", "linked", "numba", "types"]

@@ -127,6 +127,3 @@ def digest(*parts: str) -> str:
 def key(of: Mapping[str, str]) -> str:
     """Return the key of an environment."""
     return digest(json.dumps(dict(of), sort_keys=True))
-
-
-__all__ = ["VARIABLE", "CacheWarning", "digest", "environment", "folder", "installed", "key"]

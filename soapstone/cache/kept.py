@@ -42,6 +42,3 @@ def write(path: Path, code: bytes) -> None:
     except OSError as error:
         say(f"{error}; compiled code is not kept")
         partial.unlink(missing_ok=True)
-
-
-__all__ = ["DEVICE_SUFFIX", "marked", "read", "write"]

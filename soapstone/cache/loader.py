@@ -104,6 +104,3 @@ def _function(name: str) -> int | None:
 
 def _text(code: bytes, at: int) -> str:
     return code[at : code.index(b"\0", at)].decode()
-
-
-__all__ = ["load"]

@@ -124,6 +124,3 @@ def _engine() -> Any:
     _binding.initialize_native_asmprinter()
     machine = _binding.Target.from_default_triple().create_target_machine()
     return _binding.create_mcjit_compiler(_binding.parse_assembly(""), machine)
-
-
-__all__ = ["FOUND", "LEVELS", "SUFFIX", "address", "features", "levels", "package", "packaged"]

@@ -125,6 +125,3 @@ def say(why: str) -> None:
     if root() not in _TOLD:
         _TOLD.add(root())
         warnings.warn(f"cache {str(root())!r}: {why}", CacheWarning, stacklevel=2)
-
-
-__all__ = ["ABOUT", "closed_over", "place_for", "place_of", "root", "say", "stamped"]

@@ -139,6 +139,3 @@ def _files(path: Path) -> Iterator[Path]:
         yield from (file for file in path.rglob("*") if file.is_file())
     else:
         yield from (path.with_name(path.name + tail) for tail in ("", "-wal", "-shm"))
-
-
-__all__ = ["Cache", "caches"]

@@ -235,6 +235,3 @@ def _absolute(name: str, package: str) -> str:
     parts = package.split(".")
     base = ".".join(parts[: len(parts) - ups + 1])
     return f"{base}.{rest}" if rest else base
-
-
-__all__ = ["closure", "edited", "modules_of", "stamp", "stamp_of"]

@@ -134,6 +134,3 @@ def differences(seed: int, programs: int) -> list[str]:
 def _ran(model: Model, seed: int) -> tuple[float, dict[str, Any]]:
     loss = model.session.step(model.losses(seed))
     return loss, model.session.state()
-
-
-__all__ = ["differences"]

@@ -333,6 +333,3 @@ def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
     raise OnnxError(f"no number at byte {at}; it is no ONNX model")
-
-
-__all__ = ["TENSOR", "Message", "as_onnx", "attribute_value", "function_in", "model_of"]

@@ -32,6 +32,3 @@ def apart(low: Array, high: Array, overlap: float, chosen: Array) -> int:
             chosen[found] = box
             found += 1
     return found
-
-
-__all__ = ["apart"]

@@ -205,17 +205,3 @@ LOSSES.update(
         "cosine_similarity": CosineSimilarity(),
     }
 )
-
-
-__all__ = [
-    "MAPE",
-    "MSLE",
-    "CosineSimilarity",
-    "Formulated",
-    "Hinge",
-    "KLDivergence",
-    "LogCosh",
-    "Poisson",
-    "Quantile",
-    "SmoothL1",
-]

@@ -90,6 +90,3 @@ class CTC(Loss):
 
 
 LOSSES["ctc"] = CTC()
-
-
-__all__ = ["CTC"]

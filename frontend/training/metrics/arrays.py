@@ -136,6 +136,3 @@ class R2(Metric):
         off = ((found - labels) ** 2).sum(0)
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.mean(1 - off / ((labels - labels.mean(0)) ** 2).sum(0)))
-
-
-__all__ = ["AUC", "R2", "OfArrays", "area"]

@@ -385,23 +385,3 @@ def metric_of(value: object) -> Metric:
             f"{meant(value, METRICS)}"
         )
     return METRICS[value]
-
-
-__all__ = [
-    "F1",
-    "MAE",
-    "METRICS",
-    "MSE",
-    "RMSE",
-    "Accuracy",
-    "BinaryAccuracy",
-    "IoU",
-    "MicroF1",
-    "OfFunction",
-    "OfLoss",
-    "Perplexity",
-    "Precision",
-    "Recall",
-    "TopK",
-    "metric_of",
-]

@@ -236,6 +236,3 @@ class ErrorRate(Metric):
 
 
 METRICS["error_rate"] = ErrorRate()
-
-
-__all__ = ["Decoded", "ErrorRate", "ctc_beam_search", "ctc_greedy", "edit_distance"]

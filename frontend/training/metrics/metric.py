@@ -136,6 +136,3 @@ def _snake(name: str) -> str:
     return {"AUC": "auc", "IoU": "iou", "F1": "f1", "MAE": "mae", "MSE": "mse", "RMSE": "rmse"}.get(
         name, "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
     )
-
-
-__all__ = ["Metric", "Values"]

@@ -49,6 +49,3 @@ def split(count: int, nodes: Sequence[Node], results: Sequence[int]) -> Split:
         tuple((name, tuple(number[key] for key in own), more) for name, own, more in held),
         tuple(number[key] for key in results),
     )
-
-
-__all__ = ["MOST", "Split", "split"]

@@ -214,6 +214,3 @@ class Weights:
         first = copy(y, np.broadcast_to(bias, y.shape), self._threads)
         then = product(a, self._array, y, self._threads, more=True)
         return None if first is None or then is None else sequence([first, then])
-
-
-__all__ = ["Weights", "leading", "product", "sgemm"]

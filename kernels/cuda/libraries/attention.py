@@ -99,6 +99,3 @@ def attention(call: Call) -> DeviceEntry | None:
     if found is None:
         return None
     return sequence((found, pointwise(lambda _, values: values, [sums], [lse])))
-
-
-__all__ = ["Attention", "attending", "attention", "described"]

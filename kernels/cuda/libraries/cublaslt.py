@@ -245,6 +245,3 @@ def _algorithm(handle: int, of: Described, aligned: Sequence[int]) -> Any:
     finally:
         lt.matmul_preference_destroy(asked)
     return found if count[0] and int(found.state) == 0 else None
-
-
-__all__ = ["Described", "Multiplied", "bindings", "preference", "product"]

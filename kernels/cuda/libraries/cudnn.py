@@ -178,6 +178,3 @@ def executed(
     given = dict(zip((*found.operands, *found.results), addresses, strict=True))
     keep = (*(view.span for view in views), held)
     return DeviceEntry((Executed(found.graph, handle(device), given, room, keep),))
-
-
-__all__ = ["Graph", "bindings", "convolving", "executed", "result", "started", "tensor", "uids"]

@@ -76,16 +76,3 @@ def current() -> int:
 def number(stream: Any) -> int:
     """Return a stream of Numba's as the driver's, 0 for the device's own."""
     return int(stream)
-
-
-__all__ = [
-    "MOST_ALIGNED",
-    "address",
-    "alignment",
-    "attempted",
-    "current",
-    "imported",
-    "number",
-    "of_gpu",
-    "workspace",
-]

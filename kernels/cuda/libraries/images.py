@@ -110,6 +110,3 @@ def _packed(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
         strides[axis] = step
         step *= shape[axis]
     return tuple(strides)
-
-
-__all__ = ["Convolution", "Kind", "Tensor", "convolution"]

@@ -139,6 +139,3 @@ def _matrix(rows: int, columns: int, down: int, across: int, batch_stride: int) 
         ld = max(down, columns) if rows > 1 else columns
         return Matrix(columns, rows, ld, batch_stride, transposed=True)
     return None
-
-
-__all__ = ["Matrix", "MatrixProduct", "column_major", "step"]

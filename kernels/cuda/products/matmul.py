@@ -232,16 +232,3 @@ def with_epilogue(call: Call) -> DeviceEntry | None:
     name = call.attributes["operator"]
     bind = BINDS.get(name, bound if name in PROBLEMS else None)
     return None if bind is None else bind(*wrapped(call))
-
-
-__all__ = [
-    "BINDS",
-    "PROBLEMS",
-    "Problem",
-    "along",
-    "bound",
-    "channel_of",
-    "ending",
-    "named",
-    "wrapped",
-]

@@ -131,15 +131,3 @@ def folds(by_warp: bool) -> dict[str, Any]:
     """Return the folds of all monoids, by their names in kernels: `fold_sum` and so on."""
     make = over_warp if by_warp else over_block
     return {f"fold_{name}": make(combine) for name, combine in COMBINE.items()}
-
-
-__all__ = [
-    "COMBINE",
-    "MOST",
-    "accumulator",
-    "combined",
-    "folds",
-    "identity",
-    "over_block",
-    "over_warp",
-]

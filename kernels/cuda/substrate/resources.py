@@ -25,6 +25,3 @@ def resources(kernel: str) -> tuple[int, int]:
     kernel: its name.
     """
     return _MOST.get(kernel, _OTHERS)
-
-
-__all__ = ["resources"]

@@ -160,6 +160,3 @@ def _nearest(ns: Array, times: Array) -> tuple[Array, Array]:
         best[better] = longer[better]
         through[better] = via
     return best, through
-
-
-__all__ = ["Paths", "Routed", "copy_ns", "routed"]

@@ -261,6 +261,3 @@ class _Table:
         """Return the ns of a copy to the memory behind a device's, and of one back."""
         once = self.launch_ns + crossing_ns(self.model.machine, nbytes)
         return np.where(nbytes > 0, 2 * once, 0).astype(np.int64)
-
-
-__all__ = ["MEMORY", "PASSING", "TIME", "Saving", "Sent", "Ways", "bounds", "savings", "ways_of"]
