@@ -12,6 +12,7 @@ from soapstone.files import write
 from soapstone.frontend.strategies.preferences import Option, Preferred
 from soapstone.ir.footprint import Footprint
 from soapstone.ir.plan import Action, MemoryPlan
+from soapstone.runtime.observe.timeline_picture import STYLE
 
 Place = tuple[float, float]
 Frontier = Mapping[str, Any]  # as `CostFrontier.as_dict` says it
@@ -22,7 +23,6 @@ _WIDTH, _LEFT, _TOP, _RIGHT = 560, 64, 40, 20
 _ACROSS, _UP = _WIDTH - _LEFT - _RIGHT, 280
 _COLUMNS, _ROW = 3, 16  # of the legend
 _FAR = 2.5  # times as much as a frontier's most: a point that is named, not drawn
-_STYLE = "text{font:11px system-ui,sans-serif;fill:#3a4347}.title{font-size:14px}"
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def chart(title: str, across: str, up: str, curves: Sequence[Curve]) -> str:
     height = bottom + 44 + _ROW * -(-len(named) // _COLUMNS)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"'
-        f' width="{_WIDTH}" height="{height}"><style>{_STYLE}</style>',
+        f' width="{_WIDTH}" height="{height}"><style>{STYLE}</style>',
         f'<text class="title" x="{_LEFT}" y="18">{escape(title)}</text>',
         f'<path d="M{_LEFT} {_TOP}V{bottom}H{_LEFT + _ACROSS}" fill="none" stroke="#888"/>',
         f'<text x="{_WIDTH - _RIGHT}" y="{bottom + 30}" text-anchor="end">{escape(across)}</text>',

@@ -15,7 +15,7 @@ from soapstone.runtime.observe.summary import critical_path
 _WIDTH, _LEFT, _ROW, _GAP, _TOP = 1200, 130, 22, 8, 46
 _LEAST = 0.4  # pixels: what is narrower joins its neighbour of the same colour
 _KEYS = 14
-_STYLE = "text{font:11px system-ui,sans-serif;fill:#3a4347}.title{font-size:14px}"
+STYLE = "text{font:11px system-ui,sans-serif;fill:#3a4347}.title{font-size:14px}"
 _WAITING = "#d9dde0"
 
 
@@ -34,7 +34,7 @@ def picture(profile: Profile) -> str:
     bottom = _TOP + (len(rows) + 1) * (_ROW + _GAP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{bottom + 40}"'
-        f' viewBox="0 0 {_WIDTH} {bottom + 40}"><style>{_STYLE}</style>',
+        f' viewBox="0 0 {_WIDTH} {bottom + 40}"><style>{STYLE}</style>',
         f'<text class="title" x="10" y="20">{escape(profile.name)}: {wall / 1e3:,.1f} us</text>',
         _row(
             "critical path",

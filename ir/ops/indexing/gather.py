@@ -86,7 +86,8 @@ def _gather(attributes: Attributes, x: Array, ids: Array) -> Array:
     return np.asarray(y)
 
 
-def _axis_localize(attributes: Attributes, tile: Tile) -> Attributes:
+def localize_axis(attributes: Attributes, tile: Tile) -> Attributes:
+    """Return the attributes of a tile, which knows where its part of the indexed axis begins."""
     total = tile.input_shapes[0][attributes["axis"]]
     return {**attributes, "base": tile.intervals["v"][0], "total": total}
 
@@ -142,7 +143,7 @@ register(
         reference=_gather,
         attributes=_AXIS,
         gradient=_gather_gradient,
-        localize=_axis_localize,
+        localize=localize_axis,
         flops_per_point=0,
         onnx=Onnx("Gather", casts={1: "int64"}),
         cases=(
@@ -258,7 +259,7 @@ register(
         reference=_gather_elements,
         attributes=_AXIS,
         gradient=_elements_gradient,
-        localize=_axis_localize,
+        localize=localize_axis,
         flops_per_point=0,
         onnx=Onnx("GatherElements", casts={1: "int64"}),
         layer={"axis": -1},

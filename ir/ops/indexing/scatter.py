@@ -16,9 +16,14 @@ from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, a
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
-from soapstone.ir.ops.indexing.gather import element_places, held_positions, nd_positions
+from soapstone.ir.ops.indexing.gather import (
+    element_places,
+    held_positions,
+    localize_axis,
+    nd_positions,
+)
 from soapstone.ir.ops.operands import need_axis
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
@@ -95,11 +100,6 @@ def _scatter_elements(attributes: Attributes, x: Array, ids: Array, updates: Arr
     place, held = held_positions("scatter_elements", attributes, ids, x.shape[axis])
     places = tuple(np.broadcast_to(p, ids.shape)[held] for p in element_places(place, axis))
     return _put(x.copy(), places, updates[held], attributes["reduction"])
-
-
-def _elements_localize(attributes: Attributes, tile: Tile) -> Attributes:
-    total = tile.input_shapes[0][attributes["axis"]]
-    return {**attributes, "base": tile.intervals["v"][0], "total": total}
 
 
 def _elements_gradient(g: GradientContext) -> Sequence[str | None]:
@@ -195,7 +195,7 @@ register(
         reference=_scatter_elements,
         attributes=_ELEMENTS,
         gradient=_elements_gradient,
-        localize=_elements_localize,
+        localize=localize_axis,
         onnx=Onnx("ScatterElements", casts={1: "int64"}),
         layer={"axis": -1},
         cases=(

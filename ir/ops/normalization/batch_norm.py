@@ -36,7 +36,7 @@ def _batch_signature(
     return lettered(inputs, {"x": names, "c": ("c",)}, pattern, outputs, kinds)
 
 
-def _over(rank: int) -> tuple[int, ...]:
+def axes_over(rank: int) -> tuple[int, ...]:
     """Return the axes over which a batch's statistics are taken."""
     return tuple(axis for axis in range(rank) if axis != 1)
 
@@ -49,7 +49,7 @@ def _spread(values: Array, rank: int) -> Array:
 def _batch_norm(
     attributes: Attributes, x: Array, gamma: Array, beta: Array, old_mean: Array, old_var: Array
 ) -> tuple[Array, ...]:
-    over, rank = _over(x.ndim), x.ndim
+    over, rank = axes_over(x.ndim), x.ndim
     count = math.prod(x.shape[axis] for axis in over)
     mean = x.sum(axis=over) / x.dtype.type(max(count, 1))
     centred = x - _spread(mean, rank)
@@ -75,7 +75,7 @@ def _channels(emit: Emitter, value: str, rank: int) -> str:
 def _batch_norm_lower(emit: Emitter, node: Node) -> Sequence[str]:
     x, *vectors = node.inputs
     spec = emit.spec(x)
-    count = math.prod(spec.shape[axis] for axis in _over(spec.rank))
+    count = math.prod(spec.shape[axis] for axis in axes_over(spec.rank))
     given = {name: node.attributes[name] for name in ("epsilon", "momentum")}
     sums = emit("batch_norm_sums", x, x)
     made = emit.all("batch_norm_statistics", sums, x, *vectors, count=count, **given)
@@ -93,7 +93,7 @@ def _batch_norm_gradient(g: GradientContext) -> Sequence[str | None]:
 def _batch_norm_grad(
     attributes: Attributes, dy: Array, x: Array, gamma: Array, mean: Array, rstd: Array
 ) -> tuple[Array, ...]:
-    over, rank = _over(x.ndim), x.ndim
+    over, rank = axes_over(x.ndim), x.ndim
     count = x.dtype.type(max(1, math.prod(x.shape[axis] for axis in over)))
     normal = (x - _spread(mean, rank)) * _spread(rstd, rank)
     dbeta, dgamma = dy.sum(axis=over), (dy * normal).sum(axis=over)
@@ -104,7 +104,7 @@ def _batch_norm_grad(
 def _batch_norm_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
     dy, x, gamma, mean, rstd = node.inputs
     spec = emit.spec(x)
-    count = math.prod(spec.shape[axis] for axis in _over(spec.rank))
+    count = math.prod(spec.shape[axis] for axis in axes_over(spec.rank))
     sums = emit("batch_norm_grad_sums", dy, x, mean)
     dgamma, dbeta, *factors = emit.all("batch_norm_slopes", sums, gamma, rstd, count=count)
     e = _follow_batch(emit, spec.rank)
@@ -124,7 +124,7 @@ def _inference(
 def _inference_gradient(g: GradientContext) -> Sequence[str | None]:
     x, gamma, _, mean, var = g.inputs
     dy, rank = g.grad(), g.spec(x).rank
-    over = _over(rank)
+    over = axes_over(rank)
     e = _follow_batch(g.emit, rank)
     c = g.emit.renamed({"d0": "c"})
     shifted = c("affine", var, shift=g.attributes["epsilon"])
@@ -163,7 +163,7 @@ def _sums_signature(inputs: tuple[TensorSpec, ...], gradient: bool) -> Signature
 
 
 def _sums(attributes: Attributes, x: Array, first: Array) -> Array:
-    over, rank = _over(x.ndim), x.ndim
+    over, rank = axes_over(x.ndim), x.ndim
     if x.size == 0:
         return np.zeros((2, x.shape[1]), x.dtype)
     away = x - _spread(_pivot(first), rank)
@@ -178,7 +178,7 @@ def _pivot(first: Array) -> Array:
 
 
 def _grad_sums(attributes: Attributes, dy: Array, x: Array, mean: Array) -> Array:
-    over = _over(x.ndim)
+    over = axes_over(x.ndim)
     return np.stack([dy.sum(axis=over), (dy * (x - _spread(mean, x.ndim))).sum(axis=over)])
 
 

@@ -24,7 +24,7 @@ from soapstone.kernels.cpu.elementwise.lane_loops import (
 from soapstone.kernels.cpu.openblas.library import attempt
 from soapstone.kernels.cpu.openblas.matmul import activated, joined
 from soapstone.kernels.cpu.openblas.products import product, sgemm
-from soapstone.kernels.cpu.substrate.layout import float32, merged, private
+from soapstone.kernels.cpu.substrate.layout import float32, lifted, merged, private
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select
@@ -223,11 +223,6 @@ class _Problem:
         return self.taps == 1 and same and set(self.stride) == {1} and set(self.low) == {0}
 
 
-def _lifted(array: Array) -> Array:
-    """Return an image or filters of any rank with three axes of positions."""
-    return array[(slice(None), slice(None), *(None,) * (5 - array.ndim))]
-
-
 def _problem(call: Call, x: Array, w: Array, y: Array) -> _Problem | None:
     """Return the problem of a call, or None where its sizes do not agree."""
     at, rank = call.attributes, x.ndim - 2
@@ -243,7 +238,7 @@ def _problem(call: Call, x: Array, w: Array, y: Array) -> _Problem | None:
 
     low = (*(0,) * before, *map(int, padding[:rank]))
     stride, dilation = numbers("stride"), numbers("dilation")
-    x, w, y = (_lifted(array) for array in (x, w, y))
+    x, w, y = (lifted(array) for array in (x, w, y))
     return _Problem(x, w, y, groups, stride, low, dilation, call.threads)
 
 

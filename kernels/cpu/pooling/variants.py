@@ -28,7 +28,7 @@ from soapstone.kernels.cpu.pooling.window_loops import (
     pool_any,
     pool_any_grad,
 )
-from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.cpu.substrate.layout import is_float32, lifted
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.entries import Native, noop, parallel_for, useful_threads
@@ -135,11 +135,6 @@ class _Pool:
         )
 
 
-def _lifted(array: Array) -> Array:
-    """The array with axes of one position before its own spatial ones: (n, c, d, h, w)."""
-    return array[(slice(None), slice(None), *(None,) * (5 - array.ndim))]
-
-
 def _pool(call: Call, image: Array, pooled: Array, index: Array | None, mode: int) -> _Pool | None:
     """The call's problem, or None where the kernels do not serve it."""
     at = call.attributes
@@ -160,11 +155,8 @@ def _pool(call: Call, image: Array, pooled: Array, index: Array | None, mode: in
     fields = (image.shape[2:], pooled.shape[2:], at["kernel"], at["stride"], low)
     axes = [_Axis(*map(int, numbers)) for numbers in zip(*fields, at.get("dilation", ones), ends)]
     missing = [_Axis(1, 1, 1, 1, 0, 1, 1)] * (3 - rank)
-    lifted = [None if a is None else _lifted(a) for a in (image, pooled, index)]
-    first, second, third = lifted
-    if first is None or second is None:
-        return None
-    return _Pool(first, second, third, (*missing, *axes), mode, whole)
+    places = None if index is None else lifted(index)
+    return _Pool(lifted(image), lifted(pooled), places, (*missing, *axes), mode, whole)
 
 
 def _plane_block(pool: _Pool, *, by_channel: bool) -> Any | None:

@@ -40,6 +40,11 @@ def rows_contiguous(*arrays: Array) -> bool:
     return all(a.size == 0 or a.shape[-1] == 1 or a.strides[-1] == a.itemsize for a in arrays)
 
 
+def lifted(array: Array) -> Array:
+    """Return an image or filters of any rank with three spatial axes: those before are of 1."""
+    return array[(slice(None), slice(None), *(None,) * (5 - array.ndim))]
+
+
 def private(*shape: int) -> Array:
     """Return an uninitialised private float32 array on a cache line's bound."""
     return aligned_array(shape, np.float32)

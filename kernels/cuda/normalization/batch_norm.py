@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from soapstone.ir.ops.normalization.batch_norm import axes_over
 from soapstone.kernels.cuda.elementwise.pointwise import pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
@@ -17,11 +18,6 @@ from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
 Values = Sequence[Value]
-
-
-def over(rank: int) -> tuple[int, ...]:
-    """Return the axes that are not the channels'."""
-    return tuple(axis for axis in range(rank) if axis != 1)
 
 
 def channels(view: View, rank: int) -> View:
@@ -38,7 +34,7 @@ def channels(view: View, rank: int) -> View:
 
 def first_values(x: View) -> View:
     """Return the first value of each channel, as (1, c, 1, …)."""
-    for axis in over(len(x.shape)):
+    for axis in axes_over(len(x.shape)):
         x = x.cut(axis, 0, 1)
     return x
 
@@ -79,7 +75,7 @@ def batch_norm(call: Call) -> DeviceEntry | None:
     if x.size == 0:
         return None
     rank, kind = len(x.shape), wide(x.dtype)
-    axes = over(rank)
+    axes = axes_over(rank)
     count = math.prod(x.shape[axis] for axis in axes)
 
     def end(text: Text, values: Values) -> list[Value]:
@@ -114,7 +110,7 @@ def batch_norm_grad(call: Call) -> DeviceEntry | None:
     if x.size == 0:
         return None
     rank, kind = len(x.shape), wide(x.dtype)
-    axes = over(rank)
+    axes = axes_over(rank)
     count = literal(math.prod(x.shape[axis] for axis in axes), kind)
     statistics = [channels(view, rank) for view in (mean, rstd)]
 
@@ -160,14 +156,14 @@ def batch_norm_sums(call: Call) -> DeviceEntry | None:
     outputs = [channels(sums.row(n), rank) for n in (0, 1)]
     if call.operator == "batch_norm_sums":
         operands = [x, first_values(inputs[1])]
-        return fold(operands, over(rank), [("sum", kind)] * 2, outputs, _powers)
+        return fold(operands, axes_over(rank), [("sum", kind)] * 2, outputs, _powers)
 
     def products(text: Text, values: Values) -> list[Value]:
         d, v, m = values
         return [d, text.set(f"{d.name} * ({v.name} - {m.name})", kind)]
 
     operands = [*inputs[:2], channels(inputs[2], rank)]
-    return fold(operands, over(rank), [("sum", kind)] * 2, outputs, products)
+    return fold(operands, axes_over(rank), [("sum", kind)] * 2, outputs, products)
 
 
 @variant("batch_norm_statistics", "numba", processor="cuda")
