@@ -9,16 +9,13 @@ microseconds a subtask. All are the shortest of several runs.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from harness import write
+from harness import best, write
 
 from soapstone.native.entries import noop
 from soapstone.runtime import (
@@ -59,16 +56,6 @@ def parent(scope: Scope, x: ReadWrite, launches: int) -> None:
     tiles = Partition.tiled(scope.region("x"), 4)
     for _ in range(launches):
         scope.launch(one, tiles)
-
-
-def best(function: Callable[[], Any], repeats: int) -> float:
-    """The shortest of several runs, in seconds."""
-    found = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        found = min(found, time.perf_counter() - start)
-    return found
 
 
 def analysis(points: int = 1024) -> dict[str, float]:

@@ -14,13 +14,12 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from harness import serve, write
+from harness import best, serve, write
 
 from soapstone.native.entries import noop
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task, Write
@@ -44,16 +43,6 @@ TARGETS = {
     ("analysis_1024_points", "first_us"): "<= 5000",
     ("analysis_1024_points", "again_us"): "<= 5000",
 }
-
-
-def best(function: Callable[[], Any], repeats: int) -> float:
-    """The shortest of several runs, in seconds."""
-    found = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        found = min(found, time.perf_counter() - start)
-    return found
 
 
 def traced(workers: int, steps: int, task: Task = NOOP, width: int = 4) -> dict[str, float]:
