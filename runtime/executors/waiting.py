@@ -100,8 +100,7 @@ class Crowd:
         """Start the team, or end it and wait until it is gone."""
         if there:
             self._end = threading.Event()
-            arguments = {"args": (self._end,), "daemon": True, "name": "soapstone-crowd"}
-            self._thread = threading.Thread(target=self._stay, **arguments)
+            self._thread = threading.Thread(target=self._stay, args=(self._end,), daemon=True)
             self._thread.start()
         elif self._end is not None and self._thread is not None:
             self._end.set()
