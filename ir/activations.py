@@ -15,11 +15,13 @@ from soapstone.records import dataclass
 
 Name = TypeVar("Name", bound=Hashable)  # of a value in its program
 
-# What makes a value: an operator, operands and up to two numbers: `affine` is p * x + q.
+# What makes a value: an operator, operands and up to two numbers: `affine` is p * x + q, `power`
+# x to the p.
 Made = tuple[str, tuple[Name, ...], float, float]
 
 _ROOT_HALF = math.sqrt(0.5)
 _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715
+_POWERS = (("power", 2.0), ("power", 3.0))
 _Polynomial = dict[int, float]
 
 
@@ -103,7 +105,7 @@ class Recogniser(Generic[Name]):
         if value == x:
             return {1: 1.0}
         name, operands, p, q = self.get(value)
-        if name not in ("affine", "square", "mul", "add"):
+        if name not in ("affine", "square", "mul", "add") and (name, p) not in _POWERS:
             return None
         parts = [self._polynomial(operand, x) for operand in operands]
         left, right = parts[0], parts[-1]
@@ -114,8 +116,15 @@ class Recogniser(Generic[Name]):
             return {**scaled, 0: scaled.get(0, 0.0) + q} if q else scaled
         if name == "add":
             return {d: left.get(d, 0.0) + right.get(d, 0.0) for d in {*left, *right}}
-        product: _Polynomial = {}
-        for i, a in left.items():
-            for j, b in right.items():
-                product[i + j] = product.get(i + j, 0.0) + a * b
+        product = _times(left, right)
+        if (name, p) == _POWERS[1]:
+            product = _times(product, left)
         return product if max(product) <= 3 else None
+
+
+def _times(left: _Polynomial, right: _Polynomial) -> _Polynomial:
+    product: _Polynomial = {}
+    for i, a in left.items():
+        for j, b in right.items():
+            product[i + j] = product.get(i + j, 0.0) + a * b
+    return product

@@ -175,6 +175,14 @@ def _number(site: Site, node: Node) -> str | None:
     return site.builder.apply("affine", x, name=node.name, scale=scale, shift=shift)[0]
 
 
+# Activations that files write out as arithmetic, by the names that `Recogniser` gives.
+_SPELLED: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "gelu": ("gelu", {}),
+    "gelu_tanh": ("gelu", {"approximate": "tanh"}),
+    "silu": ("silu", {}),
+}
+
+
 def _named(site: Site, node: Node) -> str | None:
     """GELU and SiLU written out as arithmetic are one operator, which can join a product."""
 
@@ -183,17 +191,19 @@ def _named(site: Site, node: Node) -> str | None:
         if maker is None or len(maker.outputs) > 1:
             return "", ("",), 0.0, 0.0
         at = maker.attributes
-        return maker.operator, maker.inputs, at.get("scale", 0.0), at.get("shift", 0.0)
+        first = at.get("scale", at.get("exponent", 0.0))
+        return maker.operator, maker.inputs, first, at.get("shift", 0.0)
 
     found = Recogniser(made).activation("")
     if found is None:
         return None
     (name, (x,), slope, _), scale = found
-    if slope not in (0.0, 1.0) or name not in ("gelu", "silu"):
+    if slope not in (0.0, 1.0) or name not in _SPELLED:
         return None
     if not math.isclose(scale, 1.0, rel_tol=1e-5):
         return None
-    return site.builder.apply(name, x, name=node.name)[0]
+    operator, attributes = _SPELLED[name]
+    return site.builder.apply(operator, x, name=node.name, **attributes)[0]
 
 
 def _product(site: Site, node: Node) -> str | None:
@@ -211,6 +221,18 @@ def _product(site: Site, node: Node) -> str | None:
 def _plain_product(site: Site, node: Node) -> str | None:
     """As `_product`, but nothing is transposed: that costs where it is done in every run."""
     return None if node.attributes["transpose_b"] else _product(site, node)
+
+
+def _reshaped(site: Site, node: Node) -> str | None:
+    """Rows that a product makes and that are then counted otherwise are so before the product."""
+    host = site.only(node.inputs[0], "linear")
+    if host is None:
+        return None
+    shape, width = node.attributes["shape"], site.builder.spec(host.inputs[0]).shape[-1]
+    if shape[-1:] != site.builder.spec(node.inputs[0]).shape[-1:]:
+        return None
+    x = site.builder.apply("reshape", host.inputs[0], shape=(*shape[:-1], width))[0]
+    return site.changed(host, (x, *host.inputs[1:]))
 
 
 def _batch_norm(site: Site, node: Node) -> str | None:
@@ -304,6 +326,7 @@ FOLDS = (
     Fold("name_activations", ("mul", "affine"), _named),
     Fold("name_norms", ("mul",), _norm),
     Fold("fold_products", ("matmul",), _product),
+    Fold("move_reshapes", ("reshape",), _reshaped),
     Fold("fold_batch_norms", ("batch_norm_inference",), _batch_norm),
     Fold("fold_scales", ("mul", "affine"), _scale),
     Fold("fold_biases", ("add",), _bias),

@@ -193,6 +193,43 @@ def test_spelled_activations_and_scales_become_parts_of_products() -> None:
             np.testing.assert_allclose(value, expected[name], atol=1e-5)
 
 
+@pytest.mark.parametrize("cubed", ["power", "mul"])
+def test_rows_counted_otherwise_behind_a_product_let_what_follows_join_it(cubed: str) -> None:
+    """As exporters write layers on rows: a reshape on both sides, GELU by its tangent, a sum."""
+    builder = GraphBuilder("rows")
+    x = builder.input("x", (2, 6, 16))
+    w, v = (builder.input(n, s, role=Role.PARAMETER) for n, s in (("w", (16, 32)), ("v", (32, 16))))
+
+    def emit(operator: str, *values: str, **attributes: object) -> str:
+        return builder.apply(operator, *values, **attributes)[0]
+
+    def product(rows: str, weights: str, width: int) -> str:
+        flat = emit("reshape", rows, shape=(12, builder.spec(rows).shape[-1]))
+        made = emit("linear", flat, weights, bias=False)
+        return emit("reshape", made, shape=(2, 6, width))
+
+    y = product(x, w, 32)
+    cubes = {"power": emit("power", y, exponent=3.0), "mul": emit("mul", emit("mul", y, y), y)}
+    inner = emit(
+        "affine", emit("add", y, emit("affine", cubes[cubed], scale=0.044715)), scale=0.7978845608
+    )
+    gate = emit("affine", emit("tanh", inner), shift=1.0)
+    gelu = emit("mul", emit("affine", y, scale=0.5), gate)
+    builder.output(emit("add", product(gelu, v, 16), x))
+    graph = builder.build()
+    random = np.random.default_rng(3)
+    weights = {n: random.standard_normal(graph.tensors[n].shape).astype(np.float32) for n in "wv"}
+    folded = fold_weights(graph, weights)
+    assert {n.operator for n in folded.nodes} == {"reshape", "linear", "gelu", "add"}
+    launches = [n.operator for n in lower(folded, Strategy({})).nodes if not n.spec.view]
+    assert launches == ["with_epilogue"] * 2
+    given = inputs_of(graph)
+    expected = interpret(graph, {**weights, **given})
+    with InferenceSession(graph, weights) as session:
+        for name, value in session.run(given).items():
+            np.testing.assert_allclose(value, expected[name], atol=1e-4)
+
+
 def test_the_graph_itself_is_never_changed() -> None:
     graph = residual_network().graph
     text, digest = str(graph), graph.structural_hash
