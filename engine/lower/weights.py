@@ -176,7 +176,7 @@ def _number(site: Site, node: Node) -> str | None:
 
 
 # Activations that files write out as arithmetic, by the names that `Recogniser` gives.
-_SPELLED: Mapping[str, tuple[str, Mapping[str, str]]] = {
+_SPELLED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "gelu": ("gelu", {}),
     "gelu_tanh": ("gelu", {"approximate": "tanh"}),
     "silu": ("silu", {}),

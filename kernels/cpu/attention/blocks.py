@@ -14,7 +14,14 @@ import numpy as np
 from soapstone.cache.objects import features
 from soapstone.ir.ops.products.attention import scale_of
 from soapstone.kernels.cpu.attention.blocks_lanes import PRODUCTS, ROWS, WIDTH, turned
-from soapstone.kernels.cpu.attention.heads import floor, record_of, scaled, visible, weights
+from soapstone.kernels.cpu.attention.heads import (
+    floor,
+    mask_at,
+    record_of,
+    scaled,
+    visible,
+    weights,
+)
 from soapstone.kernels.cpu.attention.variants import ahead_of, empty_of, mask_fields
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, fill_floats
 from soapstone.kernels.cpu.recurrent.layers import in_rows
@@ -145,15 +152,12 @@ def _attend(block: Any, begin: int, end: int) -> int:
                     to,
                     long,
                     last,
-                    np.int64(16),
+                    16,
                 )
             for i in range(ROWS):
                 query, row = first + i, part.scores + i * long
-                n, mask = visible(w, tk, query), np.int64(0)
-                if w.mask != 0:
-                    mask = w.mask + b * w.mask_step_b + h * w.mask_step_h + query * w.mask_step_q
-                top = _shares(row, mask, w.mask_step_k, n, seen, part.sums + i * 4)
-                f32p(part.tops)[i] = top
+                n, mask, sums = visible(w, tk, query), mask_at(w, b, h, query), part.sums + i * 4
+                f32p(part.tops)[i] = _shares(row, mask, w.mask_step_k, n, seen, sums)
             total = load_first(part.sums, 0, ROWS)
             store_first(part.tops, 0, load_first(part.tops, 0, ROWS) + vlog(total), ROWS)
             for i in range(ROWS):

@@ -83,9 +83,9 @@ def turned(to: Lanes, to_step: Lanes, x: Lanes, x_step: Lanes, rows: Lanes, widt
         for row in range(LANES):
             if not row & step:
                 pair = lines[row], lines[row + step]
-                for place, lanes in ((row, low), (row + step, high)):
+                for into, lanes in ((row, low), (row + step, high)):
                     picks = ir.Constant(ir.VectorType(I32, LANES), lanes)
-                    lines[place] = builder.shuffle_vector(*pair, picks)
+                    lines[into] = builder.shuffle_vector(*pair, picks)
     for row in range(LANES):
         store_lanes(to + to_step * row, 0, Lanes(builder, lines[row]))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.attention.heads import floor, scaled, weights
+from soapstone.kernels.cpu.attention.heads import floor, mask_at, scaled, weights
 from soapstone.kernels.cpu.attention.variants import ahead_of, empty_of, mask_fields
 from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats, get, loop, put
 from soapstone.kernels.cpu.recurrent.layers import in_rows
@@ -48,18 +48,12 @@ def _add_scaled(to: Lanes, x: Lanes, n: Lanes, p: Lanes) -> None:
 
 
 @helper
-def _mask_row(w: Any, b: int, h: int, i: int) -> Any:
-    """The address of a query's row of the mask."""
-    return w.mask + b * w.mask_step_b + h * w.mask_step_h + i * w.mask_step_q
-
-
-@helper
 def _seen(w: Any, b: int, h: int, i: int) -> Any:
     """How many keys there are up to the last that a query sees; all where it sees none."""
     most = max(0, min(w.tk, i + 1 + w.ahead))
     count = most
     if w.mask != 0:
-        row = _mask_row(w, b, h, i)
+        row = mask_at(w, b, h, i)
         while count > 0 and f32p(row + (count - 1) * w.mask_step_k)[0] < np.float32(_HIDES):
             count -= 1
     return count if count > 0 else most
@@ -85,9 +79,7 @@ def _few(block: Any, begin: int, end: int) -> int:
                 at = scores + i * tk * 4
                 f32p(at)[t] = row_dot(q + i * w.q_step_t, k + t * w.k_step_t, d)
         for i in range(tq):
-            row, mask, n = scores + i * tk * 4, np.int64(0), _seen(w, b, h, i)
-            if w.mask != 0:
-                mask = _mask_row(w, b, h, i)
+            row, mask, n = scores + i * tk * 4, mask_at(w, b, h, i), _seen(w, b, h, i)
             top = floor(scaled(row, mask, w.mask_step_k, scale, n))
             total = weights(row, np.float32(1.0), top, n)
             fill_floats(row + n * 4, np.float32(0.0), most - n)

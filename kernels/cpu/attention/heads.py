@@ -91,7 +91,7 @@ def _stretch(w: Any, number: int) -> Any:
 
 
 @helper
-def _mask_at(w: Any, b: int, h: int, query: int) -> Any:
+def mask_at(w: Any, b: int, h: int, query: int) -> Any:
     """The address of a query's row of the mask, 0 where there is none."""
     offset = b * w.mask_step_b + h * w.mask_step_h + query * w.mask_step_q
     return w.mask + offset if w.mask != 0 else np.int64(0)
@@ -200,7 +200,7 @@ def forward(block: Any, begin: int, end: int) -> Any:
             query = first + i
             row = part.scores + i * tk * 4
             n = visible(w, tk, query)
-            mask = _mask_at(w, b, h, query)
+            mask = mask_at(w, b, h, query)
             total = np.float32(0.0)
             if mask == 0 and scale > 0.0:
                 top = floor(row_max(row, n) * scale)
@@ -294,7 +294,7 @@ def backward(block: Any, begin: int, end: int) -> Any:
                 query = first + i
                 row, to = part.scores + i * tk * 4, part.grads + i * tk * 4
                 n = visible(w, tk, query)
-                mask = _mask_at(w, b, h, query)
+                mask = mask_at(w, b, h, query)
                 at = w.lse + b * w.lse_step_b + h * w.lse_step_h + query * w.lse_step_q
                 shift = floor(f32p(at)[0])
                 mean = row_dot(part.results + i * dv * 4, _at(operands, Y, b, query, h), dv)
