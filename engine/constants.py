@@ -81,9 +81,7 @@ class Found:
             self._locks.pop(number, None)
 
     def _number(self, key: Hashable) -> int:
-        if key not in self._numbers:
-            self._numbers[key] = next(self._fresh)
-        return self._numbers[key]
+        return self._numbers.setdefault(key, next(self._fresh))
 
 
 class Constants(Mapping[str, Array]):

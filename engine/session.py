@@ -26,7 +26,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
 from soapstone.records import dataclass
-from soapstone.runtime import Machine, Profile, ProfileError, Region, Trace
+from soapstone.runtime import Machine, Profile, ProfileError, Region, Runtime, Trace
 from soapstone.runtime.machines.machine import CUDA
 from soapstone.runtime.machines.start import start
 from soapstone.runtime.tracing.planned import PlannedStep
@@ -85,6 +85,7 @@ class Session:
         values: what parameters and states begin with, by name, where it is not what the graph says;
             an entry is taken out when its value is first carried here.
         precision: what products may round their operands to (`kernels.entry.Call`).
+        runtime: on this machine, with this mapper; by default one with threads of its own.
     """
 
     def __init__(
@@ -96,13 +97,14 @@ class Session:
         choices: Choices | None = None,
         values: dict[str, Array] | None = None,
         precision: str = "float32",
+        runtime: Runtime | None = None,
     ) -> None:
         self.precision = precision
         self.machine = machine
         self.mapper = mapper
         self.seed = seed
         self.choices = choices or Choices()
-        self.runtime = start(executor, machine, mapper)
+        self.runtime = runtime or start(executor, machine, mapper)
         self.lock = threading.RLock()  # held for a step, or for a look at what it carries
         self._values = {} if values is None else values  # first contents, of which each is taken
         self._carried: dict[str, Region] = {}

@@ -73,7 +73,7 @@ class Runtime(Host):
         self,
         machine: Machine | None = None,
         mapper: Mapper | str | None = None,
-        executor: type[LocalExecutor] | None = None,
+        executor: Callable[[Machine, MemoryPool], LocalExecutor] | None = None,
         *,
         automatic: bool = False,
         log: str | os.PathLike[str] | None = None,

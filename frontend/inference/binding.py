@@ -29,7 +29,7 @@ from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
 from soapstone.kernels.choices import Choices, Tune
 from soapstone.records import dataclass
-from soapstone.runtime import Machine
+from soapstone.runtime import Machine, Runtime
 from soapstone.runtime.forks import tell
 
 if TYPE_CHECKING:
@@ -91,11 +91,35 @@ class Binder:
             from soapstone.mappers.bounded import BoundedMemoryMapper
 
             mapper = BoundedMemoryMapper(self.plans)
+        return self._session(mapper, Choices(tune=self.tune, most=_CHOICES), values, None)
+
+    @property
+    def binds_beside(self) -> bool:
+        """Whether a thread may bind graphs while others run, and measures nothing meanwhile."""
+        machine = self.machine
+        alone = len(machine.processors) == 1 and machine.processors[0].kind == "cpu"
+        return alone and self.plans is None and self.tune != "now"
+
+    def beside(self, session: Session) -> Session:
+        """Return a session in which the calling thread binds graphs that run as one's own."""
+        mapper = GraphMapper()
+        runtime = Runtime(self.machine, mapper, session.runtime.executor.beside)
+        runtime.executor.here = True
+        return self._session(mapper, session.choices, {}, runtime)
+
+    def _session(
+        self,
+        mapper: GraphMapper,
+        choices: Choices,
+        values: dict[str, Array],
+        runtime: Runtime | None,
+    ) -> Session:
         return Session(
             *(self.machine, mapper, 0),
-            choices=Choices(tune=self.tune, most=_CHOICES),
+            choices=choices,
             values=values,
             precision=SINGLE if self.precision in ROUNDING else self.precision,
+            runtime=runtime,
         )
 
     @property

@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any
 
 from soapstone.collection import paused
-from soapstone.engine.session import NOTHING, Bound
+from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.frontend.inference.binding import Binder
 from soapstone.frontend.inference.extended import Known
+from soapstone.frontend.inference.foretold import shapes_of
 from soapstone.frontend.inference.in_rows import InRows, Shapes
+from soapstone.frontend.inference.meanwhile import Meanwhile
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
@@ -47,6 +49,8 @@ class Bounds:
     def start(self) -> None:
         """Begin a session of the engine, in which nothing is bound."""
         self.held.clear()
+        self._beside: dict[Key, Session] = {}  # of those that were bound meanwhile
+        self._meanwhile = Meanwhile[tuple[Bound, Session, Callable[[InRows], None]]]()
         self.session = self._binder.session(self._values)
 
     def in_rows(
@@ -56,7 +60,10 @@ class Bounds:
 
         given, out: as of `InferenceSession.run`.
         """
-        if self.rows is None or self._key(given) in self.held:
+        if self.rows is None:
+            return None
+        self._take()
+        if self._key(given) in self.held:
             return None
         foretold = self._binder.packed.foretold.rows
         if foretold is not None and self.rows.undecided(given):
@@ -67,7 +74,8 @@ class Bounds:
                     self._known(given)
             except GraphError:
                 return None  # who binds it says so
-        return self.rows and self.rows.run(given, out, self._of_shapes, self.session.run)
+        begin = partial(self._begin, given)
+        return self.rows and self.rows.run(given, out, self._of_shapes, self.session.run, begin)
 
     def of(self, given: Mapping[str, Array]) -> Bound:
         """Return the graph that is bound for inputs, which is done if need be.
@@ -111,10 +119,19 @@ class Bounds:
             begin, self._to_begin = self._to_begin, None
             begin()
 
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of inputs, outputs and arenas of all that is bound."""
+        return sum(each.peak_bytes for each in (self.session, *self._beside.values()))
+
     def close(self) -> None:
         """Stop the workers and free the memory."""
         self._binder.packed.foretold.close()
+        self._meanwhile.close()
         self.held.clear()
+        for each in self._beside.values():
+            each.close()
+        self._beside.clear()
         self.session.close()
 
     def _known(self, given: Mapping[str, Array]) -> Known:
@@ -142,7 +159,44 @@ class Bounds:
 
     def _leave_room(self, runs: int = 1) -> None:
         if len(self.held) >= self.most * runs:
-            self.session.forget(self.held.popitem(last=False)[1])
+            key, bound = self.held.popitem(last=False)
+            beside = self._beside.pop(key, None)
+            if beside is None:
+                self.session.forget(bound)
+            else:
+                beside.close()
+
+    def _begin(self, given: Mapping[str, Array]) -> bool:
+        """Let a thread bind the graph for inputs; return whether it does, or will be asked again.
+
+        It holds nothing that runs need, and what it fails at is bound here, where errors are told.
+        """
+        if not self._binder.binds_beside:
+            return False
+        shapes = shapes_of(given)
+
+        def make() -> tuple[Bound, Session, Callable[[InRows], None]]:
+            with paused():
+                known, _ = self._binder.known(shapes)
+                session = self._binder.beside(self.session)
+                bound = self._binder.bind(session, {}, known)
+            session.runtime.executor.here = False
+            return bound, session, lambda rows: rows.note(shapes, known)
+
+        return self._meanwhile.begin(self._key(given), make)
+
+    def _take(self) -> None:
+        """Take over what was bound meanwhile."""
+        made = self._meanwhile.take()
+        if made is not None:
+            key, (bound, session, note) = made
+            if key in self.held:
+                session.close()
+                return
+            self._leave_room()
+            self.held[key], self._beside[key] = bound, session
+            if self.rows is not None:
+                note(self.rows)
 
     def _of_shapes(self, shapes: Shapes) -> Bound | None:
         """Return what is bound for inputs of these shapes, as the one that was used last."""

@@ -85,10 +85,18 @@ def _others(source: Source, given: Given) -> Iterator[tuple[bool, Given]]:
     for each in made:
         inputs = {}
         for field in source.inputs:
-            array = given[field.name]
-            shape = [each.get(dim, n) for dim, n in zip(field.shape, array.shape)]
-            inputs[field.name] = np.broadcast_to(np.zeros((), array.dtype), shape)
-        yield source.rows in each, inputs
+            shape = given[field.name].shape
+            inputs[field.name] = tuple(each.get(dim, n) for dim, n in zip(field.shape, shape))
+        yield source.rows in each, shapes_of(given, inputs)
+
+
+def shapes_of(given: Given, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Given:
+    """Return inputs of the types of those given, and their shapes or others, without contents."""
+    shapes = shapes or {}
+    return {
+        name: np.broadcast_to(np.zeros((), array.dtype), shapes.get(name, array.shape))
+        for name, array in given.items()
+    }
 
 
 def _odd(extent: int) -> int:
@@ -99,4 +107,4 @@ def _even(extent: int) -> int:
     return 3 * extent // 4 & ~1 if extent >= _FEW else _FEW + 4
 
 
-__all__ = ["Foretold"]
+__all__ = ["Foretold", "shapes_of"]

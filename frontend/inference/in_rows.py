@@ -3,8 +3,8 @@
 Where each row of the outputs depends on its row of the inputs alone, and the model's graphs for two
 numbers of rows differ in extents only, as many rows as come are run in steps of such numbers; what
 is left runs as a last step that some rows are part of again. So the first answer for a number waits
-for a graph at most, not for its binding. One that comes again is bound when it has taken
-`MOST_STEPS` in all.
+for a graph at most, not for its binding. One that comes again is bound by a thread meanwhile, when
+it has taken `MOST_STEPS` in all.
 """
 
 from __future__ import annotations
@@ -95,10 +95,12 @@ class InRows:
         out: Mapping[str, Any],
         find: Find,
         run: Callable[[Bound], None],
+        begin: Callable[[], bool],
     ) -> dict[str, Array] | None:
         """Return the outputs by name for a new number of rows; None where it is to be bound.
 
-        given, out: as of `InferenceSession.run`. find, run: a bound graph, and runs it.
+        given, out: as of `InferenceSession.run`. find, run: a bound graph, and runs it. begin: lets
+        the graph for that number be bound meanwhile, and returns whether it is.
         """
         kind, rows = self._kind(given)
 
@@ -108,7 +110,7 @@ class InRows:
         known = {n: bound for n in kind.numbers if (bound := bound_for(n)) is not None}
         steps = _steps(rows, known)
         taken = kind.taken.pop(rows, 0) + len(steps)
-        if not steps or taken > MOST_STEPS:
+        if not steps or (taken > MOST_STEPS and not begin()):
             return None
         kind.taken[rows] = taken
         if len(kind.taken) > _NUMBERS:

@@ -399,7 +399,7 @@ class InferenceSession:
         found = 0
         for each in (self, *self._others):
             with each._lock:
-                found += each._bounds.session.peak_bytes
+                found += each._bounds.peak_bytes
         return found
 
     def moved_bytes(self, inputs: Mapping[str, Array] | Array) -> tuple[int, int] | None:

@@ -49,7 +49,9 @@ class LocalExecutor:
 
     logs = True  # whether all it runs passes here, so that a log would be whole
 
-    def __init__(self, machine: Machine, memory: MemoryPool) -> None:
+    def __init__(
+        self, machine: Machine, memory: MemoryPool, threads: Threads | None = None
+    ) -> None:
         self.machine = machine
         self.fault: BaseException | None = None
         self.told = False  # whether `wait` has raised the fault
@@ -65,7 +67,8 @@ class LocalExecutor:
         self._ready: list[list[tuple[int, int, Operation]]] = [[] for _ in machine.processors]
         self._stepping = [False] * len(machine.processors)  # whether a thread will look at them
         self._steps = [partial(self._step, number) for number in range(len(machine.processors))]
-        self._threads = Threads(machine)
+        self._own = threads is None  # whether its threads end with it
+        self._threads = Threads(machine) if threads is None else threads
         self._processes: dict[int, WorkerProcess] = {}  # of processors of kind "process"
         self._ticket = itertools.count()
         self.workers = self._threads.identifiers
@@ -74,6 +77,13 @@ class LocalExecutor:
         self._stealing: Stealing | None = None  # once there is something to steal
         tell(self)
         tell(memory)
+
+    def beside(self, machine: Machine, memory: MemoryPool) -> LocalExecutor:
+        """The executor of another runtime on the same machine, whose work the same threads do.
+
+        It is of no use once this one is closed.
+        """
+        return LocalExecutor(machine, memory, self._threads)
 
     def _world(self) -> World:
         """The processes of the run."""
@@ -368,4 +378,5 @@ class LocalExecutor:
             self._drop()
         for process in list(self._processes.values()):
             process.close()  # also ends a body that runs in it
-        self._threads.join()
+        if self._own:
+            self._threads.join()

@@ -1,0 +1,140 @@
+"""A number of rows that comes again is bound by a thread, while runs are answered in steps."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_in_rows import TAGGER, given
+
+from soapstone import InferenceSession
+from soapstone.engine.session import Bound, Session
+from soapstone.errors import DataError
+from soapstone.frontend.inference.binding import Binder
+from soapstone.frontend.inference.extended import Known
+from soapstone.frontend.inference.meanwhile import Meanwhile
+from soapstone.ir.tensor import Array
+
+BIND = Binder.bind
+
+
+def right(session: InferenceSession, rows: int) -> None:
+    feeds = given(session, rows)
+    with InferenceSession(TAGGER, threads=1, tune=False) as fresh:
+        expected = fresh.run(feeds)["y"]
+    np.testing.assert_allclose(session.run(feeds)["y"], expected, rtol=2e-5, atol=2e-5)
+
+
+def held(session: InferenceSession) -> list[int]:
+    return [key[0][0][0] for key in session._bounds.held]  # type: ignore[index]
+
+
+def test_runs_go_on_in_steps_while_a_thread_binds(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(binder: Binder, engine: Session, values: dict[str, Array], known: Known) -> Bound:
+        if threading.current_thread().name == "soapstone-meanwhile":
+            begun.set()
+            assert goes_on.wait(60)
+        return BIND(binder, engine, values, known)
+
+    monkeypatch.setattr(Binder, "bind", slow)
+    with InferenceSession(TAGGER, threads=1) as session:
+        right(session, 2)
+        for _ in range(6):
+            right(session, 6)  # three steps each
+        assert begun.wait(60)
+        right(session, 5)
+        right(session, 6)
+        assert held(session) == [2]
+        goes_on.set()
+        session._bounds._meanwhile.wait()
+        less = session.peak_bytes
+        right(session, 6)
+        assert held(session) == [2, 6] and session.peak_bytes > less
+        right(session, 2)
+        right(session, 6)
+
+
+def test_what_a_thread_fails_at_is_told_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(binder: Binder, engine: Session, values: dict[str, Array], known: Known) -> Bound:
+        raise DataError("no room")
+
+    with InferenceSession(TAGGER, threads=1) as session:
+        right(session, 2)
+        monkeypatch.setattr(Binder, "bind", failing)
+        feeds = given(session, 6)
+        with pytest.raises(DataError, match="no room"):
+            for _ in range(8):
+                session.run(feeds)
+                session._bounds._meanwhile.wait()
+        monkeypatch.setattr(Binder, "bind", BIND)
+        for _ in range(3):
+            right(session, 6)
+        assert held(session) == [2, 6]
+
+
+def test_what_was_bound_so_is_let_go_of_as_all_else() -> None:
+    with InferenceSession(TAGGER, threads=1, bound_shapes=2) as session:
+        right(session, 2)
+        let_go: weakref.ref[Bound] | None = None
+        for rows in (6, 7):
+            while rows not in held(session):
+                right(session, rows)
+                session._bounds._meanwhile.wait()
+            if let_go is None:
+                let_go = weakref.ref(session._bounds.held[next(reversed(session._bounds.held))])
+        right(session, 6 if 6 in held(session) else 2)
+        session.run(given(session, 3, length=4))
+        session.run(given(session, 3, length=6))
+        gc.collect()
+        assert let_go is not None and let_go() is None
+        assert len(session._bounds.held) == 2 and not session._bounds._beside
+
+
+def test_a_session_may_be_closed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(binder: Binder, engine: Session, values: dict[str, Array], known: Known) -> Bound:
+        begun.set()
+        assert goes_on.wait(60)
+        return BIND(binder, engine, values, known)
+
+    with InferenceSession(TAGGER, threads=1) as session:
+        right(session, 2)
+        monkeypatch.setattr(Binder, "bind", slow)
+        feeds = given(session, 6)
+        while not begun.is_set():
+            session.run(feeds)
+    goes_on.set()
+    session._bounds._meanwhile.wait()
+    assert session._bounds._meanwhile.take() is None
+
+
+def test_what_was_bound_so_is_in_timelines(tmp_path: Path) -> None:
+    with InferenceSession(TAGGER, threads=1) as session:
+        right(session, 2)
+        while 6 not in held(session):
+            right(session, 6)
+            session._bounds._meanwhile.wait()
+        with session.profile(tmp_path / "timeline.json"):
+            right(session, 6)
+        assert "matmul" in (tmp_path / "timeline.json").read_text()
+
+
+def test_one_thing_is_made_at_a_time_and_none_that_failed_again() -> None:
+    meanwhile, goes_on = Meanwhile[int](), threading.Event()
+    assert meanwhile.begin(("a",), lambda: int(goes_on.wait(60)))
+    assert meanwhile.begin(("b",), lambda: 2)  # later
+    assert meanwhile.take() is None
+    goes_on.set()
+    meanwhile.wait()
+    assert meanwhile.take() == (("a",), 1) and meanwhile.take() is None
+    assert meanwhile.begin(("b",), lambda: 1 // 0)
+    meanwhile.wait()
+    assert meanwhile.take() is None
+    assert not meanwhile.begin(("b",), lambda: 2)
