@@ -41,9 +41,8 @@ class Bounds:
         self._binder = binder
         self._values: dict[str, Array] = {}  # what streamed weights begin with
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
-        self._made: tuple[Key, Known] | None = (
-            None  # the graph that was made last, until it is bound
-        )
+        self._made: tuple[Key, Known] | None = None  # the last graph, until it is bound
+        self._to_begin: Callable[[], None] | None = None  # once it has answered
         self.start()
 
     def start(self) -> None:
@@ -74,8 +73,10 @@ class Bounds:
                     self._known(given)
             except GraphError:
                 return None  # who binds it says so
-        begin = partial(self._begin, given)
-        return self.rows and self.rows.run(given, out, self._of_shapes, self.session.run, begin)
+        if self.rows is None:
+            return None  # the graph depends on contents
+        later = partial(self._begin, given)
+        return self.rows.run(given, out, self._of_shapes, self.session.run, later)
 
     def of(self, given: Mapping[str, Array]) -> Bound:
         """Return the graph that is bound for inputs, which is done if need be.
@@ -115,8 +116,9 @@ class Bounds:
 
     def answered(self) -> None:
         """Let what is foretold of other inputs be made, where these were the first."""
-        if self._to_begin is not None:
-            begin, self._to_begin = self._to_begin, None
+        begin = self._to_begin
+        self._to_begin = None
+        if begin is not None:
             begin()
 
     @property

@@ -20,6 +20,7 @@ from soapstone.ir.tensor import Array
 _FEW = 12  # of which a half and three quarters differ
 
 Given = Mapping[str, Array]
+Dim = int | str | None
 
 
 class Foretold:
@@ -75,11 +76,13 @@ def _others(source: Source, given: Given) -> Iterator[tuple[bool, Given]]:
     foretold a third. One is odd and one even, and where they can be both are less, so that no
     constant that is as long as they is larger than what came.
     """
-    extents: dict[int | str | None, int] = {}
+    extents = dict[Dim, int]()
     for field in source.inputs:
         extents |= zip(field.shape, given[field.name].shape)
     several = {d: n for d, n in extents.items() if isinstance(d, str) and d != source.rows}
-    made = [{source.rows: extents[source.rows] + 1}] if source.rows else []
+    made = list[dict[Dim, int]]()
+    if source.rows:
+        made.append({source.rows: extents[source.rows] + 1})
     if several:
         made += [{dim: other(n) for dim, n in several.items()} for other in (_odd, _even)]
     for each in made:

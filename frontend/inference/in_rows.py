@@ -95,11 +95,11 @@ class InRows:
         out: Mapping[str, Any],
         find: Find,
         run: Callable[[Bound], None],
-        begin: Callable[[], bool],
+        later: Callable[[], bool],
     ) -> dict[str, Array] | None:
         """Return the outputs by name for a new number of rows; None where it is to be bound.
 
-        given, out: as of `InferenceSession.run`. find, run: a bound graph, and runs it. begin: lets
+        given, out: as of `InferenceSession.run`. find, run: a bound graph, and runs it. later: lets
         the graph for that number be bound meanwhile, and returns whether it is.
         """
         kind, rows = self._kind(given)
@@ -110,7 +110,7 @@ class InRows:
         known = {n: bound for n in kind.numbers if (bound := bound_for(n)) is not None}
         steps = _steps(rows, known)
         taken = kind.taken.pop(rows, 0) + len(steps)
-        if not steps or (taken > MOST_STEPS and not begin()):
+        if not steps or (taken > MOST_STEPS and not later()):
             return None
         kind.taken[rows] = taken
         if len(kind.taken) > _NUMBERS:
