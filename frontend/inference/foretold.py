@@ -16,6 +16,7 @@ from soapstone.frontend.inference.extended import Known
 from soapstone.frontend.inference.sources import Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
+from soapstone.runtime.forks import wait_for
 
 _FEW = 12  # of which a half and three quarters differ
 
@@ -34,6 +35,7 @@ class Foretold:
         self.rows: tuple[Given, Known] | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
+        wait_for(self)
 
     def begin(self, source: Source, given: Given, make: Callable[[Given], Known | None]) -> None:
         """Begin to make them, if that has not begun.

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from soapstone.runtime.forks import wait_for
+
 T = TypeVar("T")
 Key = tuple[object, ...]
 
@@ -19,6 +21,7 @@ class Meanwhile(Generic[T]):
         self._refused: set[Key] = set()
         self._thread: threading.Thread | None = None
         self._closed = False
+        wait_for(self)
 
     def begin(self, key: Key, make: Callable[[], T]) -> bool:
         """Let something be made, unless another thing is; return False where it was not to be made.

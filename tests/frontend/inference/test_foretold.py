@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -125,6 +127,32 @@ def test_of_a_closed_session_no_more_are_made_and_runs_meanwhile_do_not_wait() -
     goes_on.set()
     settled(session)
     assert len(made) == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no forks")
+def test_a_fork_waits_for_the_graph_that_is_being_made() -> None:
+    """Whatever it holds, in the child nobody would ever let go of it."""
+    with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
+        held, begun, noted = threading.Lock(), threading.Event(), session._source.noted
+
+        def slow(given: Mapping[str, Array]) -> object:
+            if threading.current_thread().name != "soapstone-foretold":
+                return noted(given)
+            with held:
+                begun.set()
+                time.sleep(0.05)
+                return noted(given)
+
+        object.__setattr__(session._source, "noted", slow)
+        feeds = arrays(session, 2, 20)
+        expected = session.run(feeds)["y"]
+        assert begun.wait(60)
+        child = os.fork()
+        if child == 0:
+            free = held.acquire(timeout=10)
+            same = np.array_equal(session.run(feeds)["y"], expected)
+            os._exit(0 if free and same else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_what_is_foretold_is_odd_and_even_and_no_longer() -> None:
