@@ -153,7 +153,7 @@ class Use:
             shape = tuple(high - low for low, high in zip(*self.box))
             return np.zeros(shape[1:] if self.squeeze else shape, dtype=dtype)
         if self._part is None:
-            self._part = self.storage.part(self.box)
+            self._part = ... if self.box == self.storage.box else self.storage.part(self.box)
         array: Array = self.storage.whole[self._part]
         return array[0, ...] if self.squeeze else array
 

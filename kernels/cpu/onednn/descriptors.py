@@ -76,12 +76,7 @@ class Layout:
         shape: Sequence[int], order: Sequence[int] | None = None, dtype: str = "float32"
     ) -> Layout:
         """Return the dense layout whose axes run outermost to innermost in `order`."""
-        order = range(len(shape)) if order is None else order
-        strides, step = [0] * len(shape), 1
-        for axis in reversed(order):
-            strides[axis] = step
-            step *= shape[axis]
-        return Layout(tuple(shape), tuple(strides), dtype)
+        return _dense(tuple(shape), None if order is None else tuple(order), dtype)
 
     @staticmethod
     def of(array: Array, order: Sequence[int] | None = None) -> Layout:
@@ -91,7 +86,26 @@ class Layout:
         known formats; `order` (default: the axes' own) decides which format that should be.
         """
         axes = None if order is None else tuple(order)
-        return _layout(array.shape, array.strides, array.itemsize, name_of(array.dtype), axes)
+        kind = name_of(array.dtype)
+        return Layout.laid(array.shape, array.strides, array.itemsize, kind, axes)
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def laid(
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        itemsize: int,
+        dtype: str,
+        order: tuple[int, ...] | None,
+    ) -> Layout:
+        """Return the layout of an array of this shape, with strides in bytes; see `of`."""
+        steps = [stride // itemsize for stride in strides]
+        inner = 1
+        for axis in reversed(range(len(shape)) if order is None else order):
+            if shape[axis] == 1:
+                steps[axis] = inner
+            inner = steps[axis] * shape[axis]
+        return Layout(shape, tuple(steps), dtype)
 
     @cached_property
     def overlaps(self) -> bool:
@@ -113,21 +127,12 @@ class Layout:
 
 
 @lru_cache(maxsize=4096)
-def _layout(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    itemsize: int,
-    dtype: str,
-    order: tuple[int, ...] | None,
-) -> Layout:
-    """Return the layout of an array of this shape and these strides; see `Layout.of`."""
-    steps = [stride // itemsize for stride in strides]
-    inner = 1
+def _dense(shape: tuple[int, ...], order: tuple[int, ...] | None, dtype: str) -> Layout:
+    strides, step = [0] * len(shape), 1
     for axis in reversed(range(len(shape)) if order is None else order):
-        if shape[axis] == 1:
-            steps[axis] = inner
-        inner = steps[axis] * shape[axis]
-    return Layout(shape, tuple(steps), dtype)
+        strides[axis] = step
+        step *= shape[axis]
+    return Layout(shape, tuple(strides), dtype)
 
 
 @lru_cache(maxsize=1024)

@@ -114,13 +114,20 @@ def matmul_primitive(product: Product) -> Primitive | None:
 
 def _matrix(array: Array) -> Layout | None:
     """Return the layout of the array's matrices, or None unless rows or columns are contiguous."""
-    rank = array.ndim
-    rows, columns = (stride // array.itemsize for stride in array.strides[-2:])
-    row_major = columns == 1 or array.shape[-1] == 1
-    if not row_major and rows != 1 and array.shape[-2] != 1:
+    return _matrix_of(array.shape, array.strides, array.itemsize, name_of(array.dtype))
+
+
+@lru_cache(maxsize=2048)
+def _matrix_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, dtype: str
+) -> Layout | None:
+    rank = len(shape)
+    rows, columns = (stride // itemsize for stride in strides[-2:])
+    row_major = columns == 1 or shape[-1] == 1
+    if not row_major and rows != 1 and shape[-2] != 1:
         return None
     order = (*range(rank - 2), *((rank - 2, rank - 1) if row_major else (rank - 1, rank - 2)))
-    layout = Layout.of(array, order)
+    layout = Layout.laid(shape, strides, itemsize, dtype, order)
     if layout.strides is None:
         return None
     # A leading dimension shorter than the row is an overlapping window: not a matrix to BLAS.
@@ -149,8 +156,7 @@ def product(
     """
     a, b, y = operands
     layouts = [_matrix(array) for array in operands]
-    dense = [_dense(array) for array in operands[:2]]
-    dense.append(Layout.dense(y.shape, dtype=name_of(y.dtype)))
+    dense = _dense(a), _dense(b), Layout.dense(y.shape, dtype=name_of(y.dtype))
     integers = scaling.integers(a, y, 1 << y.ndim - 1) if scaling else None
     if form == "packed" and (constant or a.shape[-2] == 1):
         return None
@@ -160,40 +166,21 @@ def product(
         else Binary(step[0], Layout.dense(step[1].shape, dtype=name_of(step[1].dtype)))
         for step in steps
     )
-    rounds = form == BFLOAT16
-    packed = form == "packed" or (form == "first" and constant and a.shape[-2] > 1)
-    packed = packed or (rounds and constant)
+    several = form == "first" and a.shape[-2] > 1
+    packed = form == "packed" or (constant and (several or form == BFLOAT16))
     if _misread(posts, y):
         layouts[2] = None
-    choices = [[own or flat for own, flat in zip(layouts, dense)], dense]
-    if rounds and a.dtype == np.float32:  # it is copied in any case
-        choices = [[replace(dense[0], dtype=form), *used[1:]] for used in choices]
-    found: tuple[Primitive, tuple[Layout, Layout, Layout]] | None = None
-    for used in choices[:1] if form == "gemm" else choices:
-        left, right, out = used
-        if out.strides is not None and out.strides[-1] != 1:
-            out = dense[2]  # no implementation writes columns
-        right = Layout.any(b.shape, form if rounds else name_of(b.dtype)) if packed else right
-        form_of = "gemm" if form == "gemm" else "first"
-        sides = left, right, out
-        made = Product(*sides, bias is not None, posts, program.threads, form_of, integers=integers)
-        primitive = matmul_primitive(made)
-        if primitive is None:
-            continue
-        fast = y.ndim == 2 or not rounds or _FAST in primitive.implementation
-        if found is None or fast:
-            found = primitive, sides
-        if fast:
-            break
+    own = tuple(layout or flat for layout, flat in zip(layouts, dense))
+    found = _chosen(own, dense, bias is not None, posts, program.threads, form, packed, integers)
     if found is None:
         return None
     primitive, (left, right, out) = found
     wanted = primitive.descriptor(WEIGHTS) if packed else right.descriptor
-    own = [layout or Layout.of(array) for layout, array in zip(layouts, operands)]
+    there = [layout or Layout.of(array) for layout, array in zip(layouts, operands)]
     arguments = {
-        ARG_SRC: program.source(a, own[0], left.descriptor),
-        ARG_WEIGHTS: program.source(b, own[1], wanted, constant=constant),
-        ARG_DST: program.target(y, own[2], out.descriptor),
+        ARG_SRC: program.source(a, there[0], left.descriptor),
+        ARG_WEIGHTS: program.source(b, there[1], wanted, constant=constant),
+        ARG_DST: program.target(y, there[2], out.descriptor),
     }
     if bias is not None:
         row = bias.reshape((1,) * (y.ndim - 1) + bias.shape)
@@ -215,6 +202,46 @@ def _dense(array: Array) -> Layout:
     if array.ndim > 2 and array.strides[-2] == array.itemsize < array.strides[-1]:
         order[-2:] = order[:-3:-1]
     return Layout.dense(array.shape, order, name_of(array.dtype))
+
+
+Three = tuple[Layout, ...]  # of a, b and y
+
+
+@lru_cache(maxsize=2048)
+def _chosen(
+    own: Three,
+    dense: Three,
+    bias: bool,
+    posts: tuple[Post, ...],
+    threads: int,
+    form: str,
+    packed: bool,
+    integers: Integers | None,
+) -> tuple[Primitive, Three] | None:
+    """Return the primitive of a product, and the layouts in which it takes a, b and y, or None.
+
+    own, dense: layouts of the operands where they are, and of dense copies; see `product`.
+    """
+    rounds, found = form == BFLOAT16, None
+    for left, right, out in (own,) if form == "gemm" else (own, dense):
+        if rounds and left.dtype == "float32":  # it is copied in any case
+            left = replace(dense[0], dtype=form)
+        if out.strides is not None and out.strides[-1] != 1:
+            out = dense[2]  # no implementation writes columns
+        if packed:
+            right = Layout.any(right.shape, form if rounds else right.dtype)
+        form_of = "gemm" if form == "gemm" else "first"
+        sides = left, right, out
+        made = Product(*sides, bias, posts, threads, form_of, integers=integers)
+        primitive = matmul_primitive(made)
+        if primitive is None:
+            continue
+        fast = len(out.shape) == 2 or not rounds or _FAST in primitive.implementation
+        if found is None or fast:
+            found = primitive, sides
+        if fast:
+            break
+    return found
 
 
 def _misread(posts: Sequence[Post], y: Array) -> bool:
