@@ -23,7 +23,7 @@ from soapstone.records import dataclass
 if TYPE_CHECKING:
     from soapstone.ir.files.layouts import Layouts
 
-_MOST = 4  # graphs, and pairs of them, that are kept
+_MOST = 4  # graphs, pairs of them that are trusted, and others, that are kept
 Shapes = Mapping[str, tuple[int, ...]]  # of inputs, by name
 
 
@@ -64,20 +64,25 @@ class Extended:
         if known.notes is None:
             return
         for before, other in self._seen:
-            if before.keys() != shapes.keys() or other.notes is None:
+            if before.keys() != shapes.keys() or before == shapes or other.notes is None:
                 continue
             try:
                 between = Between(known.graph, other.graph, weights)
             except GraphError:
                 continue
-            if not _alike(known.notes, other.notes, between.one_number):
+            if not alike(known.notes, other.notes, between.one_number):
                 continue
-            self._pairs = [_Pair(between, known), *self._pairs][:_MOST]
+            pairs = [_Pair(between, known), *self._pairs]
+            kept = [[pair for pair in pairs if pair.trusted is each] for each in (True, False)]
+            self._pairs = [pair for each in kept for pair in each[:_MOST]]
             break
         self._seen = [(shapes, known), *self._seen][:_MOST]
 
     def at(self, shapes: Shapes) -> Known | None:
         """Return the graph for inputs of these shapes, or None where it has to be made."""
+        for seen, known in self._seen:
+            if seen == shapes:
+                return known
         for pair in self._pairs:
             found = pair.at(shapes) if pair.trusted else None
             if found is not None:
@@ -96,10 +101,10 @@ class Extended:
         self._pairs = kept
 
 
-def _alike(one: Notes, other: Notes, one_number: bool) -> bool:
-    """Return whether the same was noted; one_number: whether all extents that differ are one."""
-    if not one_number:
-        return one == other
+def alike(one: Notes | None, other: Notes | None, one_number: bool) -> bool:
+    """Return whether the same was noted of two graphs; one_number: all that differs is one."""
+    if one is None or other is None or not one_number:
+        return one == other is not None
     return [note.said for note in one] == [note.said for note in other]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from soapstone.engine.session import Bound
 from soapstone.frontend.exchange import targets
-from soapstone.frontend.inference.extended import Known
+from soapstone.frontend.inference.extended import Known, alike
 from soapstone.frontend.inference.sources import Source
 from soapstone.ir.extents import differs
 from soapstone.ir.samples import meeting_samples
@@ -75,7 +75,7 @@ class InRows:
         first, other = kind.seen
         if first == number:
             return
-        kind.apart = other.notes == known.notes is not None
+        kind.apart = alike(other.notes, known.notes, True)
         weights = {**self._source.weights(), **known.constants}
         if kind.apart and not differs(other.graph, known.graph, weights):
             several = known if number > 1 else other

@@ -59,8 +59,19 @@ JOINED_WINDOWS = model_of(
     "float[n, 3, 9, 9] x",
     "float[n, 6, a, b] y",
 )
+# The extent of a head is a constant, of a value whose extents may be any.
+SCALED = model_of(
+    """size = Shape<start = 0, end = 2>(x)  h = MatMul(x, w)
+    heads = Constant<value_ints = [2, 4]>()  shape = Concat<axis = 0>(size, heads)
+    split = Reshape(h, shape)
+    turned = Transpose<perm = [0, 2, 1, 3]>(split)  of = Shape<start = 3, end = 4>(turned)
+    real = Cast<to = 1>(of)  root = Sqrt(real)  scaled = Div(turned, root)
+    back = Transpose<perm = [0, 2, 1, 3]>(scaled)  whole = Constant<value_ints = [0, 0, -1]>()
+    y = Reshape(back, whole)"""
+)
 APART = {
     "tagger": TAGGER,
+    "scaled": SCALED,
     "two inputs": TWO_INPUTS,
     "windows": WINDOWS,
     "joined windows": JOINED_WINDOWS,
