@@ -250,6 +250,16 @@ def test_a_fourth_extent_needs_no_graph(name: str) -> None:
             assert len(made) == min(number + 1, 3)
 
 
+def test_pairs_that_are_trusted_outlive_those_that_are_not() -> None:
+    with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
+        made = graphs_made(session)
+        lengths = [(2, 31), (2, 12), (2, 20)]
+        others = [(5, 31), (6, 12), (7, 20), (8, 20)]  # each of a pair with one of the first
+        for rows, length in (*lengths, *others, (2, 9)):
+            session.run(arrays(session, rows, length))
+        assert len(made) == len(lengths) + len(others)
+
+
 def test_what_two_graphs_do_not_foretell_is_never_made_of_them() -> None:
     """As if nothing were noted: the third graph shows that the model goes by a threshold."""
     with InferenceSession(from_onnx(UNEVEN["least"]), threads=1, tune=False) as session:

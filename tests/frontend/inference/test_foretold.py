@@ -49,21 +49,6 @@ def test_a_second_extent_needs_no_graph(name: str) -> None:
         assert len(made) == many
 
 
-def test_what_is_foretold_is_kept_whatever_numbers_of_rows_come() -> None:
-    with InferenceSession(from_onnx(EVEN["attention"]), threads=1) as session:
-        made = told(session)
-        session.run(arrays(session, 2, 31))
-        settled(session)
-        for rows in (3, 4, 5, 6, 7, 8, 9):
-            for _ in range(5):
-                session.run(arrays(session, rows, 31))
-                session._bounds._meanwhile.wait()
-        many = len(made)
-        for length in (12, 8, 20):
-            session.run(arrays(session, 2, length))
-        assert len(made) == many
-
-
 @pytest.mark.parametrize("name", APART)
 def test_a_second_number_of_rows_needs_no_graph(name: str) -> None:
     with InferenceSession(APART[name], threads=1) as session:
