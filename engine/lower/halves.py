@@ -139,8 +139,12 @@ def store_halves(graph: Graph, constants: Set[str]) -> Graph:
 
 
 def _wanted(graph: Graph, fixed: Set[str]) -> set[str]:
-    """Return the values that are worth keeping in bfloat16: products read them, perhaps moved."""
+    """Return the values that are worth keeping in bfloat16.
+
+    Products read them, perhaps moved, or a step adds them to what a later product makes.
+    """
     wanted: set[str] = set()
+    order = {name: place for place, name in enumerate(graph.producers)}
     able = {
         name
         for name, maker in graph.producers.items()
@@ -149,8 +153,13 @@ def _wanted(graph: Graph, fixed: Set[str]) -> set[str]:
         and name not in fixed
         and not widens(graph, maker)
     }
+    made = {name for node in graph.nodes if reads_halves(graph, node) for name in node.outputs}
     for node in reversed(graph.nodes):
-        if node.spec.view in _MOVES and wanted.issuperset(node.outputs):
+        if node.spec.elementwise and len(node.inputs) > 1 and made.issuperset(node.inputs):
+            first, *_ = sorted(node.inputs, key=order.__getitem__)
+            if first in able and graph.only_reader(first) is not None:
+                wanted.add(first)
+        elif node.spec.view in _MOVES and wanted.issuperset(node.outputs):
             wanted.update(able.intersection(node.inputs))
         elif fixed.union(able).issuperset(node.inputs[:2]) and reads_halves(graph, node):
             wanted.update(able.intersection(node.inputs[:2]))

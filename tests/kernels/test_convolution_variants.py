@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from helpers.kernel_calls import bound, place, random, served
+from helpers.kernel_calls import bound, near, place, random, reference, run, served
 
+from soapstone.kernels.cpu.onednn import convolution
 from soapstone.kernels.entry import Call
 
 _DEPTHWISE = (  # image, window, stride, padding, dilation
@@ -56,3 +59,26 @@ def test_pointwise_gradients_are_products(stride):
     if stride == (1, 1):
         assert served("conv2d_grad_input", [dy, w], {**at, "size": (8, 7)}, **by)
     assert served("conv2d_grad_weight", [x, dy], {**at, "kernel": (1, 1)}, **by)
+
+
+@pytest.mark.onednn
+@pytest.mark.parametrize("samples", [1, 2])
+def test_pixels_that_no_window_reaches_are_never_read(samples: int) -> None:
+    """They may lie between an image's rows, which then need no copy, but not beyond its memory."""
+    whole = place(random(samples, 16, 14, 14), "last")
+    x, w = whole[:, :, :13, :13], random(24, 16, 1, 1, seed=1)
+    at = {"stride": (2, 2), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}
+    at |= {"bias": False, "activation": None}
+    expected = reference("conv2d", [x.copy(), w], at)[0].astype(np.float32)
+    whole[:, :, 13], whole[..., 13] = np.nan, np.nan
+    y = place(np.zeros_like(expected), "last")
+    call = Call("conv2d", at, (x, w), (y,), 1, frozenset({1}))
+    run(bound(call))
+    near(y, expected)
+    rows = 14 if samples > 1 else 13
+    assert convolution._stored(call, x, w, y).shape == (samples, 16, rows, 14)
+    padded = replace(call, attributes={**at, "padding": (0, 0, 1, 1)})
+    assert convolution._stored(padded, x, w, y).shape == x.shape
+    count = ((samples - 1) * 14 + rows) * 14 * 16 - 16  # the last pixel is not there
+    short = np.ndarray(x.shape, np.float32, np.zeros(count, np.float32), strides=x.strides)
+    assert convolution._stored(call, short, w, y).shape == x.shape

@@ -62,7 +62,7 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
-from soapstone.native.memory import aligned_array
+from soapstone.native.memory import aligned_array, extent, strided
 from soapstone.records import dataclass
 
 _TRAINING, _INFERENCE, _AUTO = 64, 96, 3
@@ -296,6 +296,9 @@ def bind(
     """
     made, roles = _ROLES[direction]
     x, w, y = (arrays[name] for name in "xwy")
+    if direction == "forward" and x.size and y.size and x.ndim == y.ndim == w.ndim:
+        x = _stored(call, x, w, y)
+        arrays = {**arrays, "x": x}
     sources = tuple(array for name, array in arrays.items() if name not in made.split())
     targets = tuple(array for name, array in arrays.items() if name in made.split())
     if not (x.ndim == w.ndim == y.ndim and 4 <= x.ndim <= 5):
@@ -342,6 +345,29 @@ def bind(
         arguments |= scaling.arguments(program)
     program.step(primitive, arguments)
     return program.entry()
+
+
+def _stored(call: Call, x: Array, w: Array, y: Array) -> Array:
+    """Return an image with the pixels that lie between its rows, where no window reaches them.
+
+    What a strided window never reaches is no part of a tile; without it the rows of an image lie
+    apart, and would be copied.
+    """
+    at, rank, root = call.attributes, x.ndim - 2, x
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    shape = list(x.shape)
+    for axis, (step, dilation, low, high) in enumerate(
+        zip(at["stride"], at["dilation"], at["padding"][:rank], at["padding"][rank:]), 2
+    ):
+        outer = axis - 1 if axis > 2 else 0
+        if x.shape[outer] > 1 and x.strides[axis] > 0 and not high:
+            there = x.strides[outer] // x.strides[axis]
+            windows = (there + low - dilation * (w.shape[axis] - 1) - 1) // step + 1
+            if windows == y.shape[axis]:
+                shape[axis] = max(there, x.shape[axis])
+    wider = strided(x, shape, x.strides)
+    return wider if extent(wider)[1] <= extent(root)[1] else x
 
 
 def _biased(arrays: dict[str, Array], rest: Sequence[Array]) -> dict[str, Array]:
