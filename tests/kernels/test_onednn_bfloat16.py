@@ -114,17 +114,20 @@ SUM = (("cast", (1,), (("to", "float32"),)), ("add", (0, 2), ()))
 
 @pytest.mark.parametrize("name", [NAME, "two_passes"])
 @pytest.mark.parametrize("program", [(), SUM, (*SUM, ROUNDS)], ids=len)
-@pytest.mark.parametrize("operator_", ["linear", "conv2d", "matmul"])
+@pytest.mark.parametrize("operator_", ["linear", "conv1d", "conv2d", "conv3d", "matmul"])
 def test_halves_are_read_and_written(operator_: str, program: Any, name: str) -> None:
     """Of operands that are of the type, nothing is rounded but the result, whatever is allowed."""
-    images = operator_ == "conv2d"
-    shapes = ((2, 16, 9, 8), (24, 16, 3, 3)) if images else ((2, 9, 20), (20, 33))
+    images = operator_.startswith("conv")
+    rank = int(operator_[4]) if images else 0
+    size, ones = (9, 8, 5)[:rank], (1,) * rank
+    shapes = ((2, 16, *size), (24, 16, *(3,) * rank)) if images else ((2, 9, 20), (20, 33))
     x, w = (
         random(*shape, seed=seed).astype(ml_dtypes.bfloat16) for seed, shape in enumerate(shapes)
     )
-    more = random(*((2, 24, 9, 8) if images else (2, 9, 33)), seed=2).astype(ml_dtypes.bfloat16)
-    own = {"conv2d": CONV | {"bias": False, "activation": None}, "linear": {"bias": False}}
-    items = tuple(operator(operator_).normalise(own.get(operator_, {})).items())
+    more = random(*((2, 24, *size) if images else (2, 9, 33)), seed=2).astype(ml_dtypes.bfloat16)
+    windows = {"stride": ones, "padding": 2 * ones, "dilation": ones, "groups": 1}
+    own = {"linear": {"bias": False}, "matmul": {}}.get(operator_, {**windows, "bias": False})
+    items = tuple(operator(operator_).normalise(own).items())
     at: dict[str, Any] = {"operator": operator_, "items": items, "arity": 2}
     at = operator("with_epilogue").normalise({**at, "program": program, "wide": True})
     given = (x, w, more)[: 3 if program else 2]

@@ -69,9 +69,10 @@ def product(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     return matmul.matmul(call, BFLOAT16, steps) if _allowed(call) else None
 
 
-# Those that may have steps on their results.
-BINDS: dict[str, _Bind] = {"conv2d": conv, "linear": linear, "matmul": product}
+# By operator; all may have steps on their results.
+BINDS: dict[str, _Bind] = {"conv1d": as_image(conv), "conv2d": conv, "conv3d": conv}
+BINDS |= {"linear": linear, "matmul": product}
 
 if multiplies_bfloat16():
-    for _operator, _bind in {**BINDS, "conv1d": as_image(conv), "conv3d": conv}.items():
+    for _operator, _bind in BINDS.items():
         variant(_operator, NAME, expected=EXPECTED, promises=True)(_bind)

@@ -5,11 +5,12 @@ A sequence (n, c, w) is the image (n, c, 1, w) without a copy, whatever its stri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from soapstone.kernels.cpu.onednn import convolution, pooling
+from soapstone.kernels.cpu.onednn.descriptors import Activation, Step
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -36,19 +37,24 @@ def _image(array: Array) -> Array:
     return array[:, :, None] if array.ndim == 3 else array
 
 
-def as_image(bind: Callable[[Call], Entry | None]) -> Callable[[Call], Entry | None]:
-    """Return the kernel of a sequence, given that of an image; vectors stay as they are."""
+def as_image(bind: Callable[..., Entry | None]) -> Callable[..., Entry | None]:
+    """Return the kernel of a sequence, given that of an image; vectors stay as they are.
 
-    def bind_sequence(call: Call) -> Entry | None:
-        return bind(
-            replace(
-                call,
-                operator=call.operator.replace("1d", "2d"),
-                attributes=lifted(call.attributes),
-                inputs=tuple(map(_image, call.inputs)),
-                outputs=tuple(map(_image, call.outputs)),
-            )
+    Both may take the steps that follow (`descriptors.Step`).
+    """
+
+    def bind_sequence(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
+        image = replace(
+            call,
+            operator=call.operator.replace("1d", "2d"),
+            attributes=lifted(call.attributes),
+            inputs=tuple(map(_image, call.inputs)),
+            outputs=tuple(map(_image, call.outputs)),
         )
+        if not steps:
+            return bind(image)
+        after = (s if isinstance(s, Activation) else (s[0], _image(s[1])) for s in steps)
+        return bind(image, list(after))
 
     return bind_sequence
 
