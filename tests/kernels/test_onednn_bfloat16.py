@@ -171,3 +171,20 @@ def test_a_choice_of_one_precision_is_none_of_the_other() -> None:
     assert len(choices.made) == 2
     with pytest.raises(ValueError, match="variant 'onednn_bfloat16' does not serve this call"):
         select(single, variant=NAME)
+
+
+@pytest.mark.parametrize("keys", [24, 700])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention(keys: int, causal: bool, masked: bool) -> None:
+    """Queries, keys, values and weights are rounded; scores, their sums and results are not."""
+    q, k, v = (random(2, keys, 3, 16, seed=seed) for seed in range(3))
+    mask = [random(2, 1, keys, keys, seed=3)] if masked else []
+    at = operator("attention").normalise({"causal": causal})
+    expected = reference("attention", [*map(rounded, (q, k, v)), *mask], at)
+    outputs = tuple(np.empty(each.shape, np.float32) for each in expected)
+    call = Call("attention", at, (q, k, v, *mask), outputs, 2, frozenset(), BFLOAT16)
+    run(bound(call, NAME))
+    near(outputs[0], expected[0], 1e-2)
+    near(outputs[1], expected[1], 1e-4)
+    assert bound(replace(call, precision="float32"), NAME) is None

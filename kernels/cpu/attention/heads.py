@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.kernels.cpu.elementwise.conversions import store_bfloat16
 from soapstone.kernels.cpu.elementwise.lane_loops import (
     add_floats,
     copy_floats,
@@ -44,20 +45,21 @@ from soapstone.native.simd import (
 )
 
 # rows: queries at a time, in so many blocks; ahead: how many keys after its own place a query sees;
-# mask (0: none) and lse, with their steps; stretches: a table of the blocks of queries; records:
-# addresses of the parts'; empty: by what a row without weights is multiplied. Then the operands: q,
-# k, v, y and, backward, dy, dq, dk, dv.
+# halves: whether products read bfloat16; mask (0: none) and lse, with their steps; stretches: a
+# table of the blocks of queries; records: addresses of the parts'; empty: by what a row without
+# weights is multiplied. Then the operands: q, k, v, y and, backward, dy, dq, dk, dv.
 BLOCK = Fields(
-    "parts items heads rows blocks tq tk d dv ahead mask mask_step(b h q k) lse lse_step(b h q)"
-    " stretches records",
+    "parts items heads rows blocks tq tk d dv ahead halves mask mask_step(b h q k) lse"
+    " lse_step(b h q) stretches records",
     reals="scale empty",
 )
 OPERAND = Fields("place sample position head")  # an address, and bytes from one to the next
 Q, K, V, Y, DY, DQ, DK, DV = range(8)
 STRETCH = Fields("product keys")  # a block's first product, and how many keys it sees
 # A part's buffers: of scores; their gradients (forward: the sum of each row); gradients of keys and
-# values; queries, keys, values; results (gradients of y); gradients of queries. Then its products.
-PART = Fields("scores grads key_share value_share queries keys values results query_grads")
+# values; queries, keys, values; results (gradients of y); gradients of queries; of halves what
+# scores become. Then its products.
+PART = Fields("scores grads key_share value_share queries keys values results query_grads weights")
 _PRODUCT = Fields("function block")
 _block_of, _operands_of, _operand_of = BLOCK.at, BLOCK.table, OPERAND.at
 _stretch_of, _part_of, _products_of, _product_of = (
@@ -104,6 +106,15 @@ def _collect(
     """Copy positions `first` to `end` of a head of an operand into a dense buffer of all."""
     for t in range(first, end):
         copy_floats(to + t * n * 4, _at(operands, operand, b, t, h), n)
+
+
+@helper
+def _rounded(
+    to: int, operands: int, operand: int, b: int, first: int, h: int, end: int, n: int
+) -> None:
+    """As `_collect`, rounded to bfloat16."""
+    for t in range(first, end):
+        store_bfloat16(to + t * n * 2, _at(operands, operand, b, t, h), n)
 
 
 @routine
@@ -189,9 +200,14 @@ def forward(block: Any, begin: int, end: int) -> Any:
         count = min(rows, tq - first)
         which, tk = _stretch(w, number).product, _stretch(w, number).keys
         have = np.int64(0) if number == 0 else have
-        _collect(part.queries - first * d * 4, operands, Q, b, first, h, first + count, d)
-        _collect(part.keys, operands, K, b, have, h, tk, d)
-        _collect(part.values, operands, V, b, have, h, tk, dv)
+        if w.halves:
+            _rounded(part.queries - first * d * 2, operands, Q, b, first, h, first + count, d)
+            _rounded(part.keys, operands, K, b, have, h, tk, d)
+            _rounded(part.values, operands, V, b, have, h, tk, dv)
+        else:
+            _collect(part.queries - first * d * 4, operands, Q, b, first, h, first + count, d)
+            _collect(part.keys, operands, K, b, have, h, tk, d)
+            _collect(part.values, operands, V, b, have, h, tk, dv)
         have = max(have, tk)
         status = _product(record, which)
         if status != 0:
@@ -210,6 +226,8 @@ def forward(block: Any, begin: int, end: int) -> Any:
                 total = weights(row, np.float32(1.0), top, n)
             f32p(part.grads)[i] = total
             fill_floats(row + n * 4, np.float32(0.0), tk - n)
+            if w.halves:
+                store_bfloat16(part.weights + i * tk * 2, row, tk)
             at = w.lse + b * w.lse_step_b + h * w.lse_step_h + query * w.lse_step_q
             f32p(at)[0] = top + logarithm(total)
         status = _product(record, which + 1)

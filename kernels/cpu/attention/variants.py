@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import learn
 from soapstone.kernels.cpu.attention.heads import (
     BLOCK,
     OPERAND,
@@ -20,15 +21,17 @@ from soapstone.kernels.cpu.attention.heads import (
     backward,
     forward,
 )
+from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.cpu.products.forms import Form, default_form
 from soapstone.kernels.cpu.recurrent.layers import Bind, in_rows
-from soapstone.kernels.cpu.substrate.layout import private
-from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.entries import Native, noop, parallel_for
-from soapstone.native.memory import Block, pack
+from soapstone.native.copies import copy
+from soapstone.native.entries import Native, noop, parallel_for, sequence
+from soapstone.native.memory import Block, aligned_array, pack
 
 LIMIT = 1 << 17  # scores of one block of queries, at most
+WIDEST = 512  # columns of a product of halves
 # The operands of a product: for each its rows, its columns, its buffer (see `PART`), and whether it
 # is taken transposed.
 Matrix = tuple[int, int, str, bool]
@@ -43,22 +46,46 @@ def _view(matrix: Matrix, buffers: Mapping[str, Array]) -> Array:
     return view.T if turned else view
 
 
-def _part(products: Sequence[Matrices], rows: int, form: Form) -> Part | None:
-    """Return a part's record: its buffers and its products on them; None where one fails."""
+def _part(products: Sequence[Matrices], rows: int, form: Form, halves: bool) -> Part | None:
+    """Return a part's record: its buffers and its products on them; None where one fails.
+
+    halves: whether what products read is bfloat16.
+    """
     sizes = dict.fromkeys(PART.names, 1)
     sizes["grads"] = rows  # forward: the sums of a block's rows
     for matrices in products:
         for height, width, name, _ in matrices:
             sizes[name] = max(sizes[name], height * width)
-    buffers = {name: private(size) for name, size in sizes.items()}
+    narrow = ("queries", "keys", "values", "weights") if halves else ()
+    buffers = {
+        name: aligned_array((size,), learn(BFLOAT16) if name in narrow else np.float32)
+        for name, size in sizes.items()
+    }
     entries = []
     for matrices in products:
         a, b, y = (_view(matrix, buffers) for matrix in matrices)
-        entry = form(b, 1).product(a, y)
+        entry = _in_pieces(form, a, b, y) if halves else form(b, 1).product(a, y)
         if entry is None:
             return None
         entries.append(entry)
     return PART.pack(*entries, **buffers), entries
+
+
+def _in_pieces(form: Form, a: Array, b: Array, y: Array) -> Entry | None:
+    """Return the entry of a product that makes so many columns at a time.
+
+    oneDNN multiplies few long rows by tiles (AMX) only where columns are few, which are dense.
+    """
+    columns = y.shape[1]
+    if columns <= WIDEST:
+        return form(b, 1).product(a, y)
+    steps: list[Entry | None] = []
+    width = -(-columns // -(-columns // WIDEST))
+    for first in range(0, columns, width):
+        whole = y[:, first : first + width]
+        piece = aligned_array(whole.shape, y.dtype)
+        steps += [form(b[:, first : first + width], 1).product(a, piece), copy(whole, piece, 1)]
+    return None if None in steps else sequence([step for step in steps if step is not None])
 
 
 def ahead_of(call: Call, keys: int) -> int:
@@ -103,6 +130,7 @@ def _bind(
     products: Sequence[Matrices],
     items: int,
     form: Form,
+    halves: bool = False,
 ) -> Entry | None:
     q, k, v = operands[:3]
     kinds = list(dict.fromkeys(blocks))
@@ -112,7 +140,7 @@ def _bind(
     scale = 1 / math.sqrt(q.shape[3]) if given is None else float(given)
     threads = call.threads if items * rows * k.shape[1] * q.shape[3] > 1 << 16 else 1
     parts = max(1, min(threads, items))
-    made = [_part(products, rows, form) for _ in range(parts)]
+    made = [_part(products, rows, form, halves) for _ in range(parts)]
     records = [part for part in made if part is not None]
     if len(records) < parts:
         return None
@@ -132,6 +160,7 @@ def _bind(
         d=q.shape[3],
         dv=v.shape[3],
         ahead=ahead_of(call, k.shape[1]),
+        halves=halves,
         **mask,
         lse=lse,
         lse_step=lse.strides,
@@ -157,8 +186,8 @@ def _products(operator: str) -> Callable[[Bind], Bind]:
 
 
 @_products("attention")
-def attention(call: Call, form: Form) -> Entry | None:
-    """Return the entry of attention of all heads."""
+def attention(call: Call, form: Form, halves: bool = False) -> Entry | None:
+    """Return the entry of attention of all heads; halves: whether its products read bfloat16."""
     q, k, v = call.inputs[:3]
     y, lse = call.outputs
     samples, tq, heads, _ = q.shape
@@ -177,9 +206,21 @@ def attention(call: Call, form: Form) -> Entry | None:
     for count, seen in dict.fromkeys(blocks):
         scores = (count, seen, "scores", False)
         products.append(((count, d, "queries", False), (seen, d, "keys", True), scores))
-        products.append((scores, (seen, dv, "values", False), (count, dv, "results", False)))
-    items = samples * heads * len(blocks)
-    return _bind(call, forward, (q, k, v, y), lse, mask, rows, blocks, products, items, form)
+        shares = (count, seen, "weights", False) if halves else scores
+        products.append((shares, (seen, dv, "values", False), (count, dv, "results", False)))
+    items, operands = samples * heads * len(blocks), (q, k, v, y)
+    return _bind(*(call, forward, operands, lse, mask, rows, blocks, products, items, form, halves))
+
+
+def _of_halves(call: Call) -> Entry | None:
+    form = default_form()
+    if call.precision != BFLOAT16 or form is None:
+        return None
+    return in_rows(partial(attention, form=form[1], halves=True))(call)
+
+
+if onednn.available() and onednn.multiplies_bfloat16():
+    variant("attention", "onednn_bfloat16", expected=0.5)(_of_halves)
 
 
 @_products("attention_grad")

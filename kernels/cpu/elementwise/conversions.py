@@ -117,7 +117,7 @@ _load_bytes, _load_int32, _load_int64, _load_float64 = map(_loader, (I8, I32, I6
 _load_float16, _read_float16, _store_float16, _write_float16 = (
     make(F16 if converts_halves() else F32) for make in (_loader, _reader, _storer, _writer)
 )
-_load_bfloat16, _read_bfloat16, _store_bfloat16, _write_bfloat16 = (
+_load_bfloat16, _read_bfloat16, store_bfloat16, _write_bfloat16 = (
     make(I16) for make in (_loader, _reader, _storer, _writer)
 )
 _load_int8, _read_int8 = _loader(I8, True), _reader(I8, True)
@@ -200,7 +200,7 @@ def _store_row(kind: int, target: int, source: int, n: int) -> None:
     elif kind == _FLOAT64:
         _store_float64(target, source, n)
     elif kind == _BFLOAT16:
-        _store_bfloat16(target, source, n)
+        store_bfloat16(target, source, n)
     elif kind == _FLOAT16:
         _store_float16(target, source, n)
     else:
