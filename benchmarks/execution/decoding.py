@@ -56,22 +56,17 @@ def export(name: str, folder: Path) -> Path:
     return path
 
 
-def by_soapstone(name: str, folder: Path, threads: int, prompt: list[int]) -> Any:
-    """Return what continues the prompt with a token at a time."""
+def by_soapstone(model: Any, precision: str, threads: int, prompt: list[int]) -> Any:
+    """Return what continues the prompt with a token at a time. model: a file, or made of layers."""
     from soapstone import InferenceSession
 
-    model: Any = export("float32" if name in LAYERS else name, folder)
-    if name in LAYERS:
-        model = Decoder().network(PROMPT + TOKENS, onnx.load(model))
-    session = InferenceSession(model, threads=threads, precision=LAYERS.get(name, "float32"))
+    session = InferenceSession(model, threads=threads, precision=precision)
     return lambda: session.stream(prompt, max_new_tokens=TOKENS)
 
 
-def by_onnxruntime(name: str, folder: Path, threads: int, prompt: list[int]) -> Any:
+def by_onnxruntime(path: Path, threads: int, prompt: list[int]) -> Any:
     """Return what continues the prompt with a token at a time."""
     import onnxruntime
-
-    path = export(file_of(name), folder)
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -105,9 +100,15 @@ def by_onnxruntime(name: str, folder: Path, threads: int, prompt: list[int]) -> 
 def peer(library: str, name: str, folder: Path, threads: int) -> None:
     """Be one library on one model."""
     prompt = np.random.default_rng(1).integers(0, Decoder().words, PROMPT).tolist()
+    ours, layers = library == "soapstone", LAYERS.get(name)
+    model: Any = export("float32" if ours and layers else file_of(name), folder)
+    if ours and layers:
+        model = Decoder().network(PROMPT + TOKENS, onnx.load(model))
     start = time.perf_counter()
-    begin = by_soapstone if library == "soapstone" else by_onnxruntime
-    run = begin(name, folder, threads, prompt)
+    if ours:
+        run = by_soapstone(model, layers or "float32", threads, prompt)
+    else:
+        run = by_onnxruntime(model, threads, prompt)
     made = [next(iter(run()))]
     first_s = time.perf_counter() - start
     list(run())
