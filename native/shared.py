@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -51,23 +51,31 @@ def shared(array: Array) -> Array:
         return array
 
 
-def packed(array: Array, layout: Hashable, make: Callable[[], Array]) -> Array:
+def packed(
+    array: Array, layout: Hashable, make: Callable[[], Array], others: Sequence[Array] = ()
+) -> Array:
     """Return what a kernel makes of a constant, made now unless somebody has it.
 
     array: the constant, or a view of it. layout: names what is made; equal ones, of equal constants
     and views, are the same. make: reads the constant by `memory.held` or `memory.address`, and
-    keeps nothing of it.
+    keeps nothing of it. others: constants that are read beside it.
     """
     promise = promise_of(array)
     if promise is None:
         return shared(make())
-    key = layout, promise.place(array)
+    key = layout, promise.place(array), *map(_mark, others)
     with promise.lock:  # of several processors that bind the constant at once, one makes it
         found = promise.known.get(key)
         if found is None:
             with promise.lending():
                 found = promise.known[key] = shared(make())
     return found
+
+
+def _mark(array: Array) -> Hashable:
+    """Return what tells constants apart that are read beside one: what is known of all has them."""
+    promise = promise_of(array)
+    return array.tobytes() if promise is None else (id(promise.known), promise.place(array))
 
 
 def _bytes(array: Array) -> Array:

@@ -202,10 +202,10 @@ def _rounded(site: Site, node: Node, bits: int) -> str | None:
     block = _FINE if depth % _FINE == 0 else _STEP
     if depth % block or not depth * columns:
         return None
-    emit, shape, lowest = site.constant, (columns, depth // block), -(1 << (bits - 1))
-    blocks = emit("reshape", emit("transpose", w, permutation=(1, 0)), shape=(*shape, block))
+    emit, shape, lowest = site.constant, (depth // block, columns), -(1 << (bits - 1))
+    blocks = emit("reshape", w, shape=(shape[0], block, columns))
     high, low = (
-        emit(each, blocks, axes=(2,), keepdims=True) for each in ("reduce_max", "reduce_min")
+        emit(each, blocks, axes=(1,), keepdims=True) for each in ("reduce_max", "reduce_min")
     )
     above = emit("greater", high, emit("neg", low))
     scales = emit("affine", emit("where", above, high, low), scale=1 / lowest)
@@ -213,10 +213,10 @@ def _rounded(site: Site, node: Node, bits: int) -> str | None:
     scales = emit("where", emit("equal", scales, none), one, scales)
     whole = emit("round", emit("div", blocks, scales))
     whole = emit("cast", emit("clip", whole, low=float(lowest), high=-lowest - 1.0), to="int8")
-    whole = emit("reshape", whole, shape=(columns, depth))
+    whole = emit("transpose", emit("reshape", whole, shape=(depth, columns)), permutation=(1, 0))
     codes = emit("pack_nbits", whole, bits=bits, block=block, shift=-lowest)
-    parts = [emit("reshape", scales, shape=shape)]
-    return _product(site, node, codes, parts, {"bits": bits})
+    parts = emit("transpose", emit("reshape", scales, shape=shape), permutation=(1, 0))
+    return _product(site, node, codes, [parts], {"bits": bits})
 
 
 IN_FEW_BITS = Fold("pack_weights", ("linear",), partial(_packed, halves=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from soapstone import GraphError, Model, to_onnx
 from soapstone.cli.main import app
 from soapstone.ir.tensor import Array
+from soapstone.kernels.cpu.products import nbits
 
 RANDOM = np.random.default_rng(0)
 
@@ -80,6 +82,27 @@ def test_decoders_of_layers_and_of_files_are_continued(tmp_path: Path) -> None:
         app, ["generate", str(path), "3", "4", "5", "-n", "10", "--precision", "int4"]
     )
     assert shown.exit_code == 0 and list(map(int, shown.output.split())) == tokens
+
+
+def test_another_shape_finds_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    real = nbits._packed
+
+    def counted(kind: Any, w: Array, scales: Array, zeros: Any) -> Array:
+        made.append(w.shape)
+        return real(kind, w, scales, zeros)
+
+    monkeypatch.setattr(nbits, "_packed", counted)
+    model = Model("rows", seed=1)
+    y = model.dense(model.input("x", (1, 128)), 256)
+    model.output(model.dense(y, 256))
+    with model.inference(precision="int4", tune=False) as session:
+        for rows in (1, 3, 9):
+            x = RANDOM.standard_normal((rows, 128)).astype(np.float32)
+            (found,) = session.run(x).values()
+            (again,) = session.run(x[-1:]).values()
+            np.testing.assert_allclose(found[-1:], again, rtol=1e-5, atol=1e-5)
+    assert sorted(made) == [(256, 4, 16), (256, 8, 16)]
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -8,6 +8,8 @@ piece of memory, once for all rows where they are few. Where the processor adds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,8 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import Native, native, noop, parallel_for, sequence, useful_threads
 from soapstone.native.intrinsics import stack
 from soapstone.native.lanes import converts_halves
-from soapstone.native.memory import aligned_array
-from soapstone.native.shared import shared
+from soapstone.native.memory import aligned_array, held
+from soapstone.native.shared import packed
 
 _LANES = 16
 _LONGEST = 1 << 15  # numbers of a block whose sums of bytes stay within 32 bits
@@ -133,34 +135,40 @@ def _digits(bits: int, planes: int) -> Native:
 _BYTES = {(bits, planes): _digits(bits, planes) for bits in (2, 4, 8) for planes in _DOTS}
 
 
-def packed(bits: int, w: Array, scales: Array, zeros: Array | None) -> Array:
+def _packed(kind: _Kind, w: Array, scales: Array, zeros: Sequence[Array]) -> Array:
     """Return weights (n, blocks, bytes) in panels: (panels, blocks, lines, 16) words."""
+    bits, _, numbers = kind
+    w, scales = held(w), held(scales)
     columns, blocks, nbytes = w.shape
     words = nbytes // 4
     panels = -(-columns // _LANES)
-    made = aligned_array((panels, blocks, words + 1 + (zeros is not None), _LANES), np.uint32)
+    made = aligned_array((panels, blocks, words + 1 + len(zeros), _LANES), np.uint32)
 
     def place(line: int | slice, part: Array) -> None:
         full = np.zeros((panels * _LANES, *part.shape[1:]), np.uint32)
         full[:columns] = part
         made[:, :, line] = np.moveaxis(full.reshape(panels, _LANES, *part.shape[1:]), 1, -1)
 
+    if numbers != WHOLE:
+        scales = scales * factor_of(numbers)
+    if numbers == "float8_e4m3fn":  # whose one code that is not a number halves have as a number
+        scales[(w & 127 == 127).any(-1)] = np.nan
     place(slice(words), np.ascontiguousarray(w).view("<u4"))
     place(words, np.ascontiguousarray(scales).view(np.uint32))
-    if zeros is not None:
-        shift = ((1 << (bits - 1)) - zeros) * scales
+    for each in zeros:
+        shift = ((1 << (bits - 1)) - held(each)) * scales
         place(words + 1, np.ascontiguousarray(shift).view(np.uint32))
-    return shared(made)
+    return made
 
 
-@variant("matmul_nbits", "dots")
+@variant("matmul_nbits", "dots", promises=True)
 def dots(call: Call) -> Entry | None:
     """Return the entry of a product by sums of products of bytes, where processors have them."""
     planes = 1 if call.attributes["coarse"] else nbits_dots.PLANES
     return _product(call, _DOTS[planes], planes) if _DOTS else None
 
 
-@variant("matmul_nbits", "panels")
+@variant("matmul_nbits", "panels", promises=True)
 def matmul_nbits(call: Call) -> Entry | None:
     """Return the entry of a product with constant weights of few bits."""
     return _product(call, _FLOATS)
@@ -170,7 +178,8 @@ def _product(call: Call, bodies: dict[_Kind, Native], planes: int = 0) -> Entry 
     """Return the entry of a product. planes: the bytes that numbers of x become, 0: they do not."""
     (x, w, scales, *zeros), (y,) = call.inputs, call.outputs
     bits, numbers, depth = call.attributes["bits"], call.attributes["numbers"], x.shape[-1]
-    body = bodies.get((bits, bool(zeros), numbers))
+    kind = bits, bool(zeros), numbers
+    body = bodies.get(kind)
     known = set(range(1, len(call.inputs))) <= call.constants
     if body is None or not known or not is_float32(x, scales, *zeros, y):
         return None
@@ -190,11 +199,8 @@ def _product(call: Call, bodies: dict[_Kind, Native], planes: int = 0) -> Entry 
             return None
         entries.append(staged)
         x = dense
-    if numbers != WHOLE:
-        scales = scales * factor_of(numbers)
-    if numbers == "float8_e4m3fn":  # whose one code that is not a number halves have as a number
-        scales[(w & 127 == 127).any(-1)] = np.nan
-    weights = packed(bits, w, scales, zeros[0] if zeros else None)
+    make = partial(_packed, kind, w, scales, zeros)
+    weights = packed(w, ("nbits", kind), make, (scales, *zeros))
     rows, columns, x_step = y.size // y.shape[-1], y.shape[-1], 4 * depth
     if planes:
         heads = -(-depth // size) * nbits_dots.HEAD
