@@ -48,9 +48,9 @@ def _on_device(tile: Array, constant: bool) -> Any:
     """Return a tile as kernels take it; of a constant, whose contents the host has, a copy.
 
     Raises:
-        Declined: its elements are of a type that NumPy lacks, which no kernel of a GPU has.
+        Declined: its elements are of a type that no kernel of a GPU has.
     """
-    if name_of(tile.dtype) in BITS:
+    if name_of(tile.dtype) in BITS and name_of(tile.dtype) != "bfloat16":
         raise Declined
     from soapstone.native.cuda.arrays import launchable, uploaded
 

@@ -1,12 +1,12 @@
 """CUDA kernels compiled without a GPU: registers, shared memory and spills of each, by operator.
 
-    python benchmarks/kernels/cuda_ptx.py [OPERATOR ...] [--every] [--halves] [--save]
+    python benchmarks/kernels/cuda_ptx.py [OPERATOR ...] [--every] [--reals float16] [--save]
 
 Calls are bound to arrays that are only described, so that what is compiled is what a GPU would be
 given. Each operator's first case is taken (all with --every), and for some a call of usual size,
-whose launches differ; with --halves, those whose reals are halves. The exit code is 1 where a
-kernel cannot be compiled, spills registers, or computes in double precision although no operand
-does.
+whose launches differ; with --reals, those that take reals, in a half precision. The exit code is 1
+where a kernel cannot be compiled, spills registers, or computes in double precision although no
+operand does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from soapstone.dtypes import learn
 from soapstone.ir.errors import GraphError
 from soapstone.ir.spec import Case, OpSpec, operator, operators
 from soapstone.ir.tensor import TensorSpec
@@ -59,17 +60,18 @@ def described(text: str) -> TensorSpec:
     return TensorSpec(tuple(int(word) for word in words if word.isdigit()), dtype)
 
 
-def launches(spec: OpSpec, case: Case, halves: bool = False) -> Iterator[Launch]:
+def launches(spec: OpSpec, case: Case, reals: str = "float32") -> Iterator[Launch]:
     """Yield the launches of a call, on described arrays; none where no kernel serves it.
 
-    halves: whether reals are halves; none where the operator has none, or takes no halves.
+    reals: their type; none of halves where the operator has none, or takes none.
     """
     inputs = tuple(map(described, case.inputs))
+    halves = reals != "float32"
     if halves:
         inputs = tuple(
-            TensorSpec(one.shape, "float16") if one.dtype == "float32" else one for one in inputs
+            TensorSpec(one.shape, learn(reals)) if one.dtype == "float32" else one for one in inputs
         )
-        if not any(one.dtype == "float16" for one in inputs):
+        if not any(one.dtype == reals for one in inputs):
             return
     attributes = spec.normalise(case.attributes)
     try:
@@ -128,7 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--every", action="store_true")
-    parser.add_argument("--halves", action="store_true")
+    parser.add_argument("--reals", default="float32", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--save", action="store_true", help="Write the table in RESULTS.md.")
     taken = parser.parse_args()
     ptxas, known, wrong, rows = assembler(), set(), 0, []
@@ -139,7 +141,7 @@ def main() -> int:
         cases = [*spec.cases[: None if taken.every else 1]]
         cases += [USUAL[name]] if name in USUAL else []
         for case in cases:
-            for launch in launches(spec, case, taken.halves):
+            for launch in launches(spec, case, taken.reals):
                 kernel, types = form(launch)
                 if (kernel, types) in known:
                     continue

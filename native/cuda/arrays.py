@@ -155,7 +155,9 @@ def launchable(array: Array) -> Any:
         "data": (int(address(array)), False),
         "version": 3,
     }
-    return cuda.from_cuda_array_interface(described, owner=array)
+    found = cuda.from_cuda_array_interface(described, owner=array)
+    found.dtype = array.dtype  # of those that NumPy lacks, the description has only the size
+    return found
 
 
 def uploaded(array: Array) -> Array:

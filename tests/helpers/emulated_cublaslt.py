@@ -15,10 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import learn
+
 ComputeType = IntEnum(
     "ComputeType", {"COMPUTE_32F": 68, "COMPUTE_64F": 70, "COMPUTE_32F_FAST_TF32": 77}
 )
-CudaDataType = IntEnum("CudaDataType", {"CUDA_R_32F": 0, "CUDA_R_64F": 1, "CUDA_R_16F": 2})
+CudaDataType = IntEnum(
+    "CudaDataType", {"CUDA_R_32F": 0, "CUDA_R_64F": 1, "CUDA_R_16F": 2, "CUDA_R_16BF": 14}
+)
 Epilogue = IntEnum("Epilogue", {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "RELU_BIAS": 6})
 MatmulDescAttribute = IntEnum(
     "MatmulDescAttribute", {"TRANSA": 3, "TRANSB": 4, "EPILOGUE": 7, "BIAS_POINTER": 8}
@@ -32,7 +36,7 @@ MatmulPreferenceAttribute = IntEnum(
     | {f"MIN_ALIGNMENT_{x}_BYTES": 5 + n for n, x in enumerate("ABCD")},
 )
 ReductionScheme = IntEnum("ReductionScheme", {"INPLACE": 1, "COMPUTE_TYPE": 2, "OUTPUT_TYPE": 4})
-TYPES = {0: np.float32, 1: np.float64, 2: np.float16}
+TYPES = {0: np.float32, 1: np.float64, 2: np.float16, 14: np.dtype(learn("bfloat16")).type}
 WORKSPACE_BYTES = 48  # that every algorithm here wants
 _KINDS = {
     "BIAS_POINTER": np.int64,

@@ -14,13 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 
-data_type = IntEnum("data_type", ["HALF", "FLOAT", "DOUBLE"])
+from soapstone.dtypes import learn
+
+data_type = IntEnum("data_type", ["HALF", "BFLOAT16", "FLOAT", "DOUBLE"])
 heur_mode = IntEnum("heur_mode", ["A", "FALLBACK"])
 numerical_note = IntEnum(
     "numerical_note",
     ["TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "NONDETERMINISTIC"],
 )
-_TYPES = {data_type.HALF: np.float16, data_type.FLOAT: np.float32, data_type.DOUBLE: np.float64}
+_TYPES = {
+    data_type.HALF: "float16",
+    data_type.BFLOAT16: learn("bfloat16"),
+    data_type.FLOAT: "float32",
+    data_type.DOUBLE: "float64",
+}
 WORKSPACE_BYTES = 80
 
 
@@ -129,7 +136,8 @@ class pygraph:
         generate_stats: bool,
     ) -> tuple[Tensor, Tensor]:
         """Add attention, of halves and with the sums of rows."""
-        assert generate_stats and self._types["io_data_type"] == data_type.HALF
+        assert generate_stats
+        assert self._types["io_data_type"] in (data_type.HALF, data_type.BFLOAT16)
         y, sums = self._new(), self._new()
 
         def run(at: Any) -> None:

@@ -28,6 +28,9 @@ from soapstone.kernels.cuda.libraries import device
 MORE = (
     ("matmul", Case(("2 3 5", "2 5 4")), "float64"),
     ("linear", Case(("4 5", "5 3", "3"), {"bias": True, "activation": "relu"}), "float64"),
+    ("matmul", Case(("2 3 8", "2 8 4")), "bfloat16"),
+    ("conv2d", Case(("2 4 6 6", "4 4 3 3", "4")), "bfloat16"),
+    ("attention", Case(("2 9 2 8", "2 5 2 8", "2 5 2 16")), "bfloat16"),
     ("attention", Case(("2 9 2 8", "2 5 2 8", "2 5 2 16")), "float16"),
     ("attention", Case(("1 5 2 8", "1 5 2 8", "1 5 2 8"), {"causal": True}), "float16"),
 )

@@ -4,7 +4,7 @@
     python tests/programs/cuda_simulator.py [--every] [OPERATOR ...]
 
 Cases are run in turn as they are and as images channels-last in tiles of larger arrays, the first
-in both ways and in half precision; some operators on sizes at which launches have several blocks.
+in both ways and both half precisions; some operators on sizes whose launches have several blocks.
 Cases of many points, which take the simulator seconds, and those beyond the fifth are run with
 --every. What is printed is one line of JSON an operator: how many calls each variant serves of how
 many, and what is wrong. Every index into a span is checked, and that nothing outside of outputs is
@@ -32,6 +32,7 @@ from helpers.kernel_calls import FILL, around, place
 from helpers.operator_checks import Subject, subject
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
+from soapstone.dtypes import kind_of, learn
 from soapstone.ir.spec import Case, operator, operators
 from soapstone.ir.tensor import Array
 from soapstone.kernels.cuda.composites import LOWERED
@@ -40,7 +41,8 @@ from soapstone.kernels.registry import variants
 
 EVERY = "--every"
 CASES, POINTS = (None, math.inf) if EVERY in sys.argv else (5, 5000)  # at most, points of each
-TOLERANCES = {"float16": 4e-3, "float32": 1e-4, "float64": 1e-9}
+HALVES = ("float16", learn("bfloat16"))
+TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4, "float64": 1e-9}
 # Sizes of several blocks, and of rows that a block has to itself.
 LARGER = {
     "add": [Case(("3 70 31", "70 1")), Case(("900", "900"))],
@@ -98,13 +100,16 @@ def forms(name: str) -> Iterator[tuple[str, Mapping[str, Any], Sequence[Array], 
         if number == 0 or number % 2:
             arrays = [place(array, "last tile") for array in item.arrays]
             yield f"{what} tile", item.attributes, arrays, expected
-        halves = [x.astype(np.float16) if x.dtype == np.float32 else x for x in item.arrays]
-        if number == 0 and any(x.dtype == np.float16 for x in halves):
-            try:
-                expected = spec.run(item.attributes, *halves)
-            except Exception:  # not an operator of halves
-                continue
-            yield f"{case.inputs} float16", item.attributes, halves, expected
+        if number:
+            continue
+        for name in HALVES:
+            halves = [x.astype(name) if x.dtype == np.float32 else x for x in item.arrays]
+            if any(x.dtype == name for x in halves):
+                try:
+                    expected = spec.run(item.attributes, *halves)
+                except Exception:  # not an operator of halves
+                    continue
+                yield f"{case.inputs} {name}", item.attributes, halves, expected
 
 
 def _points(item: Subject) -> int:
@@ -150,12 +155,12 @@ def served(name: str) -> dict[str, Any]:
 def near(found: Array, wanted: Array, tolerance: float) -> None:
     """Check that values are near, integers equal, and the types the same."""
     assert found.dtype == wanted.dtype, f"{wanted.dtype} needed"
-    if wanted.dtype.kind != "f":
+    if kind_of(wanted.dtype) != "f":
         np.testing.assert_array_equal(found, wanted)
         return
-    np.testing.assert_allclose(
-        found.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance
-    )
+    found, wanted = found.astype(np.float64), wanted.astype(np.float64)
+    most = np.abs(wanted[np.isfinite(wanted)]).max(initial=1) if tolerance > 1e-2 else 1
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * most)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from numba import cuda
 from soapstone import InferenceSession, Model
 from soapstone.engine.mapper import strategy_of
 from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch
@@ -315,20 +316,26 @@ def inference() -> None:
                     np.testing.assert_allclose(mine.run({"x": x})[name], wanted, 1e-4, 1e-5)
 
 
-def narrow() -> None:
-    """What no kernel of a GPU knows is computed by the host, and moved all the same."""
+def narrow_graph(kind: str) -> tuple[Graph, dict[str, Array]]:
+    """Return a product of an element type that NumPy lacks, transposed, and its operands."""
     builder = GraphBuilder("narrow")
-    x = builder.input("x", (4, 6), "bfloat16")
-    (y,) = builder.apply("matmul", x, builder.input("w", (6, 5), "bfloat16", Role.PARAMETER))
+    x = builder.input("x", (4, 6), kind)
+    (y,) = builder.apply("matmul", x, builder.input("w", (6, 5), kind, Role.PARAMETER))
     builder.output(*builder.apply("transpose", y, permutation=(1, 0)))
     graph, random = builder.build(), np.random.default_rng(0)
     given = {name: random.uniform(-1, 1, graph.tensors[name].shape) for name in ("x", "w")}
-    given = {name: array.astype("bfloat16") for name, array in given.items()}
-    (wanted,) = interpret(graph, given).values()
-    with InferenceSession(graph, {"w": given["w"]}, gpus=1) as session:
-        (found,) = session.run({"x": given["x"]}).values()
-    assert found.dtype == wanted.dtype
-    np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
+    return graph, {name: array.astype(kind) for name, array in given.items()}
+
+
+def narrow() -> None:
+    """bfloat16 has kernels; what none knows is computed by the host, and moved all the same."""
+    for kind in ("bfloat16", "float8_e4m3fn"):
+        graph, given = narrow_graph(kind)
+        (wanted,) = interpret(graph, given).values()
+        with InferenceSession(graph, {"w": given["w"]}, gpus=1) as session:
+            (found,) = session.run({"x": given["x"]}).values()
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
 
 
 CHECKS: dict[str, Callable[[], None]] = {

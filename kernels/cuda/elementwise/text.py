@@ -19,7 +19,7 @@ from soapstone.ir.tensor import TensorSpec
 from soapstone.kernels.entry import Declined
 
 Number = int | float
-HALVES = ("float16",)
+HALVES = ("float16", "bfloat16")
 
 
 class Value(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch, sequence
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted, room, views
@@ -115,7 +116,7 @@ def _ranked(dtype: str, largest: bool) -> list[str]:
     """
     made = np.dtype(dtype)
     bits = made.itemsize * 8
-    if made.kind == "f":
+    if kind_of(dtype) == "f":
         top = (1 << (bits - 1)) - 1
         infinite = int(np.array(np.inf, made).view(f"int{bits}"))
         lines = [
@@ -170,7 +171,7 @@ def top_k(call: Call) -> DeviceEntry:
     at = call.attributes
     if values.size == 0:
         return DeviceEntry(())
-    by_bits = x.dtype[0] == "f" or x.dtype == "uint64"  # others are in int64 as they are
+    by_bits = kind_of(x.dtype) == "f" or x.dtype == "uint64"  # others are in int64 as they are
     bits = reinterpreted(x, f"int{8 * np.dtype(x.dtype).itemsize}") if by_bits else x
     operands = {"x": x, "bits": bits, "values": values, "chosen": chosen}
     choice = _Choice(operands, at["axis"], at["k"], at["largest"])

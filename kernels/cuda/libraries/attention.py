@@ -7,6 +7,7 @@ from typing import Any
 
 from soapstone.ir.ops.products.attention import scale_of
 from soapstone.kernels.cuda.elementwise.pointwise import pointwise
+from soapstone.kernels.cuda.elementwise.text import HALVES
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.libraries.cudnn import (
     Graph,
@@ -49,7 +50,7 @@ def described(call: Call, inputs: tuple[View, ...], y: View) -> Attention | None
 
     Masks are not given to it: a row of which a mask hides every key has no answer there.
     """
-    if len(inputs) != 3 or any(x.dtype != "float16" for x in inputs):
+    if len(inputs) != 3 or inputs[0].dtype not in HALVES:
         return None
     tensors = [_heads(x) for x in (*inputs, y)]
     for x in (*inputs, y):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.kernels.cuda.elementwise.text import HALVES
 from soapstone.kernels.cuda.entry import DeviceEntry
 from soapstone.kernels.cuda.libraries.device import (
     address,
@@ -33,7 +34,12 @@ from soapstone.native.memory import Array
 
 WORKSPACE_BYTES = 32 << 20  # at most; what NVIDIA advises from its generation Hopper on
 _INSTEAD = "kernels of soapstone's own compute products"
-_TYPES = {"float16": "CUDA_R_16F", "float32": "CUDA_R_32F", "float64": "CUDA_R_64F"}
+_TYPES = {
+    "float16": "CUDA_R_16F",
+    "bfloat16": "CUDA_R_16BF",
+    "float32": "CUDA_R_32F",
+    "float64": "CUDA_R_64F",
+}
 
 
 @cache
@@ -167,7 +173,7 @@ def product(
     """
     a, b, c = (operand.view for operand in problem[:3])
     kind, stored = a.dtype, c.dtype
-    allowed = stored == kind or (kind, stored) == ("float16", "float32")
+    allowed = stored == kind or (kind in HALVES and stored == "float32")
     if kind not in _TYPES or b.dtype != kind or not allowed:
         return None
     if bias is not None and (bias.dtype != stored or not bias.contiguous):

@@ -27,7 +27,7 @@ from soapstone.kernels.entry import TF32
 
 ALIGNED_BYTES = 16  # what cuDNN takes addresses to be multiples of
 _INSTEAD = "kernels of soapstone's own compute convolutions and attention"
-_TYPES = {"float16": "HALF", "float32": "FLOAT", "float64": "DOUBLE"}
+_TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "float64": "DOUBLE"}
 
 
 @cache

@@ -43,7 +43,7 @@ def transposition(source: View, target: View) -> DeviceEntry | None:
     count = math.prod(extent for _, extent in batch)
     if count > 65535:
         return None
-    kind = wide(source.dtype) if source.dtype != "float16" else "float16"
+    kind = "float16" if source.dtype == "float16" else wide(source.dtype)
     from_x = " + ".join(["o_x", *(f"at_{axis} * s_{axis}" for axis in rest)])
     to_y = " + ".join(["o_y", *(f"at_{axis} * t_{axis}" for axis in rest)])
     steps = [f"{side}_{axis}" for axis in rest for side in "st"]

@@ -126,16 +126,13 @@ def byte_scale(call: Call) -> DeviceEntry:
     (x,), outputs = views(call)
     kind = wide(x.dtype)
 
-    def rounded(text: Text, expression: str) -> str:
-        return text.cast(text.cast(text.set(expression, kind), x.dtype), kind).name
-
     def after(text: Text, values: Sequence[Value]) -> list[Value]:
         zero, most = literal(0, kind), literal(255, kind)
         low = text.set(f"min({values[0].name}, {zero})", kind).name
         high = text.set(f"max({values[1].name}, {zero})", kind).name
-        step = rounded(text, f"{rounded(text, f'{high} - {low}')} / {most}")
+        step = text.set(f"({high} - {low}) / {most}", kind).name
         scale = text.set(f"({step} if {high} > {low} else {literal(1, kind)})", kind)
-        middle = rounded(text, f"-{low} / {scale.name}")
+        middle = text.set(f"-{low} / {scale.name}", kind).name
         return [scale, text.set(f"rint_{kind}(min({middle}, {most}))", kind)]
 
     axes = range(len(x.shape))

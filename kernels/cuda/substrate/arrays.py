@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numba import types
 
+from soapstone.dtypes import BITS, learn
 from soapstone.kernels.cuda.entry import DeviceArray
-from soapstone.kernels.cuda.substrate.target import SIMULATED
+from soapstone.kernels.cuda.substrate.target import SIMULATED, TYPES
 from soapstone.kernels.entry import Call, Declined, is_device_array
 from soapstone.native.memory import address
 
@@ -141,7 +143,10 @@ def _span(array: DeviceArray, count: int) -> DeviceArray:
         return FakeCUDAArray(flat.view(_Bounded))
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
-    return DeviceNDArray((count,), (itemsize,), array.dtype, gpu_data=array.gpu_data)
+    found = DeviceNDArray((count,), (itemsize,), array.dtype, gpu_data=array.gpu_data)
+    if array.dtype.name in BITS:  # for which Numba has no type
+        found._numba_type_ = types.Array(TYPES[array.dtype.name], 1, "C")
+    return found
 
 
 def view(array: DeviceArray) -> View:
@@ -175,7 +180,7 @@ def allocate(shape: Sequence[int], dtype: str, beside: DeviceArray) -> DeviceArr
     Raises:
         DeviceError: of Numba's driver, where the GPU has no room.
     """
-    kind = np.dtype(dtype)
+    kind = np.dtype(learn(dtype))
     if isinstance(beside, Described):
         return Described.like(np.empty(shape, kind))
     from numba import cuda

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of
 from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, cuda, device
 
 MOST = 1024  # threads of a block
@@ -51,7 +52,7 @@ def identity(monoid: str, kind: str) -> str:
 
 def accumulator(dtype: str) -> str:
     """Return the type in which elements of a type are folded."""
-    if dtype.startswith("float"):
+    if kind_of(dtype) == "f":
         return "float64" if dtype == "float64" else "float32"
     return "uint64" if dtype == "uint64" else "int64"
 

@@ -22,6 +22,7 @@ import numpy as np
 from numba import config, types
 from numba import cuda as _numba_cuda
 
+from soapstone.dtypes import learn
 from soapstone.native.cuda.kept import kept
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
@@ -36,6 +37,13 @@ TYPES: dict[str, Any] = {
     )
 }
 
+
+if SIMULATED:
+    TYPES["bfloat16"] = rounded = np.dtype(learn("bfloat16")).type
+else:
+    from soapstone.kernels.cuda.substrate.bfloat16 import bfloat16, rounded
+
+    TYPES["bfloat16"] = bfloat16
 
 _GENERATED = "soapstone.kernels.cuda.generated"
 if SIMULATED:  # numbers may wrap, and be infinite, as on a GPU
@@ -156,6 +164,7 @@ def built(name: str, source: str, **values: Any) -> Kernel:
         "nan": math.nan,
         **TYPES,
         **FUNCTIONS,
+        "bfloat16": rounded,
         **values,
     }
     exec(compile(source, f"<kernel {name}>", "exec"), space)
