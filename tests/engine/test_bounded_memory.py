@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from helpers.ir_examples import training
+from helpers.training_runs import wide
 
-from soapstone import SGD, Model
+from soapstone import SGD
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
@@ -16,15 +17,6 @@ from soapstone.ir.tensor import Array
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import Machine, MemoryExhausted
 from soapstone.search.placement.baselines import least_recently_used, stream
-
-
-def _mlp() -> Model:
-    model = Model("wide", seed=3)
-    x = model.input("x", (32, 64))
-    for number, width in enumerate((96, 160, 128, 96)):
-        x = model.dense(x, width, activation="relu", name=f"fc{number}")
-    model.output(model.dense(x, 5, name="last"))
-    return model
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,7 @@ class Run:
 def _trained(machine: Machine, mapper: object) -> Run:
     random = np.random.default_rng(0)
     x = random.standard_normal((96, 64)).astype(np.float32)
-    with _mlp() as model:
+    with wide() as model:
         model.compile(SGD(0.05, momentum=0.9), machine=machine, mapper=mapper)
         model.fit(x, random.integers(0, 5, 96), batch_size=32, epochs=2, progress=False)
         runtime, count = model.trainer.session.runtime, len(machine.memories)

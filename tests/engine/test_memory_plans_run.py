@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.training_runs import wide
 
-from soapstone import SGD, Model
+from soapstone import SGD
 from soapstone.deadline import Deadline
 from soapstone.engine.footprint import footprint_of, footprints_of
 from soapstone.engine.images import imaged
@@ -24,7 +25,7 @@ from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.footprint import Footprint, Touch, Touches
 from soapstone.ir.graph import Graph
-from soapstone.ir.plan import Action, MemoryPlan, Step
+from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
 from soapstone.mappers import load
@@ -282,20 +283,11 @@ def test_a_value_in_parts_takes_the_bytes_of_its_part_in_each_memory() -> None:
         assert share.footprint.results == {value}
 
 
-def _mlp() -> Model:
-    model = Model("wide", seed=3)
-    x = model.input("x", (32, 64))
-    for number, width in enumerate((96, 160, 128, 96)):
-        x = model.dense(x, width, activation="relu", name=f"fc{number}")
-    model.output(model.dense(x, 5, name="last"))
-    return model
-
-
 def _fitted(choices: Path | None, steps: int = 3, **options: Any) -> tuple[dict[str, Array], Any]:
     """Train on batches of which the last is smaller, evaluate, and return weights and figures."""
     random = np.random.default_rng(0)
     x, y = random.standard_normal((80, 64)).astype(np.float32), random.integers(0, 5, 80)
-    with _mlp() as model:
+    with wide() as model:
         model.compile(SGD(0.05, momentum=0.9), cpus=2, choices=choices, **options)
         model.fit(x, y, batch_size=32, epochs=2, progress=False)
         model.evaluate(x, y)
@@ -330,13 +322,9 @@ def test_a_model_is_trained_in_a_fast_memory(
 
 
 def _training_graph() -> Graph:
-    with _mlp() as model:
+    with wide() as model:
         model.compile(SGD(0.05, momentum=0.9), cpus=2)
         return model.training_graph
-
-
-def _other(plan: MemoryPlan, change: Callable[[Step], Step]) -> MemoryPlan:
-    return MemoryPlan(plan.capacity_bytes, tuple(change(step) for step in plan.steps))
 
 
 def test_what_cannot_be_followed_is_refused() -> None:

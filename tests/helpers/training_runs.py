@@ -26,6 +26,15 @@ def mlp(batch: int = BATCH) -> Model:
     return model
 
 
+def wide() -> Model:
+    model = Model("wide", seed=3)
+    x = model.input("x", (32, 64))
+    for number, width in enumerate((96, 160, 128, 96)):
+        x = model.dense(x, width, activation="relu", name=f"fc{number}")
+    model.output(model.dense(x, 5, name="last"))
+    return model
+
+
 def cnn(batch: int = BATCH) -> Model:
     model = Model("cnn", seed=1)
     x = model.input("x", (batch, 2, 9, 8))
