@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from soapstone.cache.environment import digest, folder
 
 _BEGAN = time.time()
-_KEPT = 8  # files of a name, those of other versions too: the ones written last
+_KEPT = 32  # files of a name, those of other versions too: the ones written last
 
 
 class Told:
@@ -26,10 +26,13 @@ class Told:
         name: of the folder that the file is in. about: what answers depend on, such as the version
             of the library. source: the file of the module that asks and says what answers look
             like; they are found while it is what it was.
+        shipped: the folder of a package that may have come with answers.
     """
 
-    def __init__(self, name: str, about: Callable[[], str], source: str) -> None:
-        self._name, self._about, self._source = name, about, source
+    def __init__(
+        self, name: str, about: Callable[[], str], source: str, shipped: Path | None = None
+    ) -> None:
+        self._name, self._about, self._source, self._shipped = name, about, source, shipped
         self._new: dict[str, Any] = {}  # what no file holds yet
         self._saving = threading.Lock()
 
@@ -40,11 +43,13 @@ class Told:
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        return self._read()
+        shipped = self._shipped
+        before = {} if shipped is None else self._read(shipped / self._name / self._path.name)
+        return before | self._read(self._path)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, path: Path) -> dict[str, Any]:
         try:
-            found = json.loads(self._path.read_bytes())
+            found = json.loads(path.read_bytes())
         except (OSError, ValueError):  # none yet, or cut short
             return {}
         return found if isinstance(found, dict) else {}
@@ -63,6 +68,12 @@ class Told:
             self._new[key] = found
         return found
 
+    def ship(self, answers: Mapping[str, Any], folder: Path) -> None:
+        """Write answers, by key, for a package whose folder `folder` is to be."""
+        path = folder / self._name / self._path.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(answers, separators=(",", ":")))
+
     def save(self) -> None:
         """Write what was asked in this process; where it cannot be, others ask again."""
         with self._saving:
@@ -71,7 +82,7 @@ class Told:
             partial = self._path.with_suffix(f".{os.getpid()}")
             with contextlib.suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                partial.write_text(json.dumps({**self._read(), **self._new}))
+                partial.write_text(json.dumps({**self._read(self._path), **self._new}))
                 os.replace(partial, self._path)
                 files = sorted(self._path.parent.glob("*.json"), key=lambda f: f.stat().st_mtime)
                 for file in files[:-_KEPT]:

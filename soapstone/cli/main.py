@@ -364,12 +364,14 @@ def compile_(
     """Compile the kernels ahead of need, so that no first run waits for it (docs/caches.md)."""
     from soapstone.cache.objects import PACKAGED
     from soapstone.engine import ahead
+    from soapstone.frontend.onnx import schema
 
     if not level:
         count = ahead.fill()
         answer(f"{count} kernels are compiled for this computer", {"kernels": count}, as_json)
         return
     folders = [str(ahead.ship(each, folder or PACKAGED)) for each in level]
+    schema.ship(folder or PACKAGED)
     answer(f"compiled into {', '.join(folders)}", {"folders": folders}, as_json)
 
 

@@ -1,7 +1,8 @@
 """What ONNX itself declares of its operators: versions, types, attributes and function bodies.
 
 ONNX takes longer to import than most models to read. So what a process asked it is kept in a file
-of the user's cache, for the version of ONNX that said it and for this module as it is now.
+of the user's cache, for the version of ONNX that said it and for this module as it is now; or has
+come with the package (`ship`). Each opset has a file.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from soapstone.cache.environment import installed
+from soapstone.cache.objects import PACKAGED
 from soapstone.cache.told import Told
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.messages import attribute_value, function_in
@@ -22,6 +25,7 @@ from soapstone.ir.tensor import TensorSpec
 if TYPE_CHECKING:
     import onnx
 
+_NEWEST = "newest opset"
 _DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.training", "ai.onnx.preview.training")
 
 
@@ -57,8 +61,8 @@ class Declaration(NamedTuple):
 
 @cache
 def _schema(domain: str, name: str, version: int) -> Declaration | None:
-    kept = _known(f"{domain}:{name}:{version}", lambda: _asked(domain, name, version))
-    return _made(kept)
+    key = f"{domain}:{name}:{version}"
+    return _made(_known(key, version, lambda: _asked(domain, name, version)))
 
 
 def schema(domain: str, name: str, version: int) -> Declaration | None:
@@ -72,12 +76,13 @@ def schema(domain: str, name: str, version: int) -> Declaration | None:
 def newest_opset() -> int:
     """Return the newest opset that ONNX knows."""
 
-    def asked() -> int:
-        from onnx import defs
+    return int(_known(_NEWEST, 0, _newest))
 
-        return int(defs.onnx_opset_version())
 
-    return int(_known("newest opset", asked))
+def _newest() -> int:
+    from onnx import defs
+
+    return int(defs.onnx_opset_version())
 
 
 def _asked(domain: str, name: str, version: int) -> Any:
@@ -110,21 +115,38 @@ def _made(kept: Any) -> Declaration | None:
     return Declaration._make([*first, formals, items])
 
 
-_TOLD = Told("onnx", lambda: installed("onnx"), __file__)
+_TOLD: dict[int, Told] = {}  # by opset; 0: of none
 _learns: bool | None = None  # whether answers are kept: not where others have imported ONNX before
 
 
-def _known(key: str, asked: Callable[[], Any]) -> Any:
-    """Return what ONNX said to an earlier process, or says now."""
+def _told(version: int) -> Told:
+    made = Told("onnx", lambda: f"{installed('onnx')} {version}", __file__, PACKAGED)
+    return _TOLD.setdefault(version, made)
+
+
+def _known(key: str, version: int, asked: Callable[[], Any]) -> Any:
+    """Return what ONNX said to an earlier process, or says now; version: of the opset."""
     global _learns
     if _learns is None:
         _learns = "onnx" not in sys.modules
-    return _TOLD.answer(key, asked, keep=lambda: _learns)
+    return _told(version).answer(key, asked, keep=lambda: _learns)
 
 
 def remember() -> None:
     """Keep what this process asked ONNX, for those that come after it."""
-    _TOLD.save()
+    for each in list(_TOLD.values()):
+        each.save()
+
+
+def ship(folder: Path) -> None:
+    """Write what ONNX declares of all its operators, for a package whose `machine_code` it is."""
+    from onnx import defs
+
+    names = {(each.domain, each.name) for each in defs.get_all_schemas()}
+    for version in range(1, _newest() + 1):
+        asked = {f"{d}:{n}:{version}": _asked(d, n, version) for d, n in sorted(names)}
+        _told(version).ship(asked, folder)
+    _told(0).ship({_NEWEST: _newest()}, folder)
 
 
 def check_call(
