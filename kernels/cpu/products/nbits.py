@@ -108,8 +108,8 @@ def _by_dots(bits: int, zeros: bool, planes: int) -> Native:
 
 _FLOATS = {kind: _by_floats(kind) for kind in (*_KINDS, *_NARROW)}
 _DOTS = {  # by the bytes of a number of x
-    planes: {kind: _by_dots(*kind[:2], planes) for kind in _KINDS}
-    for planes in (nbits_dots.MANY if nbits_dots.has_dots() else ())
+    planes: {kind: _by_dots(*kind[:2], planes) for kind in _KINDS if nbits_dots.has_dots(kind[0])}
+    for planes in nbits_dots.MANY
 }
 
 # planes: from a row's heads to its bytes.
@@ -132,7 +132,11 @@ def _digits(bits: int, planes: int) -> Native:
     return rows
 
 
-_BYTES = {(bits, planes): _digits(bits, planes) for bits in (2, 4, 8) for planes in _DOTS}
+_BYTES = {
+    (bits, planes): _digits(bits, planes)
+    for planes, bodies in _DOTS.items()
+    for bits in sorted({kind[0] for kind in bodies})
+}
 
 
 def _packed(kind: _Kind, w: Array, scales: Array, zeros: Sequence[Array]) -> Array:
@@ -165,7 +169,7 @@ def _packed(kind: _Kind, w: Array, scales: Array, zeros: Sequence[Array]) -> Arr
 def dots(call: Call) -> Entry | None:
     """Return the entry of a product by sums of products of bytes, where processors have them."""
     planes = 1 if call.attributes["coarse"] else nbits_dots.PLANES
-    return _product(call, _DOTS[planes], planes) if _DOTS else None
+    return _product(call, _DOTS[planes], planes)
 
 
 @variant("matmul_nbits", "panels", promises=True)

@@ -1,4 +1,4 @@
-"""The product block of `nbits` where the processor adds four products of bytes in one instruction.
+"""The product block of `nbits` where the processor multiplies bytes and adds up their products.
 
 Numbers of x become integers of 24 bits, in parts of their block's largest, which are three signed
 bytes each: a block's sums are exact, and x is rounded about as finely as float32 holds its largest.
@@ -18,6 +18,7 @@ from soapstone.kernels.cpu.products.panels_lanes import stretch
 from soapstone.native.lanes import (
     F32,
     I8,
+    I16,
     I32,
     I64,
     LANES,
@@ -37,15 +38,28 @@ _AHEAD = 32  # lines that are asked for before they are used
 PLANES = 3  # bytes of a number of x, the lowest first
 _LEAST = 1e-30  # the smallest number that a block's largest is taken for
 HEAD = 8 * 4  # bytes of what is kept of a block of x: its scale, its sum, and a sum of each plane
-SEVERAL = 4  # panels at a time, for one row
-MANY = {3: 2, 1: 8}  # rows at a time, by bytes of a number of x
-PAIR = 2  # panels at a time, for as many rows: what they read of x is half for each
 
 
 @cache
-def has_dots() -> bool:
-    """Return whether products of bytes are added in vectors of 512 bits where kernels run."""
+def _in_one() -> bool:
+    """Return whether an instruction adds products of bytes in vectors of 512 bits."""
     return {"avx512f", "avx512vnni"} <= features()
+
+
+@cache
+def has_dots(bits: int) -> bool:
+    """Return whether there are sums of products of bytes, by weights of so many bits.
+
+    AVX2 adds two products in 16 bits, which hold those of few bits. With AVX-512 alone, tables of
+    numbers are faster.
+    """
+    return _in_one() or (bits <= 4 and "avx2" in features() and "avx512f" not in features())
+
+
+# Panels at a time for one row; for many rows, and these by bytes of a number of x: as many as there
+# are registers for. Panels that share rows read half as much of x each.
+SEVERAL, PAIR = (4, 2) if _in_one() else (2, 1)
+MANY = {3: 2, 1: 8} if _in_one() else {3: 2, 1: 4}
 
 
 def digits(bits: int, planes: int) -> Any:
@@ -136,16 +150,34 @@ def _get(p: Lanes, kind: Any) -> Lanes:
 def _dots(total: Lanes, unsigned: Lanes, signed: Lanes) -> Lanes:
     """Return the total plus the products of each lane's four bytes."""
     b, vector = total.builder, ir.VectorType(I32, LANES)
-    kind = ir.FunctionType(vector, [vector] * 3)
-    function = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.vpdpbusd.512")
-    return Lanes(b, b.call(function, [total.value, unsigned.value, signed.value]))
+
+    def call(name: str, kind: Any, *operands: Any) -> Any:
+        shape = ir.FunctionType(kind, [each.type for each in operands])
+        return b.call(cgutils.get_or_insert_function(b.module, shape, name), operands)
+
+    if _in_one():
+        name = "llvm.x86.avx512.vpdpbusd.512"
+        return Lanes(b, call(name, vector, total.value, unsigned.value, signed.value))
+    words = ir.VectorType(I16, LANES)
+    sums = []
+    for start in (0, LANES // 2):
+        half = ir.Constant(ir.VectorType(I32, LANES // 2), [*range(start, start + LANES // 2)])
+        left, right = (
+            b.bitcast(b.shuffle_vector(each.value, each.value, half), ir.VectorType(I8, 2 * LANES))
+            for each in (unsigned, signed)
+        )
+        pairs = call("llvm.x86.avx2.pmadd.ub.sw", words, left, right)
+        ones = ir.Constant(words, [1] * LANES)
+        sums.append(call("llvm.x86.avx2.pmadd.wd", half.type, pairs, ones))
+    whole = ir.Constant(vector, [*range(LANES)])
+    return total + Lanes(b, b.shuffle_vector(*sums, whole))
 
 
 def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any:
     per = 32 // bits  # numbers in a word
     halves = per // 4
     # Of sums, which take the words of x in turns: fewer would wait for one another.
-    sets = halves if rows * panels * planes < 10 else 1
+    sets = halves if _in_one() and rows * panels * planes < 10 else 1
 
     def form(x: Lanes, step: Lanes, depth: Lanes, block: Lanes, weights: Lanes, to: Lanes) -> None:
         """Write the products of rows with panels as `nbits_lanes` has them.
