@@ -66,6 +66,9 @@ LARGER = {
     "cumsum": [Case(("300 40",)), Case(("3 300",), {"axis": 1, "reverse": True})],
     "top_k": [
         Case(("2 300",), {"k": 7, "axis": 1, "sorted": False}),
+        Case(("150 2",), {"k": 70, "axis": 0, "largest": False}),
+        Case(("int64 9 >=0 <3",), {"k": 6}),
+        Case(("uint8 70 >=0 <256",), {"k": 21, "sorted": False}),
         Case(
             ("9",),
             {"k": 9},

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import kind_of
-from soapstone.kernels.cuda.entry import DeviceEntry, Launch, sequence
+from soapstone.kernels.cuda.entry import DeviceEntry, Launch
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted, room, views
 from soapstone.kernels.cuda.substrate.element import each_element, numbered, parameters, place
@@ -25,7 +25,7 @@ from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, bui
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
-ROUNDS = 4 if SIMULATED else 32  # that cost less than as many counts as a line has elements
+ROUNDS = 4 if SIMULATED else 32  # that cost less than a look at each bit
 
 
 @cache
@@ -175,7 +175,7 @@ def top_k(call: Call) -> DeviceEntry:
     bits = reinterpreted(x, f"int{8 * np.dtype(x.dtype).itemsize}") if by_bits else x
     operands = {"x": x, "bits": bits, "values": values, "chosen": chosen}
     choice = _Choice(operands, at["axis"], at["k"], at["largest"])
-    return (_by_rounds if at["k"] <= ROUNDS else _by_counts)(choice, at["sorted"])
+    return (_by_rounds if at["k"] <= ROUNDS else _by_bits)(choice, at["sorted"])
 
 
 def _by_rounds(choice: _Choice, in_order: bool) -> DeviceEntry:
@@ -215,29 +215,106 @@ def _by_rounds(choice: _Choice, in_order: bool) -> DeviceEntry:
     return block_a_line(head, body, choice.axis, choice.operands, choice.operands["x"].shape)
 
 
-def _by_counts(choice: _Choice, in_order: bool) -> DeviceEntry:
-    """Return the entry in which a thread counts how many of its line come before its element."""
-    x, axis = choice.operands["x"], choice.axis
-    own, extent = f"at_{axis}", x.shape[axis]
+def _by_bits(choice: _Choice, in_order: bool) -> DeviceEntry:
+    """Return the entry of a block that finds the k-th rank of its line bit by bit, from the first.
+
+    What has a lesser rank is taken, and the first of those that have it; then, in order, sorted.
+    """
+    x, k = choice.operands["x"], choice.k
+    size, items = np.dtype(x.dtype).itemsize, x.shape[choice.axis]
+    bits, threads = 64 if size == 8 else 8 * size + 1, rounded(items)
+    head = [
+        "scratch = cuda.shared.array(SCRATCH, int64)",
+        f"sums = cuda.shared.array({threads}, int64)",
+    ]
+    rank = choice.rank("n")
     body = [
-        *choice.rank(own),
-        "mine, before = rank, 0",
-        f"for n in range({extent}):",
-        *("    " + line for line in choice.rank("n")),
-        f"    if rank < mine or (rank == mine and n < {own}): before += 1",
+        f"last, bit = int64({-(1 << (bits - 1))}), int64({bits - 1})",
+        "while bit >= 0:",
+        "    near, less, n = last + (int64(1) << bit), int64(0), thread",
+        "    while n < items:",
+        *(" " * 8 + line for line in rank),
+        "        if rank < near: less += 1",
+        "        n += cuda.blockDim.x",
+        f"    if fold_sum(less, scratch) < {k}: last = near",
+        "    bit -= 1",
+        "less, n = int64(0), thread",
+        "while n < items:",
+        *("    " + line for line in rank),
+        "    if rank < last: less += 1",
+        "    n += cuda.blockDim.x",
+        f"equal = {k} - fold_sum(less, scratch)",  # how many of the last rank are taken
+        "before, chunk = int64(0), 0",  # those of lesser ranks, and in upper bits of the last one
+        "while chunk < items:",
+        "    n, value = chunk + thread, int64(0)",
+        "    if n < items:",
+        *(" " * 8 + line for line in rank),
+        "        if rank < last: value = int64(1)",
+        "        if rank == last: value = int64(1) << 32",
+        "    sums[thread] = value",
+        "    cuda.syncthreads()",
+        "    step = 1",
+        f"    while step < {threads}:",
+        "        more = int64(0)",
+        "        if thread >= step: more = sums[thread - step]",
+        "        cuda.syncthreads()",
+        "        sums[thread] = sums[thread] + more",
+        "        cuda.syncthreads()",
+        "        step = step * 2",
+        "    here = before + sums[thread] - value",
+        "    taken = (here & int64(0xFFFFFFFF)) + min(here >> 32, equal)",
+        "    if value == 1 or (value > 1 and here >> 32 < equal):",
     ]
+    put, operands, sort = choice.write("n", "taken"), choice.operands, []
     if in_order:
-        body += [f"if before < {choice.k}:"]
-        body += ["    " + line for line in choice.write(own, "before")]
-        return each_element(body, x.shape, choice.operands)
-    order = room(x.shape, "int64", x.span)
-    operands = {**choice.operands, "order": order}
-    first = each_element([*body, f"{choice.at('order', own)} = before"], x.shape, operands)
-    kept = [
-        f"if {choice.at('order', own)} < {choice.k}:",
-        "    taken = 0",
-        f"    for n in range({own}):",
-        f"        if {choice.at('order', 'n')} < {choice.k}: taken += 1",
-        *("    " + line for line in choice.write(own, "taken")),
+        power = 1 << (k - 1).bit_length()
+        lines = math.prod(extent for d, extent in enumerate(x.shape) if d != choice.axis)
+        shape = (blocks_of(lines * threads, threads) * power,)
+        keys, places = (room(shape, "int64", x.span) for _ in range(2))
+        operands = {**operands, "keys": keys, "places": places}
+        put = ["keys[own + taken] = rank", "places[own + taken] = n"]
+        body.insert(0, f"own = cuda.blockIdx.x * {power}")
+        sort = [
+            *_sorted_by_pairs(power, k),
+            "i = thread",
+            f"while i < {k}:",
+            *("    " + line for line in choice.write("places[own + i]", "i")),
+            "    i += cuda.blockDim.x",
+            "cuda.syncthreads()",
+        ]
+    body += [" " * 8 + line for line in put]
+    body += [f"    before = before + sums[{threads - 1}]", "    cuda.syncthreads()"]
+    body += [f"    chunk += {threads}", *sort]
+    return block_a_line(head, body, choice.axis, operands, x.shape)
+
+
+def _sorted_by_pairs(power: int, count: int) -> list[str]:
+    """Return the statements by which a block sorts `keys` and `places` from `own` on.
+
+    power: a power of two of them, of which the first `count` are there. Batcher's bitonic network.
+    """
+    most = f"int64({np.iinfo(np.int64).max})"
+    return [
+        f"i = thread + {count}",
+        f"while i < {power}:",
+        f"    keys[own + i], places[own + i] = {most}, {most}",
+        "    i += cuda.blockDim.x",
+        "cuda.syncthreads()",
+        "size = 2",
+        f"while size <= {power}:",
+        "    step = size // 2",
+        "    while step > 0:",
+        "        i = thread",
+        f"        while i < {power}:",
+        "            j = i ^ step",
+        "            if j > i:",
+        "                a, b = keys[own + i], keys[own + j]",
+        "                c, d = places[own + i], places[own + j]",
+        "                if (a > b or (a == b and c > d)) == ((i & size) == 0):",
+        "                    keys[own + i], keys[own + j] = b, a",
+        "                    places[own + i], places[own + j] = d, c",
+        "            i += cuda.blockDim.x",
+        "        cuda.syncthreads()",
+        "        step = step // 2",
+        "    size = size * 2",
     ]
-    return sequence((first, each_element(kept, x.shape, operands)))
