@@ -27,6 +27,7 @@ _FAMILIES = (
     "normalization.response",
     "movement.copies",
     "pooling.windows",
+    "pooling.regions",
     "indexing.rows",
     "indexing.scatters",
     "indexing.bags",

@@ -60,6 +60,10 @@ CALLS: dict[str, list[tuple[dict[str, Any], tuple[Any, ...]]]] = {
         ({}, (reals(1, 2), reals(2), NODES[0], NODES[1] + 2, NODES[2] - 1, NODES[3] + 1, NODES[4])),
         ({}, (reals(1, 2), reals(2), *NODES[:4], NODES[4] + 2)),
     ],
+    "roi_align": [
+        ({"size": (2, 2)}, (reals(1, 1, 4, 4), np.array([region], np.float32), wholes(image)))
+        for region, image in (((0, 0, 2, 2), 1), ((0, 0, np.inf, 2), 0), ((0, 0, 2, 1e6), 0))
+    ],
     "ctc": [({}, (reals(1, 3, 4), wholes([1, 4])))],
 }
 
