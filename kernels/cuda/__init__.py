@@ -25,6 +25,7 @@ _FAMILIES = (
     "normalization.batch_norm",
     "normalization.dropout",
     "normalization.response",
+    "normalization.coupling",
     "movement.copies",
     "pooling.windows",
     "pooling.regions",

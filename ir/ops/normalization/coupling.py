@@ -14,8 +14,8 @@ from soapstone.ir.ops.checks import need_float
 from soapstone.ir.spec import Attributes, Case, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
-_MOST_ROUNDS = 100
-_TOLERANCE = 0.005  # over the number of classes
+MOST_ROUNDS = 100
+TOLERANCE = 0.005  # over the number of classes
 
 
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
@@ -37,11 +37,11 @@ def _couple_pairs(attributes: Attributes, r: Array) -> Array:
     each = np.arange(count)
     q[:, each, each] = (wide**2).sum(axis=1) - wide[:, each, each] ** 2
     rows = np.arange(len(r))  # those that have not come to rest
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(MOST_ROUNDS):
         p, part = made[rows], q[rows]
         product = np.einsum("nij,nj->ni", part, p)
         total = (p * product).sum(axis=1)
-        moving = ~(np.abs(product - total[:, None]).max(axis=1) < _TOLERANCE / count)
+        moving = ~(np.abs(product - total[:, None]).max(axis=1) < TOLERANCE / count)
         rows, p, part = rows[moving], p[moving], part[moving]
         product, total = product[moving], total[moving]
         if not rows.size:

@@ -62,6 +62,7 @@ def roi_align(call: Call) -> DeviceEntry | None:
         return f"{read('source', x, ['image', 'at_1', down, across])} * {own}({by} * {bx})"
 
     corners = [corner(a, b) for a in ("low_y", "high_y") for b in ("low_x", "high_x")]
+    larger = "found if first else max(total, found)"
     body = [
         f"image = int64(images[{place('images', ['at_0'])}])",
         *axis("y", 1, at["size"][0]),
@@ -78,7 +79,7 @@ def roi_align(call: Call) -> DeviceEntry | None:
         "        if in_y and in_x:",
         *(f"            {name} = {text}" for name, text in zip("abcd", corners)),
         "        found = max(max(a, b), max(c, d))" if maximum else "        found = a + b + c + d",
-        f"        total = {'found if first else max(total, found)' if maximum else 'total + found'}",
+        f"        total = {larger if maximum else 'total + found'}",
         "        first = False",
     ]
     if not maximum:
