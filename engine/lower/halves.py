@@ -138,7 +138,7 @@ def store_halves(graph: Graph, constants: Set[str]) -> Graph:
     return rebuild(graph, emit) if wanted else graph
 
 
-def _wanted(graph: Graph, fixed: Set[str]) -> set[str]:
+def _wanted(graph: Graph, fixed: set[str]) -> set[str]:
     """Return the values that are worth keeping in bfloat16.
 
     Products read them, perhaps moved, or a step adds them to what a later product makes.

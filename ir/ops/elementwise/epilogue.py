@@ -37,12 +37,10 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
     arity = attributes["arity"]
     if not 0 < arity <= len(inputs):
         raise GraphError(f"attribute arity: {arity} found, 1 to {len(inputs)} needed")
-    operands = inputs[:arity]
+    own = inputs[:arity]
     if attributes["wide"]:
-        operands = tuple(
-            replace(each, dtype=WIDE[each.dtype]) if each.is_half else each for each in operands
-        )
-    base = spec.bind(operands, spec.normalise(given))
+        own = tuple(replace(x, dtype=WIDE[x.dtype]) if x.is_half else x for x in own)
+    base = spec.bind(own, spec.normalise(given))
     if len(base.outputs) != 1:
         raise GraphError(f"operator {spec.name!r} has {len(base.outputs)} outputs, 1 needed")
     output, shape = base.outputs[0], base.outputs[0].shape
