@@ -37,13 +37,13 @@ class _Model(PrimitiveModel):  # type: ignore[misc]
 bfloat16 = Bfloat16()
 
 
-@lower_cast(Bfloat16, types.Number)
+@lower_cast(Bfloat16, types.Number)  # type: ignore[untyped-decorator]
 def _widened(context: Any, builder: Any, source: Any, target: Any, value: Any) -> Any:
     word = builder.shl(builder.zext(value, _WORD), _WORD(16))
     return context.cast(builder, builder.bitcast(word, ir.FloatType()), types.float32, target)
 
 
-@lower_cast(types.Number, Bfloat16)
+@lower_cast(types.Number, Bfloat16)  # type: ignore[untyped-decorator]
 def _rounded(context: Any, builder: Any, source: Any, target: Any, value: Any) -> Any:
     single = context.cast(builder, value, source, types.float32)
     word = builder.bitcast(single, _WORD)
