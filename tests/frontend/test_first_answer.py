@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from soapstone.frontend.onnx.schema import ship
+from soapstone.frontend.onnx.file.schema import ship
 
 _LOADS = sys.platform == "linux" and platform.machine() == "x86_64"  # kernels without LLVM
 _UNNEEDED = (
@@ -85,7 +85,7 @@ import sys
 from pathlib import Path
 from soapstone.cache import objects
 objects.PACKAGED = Path("package")
-from soapstone.frontend.onnx.schema import newest_opset, remember, schema
+from soapstone.frontend.onnx.file.schema import newest_opset, remember, schema
 print(newest_opset(), schema("", "Conv", 17), schema("", "Gelu", 17))
 remember()
 print("onnx" in sys.modules, Path("cache", "onnx").exists())
