@@ -137,7 +137,7 @@ def _mask(site: Site, value: str | None, shape: tuple[int, ...]) -> tuple[list[s
     if known is not None and _is_causal(known, shape):
         return [], True
     if spec.rank == len(shape) == 3:  # of one head
-        value = site.builder.apply("reshape", value, shape=(shape[0], 1, *shape[1:]))[0]
+        value = site.builder.apply("reshape", value, shape=(aligned[0], 1, *aligned[1:]))[0]
     return [value], False
 
 

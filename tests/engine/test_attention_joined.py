@@ -116,7 +116,11 @@ def test_a_product_a_softmax_and_a_product_are_attention(
 @pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("by", [-np.inf, np.finfo(np.float32).min], ids=["infinite", "least"])
 @pytest.mark.parametrize(
-    ("heads", "shape"), [(3, (2, 1, T, T)), (3, (T, T)), (3, (2, 3, 1, T)), (None, (2, T, T))]
+    ("heads", "shape"),
+    [
+        *((3, shape) for shape in ((2, 1, T, T), (T, T), (2, 3, 1, T))),
+        *((None, shape) for shape in ((2, T, T), (2, 1, T), (1, T, T), (1, 1, T))),
+    ],
 )
 def test_a_mask_that_is_added_is_the_operators_mask(
     heads: int | None, shape: tuple[int, ...], by: float, guarded: bool
