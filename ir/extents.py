@@ -42,6 +42,10 @@ def differs(one: Graph, other: Graph, weights: Mapping[str, Array]) -> str:
     for x, y in zip(one.outputs, other.outputs):
         if names.get(x, x) != y:
             return f"output {x!r}"
+    for x, y in zip(one.roles, other.roles):
+        # One that no node reads may be gone for what it says, which is known of those alone.
+        if x not in names and x in weights and not np.array_equal(weights[x], weights[y]):
+            return f"weight {x!r}"
     return ""
 
 
@@ -155,6 +159,11 @@ class Between:
             if fixed.issuperset(a.inputs):
                 fixed.update(a.outputs)
             names.update(zip(a.outputs, b.outputs))
+        if len(one.roles) != len(other.roles):
+            raise GraphError("another number of weights found")
+        for x, y in zip(one.roles, other.roles):
+            if names.setdefault(x, y) == y and x not in self._inputs:
+                self._weight(x, y, weights)  # no node may read it, for what it was found to say
         if len(set(names.values())) < len(names):
             raise GraphError("a value that is two others found")
         if tuple(names.get(name, name) for name in one.outputs) != other.outputs:

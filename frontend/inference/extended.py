@@ -60,14 +60,15 @@ class Extended:
             self._note(shapes, known, weights)
 
     def _note(self, shapes: Shapes, known: Known, weights: Mapping[str, Array]) -> None:
-        self._compare(shapes, known.graph, weights)
+        self._compare(shapes, known, weights)
         if known.notes is None:
             return
         for before, other in self._seen:
             if before.keys() != shapes.keys() or before == shapes or other.notes is None:
                 continue
             try:
-                between = Between(known.graph, other.graph, weights)
+                held = {**weights, **known.constants, **other.constants}
+                between = Between(known.graph, other.graph, held)
             except GraphError:
                 continue
             if not alike(known.notes, other.notes, between.one_number):
@@ -89,13 +90,14 @@ class Extended:
                 return Known(found[0], pair.known.outputs, found[1], notes=pair.known.notes)
         return None
 
-    def _compare(self, shapes: Shapes, made: Graph, weights: Mapping[str, Array]) -> None:
+    def _compare(self, shapes: Shapes, made: Known, weights: Mapping[str, Array]) -> None:
         """Trust the pairs that foretell the graph that was made for these shapes; drop others."""
         kept = []
         for pair in self._pairs:
             found = pair.at(shapes)
             if found is not None:
-                pair.trusted = same(made, found[0], weights)
+                held = {**weights, **made.constants, **pair.known.constants}
+                pair.trusted = same(made.graph, found[0], held)
             if found is None or pair.trusted:
                 kept.append(pair)
         self._pairs = kept

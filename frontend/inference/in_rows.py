@@ -20,8 +20,9 @@ from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.extended import Known, alike
 from soapstone.frontend.inference.sources import Source
 from soapstone.ir.extents import differs
+from soapstone.ir.graph import Graph
 from soapstone.ir.samples import meeting_samples
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, Role
 
 MOST_STEPS = 8  # for one number; beyond, binding takes less than what larger batches gain
 _KINDS, _NUMBERS = 64, 256  # kinds of rows, and numbers of a kind, that are told apart
@@ -76,8 +77,9 @@ class InRows:
         if first == number:
             return
         kind.apart = alike(other.notes, known.notes, True)
-        weights = {**self._source.weights(), **known.constants}
-        if kind.apart and not differs(other.graph, known.graph, weights):
+        weights = {**self._source.weights(), **other.constants, **known.constants}
+        graphs = other.graph, known.graph
+        if kind.apart and not _lengthens(*graphs) and not differs(*graphs, weights):
             several = known if number > 1 else other
             kind.apart = not meeting_samples(several.graph, weights)
             kind.numbers |= {first, number}
@@ -144,6 +146,15 @@ class InRows:
             self._kinds.popitem(last=False)
         numbers = {array.shape[0] for array in given.values()}
         return kind, numbers.pop() if len(numbers) == 1 else 0
+
+
+def _lengthens(one: Graph, other: Graph) -> bool:
+    """Return whether constants go along rows: what those of further ones hold is not known."""
+    return any(
+        one.tensors[x].shape != other.tensors[y].shape
+        for x, y in zip(one.roles, other.roles)
+        if one.roles[x] is not Role.INPUT
+    )
 
 
 def _steps(rows: int, numbers: Iterable[int]) -> list[tuple[int, int]]:

@@ -87,6 +87,28 @@ def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str, firs
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("hides", ["Greater(r, column)", "Less(zero, zero)"])
+def test_what_a_mask_says_of_short_lengths_is_not_taken_to_be_so_of_others(hides: str) -> None:
+    """It is causal, or hides nothing, as long as no key is thirty places away."""
+    body = f"""s = Shape(x)  t = Gather(s, i1)  r = Range(i0, t, i1)  column = Unsqueeze(r, v1)
+        zero = Sub(r, r)  one = {hides}  thirty = Constant<value_int = 30>()
+        away = Sub(column, r)  far = Greater(away, thirty)  hidden = Or(one, far)
+        low = Constant<value_float = -1e38>()  none = Constant<value_float = 0.0>()
+        mask = Where(hidden, low, none)  turned = Transpose<perm = [0, 2, 1]>(x)
+        met = MatMul(x, turned)  masked = Add(met, mask)  share = Softmax(masked)
+        y = MatMul(share, x)"""
+    model = model_of(body)
+    with InferenceSession(from_onnx(model), threads=1, tune=False) as session:
+        for length in (30, 24, 20, 60, 25, 45):
+            feeds = arrays(session, 2, length)
+            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
+                fresh._binder.packed.foretold.close()
+                expected = fresh.run(feeds)["y"]
+            found = session.run(feeds)["y"]
+            settled(session)
+            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("name", MEETING)
 def test_rows_that_meet_are_bound(name: str) -> None:
     with InferenceSession(MEETING[name], threads=1) as session:

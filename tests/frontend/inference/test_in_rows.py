@@ -90,6 +90,13 @@ MEETING = {
         far = Constant<value_ints = [1, 2]>()  c = Unsqueeze(f, far)
         d = Add(x, c)  y = MatMul(d, w)"""
     ),
+    "number of a row, of few rows none": model_of(
+        """zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()
+        four = Constant<value_int = 4>()  s = Shape(x)  n = Gather(s, zero)
+        r = Range(zero, n, one)  late = Greater(r, four)  f = Cast<to = 1>(late)
+        far = Constant<value_ints = [1, 2]>()  c = Unsqueeze(f, far)  h = MatMul(x, w)
+        y = Add(h, c)"""
+    ),
     "rows of two dims": model_of(
         "flat = Constant<value_ints = [-1, 6]>()  r = Reshape(x, flat)  y = MatMul(r, w)",
         outputs="float[m, 8] y",
