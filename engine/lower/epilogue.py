@@ -30,7 +30,7 @@ def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
             continue
         chain = _chain(graph, strategy, node, taken)
         if chain:
-            chain = _with_narrow(graph, strategy, node, chain)
+            chain = _with_narrow(graph, strategy, node, chain, taken)
             fused[chain[-1].name] = (_fused(node, chain),)
             taken.update(step.name for step in [node, *chain])
     gone: dict[str, tuple[Node, ...]] = dict.fromkeys(taken, ())
@@ -67,7 +67,9 @@ def _feeds_products(graph: Graph, cast: Node) -> bool:
     return any(reads_halves(graph, node) for node in graph.consumers.get(cast.outputs[0], ()))
 
 
-def _with_narrow(graph: Graph, strategy: Strategy, node: Node, chain: list[Node]) -> list[Node]:
+def _with_narrow(
+    graph: Graph, strategy: Strategy, node: Node, chain: list[Node], taken: set[str]
+) -> list[Node]:
     """Return the chain with what widens its operands before the steps that read them."""
     steps: list[Node] = []
     made = {node.outputs[0], *(step.outputs[0] for step in chain)}
@@ -77,6 +79,7 @@ def _with_narrow(graph: Graph, strategy: Strategy, node: Node, chain: list[Node]
             if (
                 name not in made
                 and maker is not None
+                and maker.name not in taken
                 and maker.spec.elementwise
                 and (graph.tensors[maker.inputs[0]].dtype in BYTES or widens(graph, maker))
                 and follows(graph, maker.inputs[0], name)

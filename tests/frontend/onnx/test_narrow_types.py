@@ -18,6 +18,7 @@ from soapstone.frontend.onnx.errors import UnsupportedError
 from soapstone.frontend.onnx.export.write import EXTERNAL_BYTES
 from soapstone.frontend.onnx.file.tensors import ONNX_OF, TYPE_STRINGS, array_of, stored
 from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 
 NARROW = tuple(BITS)
@@ -207,3 +208,25 @@ def test_infinity_is_moved_as_it_is() -> None:
         (found,) = session.run({"x": array}).values()
     assert same(found[:, 1:-1], array)
     assert float(floats("float8_e5m2").max) == 57344
+
+
+def test_gates_of_channels_in_bfloat16_are_widened_by_one_product() -> None:
+    """What widens a gate may join the product that makes it, or the one that it is for."""
+    builder, at = GraphBuilder("gated"), {"bias": False}
+    x = builder.input("x", (2, 4, 5, 5), "bfloat16")
+    wide = builder.input("wide", (4, 4, 3, 3), "bfloat16", Role.PARAMETER)
+    thin = builder.input("thin", (4, 4, 1, 1), "bfloat16", Role.PARAMETER)
+    (made,) = builder.apply("conv2d", x, wide, padding=(1, 1, 1, 1), **at)
+    (mean,) = builder.apply("reduce_mean", x, axes=(2, 3), keepdims=True)
+    (gate,) = builder.apply("sigmoid", *builder.apply("conv2d", mean, thin, **at))
+    builder.output(*builder.apply("mul", made, gate))
+    graph, random = builder.build(), np.random.default_rng(0)
+    given = {
+        name: random.standard_normal(graph.tensors[name].shape).astype(ml_dtypes.bfloat16)
+        for name in graph.roles
+    }
+    (expected,) = interpret(graph, given).values()
+    feed = {"x": given.pop("x")}
+    with InferenceSession(graph, given, threads=1) as session:
+        (found,) = session.run(feed).values()
+    np.testing.assert_allclose(*(each.astype(np.float32) for each in (found, expected)), 0.02, 0.02)
