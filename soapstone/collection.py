@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _STREAMS = ("<stdin>", "<stdout>", "<stderr>")
 
@@ -40,11 +40,12 @@ def _leave() -> None:
 
     What no cycle holds is dropped all the same. Kernels' handles need not be.
     """
-    alive = gc.get_objects()
-    told = {kind for kind in set(map(type, alive)) if hasattr(kind, "__del__")}
-    told = {kind for kind in told if not kind.__module__.startswith("soapstone.kernels.")}
-    if all(getattr(each, "name", "") in _STREAMS for each in alive if type(each) in told):
-        gc.freeze()
+    with suppress(Exception):  # of others' objects, which are then collected as ever
+        alive = gc.get_objects()
+        told = {kind for kind in set(map(type, alive)) if hasattr(kind, "__del__")}
+        told = {kind for kind in told if not kind.__module__.startswith("soapstone.kernels.")}
+        if all(getattr(each, "name", "") in _STREAMS for each in alive if type(each) in told):
+            gc.freeze()
 
 
 __all__ = ["paused"]

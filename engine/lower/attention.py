@@ -47,6 +47,8 @@ def joined(site: Site, node: Node) -> str | None:
         product = site.only(before, "matmul")
         if product is None or product.attributes["transpose_a"]:
             continue
+        if site.builder.spec(before).shape != scores.shape:  # what is between repeats them
+            continue
         found = _operands(site, product, node.inputs[1])
         masks = _mask(site, hides, scores.shape)
         if found is None or masks is None or not scale * found[1] > 0:

@@ -91,6 +91,8 @@ def _block(site: Site, value: str, axis: int) -> tuple[str, int] | None:
     """
     maker = site.builder.maker(value)
     if maker is not None and maker.operator == "slice":
+        if any(maker.attributes["starts"]) or any(s != 1 for s in maker.attributes["steps"]):
+            return None
         maker = site.builder.maker(maker.inputs[0])
     wide = maker and maker.operator == "reshape" and site.builder.maker(maker.inputs[0])
     if not wide or wide.operator != "broadcast":
@@ -101,13 +103,15 @@ def _block(site: Site, value: str, axis: int) -> tuple[str, int] | None:
     return wide.inputs[0], after[axis + 1]
 
 
-def _by_blocks(site: Site, value: str, axis: int, shape: tuple[int, int]) -> str | None:
+def _by_blocks(site: Site, value: str, axis: int, shape: tuple[int, int], block: int) -> str | None:
     """Return a scale or zero point as float32 of a shape (n, blocks), or None where it is not such.
 
-    axis: of the weights, along k.
+    axis: of the weights, along k. block: how many of k have one number.
     """
     found = _block(site, value, axis)
     if found:
+        if found[1] != block:
+            return None
         extents = site.builder.spec(found[0]).shape
         flat = tuple(extent for place, extent in enumerate(extents) if place != axis + 1)
         rows = site.constant("reshape", found[0], shape=flat)
@@ -152,14 +156,15 @@ def _packed(site: Site, node: Node, halves: bool) -> str | None:
         return None
     repeated = found.scale and _block(site, *found.scale)
     block = repeated[1] if repeated else min(depth if halves else _BLOCK, depth)
-    if depth % _STEP or block % _STEP or len(numbers.shape) != 2:
+    along = (columns, depth) if found.axis else (depth, columns)
+    if depth % _STEP or block % _STEP or numbers.shape != along:
         return None
     shape = columns, -(-depth // block)
     one = site.constant("full", shape=(), value=1.0, dtype="float32")
-    parts = [_by_blocks(site, *(found.scale or (one, 0)), shape)]
+    parts = [_by_blocks(site, *(found.scale or (one, 0)), shape, block)]
     shift = _SHIFTS.get(numbers.dtype, 0)
     if found.zero is not None and not _is_zero(site, found.zero[0]):
-        parts.append(_by_blocks(site, *found.zero, shape))
+        parts.append(_by_blocks(site, *found.zero, shape, block))
     elif kind == WHOLE and shift != 1 << (bits - 1):
         parts.append(site.constant("full", shape=shape, value=0.0, dtype="float32"))
     known = [part for part in parts if part and site.builder.spec(part).shape == shape]

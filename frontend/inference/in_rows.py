@@ -127,6 +127,8 @@ class InRows:
             name: into[name] if name in into else np.empty(array.shape, array.dtype)
             for name, array in whole.items()
         }
+        if any(np.may_share_memory(a, b) for a in into.values() for b in given.values()):
+            given = {name: array.copy() for name, array in given.items()}
         for begin, number in steps:
             bound, end = known[number], min(begin + number, rows)
             for name, feed in bound.feeds.items():

@@ -40,7 +40,7 @@ class Waiting:
         """Begin anew in a child process, which has this thread alone."""
         self._lock = threading.Lock()  # of the workers that have run something; none waits for it
         self._before: int | None = None  # what was lost when a window began
-        self._busy_s = 0.0
+        self._busy_s, self._began = 0.0, 0.0
         self._until, self._wait_s = 0.0, _SOON_S  # when it is tried again; 0: they look long
 
     def ran(self, seconds: float, now: float) -> None:
@@ -64,14 +64,14 @@ class Waiting:
 
     def _count(self, seconds: float, now: float) -> None:
         if self._before is None:
-            self._before, self._busy_s = self._lost(), 0.0
+            self._before, self._busy_s, self._began = self._lost(), 0.0, now
             return
         self._busy_s += seconds
         if self._busy_s < _WINDOW_S:
             return
         lost = self._lost()
-        often = (lost - self._before) / self._busy_s > _OFTEN
-        self._before, self._busy_s = lost, 0.0
+        often = (lost - self._before) / (now - self._began) > _OFTEN
+        self._before, self._busy_s, self._began = lost, 0.0, now
         if often:
             self._until = now + self._wait_s
             self._wait_s = min(2 * self._wait_s, _LATE_S)

@@ -15,7 +15,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from soapstone.native.cuda.device import CLOCK_NS
 from soapstone.native.memory import Array, address
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import Instance, Instances, Storage
@@ -62,7 +61,9 @@ class Part:
         self._answer = 0  # its id; 0 until it is written
 
     def _header(self, **fields: Any) -> None:
-        world = self._analysis.world
+        world, clock = self._analysis.world, 0
+        if self._machine.devices:
+            from soapstone.native.cuda.device import CLOCK_NS as clock
         self._put(
             "header",
             format=FORMAT,
@@ -74,7 +75,7 @@ class Part:
             runs=list(world.runs),
             owners=list(world.owners),
             first=self._analysis.next_id - self._base,
-            clock_ns=CLOCK_NS if self._machine.devices else 0,
+            clock_ns=clock,
             **fields,
         )
         for region, state in list(self._analysis.regions.items()):

@@ -273,3 +273,14 @@ def test_a_row_of_many_equal_scores_and_one_far_above() -> None:
     with InferenceSession(graph, {}) as session:
         for name, value in session.run(given).items():
             np.testing.assert_allclose(value, expected[name], atol=2e-5, rtol=1e-4)
+
+
+def test_products_that_a_mask_repeats_stay() -> None:
+    builder = GraphBuilder("repeated")
+    q, k = (builder.input(name, (1, 2, T, 16)) for name in "qk")
+    (scores,) = builder.apply("matmul", q, k, transpose_b=True)
+    (scores,) = builder.apply("add", scores, builder.input("mask", (3, 1, T, T)))
+    (weights,) = builder.apply("softmax", scores, axis=3)
+    builder.output(*builder.apply("matmul", weights, builder.input("v", (1, 2, T, 24))))
+    graph = builder.build()
+    assert fold_weights(graph, {}).nodes == graph.nodes

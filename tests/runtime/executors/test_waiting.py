@@ -11,13 +11,15 @@ from soapstone import system
 from soapstone.runtime.executors.waiting import Waiting
 
 
-def _told(lost_in_a_run: list[int], seconds: float = 1 / 64) -> list[tuple[int, bool]]:
+def _told(
+    lost_in_a_run: list[int], seconds: float = 1 / 64, idle: float = 0.0
+) -> list[tuple[int, bool]]:
     """Return after which runs, one after another, threads were told to look little, or long."""
     lost, told, now = 0, list[tuple[int, bool]](), 0.0
     waiting = Waiting(lambda: lost, lambda brief: told.append((number, brief)))
     for number, more in enumerate(lost_in_a_run):  # noqa: B007
         lost += more
-        now += seconds
+        now += seconds + idle
         waiting.ran(seconds, now)
     number = -1
     waiting.rest()
@@ -35,6 +37,10 @@ def test_threads_look_little_while_they_are_taken_off_their_cores() -> None:
 def test_long_runs_are_windows_of_their_own() -> None:
     assert _told([9, 9], seconds=0.2) == [(1, True), (-1, False)]
     assert _told([9, 0, 0], seconds=0.2) == []  # what was lost before the first run has ended
+
+
+def test_what_is_lost_between_runs_is_spread_over_that_time() -> None:
+    assert _told([0, 0, 0, 1] * 50, seconds=0.001, idle=0.1) == []
 
 
 _CROWDS = """
