@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _STREAMS = ("<stdin>", "<stdout>", "<stderr>")
+_off = False  # whether the collector is, by a thread that is in `paused`
 
 
 @contextmanager
@@ -21,9 +23,11 @@ def paused() -> Iterator[None]:
 
     What is there afterwards counts as old, so that only whole collections look through it.
     """
+    global _off
     if not gc.isenabled():
         yield
         return
+    _off = True
     gc.disable()
     try:
         yield
@@ -32,6 +36,17 @@ def paused() -> Iterator[None]:
             gc.freeze()
             gc.unfreeze()
         gc.enable()
+        _off = False
+
+
+def _forked() -> None:
+    """Go on collecting in a child process, where a thread that would is not there."""
+    if _off:
+        gc.enable()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 @atexit.register

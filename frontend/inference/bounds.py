@@ -179,7 +179,9 @@ class Bounds:
 
         def make() -> tuple[Bound, Session, Callable[[InRows], None]]:
             with paused():
-                known, _ = self._binder.known(shapes)
+                known, contents = self._binder.known(shapes)
+                if contents:
+                    raise GraphError("the graph depends on what inputs hold, not on shapes alone")
                 session = self._binder.beside(self.session)
                 bound = self._binder.bind(session, {}, known)
             session.runtime.executor.here = False

@@ -35,6 +35,7 @@ class Foretold:
         self.rows: tuple[Given, Known] | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._first = threading.Lock()  # is taken by the first session that begins, for good
         wait_for(self)
 
     def begin(self, source: Source, given: Given, make: Callable[[Given], Known | None]) -> None:
@@ -43,7 +44,7 @@ class Foretold:
         given: the inputs that came. make: returns the graph for such and takes note of it, or None
         where it depends on their contents.
         """
-        if self._thread is not None or self._stopped:
+        if self._stopped or not self._first.acquire(blocking=False):
             return
         others = list(_others(source, given))  # of which none keeps what came
 

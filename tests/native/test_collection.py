@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,32 @@ gc.collect()
 print(seen())
 """
 
+_FORKS = """
+import gc, os, threading
+from soapstone.collection import paused
+inside, end = threading.Event(), threading.Event()
+def work():
+    with paused():
+        inside.set()
+        end.wait()
+thread = threading.Thread(target=work)
+thread.start()
+inside.wait()
+child = os.fork()
+if not child:
+    os._exit(0 if gc.isenabled() else 1)
+print(os.waitpid(child, 0)[1], gc.isenabled())
+end.set()
+thread.join()
+print(gc.isenabled())
+"""
+_DETACHED = """
+import io, sys
+sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8")
+import soapstone.collection
+print("written")
+"""
+
 
 def _printed(program: str, folder: Path) -> str:
     command = [sys.executable, "-c", program]
@@ -57,3 +84,12 @@ def test_a_process_ends_without_collections_where_nothing_is_to_be_told(
 
 def test_what_is_made_while_collections_pause_is_old_and_still_collected(tmp_path: Path) -> None:
     assert _printed(_PAUSES, tmp_path).split() == ["False", "True", "0", "True", "None"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_child_process_collects_whatever_threads_of_its_parent_do(tmp_path: Path) -> None:
+    assert _printed(_FORKS, tmp_path).split() == ["0", "False", "True"]
+
+
+def test_a_process_whose_output_was_replaced_ends_in_silence(tmp_path: Path) -> None:
+    assert _printed(_DETACHED, tmp_path) == "written\n"

@@ -12,7 +12,8 @@ from onnx import helper, numpy_helper
 from soapstone import InferenceSession, from_onnx
 from soapstone.dtypes import floats, integers, kind_of
 from soapstone.engine.lower import fold_weights
-from soapstone.ir.tensor import Array
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.tensor import Array, Role
 
 INTEGERS = ("int4", "uint4", "int2", "uint2", "int8", "uint8")
 FLOATS = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
@@ -111,3 +112,38 @@ def test_what_does_not_fit_is_computed_as_it_is_written() -> None:
     narrow = RANDOM.uniform(0.1, 2, (DEPTH // 4, COLUMNS)).astype(np.float32)
     source = model(w, narrow, None, False, False, axis=0, block_size=4)
     check(source, x @ (np.float64(w) * np.repeat(narrow, 4, 0)), x, packed=False)
+
+
+@pytest.mark.parametrize("case", ["within a block", "blocks of two sizes", "a column"])
+def test_scales_that_are_none_of_whole_blocks_stay(case: str) -> None:
+    depth, columns = {"within a block": 112, "blocks of two sizes": 96, "a column": 64}[case], 32
+    builder, held = GraphBuilder("sliced"), dict[str, Array]()
+
+    def constant(name: str, shape: tuple[int, ...], dtype: str = "float32") -> str:
+        held[name] = drawn("int8", shape).astype(dtype)
+        return builder.input(name, shape, dtype, role=Role.CONSTANT)
+
+    def repeated(name: str, block: int, begin: int = 0) -> str:
+        blocks = -(-depth // block)
+        (wide,) = builder.apply(
+            "broadcast", constant(name, (blocks, 1, columns)), shape=(blocks, block, columns)
+        )
+        (flat,) = builder.apply("reshape", wide, shape=(blocks * block, columns))
+        at = {"starts": (begin, 0), "stops": (begin + depth, columns), "steps": (1, 1)}
+        return builder.apply("slice", flat, **at)[0]
+
+    narrow = constant("w", (depth, 1 if case == "a column" else columns), "int8")
+    (w,) = builder.apply("cast", narrow, to="float32")
+    if case == "blocks of two sizes":
+        (w,) = builder.apply("sub", w, repeated("zero", 64))
+    scale = {
+        "within a block": lambda: repeated("scale", 32, 16),
+        "blocks of two sizes": lambda: repeated("scale", 48),
+        "a column": lambda: constant("scale", (1, columns)),
+    }[case]()
+    (w,) = builder.apply("mul", w, scale)
+    x, bias = builder.input("x", (3, depth)), constant("bias", (columns,))
+    builder.output(*builder.apply("linear", x, w, bias))
+    graph = builder.build()
+    folded = fold_weights(graph, held)
+    assert "matmul_nbits" not in {node.operator for node in folded.nodes}
