@@ -15,15 +15,17 @@ from contextlib import contextmanager, suppress
 
 _STREAMS = ("<stdin>", "<stdout>", "<stderr>")
 _off = False  # whether the collector is, by a thread that is in `paused`
+_left = False  # whether others froze objects; to count them takes time for each
 
 
 @contextmanager
 def paused() -> Iterator[None]:
     """Do without collections inside; of several threads, the first to leave ends it for all.
 
-    What is there afterwards counts as old, so that only whole collections look through it.
+    What is there afterwards counts as old, so that only whole collections look through it, unless
+    others have frozen objects: these stay so.
     """
-    global _off
+    global _off, _left
     if not gc.isenabled():
         yield
         return
@@ -32,7 +34,8 @@ def paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        _left = _left or gc.get_freeze_count() > 0
+        if not _left:
             gc.freeze()
             gc.unfreeze()
         gc.enable()

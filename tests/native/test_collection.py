@@ -36,6 +36,17 @@ gc.collect()
 print(seen())
 """
 
+_FROZEN = """
+import gc
+from soapstone import collection
+gc.freeze()
+counts, count = [], gc.get_freeze_count
+gc.get_freeze_count = lambda: counts.append(count()) or counts[-1]
+for _ in range(3):
+    with collection.paused():
+        pass
+print(len(counts), count() > 0)
+"""
 _FORKS = """
 import gc, os, threading
 from soapstone.collection import paused
@@ -84,6 +95,10 @@ def test_a_process_ends_without_collections_where_nothing_is_to_be_told(
 
 def test_what_is_made_while_collections_pause_is_old_and_still_collected(tmp_path: Path) -> None:
     assert _printed(_PAUSES, tmp_path).split() == ["False", "True", "0", "True", "None"]
+
+
+def test_what_others_froze_stays_so_and_is_counted_once(tmp_path: Path) -> None:
+    assert _printed(_FROZEN, tmp_path).split() == ["1", "True"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
