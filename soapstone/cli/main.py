@@ -364,7 +364,7 @@ def compile_(
     """Compile the kernels ahead of need, so that no first run waits for it (docs/caches.md)."""
     from soapstone.cache.objects import PACKAGED
     from soapstone.engine import ahead
-    from soapstone.frontend.onnx import schema
+    from soapstone.frontend.onnx.file import schema
 
     if not level:
         count = ahead.fill()
