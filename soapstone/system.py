@@ -417,21 +417,6 @@ def openmp_waiting() -> dict[str, str]:
     return said or {_WAITING[0]: _SPINS}
 
 
-def waits_as_we_say() -> bool:
-    """Return whether threads of OpenMP wait as is said here: it is GNU's, and no user decides."""
-    library = openmp()
-    known = library is not None and "gomp" in str(library._name)
-    return known and not any(name in os.environ for name in _WAITING)
-
-
-def idle_team(threads: int) -> None:
-    """Give the calling thread a team of OpenMP that does nothing, until the thread ends."""
-    library = openmp()
-    if library is not None:
-        nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
-        library.GOMP_parallel(nothing, None, ctypes.c_uint(threads), ctypes.c_uint(0))
-
-
 def release_team() -> None:
     """End the threads of the calling thread's OpenMP team; the next parallel region starts others.
 

@@ -16,14 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from soapstone import system
-from soapstone.runtime.executors.waiting import Crowd, Waiting
 from soapstone.runtime.machines.machine import Machine
 
 Function = Callable[[], None]
 Inbox = queue.SimpleQueue[Function | None]
 _IDLE_S = 0.1  # after which a thread gives back its OpenMP team, which takes up to 8 ms to start
 _TEAMS: dict[Inbox, int] = {}  # threads of the teams of this process, by what their leaders wait in
-_WAITING = Waiting(system.preemptions, Crowd(lambda: sum(n - 1 for n in list(_TEAMS.values()))))
 
 
 class Threads:
@@ -101,8 +99,6 @@ class Threads:
             inbox.put(None)
         for thread in self._threads:
             thread.join()
-        if not _TEAMS:
-            _WAITING.rest()
 
 
 class _Round:
@@ -165,7 +161,6 @@ def _serve(inbox: Inbox, threads: int, core: int | None) -> None:
         system.pin(core)
     set_openmp_threads(threads)
     cores = system.usable_cores()
-    watched = threads > 1 and system.waits_as_we_say()
     while True:
         many = threads > 1 and sum(list(_TEAMS.values())) > cores
         try:
@@ -175,9 +170,5 @@ def _serve(inbox: Inbox, threads: int, core: int | None) -> None:
             item = inbox.get()
         if item is None:
             return
-        start = time.perf_counter()
         item()
-        if watched:
-            now = time.perf_counter()
-            _WAITING.ran(now - start, now)
         del item  # an idle thread keeps nothing alive
