@@ -19,7 +19,7 @@ from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, multiplies_bytes
 from soapstone.engine.lower.parts import copy_parts, merge_parts
 from soapstone.engine.lower.updates import hoist_updates, merge_stores, store_updates
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources
-from soapstone.engine.lower.weights import ATTENTION, FOLDS, fold
+from soapstone.engine.lower.weights import ATTENTION, FOLDS, NAMING, fold
 from soapstone.ir.graph import Graph
 from soapstone.ir.precision import SINGLE
 from soapstone.ir.strategy import Strategy
@@ -59,11 +59,11 @@ def _store_halves(graph: Graph, constants: Mapping[str, Array]) -> Graph:
 
 # Where weights never change, before a strategy is chosen: what weights alone determine.
 CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
-    *(Pass(each.name, partial(fold, each)) for each in FOLDS[:4]),
+    *(Pass(each.name, partial(fold, each)) for each in NAMING),
     *(Pass(each.name, partial(fold, each), multiplies=True) for each in IN_BYTES),
     *(Pass(each.name, partial(fold, each), multiplies=False) for each in IN_REAL),
     Pass(IN_FEW_BITS.name, partial(fold, IN_FEW_BITS), processor="cpu"),
-    *(Pass(each.name, partial(fold, each)) for each in FOLDS[4:]),
+    *(Pass(each.name, partial(fold, each)) for each in FOLDS),
     Pass(ATTENTION.name, partial(fold, ATTENTION), processor="cpu"),
     Pass("widen_weights", lambda graph, _: widen_halves(graph, Strategy({})), processor="cpu"),
     Pass(IN_HALVES.name, partial(fold, IN_HALVES), processor="cpu"),

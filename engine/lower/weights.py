@@ -321,11 +321,13 @@ def _activation(site: Site, node: Node) -> str | None:
 
 _KEPT = ("relu", "sigmoid", "tanh")  # whose gradients need no more than their result
 
-FOLDS = (
+NAMING = (  # before what products of bytes and of few bits are is found
     Fold("fold_numbers", ("add", "sub", "mul", "div"), _number),
     Fold("name_activations", ("mul", "affine"), _named),
     Fold("name_norms", ("mul",), _norm),
     Fold("fold_products", ("matmul",), _product),
+)
+FOLDS = (
     Fold("move_reshapes", ("reshape",), _reshaped),
     Fold("fold_batch_norms", ("batch_norm_inference",), _batch_norm),
     Fold("fold_scales", ("mul", "affine"), _scale),

@@ -129,6 +129,9 @@ class Bounds:
     def close(self) -> None:
         """Stop the workers and free the memory."""
         self._binder.packed.foretold.close()
+        if (made := self._meanwhile.take()) is not None:
+            _, (_, session, _) = made
+            session.close()
         self._meanwhile.close()
         self.held.clear()
         for each in self._beside.values():

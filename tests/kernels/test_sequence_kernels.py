@@ -203,6 +203,14 @@ def test_attention_of_few_queries_reads_keys_in_place(hides: float, used: int) -
         assert served == {LIBRARY, "few"}
 
 
+@pytest.mark.parametrize("ahead", [-2, -9])
+@pytest.mark.parametrize("empty", ["zeros", "nan"])
+def test_queries_before_all_keys_of_a_tile_are_rows_without_weights(empty: str, ahead: int) -> None:
+    operands = [draw(0, 2, 4, 2, 8), draw(1, 2, 6, 2, 8), draw(2, 2, 6, 2, 5)]
+    attributes = {"causal": True, "ahead": ahead, "empty": empty}
+    assert "few" in run_all("attention", operands, attributes, threads=2)
+
+
 @pytest.mark.skipif(not BLOCKS, reason="needs 32 registers of sixteen floats")
 @pytest.mark.parametrize(("queries", "keys"), [(6, 1), (7, 16), (13, 49), (49, 65), (20, 130)])
 @pytest.mark.parametrize(("d", "dv"), [(8, 8), (32, 32), (17, 65), (70, 3)])

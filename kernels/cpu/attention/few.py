@@ -6,11 +6,11 @@ that the mask shows, for which a buffer has no tokens yet, are not read at all.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
+from soapstone.ir.ops.products.attention import scale_of
 from soapstone.kernels.cpu.attention.heads import floor, mask_at, scaled, weights
 from soapstone.kernels.cpu.attention.variants import ahead_of, empty_of, mask_fields
 from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats, get, loop, put
@@ -87,7 +87,8 @@ def _few(block: Any, begin: int, end: int) -> int:
             f32p(at)[0] = top + logarithm(total)
             factor = np.float32(w.empty) if total == 0.0 else np.float32(1.0) / total
             scale_row(row, row, n, factor)
-            fill_floats(y + i * w.y_step_t, np.float32(0.0), dv)
+            # What no key adds to is a row without weights.
+            fill_floats(y + i * w.y_step_t, np.float32(0.0) if n > 0 else factor, dv)
         for t in range(most):
             for i in range(tq):
                 weight = f32p(scores + i * tk * 4)[t]
@@ -106,8 +107,7 @@ def attention(call: Call) -> Entry | None:
     mask = mask_fields(call, 3, (samples, heads, tq, tk))
     if tq > _MOST or mask is None or not all(a.size for a in (*call.inputs, *call.outputs)):
         return None
-    given = call.attributes["scale"]
-    scale = 1 / math.sqrt(d) if given is None else float(given)
+    scale = scale_of(call.attributes, d)
     if not scale > 0:  # minus infinity would become another number
         return None
     steps = {f"{n}_step": a.strides[:3] for n, a in zip("qkvy", (q, k, v, y))}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import learn
+from soapstone.ir.ops.products.attention import scale_of
 from soapstone.kernels.cpu.attention.heads import (
     BLOCK,
     OPERAND,
@@ -136,8 +137,7 @@ def _bind(
     kinds = list(dict.fromkeys(blocks))
     each = len(products) // len(kinds)
     stretches = [STRETCH.row(product=each * kinds.index(block), keys=block[1]) for block in blocks]
-    given = call.attributes["scale"]
-    scale = 1 / math.sqrt(q.shape[3]) if given is None else float(given)
+    scale = scale_of(call.attributes, q.shape[3])
     threads = call.threads if items * rows * k.shape[1] * q.shape[3] > 1 << 16 else 1
     parts = max(1, min(threads, items))
     made = [_part(products, rows, form, halves) for _ in range(parts)]

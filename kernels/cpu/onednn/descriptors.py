@@ -26,13 +26,12 @@ from soapstone.kernels.cpu.onednn.library import (
     library,
     threads,
 )
-from soapstone.kernels.entry import Array
+from soapstone.kernels.entry import BFLOAT16, Array
 from soapstone.native.memory import address, aligned
 from soapstone.records import dataclass
 
 BF16, F32, S32, U8, S8 = 2, 3, 4, 6, 5
 TYPES = {"bfloat16": BF16, "float32": F32, "int32": S32, "uint8": U8, "int8": S8}
-HALF = "bfloat16"  # a copy of which makes 0 of what is subnormal
 _ANY = 1
 _USER_SCRATCHPAD = 1
 _IMPLEMENTATION = 8
@@ -153,13 +152,13 @@ def _descriptor(layout: Layout) -> Handle:
 def usable(array: Array, halves: bool = False) -> bool:
     """Return whether oneDNN can address the array: a known type, strides whole and positive.
 
-    halves: whether it may be bfloat16.
+    halves: whether it may be bfloat16, of which a copy makes 0 of what is subnormal.
     """
     kind = array.dtype
     name = name_of(kind)
     return (
         name in TYPES
-        and (halves or name != HALF)
+        and (halves or name != BFLOAT16)
         and kind.isnative
         and array.flags.aligned
         and _steps_whole(array.shape, array.strides, kind.itemsize)

@@ -17,7 +17,6 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_DST,
     ARG_SCRATCHPAD,
     ARG_SRC,
-    HALF,
     SCRATCHPAD,
     Layout,
     Primitive,
@@ -37,7 +36,7 @@ from soapstone.kernels.cpu.onednn.library import (
     library,
     stream,
 )
-from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.native.memory import Block, aligned_array, pack, run
 from soapstone.native.shared import packed
 from soapstone.records import dataclass
@@ -215,7 +214,7 @@ def served(call: Call, *dtypes: str) -> bool:
     """
     operands = (*call.inputs, *call.outputs)
     return all(
-        usable(array, HALF in dtypes) and (not dtypes or name_of(array.dtype) in dtypes)
+        usable(array, BFLOAT16 in dtypes) and (not dtypes or name_of(array.dtype) in dtypes)
         for array in operands
     ) and not any(Layout.of(array).overlaps for array in call.outputs)
 
