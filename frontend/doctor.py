@@ -24,6 +24,7 @@ import numpy as np
 from soapstone import system
 from soapstone.cache import caches
 from soapstone.cache.environment import environment
+from soapstone.native import teams
 
 State = Literal["works", "missing", "off", "broken"]
 _IMPORT_S = 120.0
@@ -174,9 +175,8 @@ def _openblas() -> Library:
 
 
 def _openmp() -> Library:
-    found = system.openmp()
-    if found is not None:
-        return Library("OpenMP", "works", "", str(found._name))
+    if teams.available():
+        return Library("OpenMP", "works", teams.described())
     cost = "an operator's kernel runs on one thread; train with more cpus instead of threads"
     return Library("OpenMP", "missing", problem="neither GNU's nor LLVM's is there", cost=cost)
 

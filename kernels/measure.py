@@ -29,6 +29,7 @@ from soapstone.deadline import Deadline
 from soapstone.dtypes import kind_of, name_of
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, home, registered
+from soapstone.native import teams
 from soapstone.native.memory import call as native_call
 from soapstone.native.memory import held, run, strided
 
@@ -42,11 +43,10 @@ _UNTIL: ContextVar[Deadline | None] = ContextVar("until", default=None)
 @cache
 def environment() -> Mapping[str, str]:
     """Return the environment of all that is measured: the libraries that kernels call included."""
-    from soapstone import system
     from soapstone.kernels.cpu.onednn import library as onednn
     from soapstone.kernels.cpu.openblas import library as openblas
 
-    found = {"onednn": "none", "openblas": "none", "openmp": "none"}
+    found = {"onednn": "none", "openblas": "none", "openmp": teams.described()}
     if onednn.available():
         path = digest(str(onednn.library()._name))
         found["onednn"] = f"{onednn.version()} {onednn.instructions():x} {path}"
@@ -54,9 +54,6 @@ def environment() -> Mapping[str, str]:
         blas, _ = openblas.attempt()
         if blas is not None:
             found["openblas"] = f"{blas.config} {digest(blas.path)}"
-    team = system.openmp()
-    if team is not None:
-        found["openmp"] = f"{team._name} {system.openmp_waiting()}"
     return {**base_environment(), **found}
 
 

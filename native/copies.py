@@ -16,7 +16,7 @@ import numpy as np
 from llvmlite import ir
 
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import Native, native, noop, parallel_for, routine, useful_threads
+from soapstone.native.entries import Native, native, noop, routine
 from soapstone.native.intrinsics import call_body
 from soapstone.native.lanes import (
     I8,
@@ -31,6 +31,7 @@ from soapstone.native.lanes import (
 )
 from soapstone.native.memory import Array, Block, Entry, address, pack
 from soapstone.native.moves import copy_bytes, copy_small, fill_run, row_at, strided_run
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
 from soapstone.native.walks import memory_order, merge
 

@@ -19,6 +19,7 @@ from soapstone.cache.deferred import intrinsic, numba, types
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 VOID, INT, WORD = ir.VoidType(), ir.IntType(32), ir.IntType(64)
 POINTER = ir.IntType(8).as_pointer()
+_OF_A_THREAD = 4 | 2  # a clock of Linux: of one thread, of the time that its scheduler counts
 
 
 def fixed_arity(typer: Callable[..., Any], count: Callable[[], int]) -> Any:
@@ -71,6 +72,20 @@ def external(name: str, returns: Any, *wants: Any) -> Any:
         return _kind(returns)(*map(_kind, wants)), emit
 
     return fixed_arity(typer, lambda: len(wants))
+
+
+def symbol(name: str) -> Any:
+    """Return the intrinsic of the address that the process gives a name; see `loader.define`."""
+
+    @intrinsic
+    def place(typing: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            named = _declare(builder.module, ir.FunctionType(VOID, []), name)
+            return builder.ptrtoint(named, WORD)
+
+        return types.int64(), emit
+
+    return place
 
 
 def _kind(of: Any) -> Any:
@@ -212,6 +227,17 @@ def compare_exchange(typing: Any, words: Any, index: Any, old: Any, new: Any) ->
 
 
 @intrinsic
+def fetch_add(typing: Any, words: Any, index: Any, value: Any) -> Any:
+    """Add to `words[index]`, as in `load_acquire`, atomically and in one order; what it was."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = _word(context, builder, signature, args)
+        return builder.atomic_rmw("add", word, args[2], "seq_cst")
+
+    return types.int64(words, types.int64, types.int64), emit
+
+
+@intrinsic
 def pause(typing: Any) -> Any:
     """The processor's hint that a loop is waiting (x86); nothing elsewhere."""
 
@@ -224,24 +250,43 @@ def pause(typing: Any) -> Any:
     return types.void(), emit
 
 
+def _clock(builder: Any, number: Any) -> Any:
+    """Nanoseconds of one of the system's clocks, by its number."""
+    slot = builder.bitcast(room(builder, ir.ArrayType(WORD, 2)), WORD.as_pointer())
+    kind = ir.FunctionType(INT, [INT, WORD.as_pointer()])
+    builder.call(_declare(builder.module, kind, system.CLOCK), [number, slot])
+    seconds, rest = builder.load(slot), builder.load(builder.gep(slot, [INT(1)]))
+    return builder.add(builder.mul(seconds, WORD(1_000_000_000)), rest)
+
+
 @intrinsic
 def clock_ns(typing: Any) -> Any:
     """Nanoseconds of the clock of `time.perf_counter_ns`."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        slot = builder.bitcast(room(builder, ir.ArrayType(WORD, 2)), WORD.as_pointer())
-        if system.CLOCK_ID is None:
-            kind = ir.FunctionType(INT, [WORD.as_pointer()])
-            builder.call(_declare(builder.module, kind, system.CLOCK), [slot])
-            tick = 1_000_000_000 // system.performance_frequency()
-            return builder.mul(builder.load(slot), WORD(tick))
-        kind = ir.FunctionType(INT, [INT, WORD.as_pointer()])
-        function = _declare(builder.module, kind, system.CLOCK)
-        builder.call(function, [INT(system.CLOCK_ID), slot])
-        seconds, rest = builder.load(slot), builder.load(builder.gep(slot, [INT(1)]))
-        return builder.add(builder.mul(seconds, WORD(1_000_000_000)), rest)
+        if system.CLOCK_ID is not None:
+            return _clock(builder, INT(system.CLOCK_ID))
+        slot = room(builder, WORD)
+        kind = ir.FunctionType(INT, [WORD.as_pointer()])
+        builder.call(_declare(builder.module, kind, system.CLOCK), [slot])
+        tick = 1_000_000_000 // system.performance_frequency()
+        return builder.mul(builder.load(slot), WORD(tick))
 
     return types.int64(), emit
+
+
+@intrinsic
+def thread_clock_ns(typing: Any, identifier: Any) -> Any:
+    """Nanoseconds that a thread, by its number (int32), has had a processor; Linux alone.
+
+    Source: the manual page clock_getres(2): bits 3 and up of such a clock are the number inverted
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        inverted = builder.shl(builder.not_(args[0]), INT(3))
+        return _clock(builder, builder.or_(inverted, INT(_OF_A_THREAD)))
+
+    return types.int64(types.int32), emit
 
 
 @intrinsic

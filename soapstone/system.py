@@ -28,7 +28,7 @@ from soapstone.records import dataclass
 WINDOWS = sys.platform == "win32"
 _DEPTH, _CALL_BYTES = 100_000, 1 << 10  # of recursion; of the stack of C that one call may take
 _THREAD_BYTES = 1 << 20  # of stack that threads have, at least
-_READ, _EXECUTE = 1, 4  # PROT_READ and PROT_EXEC, which POSIX systems number alike
+READ, WRITE, EXECUTE = 1, 2, 4  # PROT_READ and so on, which POSIX systems number alike
 _STAY: list[Any] = []  # views of pages whose addresses are known
 
 # -------------------------------------------------------------------------------------- processors
@@ -376,58 +376,21 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
 
 # --------------------------------------------------------------------------------------- libraries
 
-# How often a thread of GNU's OpenMP looks for work before it sleeps: for 0.03 to 0.1 ms. Left alone
-# it looks for 5 to 10 ms, in which it holds the core that another of its team may be waiting for:
-# beside other processes that costs much. A fifth of this is too little where waking takes long, as
-# on virtual machines: networks of many small operators then take twice as long.
-_SPINS = "2000"
-_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # by which users say otherwise
-
 
 @cache
 def openmp() -> ctypes.CDLL | None:
-    """Return GNU's OpenMP library, or None where it is absent.
-
-    It must be the one oneDNN uses: two pools would fight over the cores. Elsewhere another one that
-    has its functions, as LLVM's has, serves too. Its threads soon sleep unless users say otherwise.
-    """
+    """Return the system's OpenMP library, GNU's or one that has its functions, or None."""
     names = ["libgomp.so.1"]
     if sys.platform != "linux":
         from ctypes.util import find_library
 
         names += [found for name in ("gomp", "omp") if (found := find_library(name))]
-    waiting = openmp_waiting()
-    ours = waiting.keys() - os.environ.keys()
-    os.environ.update(waiting)  # read when it is loaded
-    try:
-        for name in names:
-            with contextlib.suppress(OSError, AttributeError):
-                library = ctypes.CDLL(name)
-                _ = library.GOMP_parallel, library.omp_get_thread_num, library.omp_set_num_threads
-                return library
-    finally:
-        for variable in ours:
-            del os.environ[variable]
+    for name in names:
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(name)
+            _ = library.GOMP_parallel, library.omp_get_thread_num, library.omp_set_num_threads
+            return library
     return None
-
-
-def openmp_waiting() -> dict[str, str]:
-    """Return the variables that say how threads of OpenMP wait: the user's, or else our own."""
-    said = {name: os.environ[name] for name in _WAITING if name in os.environ}
-    return said or {_WAITING[0]: _SPINS}
-
-
-def release_team() -> None:
-    """End the threads of the calling thread's OpenMP team; the next parallel region starts others.
-
-    GNU's library gives each thread that runs parallel regions a team of its own. Once all teams
-    together have more threads than there are cores, none waits for work by spinning any more, and
-    every parallel region pays for waking the others: a thread that has nothing to run keeps none.
-    """
-    library = openmp()
-    if library is not None and "gomp" in str(library._name):  # others share one team
-        with contextlib.suppress(AttributeError):  # before GCC 9
-            library.omp_pause_resource_all(1)  # omp_pause_soft
 
 
 def writable(nbytes: int) -> mmap.mmap:
@@ -444,12 +407,18 @@ def start(memory: mmap.mmap) -> int:
 
 def make_executable(memory: mmap.mmap) -> bool:
     """Let pages be executed and no more be written to; return whether the system does so."""
+    return protect(start(memory), len(memory), READ | EXECUTE)
+
+
+def protect(place: int, nbytes: int, rights: int) -> bool:
+    """Let the pages of some memory be used so alone; return whether the system does so."""
     try:
-        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        change = ctypes.CDLL(None, use_errno=True).mprotect
     except (AttributeError, OSError, TypeError):  # no such function; no such library on Windows
         return False
-    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return bool(protect(start(memory), len(memory), _READ | _EXECUTE) == 0)
+    change.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    first = place // _PAGE * _PAGE
+    return bool(change(first, place + nbytes - first, rights) == 0)
 
 
 def address(function: Any) -> int:

@@ -24,9 +24,10 @@ from harness import in_turns, median, serve, show, write
 
 from soapstone.kernels.cpu.products.panels_lanes import stretch
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import native, parallel_for
+from soapstone.native.entries import native
 from soapstone.native.lanes import I32, I64, LANES, Lanes, load_lanes, prefetch
 from soapstone.native.memory import aligned_array, run
+from soapstone.native.parallel import parallel_for
 from soapstone.native.simd import vectorised
 from soapstone.system import usable_cores
 

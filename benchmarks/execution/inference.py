@@ -7,7 +7,7 @@
 Needs `pip install -e ".[bench]"`. Each library works in its own process, in turns. "peak MB" is the
 peak resident memory above that of the library once it has run a model of one operator. With
 --beside, each is measured again beside some processes that compute without end; with --pinned, each
-of those has a core that it never leaves. The peer "sharing" is soapstone with `share_cores`.
+of those has a core that it never leaves.
 """
 
 from __future__ import annotations
@@ -49,16 +49,15 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
     library, _, precision = library.partition(".")
     given = arrays(name)
     run: Callable[[], Mapping[str, np.ndarray] | list[Any]]
-    if library in ("soapstone", "sharing"):
+    if library == "soapstone":
         from soapstone import InferenceSession, from_onnx
 
         with InferenceSession(from_onnx(smallest())) as first:
             first.run(np.ones((1, 16), np.float32))
         baseline = resident_bytes()
         start = time.perf_counter()
-        share = library == "sharing"
-        options = {"share_cores": share, "precision": precision or "float32"}
-        session = InferenceSession(path, threads=threads, tune="now", **options)
+        precision = precision or "float32"
+        session = InferenceSession(path, threads=threads, tune="now", precision=precision)
         run = lambda: list(session.run(given).values())  # noqa: E731
     elif library == "onnxruntime":
         import onnxruntime

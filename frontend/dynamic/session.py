@@ -40,10 +40,10 @@ from soapstone.ir.graph import Initial
 from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.mappers import load as load_mapper
+from soapstone.native.teams import available, set_threads
 from soapstone.runtime.analysis.policy import attach
-from soapstone.runtime.executors.threads import set_openmp_threads
 from soapstone.runtime.machines.start import machine_of
-from soapstone.system import deep_recursion, openmp, release_team, usable_cores
+from soapstone.system import deep_recursion, usable_cores
 
 STAGES = (
     "recording",
@@ -106,7 +106,7 @@ class DynamicSession(Recorder):
             raise GraphError(f"reuse {reuse!r} found, one of {', '.join(REUSE)} needed")
         self.optimizer = as_optimizer(optimizer)
         cores = usable_cores() if cpus is None else count("cpus", cpus)
-        processors, threads = (cores, 1) if openmp() is None else (1, cores)
+        processors, threads = (1, cores) if available() else (cores, 1)
         machine = machine_of("local", processors, threads)
         mapper = load_mapper("data_parallel", None)
         attach(mapper, machine)
@@ -142,7 +142,7 @@ class DynamicSession(Recorder):
         gc.disable()  # a step makes thousands of objects, which go when it ends
         self._deep = deep_recursion()
         self._deep.__enter__()
-        self._openmp = set_openmp_threads(self._threads)  # small graphs run in this thread
+        self._openmp = set_threads(self._threads)  # small graphs run in this thread
         self._since = time.perf_counter()
         return self
 
@@ -155,14 +155,13 @@ class DynamicSession(Recorder):
         self._deep.__exit__(kind, error, at)
         if self._collecting:
             gc.enable()
-        set_openmp_threads(self._openmp)
+        set_threads(self._openmp)
         self.close()
 
     def close(self) -> None:
         """Forget what is recorded, stop the workers and free the memory."""
         self.forget()
         self.session.close()
-        release_team()
 
     def table(self, name: str, rows: int, width: int, initial: Initial | None = None) -> Table:
         """Return a trained table of vectors, whose rows are values: `table[id]`.

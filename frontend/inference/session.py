@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from soapstone.frontend.generation.decoder import Decoder
-    from soapstone.frontend.inference.sharing import Shared
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.onnx.pieces import Pieces
@@ -68,8 +67,6 @@ class InferenceSession:
             the model's graph for some shapes of inputs; for others it is fitted. Without one,
             samples are split, or what touches fewer bytes (the `data_parallel` mapper).
         requests: how many runs may go on at once, each on so many processors; they share weights.
-        share_cores: whether runs take fewer threads where that is faster, as where other processes
-            have some of the cores. Last bits of results may then differ from run to run.
         plain: run one kernel an operator, without folding or fusing, for comparison.
         layouts: axis orders of values, such as `OptimizeResult.layouts`, the rest in C order; by
             default those of the model's file, or where there are none what `channels_last` says.
@@ -113,7 +110,6 @@ class InferenceSession:
         machine: Machine | None = None,
         strategy: Strategy | str | Path | None = None,
         requests: int = 1,
-        share_cores: bool = False,
         plain: bool = False,
         layouts: Layouts | None = None,
         bound_shapes: int = 8,
@@ -146,14 +142,6 @@ class InferenceSession:
             *(source, Packed(), followed, machine, plans), plain, layouts, tune, precision
         )
         self._begin(binder, bound_shapes, requests)
-        if share_cores:
-            whole = (self.requests, self.cpus, machine.processors[0].kind) == (1, 1, "cpu")
-            if not whole or plans is not None:
-                raise GraphError(
-                    "share_cores: found with several requests or processors, a GPU or a fast"
-                    " memory; one processor of several threads needed"
-                )
-            self._share()
 
     def _begin(self, binder: Binder, most: int, requests: int = 1) -> None:
         self._binder, self._source, self._machine = binder, binder.source, binder.machine
@@ -162,21 +150,11 @@ class InferenceSession:
         self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
         self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one
-        self._shared: Shared | None = None
         self._close = weakref.finalize(self, self._bounds.close)
         tell(self)
         # Each of the others runs one more request at once.
         self._others = [self._another(self._machine) for _ in range(requests - 1)]
         self._free = self._all_free()
-
-    def _share(self) -> None:
-        from soapstone.frontend.inference.sharing import Shared
-
-        self._bounds.rows = None  # times of runs of one shape are compared
-        me = weakref.proxy(self)
-        self._shared = Shared(
-            self.threads, lambda threads: me._another(Machine.local(1, threads)), self.most_bound
-        )
 
     def _another(self, machine: Machine) -> InferenceSession:
         """Return a session of the same model on another machine, which shares weights."""
@@ -196,8 +174,6 @@ class InferenceSession:
         self._lock = threading.Lock()
         self._pool = None
         self._free = self._all_free()
-        if self._shared is not None:
-            self._share()
         if self._close.alive:
             self._bounds.start()
         else:
@@ -250,8 +226,6 @@ class InferenceSession:
         given = self.checked(inputs)
         number = self._free.get()
         try:
-            if self._shared is not None:
-                return self._shared.run(self._run, given, out)
             return (self._others[number - 1] if number else self)._run(given, out)
         finally:
             self._free.put(number)
@@ -422,8 +396,6 @@ class InferenceSession:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
-        if self._shared is not None:
-            self._shared.close()
         for each in (self, *self._others):
             with each._lock:
                 each._close()

@@ -1,14 +1,11 @@
 """The worker threads of a runtime, one a processor: each runs what it is given, in order.
 
-A thread waits in a queue, sets its OpenMP thread count once, and is a daemon: a crash exits. Where
-the teams of all sessions have more threads than there are cores, those that are idle are given back
-(`system.release_team`).
+A thread waits in a queue, sets its OpenMP thread count once, and is a daemon: a crash exits.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import queue
 import threading
 import time
@@ -16,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from soapstone import system
+from soapstone.native.teams import set_threads
 from soapstone.runtime.machines.machine import Machine
 
 Function = Callable[[], None]
 Inbox = queue.SimpleQueue[Function | None]
-_IDLE_S = 0.1  # after which a thread gives back its OpenMP team, which takes up to 8 ms to start
-_TEAMS: dict[Inbox, int] = {}  # threads of the teams of this process, by what their leaders wait in
 
 
 class Threads:
@@ -55,10 +51,6 @@ class Threads:
                 name=f"soapstone-{processor.name}-{number}",
             )
             thread.start()
-            if processor.threads > 1:
-                for waiting in list(_TEAMS):
-                    waiting.put(do_nothing)  # it looks again whether there are too many
-                _TEAMS[inbox] = processor.threads
             self.identifiers.add(thread.ident or 0)
             self.queues[number] = inbox
             self._threads.append(thread)
@@ -95,7 +87,6 @@ class Threads:
     def join(self) -> None:
         """End the threads after what they have been given."""
         for inbox in self.queues.values():
-            _TEAMS.pop(inbox, None)
             inbox.put(None)
         for thread in self._threads:
             thread.join()
@@ -123,19 +114,6 @@ class _Round:
             self.done.put(None)
 
 
-def set_openmp_threads(threads: int) -> int:
-    """Set the calling thread's OpenMP thread count, where its library is there to be set.
-
-    Returns what it was; `threads` where there is no library.
-    """
-    library = system.openmp()
-    if library is None:
-        return threads
-    before = int(library.omp_get_max_threads())
-    library.omp_set_num_threads(ctypes.c_int(threads))
-    return before
-
-
 def _cores(machine: Machine) -> list[int] | None:
     """The core of each worker when single-threaded workers fill this computer exactly, or None.
 
@@ -159,16 +137,7 @@ def _serve(inbox: Inbox, threads: int, core: int | None) -> None:
     """A worker thread: run what arrives until None does."""
     if core is not None:
         system.pin(core)
-    set_openmp_threads(threads)
-    cores = system.usable_cores()
-    while True:
-        many = threads > 1 and sum(list(_TEAMS.values())) > cores
-        try:
-            item = inbox.get(timeout=_IDLE_S if many else None)
-        except queue.Empty:
-            system.release_team()
-            item = inbox.get()
-        if item is None:
-            return
+    set_threads(threads)
+    while (item := inbox.get()) is not None:
         item()
         del item  # an idle thread keeps nothing alive

@@ -27,6 +27,12 @@ _UNDEFINED = 0
 _WORD = 1  # R_X86_64_64: the address of a symbol and an addend
 _LARGEST_ALIGNMENT = 4096
 _UNWINDING = ".eh_frame"  # kernels raise nothing that is to be unwound
+DEFINED: dict[str, int] = {}  # addresses that the process gives names, for compiled code
+
+
+def define(name: str, address: int) -> None:
+    """Give an address a name, for code that is loaded from now on."""
+    DEFINED[name] = address
 
 
 def load(code: bytes, name: str) -> int | None:
@@ -89,7 +95,8 @@ def _address(
     """Return the address that a symbol stands for: here, or a function of C; None for others."""
     title, _, _, section, value, _ = symbol
     if section == _UNDEFINED:
-        return _function(_text(code, strings + title))
+        name = _text(code, strings + title)
+        return DEFINED.get(name) or _function(name)
     return base + places[section] + value if section in places else None
 
 

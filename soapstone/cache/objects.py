@@ -22,7 +22,7 @@ from typing import Any
 from soapstone.cache import kept
 from soapstone.cache.deferred import Late
 from soapstone.cache.environment import digest, environment
-from soapstone.cache.loader import load
+from soapstone.cache.loader import DEFINED, load
 from soapstone.cache.places import closed_over, place_of
 from soapstone.cache.sources import modules_of, stamp
 
@@ -112,6 +112,8 @@ def _load(code: bytes, name: str) -> int:
     if placed is not None:
         return placed
     engine = _engine()
+    for symbol, place in DEFINED.items():
+        _binding.add_symbol(symbol, place)
     engine.add_object_file(_binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return int(engine.get_function_address(name))

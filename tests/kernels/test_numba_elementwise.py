@@ -15,6 +15,7 @@ from soapstone.kernels.entry import Call
 from soapstone.native import entries, intrinsics, memory
 from soapstone.native.intrinsics import words
 from soapstone.native.memory import Block
+from soapstone.native.parallel import parallel_for
 
 Array = np.ndarray[Any, Any]
 
@@ -201,15 +202,15 @@ def _fill(block: Any, begin: int, end: int) -> int:
 def test_parallel_for_covers_every_item_once(threads: int) -> None:
     out = np.zeros(101, np.int64)
     block: Block = memory.pack(out, -1)
-    assert memory.run(entries.parallel_for(_fill, block, 101, threads)) == 0
+    assert memory.run(parallel_for(_fill, block, 101, threads)) == 0
     np.testing.assert_array_equal(out, np.arange(101))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_status_of_a_part_is_returned_and_ends_a_sequence(threads: int) -> None:
     out, after = np.zeros(10, np.int64), np.zeros(10, np.int64)
-    bad = entries.parallel_for(_fill, memory.pack(out, 8), 10, threads, {7: "broken"})
-    good = entries.parallel_for(_fill, memory.pack(after, -1), 10, threads)
+    bad = parallel_for(_fill, memory.pack(out, 8), 10, threads, {7: "broken"})
+    good = parallel_for(_fill, memory.pack(after, -1), 10, threads)
     both = entries.sequence([bad, good])
     assert memory.run(both) == 7
     assert both.statuses == {7: "broken"}

@@ -15,12 +15,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import soapstone
 from soapstone.cache.places import root
 from soapstone.files import write
-from soapstone.system import openmp as openmp_library
 
 ROOT = Path(soapstone.__file__).resolve().parent.parent
 FOLDERS = ("apps", "benchmarks", "frontend", "ir", "kernels", "mappers", "runtime", "search")
@@ -113,10 +110,11 @@ WORK = """
     import numpy as np
     import soapstone
     from soapstone import Model, SGD, system
+    from soapstone.native import teams
 
     assert system.core_numbers() is None and system.usable_cores() >= 1
     assert system.resident_bytes() == 0 and system.group_limits() == []
-    assert system.openmp() is None and system.preemptions() == 0
+    assert not teams.available() and system.preemptions() == 0
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((16, 3, 8, 8), np.float32), rng.integers(0, 4, 16)
 
@@ -143,38 +141,6 @@ def test_training_inference_and_optimize_run_without_them(tmp_path: Path) -> Non
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(openmp_library() is None, reason="there is no OpenMP library")
-@pytest.mark.parametrize(
-    ("given", "needed"),
-    [({}, "GOMP_SPINCOUNT = '2000'"), ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT = '7'")],
-)
-def test_threads_of_openmp_soon_sleep_unless_users_say_otherwise(
-    given: dict[str, str], needed: str
-) -> None:
-    """Whatever loads the library first. It says itself what it was told."""
-    code = """if True:
-        import os, sys
-        if sys.argv[1] == "kernels":
-            from soapstone.kernels.cpu.onednn.library import available
-            available()
-        from soapstone.system import openmp
-        openmp()
-        print("GOMP_SPINCOUNT" in os.environ)
-    """
-    kept = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    for first in ("kernels", "system"):
-        ran = subprocess.run(
-            [sys.executable, "-c", code, first],
-            env={**kept, **given, "OMP_DISPLAY_ENV": "verbose"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        assert needed in ran.stderr
-        assert ran.stdout.strip() == str(bool(given))
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:

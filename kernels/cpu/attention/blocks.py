@@ -31,10 +31,11 @@ from soapstone.kernels.cpu.substrate.rowmath import row_max
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, parallel_for, routine, useful_threads
+from soapstone.native.entries import helper, native, routine
 from soapstone.native.intrinsics import f32p
 from soapstone.native.lanes import LANES
 from soapstone.native.memory import pack
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, store_first
 
 _MOST = 1024  # keys: more fill the second cache, where a library's products do as well

@@ -20,9 +20,10 @@ from soapstone.kernels.cpu.substrate.rowmath import logarithm, row_dot, scale_ro
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, parallel_for, useful_threads
+from soapstone.native.entries import helper, native
 from soapstone.native.intrinsics import f32p
 from soapstone.native.lanes import F32
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import Lanes, vectorised
 
 _MOST = 8  # queries

@@ -28,8 +28,9 @@ from soapstone.kernels.cpu.recurrent.layers import Bind, in_rows
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.copies import copy
-from soapstone.native.entries import Native, noop, parallel_for, sequence
+from soapstone.native.entries import Native, noop, sequence
 from soapstone.native.memory import Block, aligned_array, pack
+from soapstone.native.parallel import parallel_for
 
 LIMIT = 1 << 17  # scores of one block of queries, at most
 WIDEST = 512  # columns of a product of halves

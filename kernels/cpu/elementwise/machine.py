@@ -30,9 +30,10 @@ from soapstone.kernels.cpu.elementwise.steps import run_steps, step_rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.entries import native, noop, sequence
 from soapstone.native.intrinsics import i64p, stack, words
 from soapstone.native.memory import aligned_array, pack
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.walks import walk
 
 _DIRECT, _SPLAT, _PACK = 0, 1, 2

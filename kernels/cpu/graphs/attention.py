@@ -24,10 +24,11 @@ from soapstone.kernels.cpu.substrate.mathematics import vexp, vlog
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import f32p, i32p, i64p
 from soapstone.native.lanes import I64, LANES, Lanes, where
 from soapstone.native.memory import aligned_array
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import (
     choose,
     load,

@@ -25,10 +25,11 @@ from soapstone.kernels.cpu.graphs.tiles import (
 from soapstone.kernels.cpu.substrate.layout import private
 from soapstone.kernels.entry import Entry
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, parallel_for, sequence
+from soapstone.native.entries import helper, native, sequence
 from soapstone.native.intrinsics import i32p, i64p
 from soapstone.native.lanes import LANES
 from soapstone.native.memory import Statuses, aligned_array
+from soapstone.native.parallel import parallel_for
 from soapstone.native.simd import load_first, store
 
 RUN = 8  # entries of a row in a block from which on blocks pay

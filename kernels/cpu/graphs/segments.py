@@ -14,8 +14,9 @@ from soapstone.kernels.cpu.substrate.mathematics import vexp
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import i64p
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, splat, store_first, vmax
 
 # `rows` segments of the `entries` rows of x, n floats each, in `parts` parts; x of the gradient is

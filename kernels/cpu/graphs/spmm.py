@@ -21,9 +21,10 @@ from soapstone.kernels.cpu.substrate.layout import is_float32, rows_contiguous
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.entries import helper, native, noop, sequence
 from soapstone.native.intrinsics import f32p, i32p, i64p
 from soapstone.native.memory import Statuses, aligned_array
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, splat, sum_lanes
 
 # A tile of `rows` rows of the matrix, of which there are `parts` parts: their offsets, and of all

@@ -21,9 +21,10 @@ from soapstone.kernels.cpu.substrate.rowmath import scale_row
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import native, noop, parallel_for, useful_threads
+from soapstone.native.entries import native, noop
 from soapstone.native.intrinsics import i32p, i64p
 from soapstone.native.lanes import Lanes, maximum
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
 
 

@@ -15,9 +15,10 @@ from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats, get, loop,
 from soapstone.kernels.cpu.indexing.embedding import ROWS, row_of, rows_block
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.entries import helper, native, noop
 from soapstone.native.lanes import F32, Lanes
 from soapstone.native.moves import row_at
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
 
 _rows_of, _table_of = ROWS.at, ROWS.table

@@ -16,9 +16,10 @@ from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
+from soapstone.native.entries import native, noop, routine
 from soapstone.native.intrinsics import f32p, f64p, i64p, stack
 from soapstone.native.moves import copy_run, row_at, zero_run
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.walks import merge
 
 _CHUNK = 256  # neighbouring lines that are gone through together

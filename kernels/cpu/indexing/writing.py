@@ -20,10 +20,11 @@ from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
-from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.entries import native, noop, sequence
 from soapstone.native.intrinsics import i32p, i64p
 from soapstone.native.memory import address
 from soapstone.native.moves import row_at
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.walks import merge
 
 # wide: starts are int64; size: bytes an element; rows: written to each of `lines` lines of a

@@ -16,8 +16,9 @@ from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
+from soapstone.native.entries import native, noop, routine
 from soapstone.native.intrinsics import f32p, i64p, stack
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import splat, store
 
 ROW_FLOATS = 16384

@@ -16,10 +16,11 @@ from soapstone.kernels.cpu.elementwise.programs import Node, compile_program
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where
 from soapstone.kernels.entry import Array, Entry
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import Native, native, parallel_for, routine, useful_threads
+from soapstone.native.entries import Native, native, routine
 from soapstone.native.intrinsics import f32p, f64p, i64p, stack
 from soapstone.native.memory import aligned_array
 from soapstone.native.moves import row_at
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import choose, load, load_doubles, splat, store, sum_lanes, widen
 from soapstone.native.walks import walk
 

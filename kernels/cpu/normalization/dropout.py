@@ -22,9 +22,10 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
-from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.entries import native, noop, sequence
 from soapstone.native.intrinsics import i64p
 from soapstone.native.lanes import F32, I64, LANES, Lanes, where
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
 
 # SplitMix64's finaliser on a weighted sum, as in `ir.ops.normalization.dropout.random_bits`.

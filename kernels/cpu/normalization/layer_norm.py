@@ -11,10 +11,11 @@ from soapstone.kernels.cpu.substrate.rows import over_last_axis
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import Native, native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.entries import Native, native, noop, sequence
 from soapstone.native.intrinsics import f32p, f64p
 from soapstone.native.memory import aligned_array
 from soapstone.native.moves import row_at
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import (
     load,
     load_doubles,

@@ -12,9 +12,10 @@ from soapstone.kernels.cpu.substrate.mathematics import power
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import f32p, stack
 from soapstone.native.moves import row_at, row_offset
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load, splat, store, vectorised, vsqrt
 from soapstone.native.walks import merge
 

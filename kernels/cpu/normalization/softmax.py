@@ -27,8 +27,9 @@ from soapstone.kernels.cpu.substrate.rowmath import (
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
+from soapstone.native.entries import native, noop, routine
 from soapstone.native.moves import row_at
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, splat, store_first, vmax
 from soapstone.native.walks import memory_order, merge
 

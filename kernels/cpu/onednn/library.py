@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from soapstone import system
 from soapstone.kernels.entry import Declined
+from soapstone.native import teams
 
 VARIABLE = "SOAPSTONE_ONEDNN"
 OFF = "off"
@@ -194,7 +194,6 @@ def _load(name: str) -> C.CDLL:
     Raises:
         OneDnnError: it does not load, lacks a function, or is of a version or runtime not usable.
     """
-    system.openmp()  # first: how its threads wait is settled when it is loaded
     try:
         handle = C.CDLL(name)
     except OSError as error:
@@ -221,6 +220,7 @@ def _load(name: str) -> C.CDLL:
             f"{name}: built for CPU runtime {version.cpu_runtime}, but one of "
             f"{', '.join(_RUNTIMES.values())} is needed"
         )
+    teams.adopt(handle)
     return handle
 
 
@@ -358,17 +358,6 @@ def stream() -> Handle:
     return create("stream", "stream_create", engine(), _IN_ORDER)
 
 
-@cache
-def _openmp() -> tuple[Any, Any] | None:
-    """Return omp_get_max_threads and omp_set_num_threads of the OpenMP that oneDNN links."""
-    if not available():
-        return None
-    try:
-        return library().omp_get_max_threads, library().omp_set_num_threads
-    except AttributeError:  # a sequential or TBB build
-        return None
-
-
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Make the calling thread's OpenMP teams `count` wide inside the block.
@@ -376,14 +365,8 @@ def threads(count: int) -> Iterator[None]:
     oneDNN fixes a primitive's thread count when it is created. The setting belongs to the
     calling thread, so two threads may bind with different counts.
     """
-    functions = _openmp()
-    if functions is None:
-        yield
-        return
-    get, put = functions
-    before = get()
-    put(count)
+    before = teams.set_threads(count)
     try:
         yield
     finally:
-        put(before)
+        teams.set_threads(before)

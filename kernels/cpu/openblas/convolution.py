@@ -30,8 +30,9 @@ from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy, fill
-from soapstone.native.entries import Native, native, noop, parallel_for, routine
+from soapstone.native.entries import Native, native, noop, routine
 from soapstone.native.intrinsics import i64p, stack
+from soapstone.native.parallel import parallel_for
 
 _BLOCK_BYTES = 1 << 18  # of gathered windows: they stay in a core's cache
 _MOST_POSITIONS = 1024

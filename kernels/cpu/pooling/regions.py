@@ -13,8 +13,9 @@ from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import f32p, i32p, i64p
+from soapstone.native.parallel import parallel_for, useful_threads
 
 # size: of the images; bins: of a region; ratio: places of a bin along an axis, or 0; most: whether
 # the largest is taken; half: whether places are half a pixel earlier.

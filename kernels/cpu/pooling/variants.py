@@ -31,9 +31,10 @@ from soapstone.kernels.cpu.pooling.window_loops import (
 from soapstone.kernels.cpu.substrate.layout import is_float32, lifted
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.entries import Native, noop, parallel_for, useful_threads
+from soapstone.native.entries import Native, noop
 from soapstone.native.lanes import LANES
 from soapstone.native.memory import aligned_array
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.records import dataclass
 
 _RANKS = (1, 2, 3)

@@ -15,9 +15,10 @@ from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import native, parallel_for, routine, useful_threads
+from soapstone.native.entries import native, routine
 from soapstone.native.intrinsics import f32p, i64p, stack
 from soapstone.native.memory import aligned_array
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load, splat, store
 
 _BLOCK = 64  # channels an item

@@ -23,10 +23,11 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
-from soapstone.native.entries import Native, native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.entries import Native, native, noop, sequence
 from soapstone.native.intrinsics import stack
 from soapstone.native.lanes import converts_halves
 from soapstone.native.memory import aligned_array, held
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.shared import packed
 
 _LANES = 16

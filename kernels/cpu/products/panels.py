@@ -22,9 +22,10 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
-from soapstone.native.entries import helper, native, parallel_for, sequence, useful_threads
+from soapstone.native.entries import helper, native, sequence
 from soapstone.native.intrinsics import f32p, stack, words
 from soapstone.native.memory import Address, address, aligned_array, held, pack
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.shared import packed
 
 _ROWS = 4

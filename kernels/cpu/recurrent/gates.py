@@ -27,17 +27,11 @@ from soapstone.kernels.cpu.elementwise.formulas import FUNCTIONS
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, get, loop, put
 from soapstone.kernels.entry import Array, Entry
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import (
-    Native,
-    bind,
-    native,
-    parallel_for,
-    run_entries,
-    useful_threads,
-)
+from soapstone.native.entries import Native, bind, native, run_entries
 from soapstone.native.intrinsics import address_of, call_entry, i32p, i64p, stack, words
 from soapstone.native.lanes import F32, I64, Lanes
 from soapstone.native.memory import Block, pack
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
 from soapstone.records import dataclass
 

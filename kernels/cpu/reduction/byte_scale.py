@@ -11,9 +11,10 @@ from soapstone.kernels.cpu.substrate.runs import MAX, MIN, reduce_run
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import native, parallel_for, sequence, useful_threads
+from soapstone.native.entries import native, sequence
 from soapstone.native.intrinsics import f32p, f64p, stack, u8p
 from soapstone.native.memory import aligned_array
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.walks import memory_order
 
 _PART = 16_384  # floats: 64 KB

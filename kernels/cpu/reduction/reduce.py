@@ -34,10 +34,11 @@ from soapstone.kernels.cpu.substrate.runs import (
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.entries import helper, native, noop, sequence
 from soapstone.native.intrinsics import f32p, f64p, i64p, stack, words
 from soapstone.native.memory import aligned_array, pack
 from soapstone.native.moves import row_at
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import (
     load_doubles,
     max_lanes,

@@ -14,10 +14,11 @@ from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
+from soapstone.native.entries import native, noop, routine
 from soapstone.native.intrinsics import f32p, i64p, stack
 from soapstone.native.memory import pack
 from soapstone.native.moves import row_at
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.walks import memory_order, merge
 
 _CHUNK = 256

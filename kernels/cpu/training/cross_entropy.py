@@ -24,19 +24,11 @@ from soapstone.kernels.cpu.substrate.rowmath import (
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import (
-    bind,
-    helper,
-    native,
-    noop,
-    parallel_for,
-    routine,
-    sequence,
-    useful_threads,
-)
+from soapstone.native.entries import bind, helper, native, noop, routine, sequence
 from soapstone.native.intrinsics import f32p, f64p, i32p, i64p
 from soapstone.native.lanes import F32, Lanes
 from soapstone.native.memory import Block, aligned_array
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
 
 _FLOATS = 8192  # of logits, in one item

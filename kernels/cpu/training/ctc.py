@@ -11,9 +11,10 @@ from soapstone.kernels.cpu.substrate.layout import is_float32, is_integer, overl
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import f32p, f64p, i32p, i64p
 from soapstone.native.memory import aligned_array
+from soapstone.native.parallel import parallel_for, useful_threads
 
 _BAD_LABEL = 1
 

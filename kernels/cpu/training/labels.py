@@ -10,8 +10,9 @@ from soapstone.kernels.cpu.substrate.layout import dense, is_float32, is_integer
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, parallel_for, useful_threads
+from soapstone.native.entries import helper, native
 from soapstone.native.intrinsics import f32p, i32p, i64p
+from soapstone.native.parallel import parallel_for, useful_threads
 
 _STATUSES = {1: "label out of range"}
 

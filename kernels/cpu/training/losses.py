@@ -18,18 +18,11 @@ from soapstone.kernels.cpu.training.cross_entropy import total_of
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import (
-    bind,
-    native,
-    noop,
-    parallel_for,
-    routine,
-    sequence,
-    useful_threads,
-)
+from soapstone.native.entries import bind, native, noop, routine, sequence
 from soapstone.native.intrinsics import f32p, f64p, u8p
 from soapstone.native.lanes import F32, LANES, Lanes, first, load_lanes, load_some, where
 from soapstone.native.memory import aligned_array
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
 
 _CLIP = float(np.float32(1e-7))

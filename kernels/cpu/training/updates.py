@@ -14,9 +14,10 @@ from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import Native, native, noop, parallel_for, useful_threads
+from soapstone.native.entries import Native, native, noop
 from soapstone.native.intrinsics import f32p, i32p, i64p, u8p
 from soapstone.native.moves import row_at
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import Lanes, load, load_first, splat, store, store_first, vectorised
 from soapstone.native.walks import walk
 

@@ -19,8 +19,9 @@ from soapstone.kernels.cpu.winograd.transforms import PANEL, ROWS, filter_transf
 from soapstone.kernels.entry import Array, Entry
 from soapstone.native import memory
 from soapstone.native.copies import copy
-from soapstone.native.entries import parallel_for, sequence, useful_threads
+from soapstone.native.entries import sequence
 from soapstone.native.memory import Block, aligned_array
+from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.shared import packed
 from soapstone.records import dataclass
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from soapstone.native.memory import Array, address, aligned
 from soapstone.native.memory import call as native_call
+from soapstone.native.teams import set_threads
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import TaskError
 from soapstone.runtime.executors.bodies import as_task_error, bound, prepared_body
 from soapstone.runtime.executors.legate.bundles import Lane, Slot
-from soapstone.runtime.executors.threads import set_openmp_threads
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import EntryLike, status_text
@@ -31,7 +31,7 @@ _threads = threading.local()
 def use_threads(threads: int) -> None:
     """Set how many threads of OpenMP the calling thread uses; its runtime set another number."""
     if getattr(_threads, "openmp", None) != threads:
-        set_openmp_threads(threads)
+        set_threads(threads)
         _threads.openmp = threads
 
 

@@ -12,7 +12,6 @@ from helpers.session_runs import assert_near
 
 from soapstone import InferenceSession, Model
 from soapstone.errors import DataError
-from soapstone.frontend.inference.sharing import Sharing, widths
 from soapstone.frontend.strategies.serving import Division, Served, Serving, divisions, loaded
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.interpret import interpret
@@ -233,54 +232,3 @@ def test_a_frontier_holds_what_no_other_passes_in_both() -> None:
     assert [row.latency_ms for row in serving.frontier] == [1, 3, 4]
     assert serving.best is rows[4]
     assert replace(serving, objective="latency").best is rows[1]
-
-
-def run_beside(threads: int, phases: list[tuple[int, int]], serial: float) -> list[int]:
-    """Return with how many threads the last run of each phase ran, by a model of the computer.
-
-    Args:
-        threads: all, a core each. phases: how many runs, and beside how many busy processes.
-        serial: the share of a run that one thread does alone.
-    """
-    random = np.random.default_rng(0)
-    numbers = widths(threads)
-    sharing, last = Sharing(len(numbers)), []
-    for runs, busy in phases:
-        for _ in range(runs):
-            number = sharing.next
-            used = numbers[number]
-            slower = 2 if used + busy > threads else 1  # a team waits for its slowest member
-            us = (serial + (1 - serial) / used) * slower * random.uniform(0.95, 1.1)
-            sharing.took(number, us)
-        last.append(numbers[sharing.at])
-    return last
-
-
-def test_fewer_threads_run_while_other_processes_have_cores() -> None:
-    assert widths(2) == (2, 1) and widths(16) == (16, 15, 8, 1) and widths(1) == (1,)
-    phases = [(300, 0), (300, 1), (600, 0), (300, 1)]
-    assert run_beside(2, phases, 0.3) == [2, 1, 2, 1]
-    assert run_beside(16, phases, 0.01) == [16, 15, 16, 15]
-    assert run_beside(2, phases, 0.02) == [2, 2, 2, 2]  # one thread is no faster than half of two
-    assert run_beside(1, phases, 0.3) == [1, 1, 1, 1]
-
-
-def test_runs_of_fewer_threads_give_the_same_numbers() -> None:
-    with branches() as model:
-        weights = trained(model)
-        model.set_weights(weights)
-        given = images(2)
-        expected = interpret(model.build(2), {**weights, **given})
-        with InferenceSession(model, threads=2, share_cores=True) as session:
-            assert session._shared is not None
-            for _ in range(5):
-                assert_near(session.run(given), expected, 1e-5)
-            (sharing,) = session._shared._sharing.values()
-            sharing.at = 1  # as if all threads had become slow
-            assert_near(session.run(given), expected, 1e-5)
-            for done in session._shared._bound.values():
-                done.result(timeout=60)
-            assert_near(session.run(given), expected, 1e-5)
-            assert [each.threads for each in session._shared.sessions.values()] == [1]
-        with pytest.raises(GraphError, match="share_cores: found with several requests"):
-            InferenceSession(model, threads=1, requests=2, share_cores=True)

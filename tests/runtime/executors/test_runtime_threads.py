@@ -10,14 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from soapstone import InferenceSession, Model, system
-from soapstone.native.entries import openmp
+from soapstone import InferenceSession, Model
 from soapstone.runtime import (
     DefaultMapper,
     FieldRegion,
@@ -33,7 +31,6 @@ from soapstone.runtime import (
     Write,
     task,
 )
-from soapstone.runtime.executors import threads
 
 TURNS = 60
 
@@ -382,44 +379,3 @@ def test_a_forked_process_is_told_and_never_waits() -> None:
         check=False,
     )
     assert found.stdout.splitlines() == ["child 3 True", "parent 0 3"], found.stderr
-
-
-@pytest.mark.skipif(openmp() is None, reason="without OpenMP there are no teams")
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system lists no threads")
-def test_idle_threads_give_back_their_teams_where_there_are_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Otherwise no team of the process would spin: every parallel region would wake its threads."""
-    monkeypatch.setattr(system, "usable_cores", lambda: 2)
-    monkeypatch.setattr(threads, "_TEAMS", {})  # of sessions that other tests have left open
-
-    def session() -> InferenceSession:
-        model = Model("m")
-        model.output(model.dense(model.input("x", (256, 512)), 512))
-        return model.inference(threads=2)
-
-    x = np.ones((256, 512), np.float32)
-    began = system_threads()
-    with session() as first:
-        first.run({"x": x})
-        assert settled(began + 2)  # more by a thread that runs it, and one of its team
-        time.sleep(3 * threads._IDLE_S)
-        assert system_threads() == began + 2
-        with session() as second:
-            second.run({"x": x})
-            assert settled(began + 2)  # both threads, neither team
-            first.run({"x": x})
-            assert system_threads() == began + 3
-
-
-def settled(number: int) -> bool:
-    """Return whether the process comes to have so many threads: some make graphs, and end."""
-    deadline = time.monotonic() + 30
-    while system_threads() != number and time.monotonic() < deadline:
-        time.sleep(threads._IDLE_S)
-    return system_threads() == number
-
-
-def system_threads() -> int:
-    """Return how many threads the process has, those of libraries among them."""
-    return len(list(Path("/proc/self/task").iterdir()))

@@ -1,0 +1,629 @@
+"""Teams of threads that share out parallel regions: OpenMP as oneDNN and kernels call it.
+
+A region is one function that is run for some parts. GNU's library gives each part to one thread, so
+that a region takes as long as its slowest one: where another process computes on one of two cores,
+twice as long as alone. Here a part is for whoever takes it first, and there are three rules more.
+
+- The leader, which began the region, runs all parts that no member has taken when it is ready.
+- Members run on other cores than their leader. Left to itself, the operating system puts them on
+  the leader's where another process has the next one, and both take turns.
+- A member that another process has displaced in the midst of a part goes on, on the leader's core,
+  while the leader sleeps; otherwise all would wait for it for some milliseconds.
+
+So beside another process, work is slower by the share of the cores that this one takes. A thread
+that has nothing to do looks for work for 0.08 ms and then sleeps.
+
+All parts are run at once, each in a thread of its own, if they wait for each other, as in an
+OpenMP barrier: a part ends before the leader takes another, and there are as many threads as parts.
+
+Each thread that begins regions leads a team of its own, which ends when it does. The functions are
+those of GNU's library, by name, arguments and results; `adopt` puts them in its place in a library
+that was compiled to call it. They need Linux; elsewhere OpenMP is the system's, if it has one.
+
+Source: GNU libgomp's manual, "The libgomp ABI"
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from soapstone import system
+from soapstone.cache import loader
+from soapstone.native.entries import helper, native, routine
+from soapstone.native.intrinsics import (
+    INT,
+    POINTER,
+    VOID,
+    WORD,
+    address_of,
+    calling,
+    clock_ns,
+    compare_exchange,
+    external,
+    fetch_add,
+    i64p,
+    load_acquire,
+    pause,
+    stack,
+    store_release,
+    symbol,
+    thread_clock_ns,
+)
+from soapstone.native.linking import replace
+from soapstone.native.memory import LINE
+
+# ------------------------------------------------------------------------------- words in memory
+# What different threads write lies in different cache lines, of 8 words each.
+_LINE_WORDS = LINE // 8
+_MASK_WORDS = 16  # of a set of cores, of 1,024 (cpu_set_t)
+_MASK_BYTES = 8 * _MASK_WORDS
+
+# Of the process
+_KEY, _THREADS, _AWAKE, _WORK, _FUTEX, _GETTID = range(6)
+_STATE = "soapstone_teams"  # by which compiled code knows them
+
+# Of a thread: which part it runs of how many, and how deep in regions it is; how many threads it
+# asks for; the team it leads, and that in whose region it is; and the loop it has begun.
+_PART, _PARTS, _DEPTH, _OUTER_PART, _OUTER_PARTS, _ASKED, _LEADS, _WITHIN = range(8)
+_FIRST, _STOP, _STEP, _CHUNK, _TURN = range(8, 13)
+_THREAD_BYTES = 128
+
+# Of a team
+_CLAIM = 0  # the region's number, the first part that nobody has taken, and how many there are
+_EPOCH, _SLEEPERS = 8, 9
+_FUNCTION, _DATA, _BEGAN, _CORE = 16, 17, 18, 19
+_DONE, _ASLEEP = 24, 25  # parts that have been run; whether the leader sleeps until all are
+_ARRIVED, _PHASE = 32, 33  # of a barrier
+_MEMBERS, _USERS, _ENDING = 40, 41, 42
+_OTHERS = 48  # cores that are not the leader's; none: not known
+_FIRST_MEMBER = _OTHERS + _MASK_WORDS
+
+# Of a member
+_TEAM, _BUSY, _ID, _MOVED = range(4)
+
+_PART_BITS = 0xFFFF
+_ONE_PART = 1 << 16
+_PATIENCE_NS = 20_000  # for which a leader waits awake, beside a quarter of its own time
+_LOOK_NS = 5_000  # in which a thread that runs is seen to have run
+_LOOKS = 16  # between two readings of the clock
+
+# -------------------------------------------------------------------------------- functions of C
+_get_specific = external("pthread_getspecific", WORD, INT)
+_set_specific = external("pthread_setspecific", INT, INT, WORD)
+_create = external("pthread_create", INT, WORD, WORD, WORD, WORD)
+_detach = external("pthread_detach", INT, WORD)
+_allocate = external("aligned_alloc", WORD, WORD, WORD)
+_free = external("free", VOID, WORD)
+_core = external("sched_getcpu", INT)
+_get_cores = external("sched_getaffinity", INT, INT, WORD, WORD)
+_set_cores = external("sched_setaffinity", INT, INT, WORD, WORD)
+_system_call = external("syscall", *[WORD] * 8)
+_NEEDED = (
+    *("pthread_getspecific", "pthread_setspecific", "pthread_create", "pthread_detach"),
+    *("aligned_alloc", "sched_getcpu", "syscall", "pthread_key_create"),
+)
+_SYSTEM_CALLS = {"x86_64": (202, 186), "aarch64": (98, 178)}  # futex and gettid, by machine
+_WAIT, _WAKE = 128, 129  # FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE
+_call = calling(VOID, POINTER)
+_state = symbol(_STATE)
+
+
+@helper
+def _wait(word: int, value: int) -> None:
+    """Sleep until woken while the low half of a word is the value's."""
+    futex = i64p(_state())[_FUTEX]
+    _system_call(futex, word, _WAIT, value & 0xFFFFFFFF, 0, 0, 0)
+
+
+@helper
+def _wake(word: int, count: int) -> None:
+    _system_call(i64p(_state())[_FUTEX], word, _WAKE, count, 0, 0, 0)
+
+
+@helper
+def _at(base: int, index: int) -> int:
+    """The address of a word."""
+    return base + 8 * index
+
+
+@routine
+def _zeros(nbytes: int) -> int:
+    """The address of new memory, in whole cache lines."""
+    place = _allocate(LINE, nbytes)
+    for i in range(nbytes // 8):
+        i64p(place)[i] = 0
+    return place
+
+
+@routine
+def _thread() -> int:
+    """The words of the calling thread."""
+    key = np.int32(i64p(_state())[_KEY])
+    found = _get_specific(key)
+    if found == 0:
+        found = _zeros(_THREAD_BYTES)
+        i64p(found)[_PARTS] = 1
+        _set_specific(key, found)
+    return found
+
+
+# ------------------------------------------------------------------------------ parts of a region
+@routine
+def _run_part(team: int, member: int, thread: int) -> int:
+    """Run a part that nobody has taken: 1; 2 if it woke the leader; 0 if there was none.
+
+    member: its address, or 0 for the leader.
+    """
+    while True:
+        claim = load_acquire(team, _CLAIM)
+        part, parts = (claim >> 16) & _PART_BITS, claim & _PART_BITS
+        if part >= parts:
+            return 0
+        if compare_exchange(team, _CLAIM, claim, claim + _ONE_PART):
+            break
+    t, r = i64p(team), i64p(thread)
+    if member != 0:
+        store_release(member, _BUSY, 1)
+    r[_PART], r[_PARTS], r[_DEPTH], r[_WITHIN] = part, parts, 1, team
+    _call(t[_FUNCTION], t[_DATA])
+    r[_PART], r[_PARTS], r[_DEPTH] = 0, 1, 0
+    if member != 0:
+        store_release(member, _BUSY, 0)
+    if fetch_add(team, _DONE, 1) + 1 == parts and load_acquire(team, _ASLEEP) != 0:
+        _wake(_at(team, _DONE), 1)
+        return 2
+    return 1
+
+
+@native("int64(int64)")
+def _work(member: int) -> int:
+    team = i64p(member)[_TEAM]
+    thread = _thread()
+    store_release(member, _ID, _system_call(i64p(_state())[_GETTID], 0, 0, 0, 0, 0, 0))
+    _set_cores(np.int32(0), _MASK_BYTES, _at(team, _OTHERS))
+    awake = i64p(_state())[_AWAKE]
+    while True:
+        epoch = load_acquire(team, _EPOCH)
+        if load_acquire(team, _ENDING) != 0:
+            break
+        found = looking = 1
+        while found != 0:
+            found = _run_part(team, member, thread)
+            if found == 2:  # the leader needs this core, perhaps
+                looking = 0
+        since = clock_ns()
+        while looking != 0 and load_acquire(team, _EPOCH) == epoch:
+            looks = 0
+            while looks < _LOOKS and load_acquire(team, _EPOCH) == epoch:
+                pause()
+                looks += 1
+            if clock_ns() - since > awake:
+                looking = 0
+        if looking == 0:
+            fetch_add(team, _SLEEPERS, 1)
+            _wait(_at(team, _EPOCH), epoch)
+            fetch_add(team, _SLEEPERS, -1)
+    _leave(team)
+    return 0
+
+
+# ------------------------------------------------------------------------------------- the leader
+@routine
+def _leave(team: int) -> None:
+    """Be no longer one of the threads that have a team; the last of them frees it."""
+    if fetch_add(team, _USERS, -1) == 1:
+        _free(team)
+
+
+@routine
+def _end(team: int) -> None:
+    """End the members of a team, once they have nothing to run."""
+    store_release(team, _ENDING, 1)
+    fetch_add(team, _EPOCH, 1)
+    _wake(_at(team, _EPOCH), i64p(team)[_MEMBERS])
+    _leave(team)
+
+
+@helper
+def _member(team: int, number: int) -> int:
+    return _at(team, _FIRST_MEMBER + number * _LINE_WORDS)
+
+
+@routine
+def _place(team: int, core: int) -> None:
+    """Keep the members off the leader's core, where it may run on others too."""
+    t, others = i64p(team), _at(team, _OTHERS)
+    t[_CORE] = core + 1
+    if _get_cores(np.int32(0), _MASK_BYTES, others) != 0 or core >= 64 * _MASK_WORDS:
+        return
+    t[_OTHERS + core // 64] &= ~(1 << (core % 64))
+    any_ = 0
+    for i in range(_MASK_WORDS):
+        any_ |= t[_OTHERS + i]
+    if any_ == 0:
+        t[_OTHERS + core // 64] = 1 << (core % 64)
+    for number in range(t[_MEMBERS]):
+        identifier = load_acquire(_member(team, number), _ID)
+        if identifier != 0:
+            _set_cores(np.int32(identifier), _MASK_BYTES, others)
+
+
+@routine
+def _make(thread: int, parts: int) -> int:
+    """Make the team of the calling thread, in place of a smaller one it may have."""
+    r = i64p(thread)
+    if r[_LEADS] != 0:
+        _end(r[_LEADS])
+    members = parts - 1
+    team = _zeros(8 * (_FIRST_MEMBER + members * _LINE_WORDS))
+    t = i64p(team)
+    t[_USERS] = 1
+    _place(team, np.int64(_core()))
+    place = address_of(stack(8))
+    for number in range(members):
+        member = _member(team, number)
+        i64p(member)[_TEAM] = team
+        fetch_add(team, _USERS, 1)
+        if _create(place, 0, i64p(_state())[_WORK], member) != 0:
+            fetch_add(team, _USERS, -1)  # the leader runs its parts
+        else:
+            _detach(i64p(place)[0])
+        t[_MEMBERS] = number + 1
+    r[_LEADS] = team
+    return team
+
+
+@routine
+def _begin(thread: int, function: int, data: int, parts: int) -> None:
+    """Give a region to the team of the calling thread, which runs its first part itself."""
+    team = i64p(thread)[_LEADS]
+    if team == 0 or i64p(team)[_MEMBERS] < parts - 1:
+        team = _make(thread, parts)
+    t = i64p(team)
+    core = np.int64(_core())
+    if t[_CORE] != core + 1:
+        _place(team, core)
+    i64p(thread)[_WITHIN] = team
+    t[_FUNCTION], t[_DATA], t[_BEGAN] = function, data, clock_ns()
+    store_release(team, _ASLEEP, 0)
+    store_release(team, _DONE, 0)
+    region = (load_acquire(team, _CLAIM) >> 32) + 1
+    store_release(team, _CLAIM, (region << 32) | _ONE_PART | parts)
+    fetch_add(team, _EPOCH, 1)
+    if load_acquire(team, _SLEEPERS) != 0:
+        _wake(_at(team, _EPOCH), parts - 1)
+
+
+@routine
+def _finish(thread: int, parts: int) -> None:
+    """Run what is left of a region, and wait for what others run."""
+    team = i64p(thread)[_LEADS]
+    t = i64p(team)
+    done = fetch_add(team, _DONE, 1) + 1
+    while done < parts and _run_part(team, 0, thread) != 0:
+        done = load_acquire(team, _DONE)
+    now = clock_ns()
+    until = now + _PATIENCE_NS + (now - t[_BEGAN]) // 4
+    moved = 0
+    while load_acquire(team, _DONE) < parts:
+        looks = 0
+        while looks < _LOOKS and load_acquire(team, _DONE) < parts:
+            pause()
+            looks += 1
+        if looks == _LOOKS and clock_ns() > until:
+            moved |= _fetch(team)
+            fetch_add(team, _ASLEEP, 1)
+            done = load_acquire(team, _DONE)
+            if done < parts:
+                _wait(_at(team, _DONE), done)
+    if moved != 0:
+        for number in range(t[_MEMBERS]):
+            member = i64p(_member(team, number))
+            if member[_MOVED] != 0:
+                member[_MOVED] = 0
+                _set_cores(np.int32(member[_ID]), _MASK_BYTES, _at(team, _OTHERS))
+
+
+@routine
+def _fetch(team: int) -> int:
+    """Let members that do not run, but have a part to, go on where the leader is; 1 if there are.
+
+    A thread runs if it has used time of a processor since a moment ago.
+    """
+    found = 0
+    cores = address_of(stack(_MASK_BYTES))
+    for i in range(_MASK_WORDS):
+        i64p(cores)[i] = 0
+    core = np.int64(_core())
+    if core < 0 or core >= 64 * _MASK_WORDS:
+        return 0
+    i64p(cores)[core // 64] = 1 << (core % 64)
+    for number in range(i64p(team)[_MEMBERS]):
+        member = _member(team, number)
+        if load_acquire(member, _BUSY) == 0:
+            continue
+        identifier = np.int32(i64p(member)[_ID])
+        used, since = thread_clock_ns(identifier), clock_ns()
+        while clock_ns() - since < _LOOK_NS and load_acquire(member, _BUSY) != 0:
+            pause()
+        if load_acquire(member, _BUSY) != 0 and thread_clock_ns(identifier) == used:
+            i64p(member)[_MOVED] = found = 1
+            _set_cores(identifier, _MASK_BYTES, cores)
+    return found
+
+
+@routine
+def _start(function: int, data: int, threads: int) -> None:
+    thread = _thread()
+    r = i64p(thread)
+    r[_DEPTH] += 1
+    if r[_DEPTH] == 2:  # a region within a part is one part
+        r[_OUTER_PART], r[_OUTER_PARTS] = r[_PART], r[_PARTS]
+        r[_PART], r[_PARTS] = 0, 1
+    if r[_DEPTH] > 1:
+        return
+    parts = np.int64(threads)
+    if parts <= 0:
+        parts = _most(thread)
+    r[_PART], r[_PARTS] = 0, parts
+    if parts > 1:
+        _begin(thread, function, data, parts)
+
+
+@routine
+def _stop() -> None:
+    thread = _thread()
+    r = i64p(thread)
+    r[_DEPTH] -= 1
+    if r[_DEPTH] == 1:
+        r[_PART], r[_PARTS] = r[_OUTER_PART], r[_OUTER_PARTS]
+    if r[_DEPTH] == 0:
+        parts = r[_PARTS]
+        r[_PART], r[_PARTS] = 0, 1
+        if parts > 1:
+            _finish(thread, parts)
+
+
+@routine
+def _most(thread: int) -> int:
+    """How many threads a region of the thread has that does not say so."""
+    asked = i64p(thread)[_ASKED]
+    return asked if asked > 0 else i64p(_state())[_THREADS]
+
+
+# ---------------------------------------------------------------- what libraries and kernels call
+@native("void(int64, int64, int32)")
+def _parallel_start(function: int, data: int, threads: int) -> None:
+    _start(function, data, threads)
+
+
+@native("void()")
+def _parallel_end() -> None:
+    _stop()
+
+
+@native("void(int64, int64, int32, int32)")
+def _parallel(function: int, data: int, threads: int, flags: int) -> None:
+    _start(function, data, threads)
+    _call(function, data)
+    _stop()
+
+
+@native("int32()")
+def _thread_num() -> Any:
+    return np.int32(i64p(_thread())[_PART])
+
+
+@native("int32()")
+def _num_threads() -> Any:
+    return np.int32(i64p(_thread())[_PARTS])
+
+
+@native("int32()")
+def _max_threads() -> Any:
+    return np.int32(_most(_thread()))
+
+
+@native("int32()")
+def _in_parallel() -> Any:
+    r = i64p(_thread())
+    within = (r[_DEPTH] > 0 and r[_PARTS] > 1) or (r[_DEPTH] > 1 and r[_OUTER_PARTS] > 1)
+    return np.int32(1 if within else 0)
+
+
+@native("void(int32)")
+def _set_num_threads(threads: int) -> None:
+    i64p(_thread())[_ASKED] = threads
+
+
+@native("void()")
+def _barrier() -> None:
+    r = i64p(_thread())
+    team, parts = r[_WITHIN], r[_PARTS]
+    if parts < 2:
+        return
+    phase = load_acquire(team, _PHASE)
+    if fetch_add(team, _ARRIVED, 1) + 1 == parts:
+        store_release(team, _ARRIVED, 0)
+        fetch_add(team, _PHASE, 1)
+        _wake(_at(team, _PHASE), parts)
+        return
+    since = clock_ns()
+    while load_acquire(team, _PHASE) == phase:
+        pause()
+        if clock_ns() - since > _PATIENCE_NS:
+            _wait(_at(team, _PHASE), phase)
+
+
+@routine
+def _turn(thread: int, first: int, stop: int) -> Any:
+    """Write the bounds of the next iterations that are the calling thread's; 0: no more."""
+    r = i64p(thread)
+    step, chunk, turn = r[_STEP], r[_CHUNK], r[_TURN]
+    part, parts = r[_PART], r[_PARTS]
+    count = (r[_STOP] - r[_FIRST] + step - (1 if step > 0 else -1)) // step
+    if chunk == 0:  # a block each, as even as can be
+        each, more = count // parts, count % parts
+        begin = part * each + min(part, more)
+        end = begin + each + (1 if part < more else 0) if turn == 0 else begin
+    else:
+        begin = (turn * parts + part) * chunk
+        end = min(begin + chunk, count)
+    r[_TURN] = turn + 1
+    i64p(first)[0] = r[_FIRST] + begin * step
+    i64p(stop)[0] = r[_FIRST] + end * step
+    return np.int32(1 if begin < end else 0)
+
+
+@native("int32(int64, int64, int64, int64, int64, int64)")
+def _loop_start(start: int, end: int, step: int, chunk: int, first: int, stop: int) -> Any:
+    thread = _thread()
+    r = i64p(thread)
+    r[_FIRST], r[_STOP], r[_STEP], r[_CHUNK], r[_TURN] = start, end, step, chunk, 0
+    return _turn(thread, first, stop)
+
+
+@native("int32(int64, int64)")
+def _loop_next(first: int, stop: int) -> Any:
+    return _turn(_thread(), first, stop)
+
+
+@native("void()")
+def _nothing() -> None:
+    pass
+
+
+@native("void(int64)")
+def _forget(thread: int) -> None:
+    """End what a thread leads, when it ends."""
+    team = i64p(thread)[_LEADS]
+    if team != 0:
+        _end(team)
+    _free(thread)
+
+
+FUNCTIONS = {
+    "GOMP_parallel": _parallel,
+    "GOMP_parallel_start": _parallel_start,
+    "GOMP_parallel_end": _parallel_end,
+    "GOMP_barrier": _barrier,
+    "GOMP_loop_static_start": _loop_start,
+    "GOMP_loop_static_next": _loop_next,
+    "GOMP_loop_end_nowait": _nothing,
+    "omp_get_thread_num": _thread_num,
+    "omp_get_num_threads": _num_threads,
+    "omp_get_max_threads": _max_threads,
+    "omp_set_num_threads": _set_num_threads,
+    "omp_in_parallel": _in_parallel,
+}
+
+
+# ------------------------------------------------------------------------------------ in Python
+@cache
+def functions() -> dict[str, int] | None:
+    """Return the addresses of OpenMP's functions by name, or None where there is none.
+
+    Regions of the calling thread are of so many threads as OMP_NUM_THREADS says, or as there are
+    cores, if they do not say how many. OMP_WAIT_POLICY says how threads wait for work: "passive",
+    asleep; "active", awake for 10 ms.
+    """
+    if _supported():
+        _prepare()
+        return {name: function.address for name, function in FUNCTIONS.items()}
+    library = system.openmp()
+    if library is None:
+        return None
+    return {name: system.address(getattr(library, name)) for name in _EVERYWHERE}
+
+
+def set_threads(threads: int) -> int:
+    """Set how many threads regions have that the calling thread begins; return what it was.
+
+    Where there is no OpenMP, nothing is set.
+    """
+    found = functions()
+    if found is None:
+        return threads
+    before = _GET(found["omp_get_max_threads"])()
+    _SET(found["omp_set_num_threads"])(threads)
+    return int(before)
+
+
+def adopt(library: ctypes.CDLL) -> bool:
+    """Let the regions of a library that was compiled to call GNU's be teams'; whether they are."""
+    found = functions() if _supported() else None
+    return found is not None and replace(library, found, ("GOMP_", "omp_"))
+
+
+def available() -> bool:
+    """Return whether there is OpenMP, so that one operator's kernel can run in several threads."""
+    return _supported() or system.openmp() is not None
+
+
+def described() -> str:
+    """Return whose OpenMP there is and how its threads wait, for what is measured to say."""
+    if _supported():
+        return f"teams awake {_awake_ns()} ns"
+    library = system.openmp()
+    return "none" if library is None else f"{library._name} {os.environ.get(_POLICY, '')}"
+
+
+def _awake_ns() -> int:
+    return _AWAKE_NS.get(os.environ.get(_POLICY, "").lower(), 80_000)
+
+
+_POLICY = "OMP_WAIT_POLICY"
+_AWAKE_NS = {"passive": 0, "active": 10_000_000}
+_EVERYWHERE = (
+    *("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"),
+    *("omp_get_max_threads", "omp_set_num_threads"),
+)
+_GET, _SET = ctypes.CFUNCTYPE(ctypes.c_int), ctypes.CFUNCTYPE(None, ctypes.c_int)
+
+
+@cache
+def _supported() -> bool:
+    if sys.platform != "linux" or platform.machine() not in _SYSTEM_CALLS:
+        return False
+    return system.core_numbers() is not None and all(
+        hasattr(ctypes.pythonapi, name) for name in _NEEDED
+    )
+
+
+@cache
+def _prepare() -> np.ndarray[Any, Any]:
+    """Make what all teams of the process share, and return it; compiled code has its address."""
+    state = np.zeros(_LINE_WORDS, np.int64)
+    loader.define(_STATE, state.ctypes.data)
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    state[_THREADS] = int(asked) if asked.isdigit() and int(asked) else system.usable_cores()
+    state[_AWAKE] = _awake_ns()
+    state[_FUTEX], state[_GETTID] = _SYSTEM_CALLS[platform.machine()]
+    key = ctypes.c_uint()
+    _made(ctypes.pythonapi.pthread_key_create, ctypes.byref(key), _forget.address)
+    state[_KEY] = key.value
+    state[_WORK] = _work.address
+    os.register_at_fork(after_in_child=_forked)
+    return state
+
+
+def _forked() -> None:
+    """Forget the calling thread's team: its members are not in this process."""
+    place = ctypes.pythonapi.pthread_getspecific
+    place.argtypes, place.restype = (ctypes.c_uint,), ctypes.c_void_p
+    thread = place(int(_prepare()[_KEY]))
+    if thread:
+        ctypes.memset(thread + 8 * _LEADS, 0, 8)
+
+
+def _made(create: Any, key: Any, end: int) -> None:
+    status = create(key, ctypes.c_void_p(end))
+    if status:
+        raise OSError(status, "pthread_key_create: no key for threads' teams")
