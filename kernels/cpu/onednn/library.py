@@ -220,7 +220,6 @@ def _load(name: str) -> C.CDLL:
             f"{name}: built for CPU runtime {version.cpu_runtime}, but one of "
             f"{', '.join(_RUNTIMES.values())} is needed"
         )
-    teams.adopt(handle)
     return handle
 
 
@@ -348,6 +347,7 @@ _MAKING = threading.Lock()  # objects of two engines do not go together
 
 @cache
 def _engine() -> int:
+    teams.adopt(library())  # whose regions are then in the threads that kernels' are in
     result = C.c_void_p()
     library().dnnl_engine_create(C.byref(result), _CPU, 0)
     return int(result.value or 0)
