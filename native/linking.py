@@ -19,6 +19,7 @@ from soapstone import system
 _LINK_MAP = 2  # RTLD_DI_LINKMAP
 _STRINGS, _SYMBOLS, _RELOCATIONS, _RELOCATIONS_BYTES, _CALLS_BYTES, _CALLS = 5, 6, 7, 8, 2, 23
 _RELOCATION = np.dtype([("place", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
+_IMPORTS = (6, 7, 1025, 1026)  # R_X86_64_GLOB_DAT, _JUMP_SLOT, and those of R_AARCH64
 _SYMBOL_BYTES = 24  # Elf64_Sym, whose first four are where its name is
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # Elf64_Ehdr
 _SEGMENT = struct.Struct("<IIQQQQQQ")  # Elf64_Phdr
@@ -43,11 +44,11 @@ def replace(library: C.CDLL, functions: Mapping[str, int], prefixes: tuple[str, 
         entries = np.frombuffer(
             (C.c_char * table[nbytes]).from_address(table[start]), dtype=_RELOCATION
         )
-        for entry in entries[entries["symbol"] != 0]:
-            at = C.c_uint32.from_address(symbols + _SYMBOL_BYTES * int(entry["symbol"])).value
+        for place, _, symbol, _ in entries[np.isin(entries["kind"], _IMPORTS)].tolist():
+            at = C.c_uint32.from_address(symbols + _SYMBOL_BYTES * symbol).value
             name = C.string_at(strings + at).decode()
             if name in functions:
-                slots[base + int(entry["place"])] = functions[name]
+                slots[base + place] = functions[name]
             elif name.startswith(prefixes):
                 return False
     if not slots:
