@@ -21,7 +21,7 @@ import numpy as np
 from soapstone.errors import DataError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
-from soapstone.ir.tensor import Array, TensorSpec, spec_of
+from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.limits import check_bytes
 from soapstone.native.memory import Promise, aligned, let_go, mapping
 from soapstone.native.shared import LEAST, shared
@@ -123,7 +123,7 @@ class Constants(Mapping[str, Array]):
 
     def promised(self, name: str) -> Array:
         """Return a constant whose contents are promised, where it is large enough to be shared."""
-        spec = self._spec(name)
+        spec = self._like(name)
         number = self._numbers[name]
         known, lock = self._found.known(number), self._found.lock(number)
         if spec.nbytes < LEAST:
@@ -144,7 +144,7 @@ class Constants(Mapping[str, Array]):
         Of several large constants one is lent at a time.
         """
         read: list[Array] = []
-        nbytes = self._spec(name).nbytes
+        nbytes = self._like(name).nbytes
 
         def weight(array: Array) -> Array:
             read.append(array)
@@ -177,9 +177,9 @@ class Constants(Mapping[str, Array]):
                     let_go(np.frombuffer(base, np.uint8))
             give_back_freed()  # what weights were before they were packed
 
-    def _spec(self, name: str) -> TensorSpec:
-        found = name in self._made
-        return self._prologue.tensors[name] if found else spec_of(self._weights[name])
+    def _like(self, name: str) -> TensorSpec | Array:
+        """Return what has a constant's shape and type."""
+        return self._prologue.tensors[name] if name in self._made else self._weights[name]
 
     def _value(self, name: str, weight: Callable[[Array], Array]) -> Array:
         """Return a constant, made of weights as they are given."""

@@ -32,6 +32,7 @@ from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Array
 from soapstone.kernels.choices import Choices
 from soapstone.kernels.entry import Call
+from soapstone.kernels.equal import Equal
 from soapstone.kernels.select import REFERENCE, run_reference, select
 from soapstone.native.memory import held
 from soapstone.records import dataclass
@@ -245,6 +246,7 @@ class Program:
     """The launches of a graph on concrete regions; records which variant served each node.
 
     `choices` are those of the run: which variant serves each form of call. `precision`: see `Call`.
+    `equal` are the entries that each processor, by its name, runs one after another.
     """
 
     launches: tuple[NodeLaunch, ...]
@@ -253,6 +255,7 @@ class Program:
     variants: dict[str, str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
     precision: str = "float32"
+    equal: dict[str, Equal] = field(default_factory=dict)
 
     def launch(self, runtime: Launcher) -> None:
         """Launch every node once, in program order."""
@@ -280,22 +283,34 @@ class Program:
     def _task(self, item: NodeLaunch) -> Task:
         """Return the task of a node: native variants where they serve, else the reference."""
 
-        def call(context: PointContext, arrays: Sequence[Array], seen: Seen = _contents) -> Call:
-            def tiles(operands: Sequence[Operand]) -> tuple[Array, ...]:
-                return tuple(
-                    seen(o.array(context.point, arrays, self.constants), o.constant is not None)
-                    for o in operands
-                )
+        constants = frozenset(i for i, o in enumerate(item.inputs) if o.constant is not None)
 
+        def tiles(
+            operands: Sequence[Operand], point: int, arrays: Sequence[Array], seen: Seen
+        ) -> tuple[Array, ...]:
+            return tuple(
+                seen(o.array(point, arrays, self.constants), o.constant is not None)
+                for o in operands
+            )
+
+        def call_on(
+            context: PointContext, inputs: tuple[Array, ...], outputs: tuple[Array, ...]
+        ) -> Call:
             return Call(
                 item.node.operator,
                 item.attributes(context.point),
-                tiles(item.inputs),
-                tiles(item.outputs),
+                inputs,
+                outputs,
                 context.processor.threads,
-                frozenset(i for i, o in enumerate(item.inputs) if o.constant is not None),
+                constants,
                 self.precision,
             )
+
+        def call(context: PointContext, arrays: Sequence[Array], seen: Seen = _contents) -> Call:
+            sides = (
+                tiles(side, context.point, arrays, seen) for side in (item.inputs, item.outputs)
+            )
+            return call_on(context, *sides)
 
         def bind(context: PointContext, arrays: Sequence[Array]) -> Any:
             chosen = context.variant or item.variant
@@ -304,9 +319,19 @@ class Program:
                     if context.processor.kind == CUDA:
                         on_device = partial(call, context, arrays)
                         name, entry = device_entry(item.node.operator, on_device, chosen)
-                    else:
+                    elif item.points > 1:  # with attributes of their own
                         bound = call(context, arrays, _as_it_is)
                         name, entry = select(bound, context.processor.kind, chosen)
+                    else:
+                        equal = self.equal.setdefault(context.processor.name, Equal())
+                        inputs = tiles(item.inputs, 0, arrays, _as_it_is)
+                        outputs = tiles(item.outputs, 0, arrays, _as_it_is)
+                        name, entry = equal.select(
+                            item.node.operator,
+                            (item.node.items, chosen),
+                            *(inputs, outputs, constants),
+                            lambda: select(call_on(context, inputs, outputs), "cpu", chosen),
+                        )
             except ValueError as error:
                 if context.variant is None:
                     raise

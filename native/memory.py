@@ -12,6 +12,7 @@ import ctypes
 import math
 import mmap
 import os
+import threading
 from collections.abc import (
     Callable,
     Hashable,
@@ -51,6 +52,42 @@ class Address(int):
         return made
 
 
+class Notes:
+    """What a kernel did with constants when it was bound.
+
+    Attributes:
+        read: whether it read any, other than what `packed` has.
+        packed: what it made of constants, each with the constant or view, and (layout, shape,
+            strides) of that.
+    """
+
+    def __init__(self) -> None:
+        self.read = False
+        self.packed: list[tuple[Array, Array, tuple[Hashable, tuple[int, ...], tuple[int, ...]]]]
+        self.packed = []
+
+    @contextmanager
+    def taken(self) -> Iterator[Notes]:
+        """Take note in this block, in this thread."""
+        before, _NOTING.notes = _NOTING.notes, self
+        try:
+            yield self
+        finally:
+            _NOTING.notes = before
+
+
+class _Noting(threading.local):
+    notes: Notes | None = None
+
+
+_NOTING = _Noting()
+
+
+def noting() -> Notes | None:
+    """Return where to take note of what is done with constants, if anywhere."""
+    return _NOTING.notes
+
+
 def address(array: Array, offset: int = 0) -> Address:
     """Return the address of an array's first element, or of what lies `offset` bytes after it.
 
@@ -60,7 +97,7 @@ def address(array: Array, offset: int = 0) -> Address:
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"address of {type(array).__name__} {array!r}: an array needed")
-    array = held(array)
+    array = contents(array)
     return Address.of(array.ctypes.data + offset, array)
 
 
@@ -133,13 +170,25 @@ def promise_of(array: Array) -> Promise | None:
 
 
 def held(array: Array) -> Array:
-    """Return an array with its contents: itself, unless those are promised."""
+    """Return an array with its contents, to be read: itself, unless those are promised."""
+    if _NOTING.notes is not None:
+        _NOTING.notes.read = True
+    return contents(array)
+
+
+def contents(array: Array) -> Array:
+    """Return an array with its contents, which only compiled code reads."""
     promise = promise_of(array)
     if promise is None:
         return array
     offset, shape, strides = promise.place(array)
     flat = promise.contents().reshape(-1).view(np.uint8)
     return np.ndarray(shape, array.dtype, flat, offset, strides)
+
+
+def start(array: Array) -> int:
+    """Return where an array's first element is, as a number that keeps nothing there."""
+    return int(array.ctypes.data)
 
 
 def array_at(number: int, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from soapstone.native.memory import Array, promise_of
+from soapstone.native.memory import Array, Notes, noting, promise_of
 
 LEAST = 4096  # bytes, of which keeping account pays
 _SAMPLES = 256  # bytes that are looked at first, evenly spaced
@@ -60,15 +60,21 @@ def packed(
     and views, are the same. make: reads the constant by `memory.held` or `memory.address`, and
     keeps nothing of it. others: constants that are read beside it.
     """
-    promise = promise_of(array)
-    if promise is None:
-        return shared(make())
-    key = layout, promise.place(array), *map(_mark, others)
-    with promise.lock:  # of several processors that bind the constant at once, one makes it
-        found = promise.known.get(key)
-        if found is None:
-            with promise.lending():
-                found = promise.known[key] = shared(make())
+    promise, notes = promise_of(array), noting()
+    with Notes().taken():  # what is read here is in what is made
+        if promise is None:
+            found = shared(make())
+        else:
+            key = layout, promise.place(array), *map(_mark, others)
+            with promise.lock:  # of several processors that bind the constant at once, one makes it
+                known = promise.known.get(key)
+                if known is None:
+                    with promise.lending():
+                        known = promise.known[key] = shared(make())
+            found = known
+    if notes is not None:
+        notes.read = notes.read or promise is None or bool(others)
+        notes.packed.append((found, array, (layout, array.shape, array.strides)))
     return found
 
 

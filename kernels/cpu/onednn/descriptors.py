@@ -10,7 +10,7 @@ import ctypes as C
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from soapstone.dtypes import name_of
@@ -395,7 +395,10 @@ def next_implementation(description: Handle) -> bool:
 def memory(descriptor: Descriptor, array: Array) -> Handle:
     """Return a memory object on an array, which it keeps."""
     place = address(array)
-    return create("memory", "memory_create", descriptor, engine(), int(place), keep=place.owner)
+    again = partial(create, "memory", "memory_create", descriptor, engine())
+    made = again(int(place), keep=place.owner)
+    made.again = again
+    return made
 
 
 def reorder_primitive(source: Descriptor, target: Descriptor, count: int) -> Primitive:

@@ -11,7 +11,7 @@ import os
 import site
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -290,13 +290,16 @@ class Handle:
     """An object of oneDNN's, destroyed with this one. `address` is the C handle.
 
     It is an argument of oneDNN's functions as it is, and so lives until they return.
+
+    keep: what it is on. again: makes the like at another address, of what is to be kept then.
     """
 
-    __slots__ = ("_destroy", "address", "keep")
+    __slots__ = ("_destroy", "address", "again", "keep")
 
     def __init__(self, address: int, destroy: Any = None, keep: object = None) -> None:
         self.address = address
         self.keep = keep
+        self.again: Callable[..., Handle] | None = None
         self._destroy = destroy
 
     def __del__(self) -> None:

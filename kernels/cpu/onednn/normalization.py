@@ -203,7 +203,7 @@ def _rows_ready(x: Array, vectors: Sequence[Array], statistics: Sequence[Array])
     )
 
 
-@variant("layer_norm", "onednn")
+@variant("layer_norm", "onednn", promises=True)
 @over_last_axis("xcc", "xss")
 def layer_norm(call: Call) -> Entry | None:
     """Return the entry of y, mean and rstd over the last axis."""

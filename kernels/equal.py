@@ -1,0 +1,97 @@
+"""Equal calls of one worker, the first of which are bound; others follow (`native.moved`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any
+
+from soapstone.kernels.entry import Array, Entry
+from soapstone.native import memory
+from soapstone.native.memory import LINE, Notes
+from soapstone.native.moved import FixedError, Moved
+
+Selected = tuple[str, Entry | None]
+
+
+class Equal:
+    """Entries of calls that one worker runs one after another; those of equal calls share code."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, tuple[str, Moved | None]] = {}
+
+    def select(
+        self,
+        operator: str,
+        of: Hashable,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        constants: frozenset[int],
+        bind: Callable[[], Selected],
+    ) -> Selected:
+        """Return the name and entry of the variant that serves a call.
+
+        Args:
+            operator, of: what is called; all that the call is besides that and its operands.
+            constants: those inputs. bind: selects and binds the variant,
+                where this was not done for an equal call, or does not serve this one.
+        """
+        if memory.CHECKED:
+            return bind()
+        operands = (*inputs, *outputs)
+        key = operator, of, len(inputs), constants, _forms(operands, constants)
+        if key not in self._made:
+            with Notes().taken() as notes:
+                name, entry = bind()
+            self._made[key] = name, _moved((operator, name), entry, operands, notes)
+            return name, entry
+        name, moved = self._made[key]
+        if moved is None:
+            return bind()
+        found = moved.at(operands)
+        if found is not None:
+            return name, found
+        again, entry = bind()
+        if again == name and entry is not None:
+            moved.show(entry, operands)
+        return again, entry
+
+
+def _moved(
+    of: Hashable, entry: Entry | None, operands: tuple[Array, ...], notes: Notes
+) -> Moved | None:
+    try:
+        return Moved(of, entry, operands, notes) if entry is not None else None
+    except FixedError:
+        return None
+
+
+def _forms(operands: tuple[Array, ...], constants: frozenset[int]) -> Hashable:
+    """Return how operands lie, each and those that are no constants to each other."""
+    forms, spans = list[Any](), list[tuple[int, int]]()
+    for number, array in enumerate(operands):
+        shape, strides = array.shape, array.strides
+        forms += shape, strides, array.dtype.num
+        if number in constants:
+            continue
+        start = memory.start(array)
+        low, high = _reach(shape, strides, array.itemsize)
+        low, high = start + low, start + high
+        forms.append(start % LINE)
+        for begin, end in spans:
+            if low < end and begin < high:
+                forms.append((len(forms), low - begin))
+        spans.append((low, high))
+    return tuple(forms)
+
+
+@lru_cache(maxsize=4096)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Return how far before and after its first element an array goes, in bytes."""
+    if 0 in shape:
+        return 0, 0
+    ends = [(extent - 1) * step for extent, step in zip(shape, strides)]
+    return sum(min(0, end) for end in ends), sum(max(0, end) for end in ends) + itemsize
+
+
+__all__ = ["Equal"]

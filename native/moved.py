@@ -1,0 +1,266 @@
+"""Entries of equal calls: one is bound, the others are its code over blocks of other addresses.
+
+What a kernel does with operands of one form is the same wherever they lie. So of the words of its
+blocks, those that are addresses in operands, or in what it made of constants (`shared.packed`), are
+others for another call, and the rest is the same. That this is so of a kernel is shown where two
+of its entries were bound, word by word, before any is made so. What is an entry's own, such as
+scratch, is then common to several, which must not run at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soapstone.native.memory import Array, Block, Entry, Notes, contents, extent, promise_of, start
+
+_SHOWN: dict[Hashable, set[int]] = {}  # of how entries move, in which places that has been shown
+
+
+class FixedError(Exception):
+    """Of an entry no other can be made."""
+
+
+class _Handle(NamedTuple):
+    """A library's object on memory: what makes another, and where that is."""
+
+    again: Callable[..., Any]
+    place: int
+    offset: int
+
+
+class _Words(NamedTuple):
+    """A block; which of its words move, each with the place that it is of and how far behind."""
+
+    words: list[int]
+    moves: list[tuple[int, int, int]]
+
+
+class Moved:
+    """What entries of calls like one are made of.
+
+    Args:
+        of: the operator and the variant. entry: of the first call. operands: all of its, inputs
+            before outputs. notes: of what the kernel did with constants when it was bound.
+
+    Raises:
+        FixedError: it depends on what constants hold, or its words are not understood.
+    """
+
+    def __init__(self, of: Hashable, entry: Entry, operands: Sequence[Array], notes: Notes) -> None:
+        if notes.read or any(callable(text) for text in entry.statuses.values()):
+            raise FixedError
+        self.entry = entry
+        self._packed = [(made, *_part(array, operands), key) for made, array, key in notes.packed]
+        there = [_there(array) for array in operands] + [made for made, *_ in self._packed]
+        self._spans = [(0, 0) if array is None else extent(array) for array in there]
+        # Places are operands, what was packed, then handles and blocks, pointed to before others.
+        self._starts = _starts(there)
+        self._count = len(operands)
+        self._moving: list[_Handle | _Words] = []
+        self._places: dict[int, int | None] = {}  # of handles and blocks by address; None: stays
+        self._used = set[int]()
+        self._visit(entry.arguments)
+        moving = {number for number in self._places.values() if number is not None}
+        if not moving - {self._places[entry.block]} <= self._used:
+            raise FixedError  # something points to it from where nobody looks
+
+        moves = [
+            (len(each.words), *(move[:2] for move in each.moves))
+            if isinstance(each, _Words)
+            else each.place
+            for each in self._moving
+        ]
+        how = of, self.entry.address, self._count, *moves
+        self._shown = _SHOWN.setdefault(how, set())
+
+    def at(self, operands: Sequence[Array]) -> Entry | None:
+        """Return the entry of a call of other operands of the same forms, or None: to be bound."""
+        found = self._found(operands)
+        if found is None:
+            return None
+        places, kept = _starts(found), list[Any](found)
+        if not self._moved(places) <= self._shown:
+            return None
+        block = self.entry.arguments
+        for each in self._moving:
+            if isinstance(each, _Handle):
+                handle = each.again(places[each.place] + each.offset, keep=kept[each.place])
+                places.append(handle.address)
+                kept.append(handle)
+                continue
+            words = each.words.copy()
+            for index, place, offset in each.moves:
+                words[index] = places[place] + offset
+            block = Block(words, (), ())
+            places.append(block.address)
+            kept.append(block)
+        if block is not self.entry.arguments:
+            block.keep = (self.entry.arguments, *kept[:-1])
+        return self.entry._replace(arguments=block)
+
+    def show(self, other: Entry, operands: Sequence[Array]) -> None:
+        """Take note that entries move so, if one that was bound differs as is thought, and no more.
+
+        other: that one. operands: of its call.
+        """
+        found = self._found(operands)
+        if found is None or (other.address, other.statuses) != self.entry[::2]:
+            return
+        starts = _starts(found)
+        if self._alike(self.entry.arguments, other.arguments, starts, {}):
+            self._shown |= self._moved(starts)
+
+    def _moved(self, starts: list[int]) -> set[int]:
+        """Return in which places something else lies than in the first call."""
+        return {n for n, (a, b) in enumerate(zip(self._starts, starts)) if a != b}
+
+    def _found(self, operands: Sequence[Array]) -> list[Array | None] | None:
+        """Return what is at each of the first places for a call, None where that is not made."""
+        found: list[Array | None] = [
+            contents(array) if number in self._used else _there(array)
+            for number, array in enumerate(operands)
+        ]
+        for number, (made, of, offset, (layout, shape, strides)) in enumerate(self._packed):
+            promise = promise_of(operands[of])
+            if promise is None:
+                return None
+            part = promise.place(operands[of])[0] + offset, shape, strides
+            other = promise.known.get((layout, part))
+            if other is None or (other.shape, other.strides) != (made.shape, made.strides):
+                return None
+            if other is not made and self._count + number not in self._used:
+                return None  # what it was made for is not known
+            found.append(other)
+        return found
+
+    def _visit(self, block: Block) -> None:
+        """Find what moves of a block and all that it points to."""
+        if block.address in self._places:
+            return
+        if block.address != start(block.words):
+            raise FixedError  # a library's own
+        self._places[block.address] = None
+        for kept in _each(block.keep):
+            if isinstance(kept, Block):
+                self._visit(kept)
+            elif isinstance(kept, np.ndarray):
+                self._still(kept)
+            elif isinstance(array := getattr(kept, "keep", None), np.ndarray):
+                self._handle(kept, array)
+        words, moves = block.words.tolist(), []
+        for index, word in enumerate(words):
+            if word in self._places:
+                place, offset = self._places[word], 0
+            else:
+                place, offset = self._of(word)
+            if place is not None:
+                moves.append((index, place, offset))
+                self._used.add(place)
+        if moves:
+            self._places[block.address] = self._next
+            self._moving.append(_Words(words, moves))
+
+    @property
+    def _next(self) -> int:
+        return len(self._starts) + len(self._moving)
+
+    def _handle(self, handle: Any, array: Array) -> None:
+        if handle.address in self._places:
+            return
+        place, offset = self._of(start(array))
+        self._places[handle.address] = None if place is None else self._next
+        if place is not None:
+            again = getattr(handle, "again", None)
+            if again is None:
+                raise FixedError
+            self._moving.append(_Handle(again, place, offset))
+            self._used.add(place)
+
+    def _still(self, array: Array) -> None:
+        """Refuse an array of numbers that may be addresses in what moves."""
+        if array.dtype.kind in "iu" and array.itemsize == 8 and self._of(start(array))[0] is None:
+            for low, high in self._spans:
+                if ((array >= low) & (array < high)).any():
+                    raise FixedError
+
+    def _of(self, word: int) -> tuple[int | None, int]:
+        """Return which place a word is an address in, and how far behind its start."""
+        for place, (low, high) in enumerate(self._spans):
+            if low <= word < high:
+                return place, word - self._starts[place]
+        return None, 0
+
+    def _alike(self, one: Block, two: Block, starts: list[int], other: dict[int, int]) -> bool:
+        """Return whether blocks differ in what moves, and in where what is their own lies.
+
+        starts: of what is at places. other: what addresses of the one are in the other.
+        """
+        if other.setdefault(one.address, two.address) != two.address:
+            return False
+        kept = list(_each(one.keep)), list(_each(two.keep))
+        if len(kept[0]) != len(kept[1]) or len(one.words) != len(two.words):
+            return False
+        own = list[tuple[int, int, int]]()  # begin and end of an array, and where the other begins
+        for a, b in zip(*kept):
+            if type(a) is not type(b):
+                return False
+            if isinstance(a, Block):
+                if not self._alike(a, b, starts, other):
+                    return False
+            elif isinstance(a, np.ndarray):
+                if (a.shape, a.dtype, a.strides) != (b.shape, b.dtype, b.strides):
+                    return False
+                own.append((*extent(a), extent(b)[0]))
+            elif hasattr(a, "address"):
+                array = getattr(a, "keep", None)
+                if isinstance(array, np.ndarray):
+                    place, offset = self._of(start(array))
+                    if place is not None and start(b.keep) != starts[place] + offset:
+                        return False
+                other[a.address] = b.address
+        for a, b in zip(one.words.tolist(), two.words.tolist()):
+            place, offset = self._of(a)
+            if a in other:
+                expected = other[a]
+            elif place is not None:
+                expected = starts[place] + offset
+            else:
+                inside = (to + a - low for low, high, to in own if low <= a < high)
+                expected = next(inside, a)
+            if b != expected:
+                return False
+        return True
+
+
+def _each(kept: Sequence[Any]) -> Iterator[Any]:
+    """Yield what a block keeps, one by one."""
+    for each in kept:
+        if isinstance(each, tuple | list):
+            yield from _each(each)
+        else:
+            yield each
+
+
+def _starts(arrays: Sequence[Array | None]) -> list[int]:
+    return [0 if array is None else start(array) for array in arrays]
+
+
+def _there(array: Array) -> Array | None:
+    """Return an operand's contents, unless they are promised and nobody has them."""
+    promise = promise_of(array)
+    return contents(array) if promise is None or "contents" in promise.known else None
+
+
+def _part(array: Array, operands: Sequence[Array]) -> tuple[int, int]:
+    """Return which operand a constant that was packed is of, and how far behind its start."""
+    promise = promise_of(array)
+    for number, operand in enumerate(operands):
+        if promise is not None and promise_of(operand) is promise:
+            return number, promise.place(array)[0] - promise.place(operand)[0]
+    raise FixedError
+
+
+__all__ = ["FixedError", "Moved"]

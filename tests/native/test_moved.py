@@ -1,0 +1,175 @@
+"""Entries of equal calls: they compute what bound ones do, and only what is understood is moved."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from soapstone.kernels.equal import Equal
+from soapstone.native import memory
+from soapstone.native.blocks import Fields
+from soapstone.native.entries import bind, native, sequence
+from soapstone.native.intrinsics import f32p
+from soapstone.native.memory import Entry, address, held, run
+
+pytestmark = pytest.mark.skipif(memory.CHECKED, reason="checked entries are bound one by one")
+
+_SCALED = Fields("x y count", reals="factor")
+_of = _SCALED.at
+
+
+@native()
+def _scaled(block):
+    w = _of(block)
+    for i in range(w.count):
+        f32p(w.y)[i] = f32p(w.x)[i] * np.float32(w.factor)
+    return 0
+
+
+@native()
+def _behind(block):
+    w = _of(block)
+    for i in range(w.count):
+        f32p(w.y)[i] = f32p(w.x)[i + 16] * np.float32(w.factor)
+    return 0
+
+
+def scaled(x, y, factor=2.0) -> Entry:
+    return bind(_scaled, _SCALED.pack(x=x, y=y, count=x.size, factor=factor))
+
+
+KEPT = []
+
+
+class Calls:
+    """Calls of one form, and how often one was bound."""
+
+    def __init__(self, kernel: Callable, constants: frozenset[int] = frozenset()) -> None:
+        self.kernel, self.constants, self.bound, self.equal = kernel, constants, 0, Equal()
+        self.name = f"kernel {id(self)}"  # what others have shown is not of this one
+        KEPT.append(self)
+
+    def __call__(self, *inputs: np.ndarray) -> np.ndarray:
+        y = memory.aligned_array(inputs[0].shape, np.float32)
+        KEPT.append((inputs, y))  # so that the next lie elsewhere
+
+        def made():
+            self.bound += 1
+            return "kernel", self.kernel(*inputs, y)
+
+        name, entry = self.equal.select(self.name, "", inputs, (y,), self.constants, made)
+        assert name == "kernel" and run(entry) == 0
+        return y
+
+
+def numbers(seed: int) -> np.ndarray:
+    found = memory.aligned_array((8,), np.float32)
+    found[...] = np.random.default_rng(seed).random(8, np.float32)
+    return found
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_third_equal_call_is_not_bound(nested):
+    def kernel(x, y):
+        if not nested:
+            return scaled(x, y)
+        middle = memory.aligned_array(x.shape, np.float32)
+        return sequence([scaled(x, middle, 3.0), scaled(middle, y, 5.0)])
+
+    calls = Calls(kernel)
+    for seed in range(5):
+        x = numbers(seed)
+        np.testing.assert_allclose(calls(x), x * (15 if nested else 2), rtol=1e-6)
+    assert calls.bound <= 2
+
+
+def test_calls_whose_operands_lie_otherwise_are_no_equal_ones():
+    calls = Calls(
+        lambda x, z, y: sequence([scaled(x, y), scaled(z, y) if z is x else scaled(x, y)])
+    )
+    for seed in range(3):
+        calls(numbers(seed), numbers(seed + 1))
+    before, x = calls.bound, numbers(9)
+    calls(x, x)
+    assert calls.bound == before + 1
+
+
+def test_an_address_that_is_in_no_operand_stays_unmoved():
+    """A place before an operand is taken for a number of its own, so all such calls are bound."""
+
+    def kernel(x, y):
+        before = int(address(x)) - 64
+        return bind(_behind, _SCALED.pack(x=before, y=y, count=x.size, factor=2.0))
+
+    calls = Calls(kernel)
+    for seed in range(4):
+        x = numbers(seed)
+        np.testing.assert_allclose(calls(x), 2 * x, rtol=1e-6)
+    assert calls.bound == 4
+
+
+def test_addresses_in_a_table_of_numbers_are_not_moved():
+    def kernel(x, y):
+        table = np.array([int(address(x)), int(address(y))], np.int64)
+        block = _SCALED.pack(x=x, y=y, count=x.size, factor=2.0, keep=(table,))
+        return bind(_scaled, block)
+
+    calls = Calls(kernel)
+    for seed in range(4):
+        x = numbers(seed)
+        np.testing.assert_allclose(calls(x), 2 * x, rtol=1e-6)
+    assert calls.bound == 4
+
+
+def test_what_reads_a_constant_is_bound():
+    calls = Calls(lambda x, c, y: scaled(x, y, float(held(c)[0])), frozenset({1}))
+    for seed in range(4):
+        x, c = numbers(seed), numbers(seed + 10)
+        np.testing.assert_allclose(calls(x, c), x * c[0], rtol=1e-6)
+    assert calls.bound == 4
+
+
+def test_a_number_that_differs_between_equal_calls_is_not_taken_over():
+    factors = iter([2.0, 3.0, 4.0, 5.0])
+    calls = Calls(lambda x, y: scaled(x, y, next(factors)))
+    for factor in (2.0, 3.0, 4.0, 5.0):
+        x = numbers(int(factor))
+        np.testing.assert_allclose(calls(x), factor * x, rtol=1e-6)
+
+
+def test_an_operand_that_was_always_the_same_is_not_known_to_move():
+    def kernel(x, z, y):
+        return sequence(
+            [
+                scaled(x, y),
+                bind(_behind, _SCALED.pack(x=int(address(z)) - 64, y=y, count=8, factor=1.0)),
+            ]
+        )
+
+    calls, z = Calls(kernel), numbers(7)
+    for seed in range(4):
+        np.testing.assert_array_equal(calls(numbers(seed), z), z)
+    assert calls.bound == 2
+    for seed in range(3):
+        other = numbers(seed + 20)
+        np.testing.assert_array_equal(calls(numbers(seed), other), other)
+
+
+def test_operands_outlive_their_arrays():
+    calls = Calls(scaled)
+    x = numbers(0)
+    for _ in range(2):
+        calls(x)
+    y = memory.aligned_array(x.shape, np.float32)
+    _, entry = calls.equal.select(
+        calls.name, "", (x,), (y,), frozenset(), lambda: pytest.fail("bound")
+    )
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is not None and run(entry) == 0
+    np.testing.assert_allclose(y, 2 * gone())
