@@ -29,6 +29,7 @@ from soapstone.records import dataclass
 from soapstone.runtime import Machine, Profile, ProfileError, Region, Runtime, Trace
 from soapstone.runtime.machines.machine import CUDA
 from soapstone.runtime.machines.start import start
+from soapstone.runtime.tracing.alike import Alike
 from soapstone.runtime.tracing.planned import PlannedStep
 
 _AGREEING = 3  # times a graph is bound at most until all processes have made the same choices
@@ -109,6 +110,7 @@ class Session:
         self._values = {} if values is None else values  # first contents, of which each is taken
         self._carried: dict[str, Region] = {}
         self._bounds: list[Bound] = []
+        self._alike = Alike()
         self._adopted: set[str] = set()  # inputs whose data are Legate's own
         self._timeline: Profile | None = None
 
@@ -168,7 +170,7 @@ class Session:
                 program = program_of(
                     *(prepared, regions, constants, self.choices, images, plans, self.precision)
                 )
-                with self.runtime.capture(graph.name) as recording:
+                with self.runtime.capture(graph.name, self._alike) as recording:
                     program.launch(self.runtime)
                 # Each process measures what it runs itself; one that chose otherwise binds again.
                 executor = self.runtime.executor

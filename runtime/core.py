@@ -26,6 +26,7 @@ from soapstone.runtime.model.task import Task
 from soapstone.runtime.observe.profile import Observer, Profile
 from soapstone.runtime.observe.statistics import Statistics
 from soapstone.runtime.observe.view import View
+from soapstone.runtime.tracing.alike import Alike
 from soapstone.runtime.tracing.automatic import Automatic
 from soapstone.runtime.tracing.capture import CaptureAnalysis, Recorder
 from soapstone.runtime.tracing.step import Fill, Request, Steps, fills, issue, signature
@@ -243,14 +244,18 @@ class Runtime(Host):
         return self._capture is not None or self._requests is not None
 
     @overload
-    def capture(self, step: str = "step") -> AbstractContextManager[Recording]: ...
+    def capture(
+        self, step: str = "step", alike: Alike | None = None
+    ) -> AbstractContextManager[Recording]: ...
     @overload
     def capture(self, step: Callable[[], object]) -> Trace: ...
-    def capture(self, step: str | Callable[[], object] = "step") -> Any:
+    def capture(self, step: str | Callable[[], object] = "step", alike: Alike | None = None) -> Any:
         """Capture a step: its launches are analysed and compiled, and not run.
 
         With a name: a context manager, `with runtime.capture("train") as recording: ...`, after
         which `recording.trace` is the trace. With a function: calls it, and returns the trace.
+        alike: traces of this runtime; launches like those of one are analysed as that was, if
+        nothing but extents may differ, and else what is captured is added.
 
         Raises (when the capture ends): MemoryExhausted, TaskError when binding fails.
         """
@@ -258,10 +263,10 @@ class Runtime(Host):
             with self._capturing(getattr(step, "__name__", "step")) as recording:
                 step()
             return recording.trace
-        return self._capturing(step)
+        return self._capturing(step, alike)
 
     @contextmanager
-    def _capturing(self, name: str) -> Iterator[Recording]:
+    def _capturing(self, name: str, alike: Alike | None = None) -> Iterator[Recording]:
         from soapstone.runtime.tracing.trace import Trace
 
         with self.turn:
@@ -272,16 +277,23 @@ class Runtime(Host):
             analysis = CaptureAnalysis(self.analysis, sink)
             self._capture = analysis
             self._desugarer.steady = False
-            recording = Recording(name)
+            recording, shared = Recording(name), None
+            if alike is not None:
+                self._requests = []
             try:
                 yield recording
+                if alike is not None:
+                    requests, self._requests = self._requests or [], None
+                    shared = alike.analyse(requests, analysis, sink)
                 analysis.close()
                 if self.agreement is not None:
                     self.agreement.decided(sink.operations)
             finally:
-                self._capture = None
+                self._capture = self._requests = None
                 self._desugarer.steady = True
             recording._trace = Trace(self, name, analysis, sink)
+            if alike is not None:
+                alike.note(shared, recording._trace)
             self.statistics.captures += 1
 
     @contextmanager

@@ -110,7 +110,7 @@ class Policy:
         self._asks_trace = asks("trace")
         self._asks_arrive = asks("arrive")
         self.asks_leave = asks("leave")
-        self._asks_how = asks("priority", "variant", "stealable")
+        self.asks_how = asks("priority", "variant", "stealable")
         self._asks_where = self._asks_memory or self._asks_layout
         self._by_point = by_point(mapper)
         # Answers about the arguments of what is launched now, until it has been: its folds keep to
@@ -175,7 +175,7 @@ class Policy:
             for argument, partition in enumerate(launch.partitions):
                 for memory in sorted(set(self.memories(launch, argument, processors))):
                     self.layout(launch, argument, partition.region, memory)
-        if not self._asks_how:
+        if not self.asks_how:
             return _UNASKED
         stealable = steals and launch.task.kind == "task" and self.stealable(launch)
         return Ordered(

@@ -173,7 +173,7 @@ class Partition:
     @staticmethod
     def whole(region: Region, grid: Sequence[int] | int = (1,)) -> Partition:
         """The partition whose every point of the grid sees the whole region."""
-        cut = _grid(region, grid)
+        cut = (1,) if grid == (1,) else _grid(region, grid)
         return Partition.cut(region, _whole(region.shape, math.prod(cut)), cut)
 
     @staticmethod

@@ -43,6 +43,7 @@ from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.mapper import Mapper
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.observe.statistics import Statistics
+from soapstone.runtime.tracing.alike import Alike
 
 
 class LegateRuntime(Runtime):
@@ -277,7 +278,7 @@ class LegateRuntime(Runtime):
     # -- captures
 
     @contextmanager
-    def _capturing(self, name: str) -> Iterator[Recording]:
+    def _capturing(self, name: str, alike: Alike | None = None) -> Iterator[Recording]:
         with self.turn, self._lock:
             self.quiet("capture")
             works: list[Work] = []
