@@ -35,12 +35,14 @@ from soapstone.kernels.cpu.onednn.library import (
     OneDnnError,
     library,
     stream,
+    threads,
 )
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.native.memory import Block, aligned_array, pack, run
 from soapstone.native.shared import packed
 from soapstone.records import dataclass
 
+_ALONE = 1 << 20  # bytes of weights for each thread that packs them: fewer are not worth waking it
 _MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
 
 
@@ -90,10 +92,12 @@ class Program:
 
     def _packed(self, array: Array, own: Descriptor, wanted: Descriptor) -> Array:
         """Return a copy of the array's contents in the `wanted` descriptor."""
-        store = buffer(nbytes(wanted))
-        step = reorder_primitive(own, wanted, self.threads)
+        size = nbytes(wanted)
+        store, count = buffer(size), max(1, min(self.threads, size // _ALONE))
+        step = reorder_primitive(own, wanted, count)
         ends = {ARG_SRC: memory(own, array), ARG_DST: memory(wanted, store)}
-        status = run(self._entry([_Step(step, ends)]))
+        with threads(count):
+            status = run(self._entry([_Step(step, ends)]))
         if status:
             raise OneDnnError(f"packing weights: {STATUSES.get(status, status)}", status)
         return store
