@@ -302,6 +302,14 @@ def test_types_that_differ_are_refused() -> None:
         operator("add").bind([TensorSpec((2,)), TensorSpec((2,), "float64")], {})
 
 
+@pytest.mark.parametrize("permutation", [(0, 2, 1), (2, 1, 0), (1, 0, 2)])
+def test_large_arrays_are_transposed_in_columns(permutation: tuple[int, ...]) -> None:
+    x = np.arange(3 * 211 * 150, dtype=np.int32).reshape(3, 211, 150)
+    (found,) = operator("transpose").run({"permutation": permutation}, x)
+    assert found.flags.c_contiguous
+    np.testing.assert_array_equal(found, np.ascontiguousarray(x.transpose(permutation)))
+
+
 def test_a_small_network_differentiates() -> None:
     builder = GraphBuilder()
     shapes = {"x": (2, 2, 6, 6), "w": (4, 2, 3, 3), "b": (4,), "v": (36, 3), "c": (3,)}

@@ -33,6 +33,8 @@ from soapstone.ir.ops.reduction.folds import box_shape
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 
+_COLUMNS = 64  # of a large transposed array that are copied together
+_LARGE = 1 << 16  # elements
 _NONE = ""  # renames a dim that follows no dim of the forward operator
 
 
@@ -194,13 +196,29 @@ def _transpose_grad(g: GradientContext) -> list[str | None]:
     return [g.emit("transpose", g.grad(), permutation=inverse, rename=rename)]
 
 
+def _transposed(x: Array, permutation: Sequence[int]) -> Array:
+    """Return a copy of x with its axes permuted.
+
+    Some columns of the result at a time: of a whole row of it every number is of another line of
+    memory, of which a cache would not have the next number any more.
+    """
+    moved = np.transpose(x, permutation)
+    if moved.size < _LARGE or moved.strides[-1] == moved.itemsize:
+        return moved.copy()
+    made = np.empty(moved.shape, moved.dtype)
+    for first in range(0, made.shape[-1], _COLUMNS):
+        columns = slice(first, first + _COLUMNS)
+        made[..., columns] = moved[..., columns]
+    return made
+
+
 register(
     OpSpec(
         name="transpose",
         view="transpose",
         inputs=("x",),
         signature=_transpose_signature,
-        reference=lambda a, x: np.transpose(x, a["permutation"]).copy(),
+        reference=lambda a, x: _transposed(x, a["permutation"]),
         attributes={"permutation": Attribute("ints", minimum=0)},
         gradient=_transpose_grad,
         flops_per_point=0,
