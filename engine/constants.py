@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary, ref
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.ir.graph import Graph, Node
+from soapstone.ir.graph import Graph, Node, topological
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.limits import check_bytes
@@ -147,8 +147,8 @@ class Constants(Mapping[str, Array]):
         nbytes = self._like(name).nbytes
 
         def weight(array: Array) -> Array:
-            read.append(array)
             if array.flags.aligned or name in self._made or not array.flags.c_contiguous:
+                read.append(array)
                 return np.require(array, requirements=["C", "A"])
             room: Array = getattr(self._room, "bytes", _NONE)
             if room.nbytes < nbytes:
@@ -205,8 +205,8 @@ def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Arra
         if node is not None and node.name not in nodes:
             nodes[node.name] = node
             values += node.inputs
-    order = tuple(node for node in graph.nodes if node.name in nodes)
-    read = {i: graph.roles[i] for node in order for i in node.inputs if i in graph.roles}
+    read = {i: graph.roles[i] for node in nodes.values() for i in node.inputs if i in graph.roles}
+    order = topological(reversed(nodes.values()), read)
     part = replace(graph, nodes=order, roles=read, outputs=(name,), updates={})
     made: Array = np.asarray(interpret(part, {n: weights(n) for n in read})[name])
     return made  # of no axes, it was a number

@@ -36,6 +36,7 @@ Statuses = Mapping[int, str | Callable[[], str]]  # what a code means, or what f
 NO_STATUSES: Statuses = MappingProxyType({})
 CHECKED = os.environ.get("SOAPSTONE_CHECKED", "0") not in ("", "0")  # see checked.py
 LINE = 64  # bytes of a cache line
+_LEAST = 1 << 18  # bytes of a file whose pages are worth asking the system to take
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)  # of every entry
 
 
@@ -210,8 +211,8 @@ def mapping(array: Array) -> mmap.mmap | None:
 
 
 def let_go(array: Array) -> None:
-    """Say that an array will not be read again soon, where it is of a mapped file."""
-    base = mapping(array)
+    """Say that a large array will not be read again soon, where it is of a mapped file."""
+    base = mapping(array) if array.nbytes >= _LEAST else None
     if base is not None and array.flags.c_contiguous:
         offset = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
         first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
