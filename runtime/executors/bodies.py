@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from soapstone.native import memory
 from soapstone.native.memory import Array, Entry
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import BodyError, StoppedError, TaskError
-from soapstone.runtime.executors.process.processes import WorkerProcess
 from soapstone.runtime.machines.machine import Processor
 from soapstone.runtime.model.scalar import captured
 from soapstone.runtime.model.task import EntryLike, PointContext, identity
+
+if TYPE_CHECKING:
+    from soapstone.runtime.executors.process.processes import WorkerProcess
 
 
 def context_of(operation: Operation, processor: Processor) -> PointContext:

@@ -26,7 +26,6 @@ from soapstone.runtime.errors import (
     TaskError,
 )
 from soapstone.runtime.executors.bodies import as_task_error, bound, prepared_body
-from soapstone.runtime.executors.process.processes import WorkerProcess
 from soapstone.runtime.executors.stealing import Stealing
 from soapstone.runtime.executors.threads import Threads, do_nothing
 from soapstone.runtime.forks import FORKED, tell
@@ -38,6 +37,7 @@ from soapstone.runtime.observe.profile import Observer, Profile
 
 if TYPE_CHECKING:
     from soapstone.runtime.devices.enqueues import Enqueues
+    from soapstone.runtime.executors.process.processes import WorkerProcess
 
 
 class LocalExecutor:
@@ -213,6 +213,8 @@ class LocalExecutor:
         if place.kind == PROCESS and operation.kind == "task" and segments is not None:
             process = self._processes.get(processor)
             if process is None:
+                from soapstone.runtime.executors.process.processes import WorkerProcess
+
                 process = WorkerProcess(place.name, place.threads, segments)
                 self._processes[processor] = process
         return prepared_body(operation, place, arrays, process)

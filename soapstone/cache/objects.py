@@ -23,7 +23,7 @@ from soapstone.cache import kept
 from soapstone.cache.deferred import Late
 from soapstone.cache.environment import digest, environment
 from soapstone.cache.loader import DEFINED, load
-from soapstone.cache.places import closed_over, place_of
+from soapstone.cache.places import closed_over, found_of, place_of
 from soapstone.cache.sources import modules_of, stamp
 
 SUFFIX = ".o"
@@ -50,16 +50,15 @@ def address(function: Callable[..., Any], signature: str) -> int:
             if code is not None:
                 FOUND["package"] += 1
                 return _load(code, name)
-        place = place_of(function)
-        path = place / (name + SUFFIX) if place is not None else None
-        code = kept.read(path) if path is not None else None
+        code = kept.read(found_of(function) / (name + SUFFIX))
         if code is not None:
             FOUND["cache"] += 1
             return _load(code, name)
         FOUND["compiled"] += 1
         code = _linked.object_code(function, signature, name)
-        if path is not None:
-            kept.write(path, code)
+        place = place_of(function)
+        if place is not None:
+            kept.write(place / (name + SUFFIX), code)
         return _load(code, name)
 
 

@@ -47,6 +47,24 @@ def place_of(function: Callable[..., Any]) -> Path | None:
     return place_for(tuple(sorted(modules_of(function))), function.__module__)
 
 
+def found_of(function: Callable[..., Any]) -> Path:
+    """Return the folder in which earlier processes left what they compiled of the same sources."""
+    return _found_for(tuple(sorted(modules_of(function))), function.__module__)
+
+
+@cache
+def _found_for(modules: tuple[str, ...], module: str) -> Path:
+    place = _place(modules, module)
+    with contextlib.suppress(OSError):  # there is none yet
+        os.utime(place)
+    return place
+
+
+def _place(modules: tuple[str, ...], module: str) -> Path:
+    more = f"+{digest(*modules)[:8]}" if modules != (module,) else ""
+    return root() / f"{module}{more}" / stamped(*modules)
+
+
 def closed_over(function: Callable[..., Any]) -> str:
     """Return a name of what a function closes over, the same in every process, or "".
 
@@ -96,16 +114,14 @@ def place_for(modules: tuple[str, ...], module: str) -> Path | None:
     """
     if edited(*modules, compiled=True):
         return None
-    more = f"+{digest(*modules)[:8]}" if modules != (module,) else ""
-    family = root() / f"{module}{more}"
-    place = family / stamped(*modules)
+    place = _place(modules, module)
     try:
         new = not place.exists()
         place.mkdir(parents=True, exist_ok=True)
         os.utime(place)
         if new:
-            (family / ABOUT).write_text(json.dumps(modules))
-            _prune(family)
+            (place.parent / ABOUT).write_text(json.dumps(modules))
+            _prune(place.parent)
     except OSError as error:
         say(f"{error}; compiled code is not kept")
         return None

@@ -19,7 +19,7 @@ from soapstone.frontend.onnx.file.schema import ship
 _LOADS = sys.platform == "linux" and platform.machine() == "x86_64"  # kernels without LLVM
 _UNNEEDED = (
     *("onnx", "ml_dtypes", "google.protobuf", "numba", *(("llvmlite.binding",) if _LOADS else ())),
-    *("sqlite3", "concurrent.futures", "importlib.metadata", "subprocess", "numpy.ma"),
+    *("sqlite3", "concurrent.futures", "importlib.metadata", "subprocess", "numpy.ma", "socket"),
     *("soapstone.search", "soapstone.frontend.layers", "soapstone.kernels.cpu.attention.heads"),
 )
 _ANSWER = """
