@@ -165,10 +165,11 @@ def _description(problem: _Problem, order: Shape) -> Handle:
     return describe("convolution_backward_weights", *both, *hints, what=what)
 
 
-# What this implementation's kernels with steps after them have in memory is not freed with their
-# primitive (oneDNN 3.2; 24 KB of reals, 71 KB of bytes). So there are so many at most, and where a
-# process sees ever more shapes, other implementations from then on.
-_KEPT, _MOST_KEPT = "brgconv", 4096
+# oneDNN 3.2 keeps the machine code of this implementation's kernels for good, equal code once. That
+# of activations holds addresses and is never equal (30 to 60 KB a primitive; of bytes, with AMX, up
+# to 200). So there are so many at most, and where a process sees ever more shapes, other
+# implementations from then on, which take up to a tenth longer.
+_KEPT, _MOST_KEPT = "brgconv", 1024
 _kept = count()
 
 
@@ -199,7 +200,7 @@ def _primitive(problem: _Problem, channels_first: bool | None) -> tuple[Primitiv
                 found = _description(problem, order)
             except UnsupportedError:
                 continue
-            if problem.posts and next(_kept) >= _MOST_KEPT:
+            if _KEPT in implementation(found) and next(_kept) >= _MOST_KEPT:
                 while _KEPT in implementation(found) and next_implementation(found):
                     pass
             # Generated for the layout is best, then im2col, then plain loops.
