@@ -140,13 +140,16 @@ class Constants(Mapping[str, Array]):
     def lent(self, name: str) -> Iterator[Array]:
         """Give a constant to be read in this block: weights are read where they are.
 
-        In a file they may lie at any byte; then they are copied first, to memory that is reused.
-        Of several large constants one is lent at a time.
+        In a file they may lie at any byte; then they are copied first, to memory that is reused,
+        unless somebody has their contents. Of several large constants one is lent at a time.
         """
         read: list[Array] = []
         nbytes = self._like(name).nbytes
 
         def weight(array: Array) -> Array:
+            contents = self._found.known(self._found.weight(array)).get("contents")
+            if contents is not None:
+                return contents
             if array.flags.aligned or name in self._made or not array.flags.c_contiguous:
                 read.append(array)
                 return np.require(array, requirements=["C", "A"])

@@ -31,10 +31,11 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, home, registered
 from soapstone.native import teams
 from soapstone.native.memory import call as native_call
-from soapstone.native.memory import held, run, strided
+from soapstone.native.memory import run, strided
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7
+_LARGE = 32 << 20  # bytes of a constant of which no two variants have something at once
 Times = Mapping[str, float | None]  # of the variants that serve a call; of a sole one it is None
 _MEASURING = threading.RLock()
 _UNTIL: ContextVar[Deadline | None] = ContextVar("until", default=None)
@@ -85,29 +86,40 @@ def known(call: str, candidates: Sequence[Variant]) -> Times | None:
     return found if isinstance(found, dict) and _names(candidates) >= found.keys() else None
 
 
-def measured(call: Call, of: str, candidates: Sequence[Variant], serve: Sequence[Variant]) -> Times:
+def measured(call: Call, of: str, candidates: Sequence[Variant]) -> Times:
     """Return the times of the variants that serve a call, measured now, and record them.
 
-    Args:
-        of: the call's form.
-        candidates: all that could; serve: those that do, in order. A sole one is not measured.
+    A sole one is not run. What variants make of a large constant is in memory one at a time.
+
+    of: the call's form. candidates: all that could serve it.
     """
-    times: dict[str, float | None] = {variant.name: None for variant in serve}
-    if len(serve) > 1:
-        with _MEASURING:  # one at a time: workers bind in parallel, but must not time side by side
-            again = known(of, candidates)
-            if again is not None:  # another worker has been here
-                return again
-            harness = _harness(serve[0].processor)
-            try:
-                copy = harness.scratch(call)
-            except MemoryError:
-                return times  # which choose the first of those that serve
-            bound = {variant.name: variant.kernel(copy) for variant in serve}
-            entries = {name: entry for name, entry in bound.items() if entry is not None}
-            times = dict(harness.best_us(entries))
-    held: Times = store().put(_question(of, candidates), times)
-    return held
+    with _MEASURING:  # one at a time: workers bind in parallel, but must not time side by side
+        again = known(of, candidates)
+        if again is not None:  # another worker has been here
+            return again
+        harness = _harness(candidates[0].processor)
+        try:
+            copy = harness.scratch(call)
+        except MemoryError:  # the first of those that serve is chosen
+            return {each.name: None for each in candidates if each.bind(call) is not None}
+        apart = any(call.inputs[number].nbytes > _LARGE for number in call.constants)
+        times: dict[str, float | None] = {}
+        for group in [[each] for each in candidates] if apart else [candidates]:
+            times |= _timed(harness, copy, group, sole=apart)
+        if not times:
+            return times
+        held: Times = store().put(_question(of, candidates), times)
+        return held
+
+
+def _timed(harness: Any, call: Call, group: Sequence[Variant], sole: bool) -> Times:
+    """Return the times of those of some variants that serve a call; sole: of one alone, too."""
+    bound = {each.name: each.entry(call) for each in group}
+    entries = {name: entry for name, entry in bound.items() if entry is not None}
+    if len(entries) + sole < 2:
+        return dict.fromkeys(entries)
+    times: Times = harness.best_us(entries)
+    return times
 
 
 def made_of(candidates: Sequence[Variant]) -> list[tuple[str, str]]:
@@ -157,12 +169,13 @@ def _own_stamp() -> str:
 def scratch(call: Call) -> Call:
     """Return the same call on scratch arrays of equal shapes and strides.
 
-    Numbers that nobody writes are there already, maybe in a file that memory would not hold.
+    Numbers that nobody writes are there already, maybe in a file that memory would not hold; of a
+    constant that is promised, what kernels made of it is found again.
     """
 
     def clone(array: Array) -> Array:
         if array.size == 0 or (kind_of(array.dtype) == "f" and not array.flags.writeable):
-            return held(array)
+            return array
         flat = numbers(array.shape, array.strides, array.dtype)
         return strided(flat, array.shape, array.strides)
 

@@ -54,12 +54,16 @@ class Variant:
 
     def bind(self, call: Call) -> Any:
         """Return the kernel's entry of a call, a CPU's fenced in checked mode, or None."""
+        if memory.CHECKED and self.processor == "cpu":
+            return fenced(call, self.entry)
+        return self.entry(call)
+
+    def entry(self, call: Call) -> Any:
+        """Return the kernel's entry of a call, or None."""
         if not self.promises and call.constants:
             inputs = enumerate(call.inputs)
             given = tuple(memory.held(x) if i in call.constants else x for i, x in inputs)
             call = replace(call, inputs=given)
-        if memory.CHECKED and self.processor == "cpu":
-            return fenced(call, self.kernel)
         return self.kernel(call)
 
 

@@ -129,25 +129,21 @@ def _fastest(
     Where neither may be asked, by what is expected: the others are not even bound.
     """
     times = known(of, candidates) if tune else None
+    if times is None and tune == "now":
+        times = measured(call, of, candidates)
     if times:
         best = _best(candidates, times)
         entry = best.bind(call)
         if entry is not None:
             return best.name, entry
-    if tune != "now":
-        for each in sorted(candidates, key=lambda variant: variant.expects(call)):
-            entry = each.bind(call)
-            if entry is not None:
-                return each.name, entry
-        return REFERENCE, None
-    found = [(each, entry) for each in candidates if (entry := each.bind(call)) is not None]
-    if not found:
-        return REFERENCE, None
-    entries = {each.name: entry for each, entry in found}
-    best = _best(candidates, measured(call, of, candidates, [each for each, _ in found]))
-    if best.name not in entries:  # what is recorded served a call of other contents
-        best = found[0][0]
-    return best.name, entries[best.name]
+    # Nothing is recorded, or what is served a call of other contents.
+    expected = tune != "now"
+    rest = sorted(candidates, key=lambda each: each.expects(call)) if expected else candidates
+    for each in rest:
+        entry = each.bind(call)
+        if entry is not None:
+            return each.name, entry
+    return REFERENCE, None
 
 
 def _best(candidates: Sequence[Variant], times: Times) -> Variant:

@@ -36,6 +36,14 @@ def test_weights_of_a_file_are_what_it_has_at_any_byte(tmp_path: Path, at: int) 
     np.testing.assert_array_equal(held(constants.promised("w")[5:77]), values[5:77])
 
 
+def test_weights_whose_contents_somebody_has_are_lent_without_a_copy(tmp_path: Path) -> None:
+    constants, values = _weights(tmp_path / "w.bin", 4099)
+    contents = held(constants.promised("w"))
+    with constants.lent("w") as lent:
+        assert np.shares_memory(lent, contents)
+    np.testing.assert_array_equal(contents, values)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, which tells what is in memory")
 @pytest.mark.parametrize("how", ["lent", "resident"])
 def test_pages_of_a_file_are_let_go(tmp_path: Path, how: str) -> None:

@@ -170,7 +170,8 @@ def drawn_kernels(seed: int) -> Iterator[None]:
     random = np.random.default_rng(seed)
     before = {name: getattr(select, name) for name in ("known", "measured")}
 
-    def drawn(call: Call, of: str, every: object, serve: Sequence[Variant]) -> dict[str, float]:
+    def drawn(call: Call, of: str, candidates: Sequence[Variant]) -> dict[str, float]:
+        serve = [each for each in candidates if each.bind(call) is not None]
         return {each.name: us for each, us in zip(serve, random.random(len(serve)).tolist())}
 
     select.known = lambda of, candidates: None  # type: ignore[attr-defined]

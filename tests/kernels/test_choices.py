@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,11 @@ from soapstone import Model
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.kernels import measure
 from soapstone.kernels.choices import ChoiceError, Choices, ChoiceWarning
-from soapstone.kernels.entry import Call
+from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.measure import form
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import select
+from soapstone.native.memory import run
 from soapstone.runtime.errors import TaskError
 
 # Kernels of a user's module: one that does its work 2,000 times, and one that at first declines.
@@ -137,6 +139,27 @@ def test_what_is_recorded_decides(call: Call) -> None:
     close = {name: 100.0 - i for i, name in enumerate(serving)}  # within the margin of noise
     measure.store().replace({question: close})
     assert select(call)[0] == serving[0]
+
+
+def test_of_a_large_constant_one_variant_at_a_time_is_measured(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_constant = replace(call, constants=frozenset({1}))
+    serving = [v for v in variants("matmul") if v.bind(of_constant) is not None]
+    timed: list[list[str]] = []
+    best_us = measure.best_us
+
+    def spied(entries: dict[str, Entry]) -> dict[str, float]:
+        timed.append(list(entries))
+        return best_us(entries)
+
+    monkeypatch.setattr(measure, "best_us", spied)
+    monkeypatch.setattr(measure, "_LARGE", 0)
+    name, entry = select(of_constant)
+    assert timed == [[each.name] for each in serving] and name in [each.name for each in serving]
+    assert entry is not None and run(entry) == 0
+    x, w = call.inputs
+    np.testing.assert_allclose(call.outputs[0], x @ w, rtol=1e-5)
 
 
 def test_given_choices_are_repeated(call: Call) -> None:

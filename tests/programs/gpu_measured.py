@@ -64,7 +64,7 @@ def tuned() -> dict[str, Any]:
     x, y = (cuda.to_device(np.ones((3, 40), np.float32)) for _ in range(2))
     call = Call("softmax", {"axis": 1}, (x,), (y,))
     candidates, of = variants("softmax", CUDA), f"cuda {measure.form(call)}"
-    times = measure.measured(call, of, candidates, candidates)
+    times = measure.measured(call, of, candidates)
     kept = measure.known(of, candidates)
     expected, _ = select_device(call)
     question = measure._question(of, candidates)
