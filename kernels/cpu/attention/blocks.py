@@ -115,7 +115,7 @@ def _shares(row: int, mask: int, mask_step: int, n: int, seen: int, total: int) 
         top = floor(scaled(row, mask, mask_step, np.float32(1.0), n))
     else:
         top = floor(row_max(row, _up(n)))
-    f32p(total)[0] = weights(row, np.float32(1.0), top, _up(seen))
+    f32p(total)[0] = weights(row, row, np.float32(1.0), top, _up(seen))
     return top
 
 

@@ -82,7 +82,7 @@ def _few(block: Any, begin: int, end: int) -> int:
         for i in range(tq):
             row, mask, n = scores + i * tk * 4, mask_at(w, b, h, i), _seen(w, b, h, i)
             top = floor(scaled(row, mask, w.mask_step_k, scale, n))
-            total = weights(row, np.float32(1.0), top, n)
+            total = weights(row, row, np.float32(1.0), top, n)
             fill_floats(row + n * 4, np.float32(0.0), most - n)
             at = w.lse + b * w.lse_step_b + h * w.lse_step_h + i * w.lse_step_q
             f32p(at)[0] = top + logarithm(total)

@@ -19,7 +19,7 @@ from soapstone.kernels.cpu.elementwise.lane_loops import (
     loop,
     put,
 )
-from soapstone.kernels.cpu.substrate.mathematics import short_exp, vexp
+from soapstone.kernels.cpu.substrate.mathematics import brief_exp, short_exp, vexp
 from soapstone.kernels.cpu.substrate.rowmath import (
     load_wide,
     logarithm,
@@ -31,8 +31,8 @@ from soapstone.kernels.cpu.substrate.rowmath import (
 )
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, routine
-from soapstone.native.intrinsics import address_of, call_entry, f32p, i64p
-from soapstone.native.lanes import Lanes
+from soapstone.native.intrinsics import address_of, call_entry, f32p, i16p, i64p
+from soapstone.native.lanes import I16, I32, Lanes, first, store_lanes, store_some
 from soapstone.native.simd import (
     load_first,
     load_first_low,
@@ -55,7 +55,9 @@ BLOCK = Fields(
 )
 OPERAND = Fields("place sample position head")  # an address, and bytes from one to the next
 Q, K, V, Y, DY, DQ, DK, DV = range(8)
-STRETCH = Fields("product keys")  # a block's first product, and how many keys it sees
+# A block's first product, how many keys it sees, and of how many there are scores side by side, for
+# all its queries; those of the next as many lie behind.
+STRETCH = Fields("product keys width")
 # A part's buffers: of scores; their gradients (forward: the sum of each row); gradients of keys and
 # values; queries, keys, values; results (gradients of y); gradients of queries; of halves what
 # scores become. Then its products.
@@ -88,7 +90,7 @@ def _product(part: int, which: int) -> Any:
 
 @helper
 def _stretch(w: Any, number: int) -> Any:
-    """The first product and the keys of a block of queries."""
+    """What there is to know of a block of queries."""
     return _stretch_of(w.stretches + number * _STRETCH_BYTES)
 
 
@@ -148,26 +150,50 @@ def scaled(row: int, mask: Any, step: int, scale: Any, n: int) -> Any:
     return top
 
 
-@routine
-def weights(row: int, scale: Any, top: Any, n: int) -> Any:
-    """Replace a row by exp(row * scale - top), and give its sum."""
-    full = n & -64
-    total, rest = splat_wide(0.0), splat(0.0)
-    for i in range(0, full, 64):
-        wide = vexp(load_wide(row, i) * scale - top)
-        store_wide(row, i, wide)
-        total = total + wide
-    for i in range(full, n, 16):
-        value = vexp(load_first_low(row, i, n - i) * scale - top)
-        store_first(row, i, value, n - i)
-        rest = rest + value
-    return sum_lanes(total) + sum_lanes(rest)
+def _weights(exponential: Any, put_wide: Any, put_first: Any) -> Any:
+    """Return the routine that makes and stores weights so."""
+
+    @routine
+    def make(to: int, row: int, scale: Any, top: Any, n: int) -> Any:
+        """Write exp(row * scale - top), and give the sum."""
+        full = n & -64
+        total, rest = splat_wide(0.0), splat(0.0)
+        for i in range(0, full, 64):
+            wide = exponential(load_wide(row, i) * scale - top)
+            put_wide(to, i, wide)
+            total = total + wide
+        for i in range(full, n, 16):
+            value = exponential(load_first_low(row, i, n - i) * scale - top)
+            put_first(to, i, value, n - i)
+            rest = rest + value
+        return sum_lanes(total) + sum_lanes(rest)
+
+    return make
+
+
+def _halves(v: Lanes) -> Lanes:
+    """Positive numbers rounded to bfloat16, ties upwards."""
+    return ((v.bits(I32) + 0x8000) >> 16).cast(I16)
+
+
+weights = _weights(vexp, store_wide, store_first)
+_half_weights = _weights(
+    vectorised(brief_exp),
+    vectorised(lambda p, i, v: store_lanes(p, i, _halves(v))),
+    vectorised(lambda p, i, v, n: store_some(p, i, _halves(v), first(n))),
+)
 
 
 @helper
 def floor(top: float) -> Any:
     """The largest of a row, or `LEAST` where every score is minus infinity."""
     return np.float32(LEAST) if top < LEAST else np.float32(top)
+
+
+@helper
+def _larger(a: float, b: float) -> Any:
+    """The larger of two; NaN if either is."""
+    return b if b > a or b != b else a
 
 
 @helper
@@ -198,7 +224,8 @@ def forward(block: Any, begin: int, end: int) -> Any:
         b, h, number = item // blocks // w.heads, item // blocks % w.heads, item % blocks
         first = number * rows
         count = min(rows, tq - first)
-        which, tk = _stretch(w, number).product, _stretch(w, number).keys
+        stretch = _stretch(w, number)
+        which, tk, width = stretch.product, stretch.keys, stretch.width
         have = np.int64(0) if number == 0 else have
         if w.halves:
             _rounded(part.queries - first * d * 2, operands, Q, b, first, h, first + count, d)
@@ -214,20 +241,31 @@ def forward(block: Any, begin: int, end: int) -> Any:
             return status
         for i in range(count):
             query = first + i
-            row = part.scores + i * tk * 4
+            row, to = part.scores + i * width * 4, part.weights + i * tk * 2
             n = visible(w, tk, query)
             mask = mask_at(w, b, h, query)
-            total = np.float32(0.0)
-            if mask == 0 and scale > 0.0:
-                top = floor(row_max(row, n) * scale)
-                total = weights(row, scale, top, n)
-            else:
-                top = floor(scaled(row, mask, w.mask_step_k, scale, n))
-                total = weights(row, np.float32(1.0), top, n)
+            factor, most, total = scale, np.float32(-np.inf), np.float32(0.0)
+            for t in range(0, n, width):
+                piece, keys = row + t * count * 4, min(width, n - t)
+                if mask == 0 and scale > 0.0:
+                    most = _larger(most, row_max(piece, keys) * scale)
+                else:
+                    at = mask + t * w.mask_step_k if mask != 0 else mask
+                    most = _larger(most, scaled(piece, at, w.mask_step_k, scale, keys))
+                    factor = np.float32(1.0)
+            top = floor(most)
+            for t in range(0, n, width):
+                piece, keys = row + t * count * 4, min(width, n - t)
+                if w.halves:
+                    total += _half_weights(to + t * 2, piece, factor, top, keys)
+                else:
+                    total += weights(piece, piece, factor, top, keys)
             f32p(part.grads)[i] = total
-            fill_floats(row + n * 4, np.float32(0.0), tk - n)
             if w.halves:
-                store_bfloat16(part.weights + i * tk * 2, row, tk)
+                for t in range(n, tk):
+                    i16p(to)[t] = 0
+            else:
+                fill_floats(row + n * 4, np.float32(0.0), tk - n)
             at = w.lse + b * w.lse_step_b + h * w.lse_step_h + query * w.lse_step_q
             f32p(at)[0] = top + logarithm(total)
         status = _product(record, which + 1)

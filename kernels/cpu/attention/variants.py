@@ -27,8 +27,7 @@ from soapstone.kernels.cpu.products.forms import Form, default_form
 from soapstone.kernels.cpu.recurrent.layers import Bind, in_rows
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.copies import copy
-from soapstone.native.entries import Native, noop, sequence
+from soapstone.native.entries import Native, noop, parallel_for, sequence
 from soapstone.native.memory import Block, aligned_array, pack
 from soapstone.native.parallel import parallel_for
 
@@ -66,27 +65,37 @@ def _part(products: Sequence[Matrices], rows: int, form: Form, halves: bool) -> 
     entries = []
     for matrices in products:
         a, b, y = (_view(matrix, buffers) for matrix in matrices)
-        entry = _in_pieces(form, a, b, y) if halves else form(b, 1).product(a, y)
+        entry = _in_pieces(form, a, b, y, _width(y.shape[1], halves and matrices[2][2] == "scores"))
         if entry is None:
             return None
         entries.append(entry)
     return PART.pack(*entries, **buffers), entries
 
 
-def _in_pieces(form: Form, a: Array, b: Array, y: Array) -> Entry | None:
-    """Return the entry of a product that makes so many columns at a time.
+def _width(keys: int, halves: bool) -> int:
+    """Return how many keys of a block of queries have scores side by side.
 
-    oneDNN multiplies few long rows by tiles (AMX) only where columns are few, which are dense.
+    oneDNN multiplies few long rows by tiles (AMX) only where columns are few, which are dense, and
+    best where vectors are whole.
     """
-    columns = y.shape[1]
-    if columns <= WIDEST:
+    if not halves or keys <= WIDEST:
+        return keys
+    return -(-keys // -(-keys // WIDEST) // 32) * 32
+
+
+def _in_pieces(form: Form, a: Array, b: Array, y: Array, width: int) -> Entry | None:
+    """Return the entry of a product that makes so many columns at a time, one piece after another.
+
+    y: its memory, of which each piece is a dense matrix.
+    """
+    rows, columns = y.shape
+    if width == columns:
         return form(b, 1).product(a, y)
-    steps: list[Entry | None] = []
-    width = -(-columns // -(-columns // WIDEST))
-    for first in range(0, columns, width):
-        whole = y[:, first : first + width]
-        piece = aligned_array(whole.shape, y.dtype)
-        steps += [form(b[:, first : first + width], 1).product(a, piece), copy(whole, piece, 1)]
+    pieces = y.reshape(columns // width, rows, width)
+    steps = [
+        form(b[:, first : first + width], 1).product(a, piece)
+        for first, piece in zip(range(0, columns, width), pieces)
+    ]
     return None if None in steps else sequence([step for step in steps if step is not None])
 
 
@@ -137,7 +146,12 @@ def _bind(
     q, k, v = operands[:3]
     kinds = list(dict.fromkeys(blocks))
     each = len(products) // len(kinds)
-    stretches = [STRETCH.row(product=each * kinds.index(block), keys=block[1]) for block in blocks]
+    stretches = [
+        STRETCH.row(
+            product=each * kinds.index(block), keys=block[1], width=_width(block[1], halves)
+        )
+        for block in blocks
+    ]
     scale = scale_of(call.attributes, q.shape[3])
     threads = call.threads if items * rows * k.shape[1] * q.shape[3] > 1 << 16 else 1
     parts = max(1, min(threads, items))
@@ -205,8 +219,10 @@ def attention(call: Call, form: Form, halves: bool = False) -> Entry | None:
     d, dv = q.shape[3], v.shape[3]
     products: list[Matrices] = []
     for count, seen in dict.fromkeys(blocks):
-        scores = (count, seen, "scores", False)
-        products.append(((count, d, "queries", False), (seen, d, "keys", True), scores))
+        width = _width(seen, halves)
+        most = -(-seen // width) * width  # what is past the keys is in no row
+        scores = (count, most, "scores", False)
+        products.append(((count, d, "queries", False), (most, d, "keys", True), scores))
         shares = (count, seen, "weights", False) if halves else scores
         products.append((shares, (seen, dv, "values", False), (count, dv, "results", False)))
     items, operands = samples * heads * len(blocks), (q, k, v, y)
@@ -253,7 +269,7 @@ def attention_grad(call: Call, form: Form) -> Entry | None:
 
 def _rows(call: Call, tq: int, tk: int, scores: int) -> int:
     """Return how many queries a block has; fewer where a block need not see all keys."""
-    rows = max(64, scores // tk)
+    rows = max(64, -(-scores // tk // 32) * 32)
     if call.attributes["causal"]:
         rows = min(rows, max(64, -(-tq // 4)))
     return min(tq, rows)
