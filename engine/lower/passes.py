@@ -54,7 +54,7 @@ class Pass(Generic[Under]):
 
 
 def _store_halves(graph: Graph, constants: Mapping[str, Array]) -> Graph:
-    return store_halves(graph, constants.keys())
+    return store_halves(graph.pruned(), constants.keys())  # what none reads wants no halves
 
 
 # Where weights never change, before a strategy is chosen: what weights alone determine.
