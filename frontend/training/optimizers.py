@@ -121,14 +121,14 @@ class Optimizer:
         if self.clip_value is not None:
             most = self.clip_value
             for name, grad in found.items():
-                made = builder.apply("clip", grad, name=f"{name}.clipped", low=-most, high=most)
+                made = builder.apply("clip", grad, name=f"clip.{name}", low=-most, high=most)
                 found[name] = made[0]
         if self.clip_norm is not None and found:
             squares: list[str] = []
             for name, grad in found.items():
                 axes = tuple(range(builder.spec(grad).rank))
                 squares += builder.apply(
-                    "reduce_sum_square", grad, name=f"{name}.square", axes=axes
+                    "reduce_sum_square", grad, name=f"clip.{name}.square", axes=axes
                 )
             if len(squares) > 1:
                 squares = list(builder.apply("accumulate", *squares, name="clip.squares"))
@@ -140,7 +140,7 @@ class Optimizer:
             inverse = builder.apply("reciprocal", *over, name="clip.scale")
             (scale,) = builder.apply("clip", *inverse, name="clip.scale", high=1.0)
             for name, grad in found.items():
-                (found[name],) = builder.apply("mul", grad, scale, name=f"{name}.clipped")
+                (found[name],) = builder.apply("mul", grad, scale, name=f"clip.{name}")
         return found
 
     def _decays(self, parameter: str) -> bool:

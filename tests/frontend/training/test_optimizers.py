@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,11 @@ def net(optimizer: Optimizer | str, **settings: Any) -> Model:
     return model
 
 
+@pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("name", CASES)
-def test_steps_are_those_of_torch(name: str) -> None:
+def test_steps_are_those_of_torch(name: str, clip: float | None) -> None:
     ours, theirs = CASES[name]
-    with net(ours, cpus=2) as model:
+    with net(replace(ours, clip_norm=clip), cpus=2) as model:
         w = {n: torch.tensor(v, requires_grad=True) for n, v in model.weights().items()}
         w = {n: v for n, v in w.items() if n.count(".") == 1}
         optimizer = theirs([*w.values()])
@@ -94,6 +96,8 @@ def test_steps_are_those_of_torch(name: str) -> None:
             h = torch.tanh(torch.tensor(X) @ w["h.weight"] + w["h.bias"])
             y = h @ w["o.weight"] + w["o.bias"]
             torch.nn.functional.cross_entropy(y, torch.tensor(Y)).backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(w.values(), clip)
             optimizer.step()
             model.train_on_batch(X, Y)
         for each, value in w.items():
