@@ -133,8 +133,15 @@ def _gradient(rank: int, g: GradientContext) -> Sequence[str | None]:
     names = ("n", "ci" if groups == 1 else "g", *("",) * rank)
     follow = g.emit.renamed({f"d{axis}": name for axis, name in enumerate(names)})
     db = follow("reduce_sum", dy, axes=(0, *range(2, 2 + rank)), keepdims=False)
-    # A convolution of all of dy would have more positions than x where more than a stride is added.
-    drop = [more if more >= step else 0 for more, step in zip(extra, g.attributes["stride"])]
+    # A convolution of all of dy would have more positions than x where a stride or more is added:
+    # what is added takes padding away, and is left out of dy where there is no more of it.
+    padding = list(window["padding"])
+    drop = [0] * rank
+    for axis, (more, step) in enumerate(zip(extra, g.attributes["stride"])):
+        if more >= step:
+            drop[axis] = max(more - padding[axis + rank], 0)
+            padding[axis + rank] = max(padding[axis + rank] - more, 0)
+    window["padding"] = tuple(padding)
     if any(drop):
         shape = g.spec(dy).shape
         stops = (*shape[:2], *(extent - less for extent, less in zip(shape[2:], drop)))
@@ -151,6 +158,10 @@ _WINDOWS: tuple[tuple[str, str, str | None, dict[str, Any]], ...] = (
     ("2 4 3 2", "4 2 2 3", "4", {"groups": 2, "stride": (3, 2), "output_padding": (2, 1)}),
     ("1 2 4 3", "2 3 2 2", None, {"dilation": (2, 3), "padding": (0, 1, 2, 0)}),
     ("1 3 3 3", "3 1 2 2", "3", {"groups": 3, "dilation": (2, 2), "output_padding": (1, 1)}),
+    (
+        *("1 2 3 2", "2 2 3 3", "2"),
+        {"dilation": (2, 3), "padding": (1, 1, 1, 1), "output_padding": (1, 2)},
+    ),
     ("1 1 1 1", "1 1 1 1", None, {}),
     ("0 2 3 3", "2 2 3 3", "2", {"stride": (2, 1)}),
 )
