@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from soapstone.engine.parallelism import in_blocks, legal
+from soapstone.engine.parallelism import in_blocks, legal, split
 from soapstone.ir.dims import Kind
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
@@ -18,7 +18,7 @@ class RangesMapper(DataParallelMapper):
     """Every operator that sees all samples is cut at the same places; updates are split by rows.
 
     Each worker so has its range of vertices in every layer, dense ones too, and only what an
-    operator gathers from neighbours is moved. The ranges are in blocks where there are more of
+    operator gathers from neighbours is moved. Operators over edges are cut into equal parts. The ranges are in blocks where there are more of
     them than processors.
 
     Attributes:
@@ -42,9 +42,17 @@ class RangesMapper(DataParallelMapper):
         devices = in_blocks(parts, len(processors))
         shared = len({processor.memory for processor in machine.workers}) == 1
         found: dict[str, Configuration] = {}
+        extents = {
+            node.name: graph.signature(node).by_name[graph.sample_dims[node.name]].extent
+            for node in graph.nodes
+            if node.name in graph.sample_dims
+        }
+        vertices = self.cuts[-1] in extents.values()
         for node in graph.nodes:
             name = graph.sample_dims.get(node.name)
-            if name is not None:
+            if name is not None and vertices and extents[node.name] != self.cuts[-1]:
+                item = split(graph, node, name, devices)  # of edges, which are not vertices
+            elif name is not None:
                 item = self._ranges(graph, node, name, devices)
             else:
                 item = self._rows(graph, node, processors, shared) if processors[1:] else None

@@ -17,6 +17,7 @@ from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.files import write_graph
 from soapstone.frontend.graphs.generate import Shape, block_model, many_graphs, rmat
 from soapstone.ir.tensor import Array
+from soapstone.mappers.ranges import RangesMapper
 
 EDGES = rmat(40, 150, seed=5)  # some equal, some of a vertex to itself, some vertices without any
 X = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
@@ -75,6 +76,22 @@ def test_a_layer_of_ones_own_learns_as_the_fused_one() -> None:
     fused, own_weights = (model.weights() for model in models)
     for name, other in names.items():
         np.testing.assert_allclose(own_weights[name].ravel(), fused[other].ravel(), atol=1e-5)
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+def test_layers_over_edges_train_in_parts(parts: int) -> None:
+    """Vertices have their ranges; edges, of which there are others, equal parts."""
+    y = np.random.default_rng(1).standard_normal((40, 3)).astype(np.float32)
+    cuts = (0, *(7 * part for part in range(1, parts)), 40)
+    found = []
+    for options in ({}, {"cpus": 2, "mapper": RangesMapper(cuts)}):
+        with Model("net", seed=1) as model:
+            model.output(attending(model, model.input("x", (40, 6)), True))
+            model.compile(SGD(0.1), "mse", **options)
+            model.fit(X, y, batch_size=40, epochs=4, shuffle=False, progress=False)
+            found.append(model.weights())
+    for name, wanted in found[0].items():
+        np.testing.assert_allclose(found[1][name], wanted, atol=1e-5)
 
 
 def test_values_of_edges_are_operands() -> None:
