@@ -18,8 +18,8 @@ class RangesMapper(DataParallelMapper):
     """Every operator that sees all samples is cut at the same places; updates are split by rows.
 
     Each worker so has its range of vertices in every layer, dense ones too, and only what an
-    operator gathers from neighbours is moved. Operators over edges are cut into equal parts. The ranges are in blocks where there are more of
-    them than processors.
+    operator gathers from neighbours is moved. Operators over edges are cut into equal parts. The
+    ranges are in blocks where there are more of them than processors.
 
     Attributes:
         cuts: from 0 to the number of samples; they may be replaced before a graph is bound again.

@@ -84,7 +84,8 @@ def test_layers_over_edges_train_in_parts(parts: int) -> None:
     y = np.random.default_rng(1).standard_normal((40, 3)).astype(np.float32)
     cuts = (0, *(7 * part for part in range(1, parts)), 40)
     found = []
-    for options in ({}, {"cpus": 2, "mapper": RangesMapper(cuts)}):
+    each: tuple[dict[str, Any], ...] = ({}, {"cpus": 2, "mapper": RangesMapper(cuts)})
+    for options in each:
         with Model("net", seed=1) as model:
             model.output(attending(model, model.input("x", (40, 6)), True))
             model.compile(SGD(0.1), "mse", **options)
