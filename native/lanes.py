@@ -8,7 +8,7 @@ outputs that alias inputs. LLVM splits sixteen lanes as the machine needs.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,8 @@ LANES = 16
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 I1, I8, I16, I32, I64 = map(ir.IntType, (1, 8, 16, 32, 64))
 
-_WIDTH = {"half": 2, "float": 4, "double": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
+# Bytes of a lane.
+WIDTH = {"half": 2, "float": 4, "double": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
 
 _FLOATS = (ir.HalfType, ir.FloatType, ir.DoubleType)
 
@@ -163,7 +164,7 @@ class Lanes:
         if element == self.element:
             return self
         if self._float():
-            widths = [_WIDTH.get(str(each), 0) for each in (self.element, element)]
+            widths = [WIDTH.get(str(each), 0) for each in (self.element, element)]
             made = b.fptosi
             if element in (F16, F32, F64):
                 made = b.fpext if widths[0] < widths[1] else b.fptrunc
@@ -214,6 +215,30 @@ def where(mask: Lanes, yes: Any, no: Any) -> Lanes:
     return Lanes(b, b.select(mask.value, yes.value, no.value))
 
 
+def chosen(number: Lanes, forms: Mapping[int, Callable[[], Lanes | None]]) -> Lanes | None:
+    """The result of the form of that number, which is known when the program runs: a switch.
+
+    Every number is one of the forms'; where they have results, these are of one type.
+    """
+    b = number.builder
+    blocks = {case: b.append_basic_block("case") for case in forms}
+    done = b.append_basic_block("done")
+    table = b.switch(number.value, blocks[min(forms)])
+    made = []
+    for case, form in forms.items():
+        table.add_case(ir.Constant(number.kind, case), blocks[case])
+        b.position_at_end(blocks[case])
+        made.append((form(), b.block))
+        b.branch(done)
+    b.position_at_end(done)
+    if made[0][0] is None:
+        return None
+    result = b.phi(made[0][0].kind)
+    for value, block in made:
+        result.add_incoming(value.value, block)
+    return Lanes(b, result)
+
+
 def of_bfloat16(bits: Lanes) -> Lanes:
     """The numbers whose bits as bfloat16 these int16 are: those of float32, the lower half 0."""
     return (bits.cast(I32) << 16).bits(F32)
@@ -251,14 +276,14 @@ def _place(p: Lanes, i: Any, element: Any, count: int) -> Any:
 def load_lanes(p: Lanes, i: Any, element: Any = F32, count: int = LANES) -> Lanes:
     """Lanes i, i+1, … of the array at p (an address or a pointer)."""
     made = p.builder.load(_place(p, i, element, count))
-    made.align = _WIDTH[str(element)]
+    made.align = WIDTH[str(element)]
     return Lanes(p.builder, made)
 
 
 def store_lanes(p: Lanes, i: Any, value: Lanes) -> None:
     """Write the lanes at p[i], p[i+1], …"""
     made = p.builder.store(value.value, _place(p, i, value.element, value.kind.count))
-    made.align = _WIDTH[str(value.element)]
+    made.align = WIDTH[str(value.element)]
 
 
 def prefetch(p: Lanes) -> None:
@@ -297,12 +322,12 @@ def load_some(
     kind = ir.VectorType(element, count)
     place, made = _masked(p, i, kind, "load")
     rest = ir.Constant(kind, [float(other) if element in (F16, F32, F64) else int(other)] * count)
-    align = I32(_WIDTH[str(element)])
+    align = I32(WIDTH[str(element)])
     return Lanes(p.builder, p.builder.call(made, [place, align, mask.value, rest]))
 
 
 def store_some(p: Lanes, i: Any, value: Lanes, mask: Lanes) -> None:
     """Write the lanes at p[i]… where the mask holds."""
     place, made = _masked(p, i, value.kind, "store")
-    align = I32(_WIDTH[str(value.element)])
+    align = I32(WIDTH[str(value.element)])
     p.builder.call(made, [value.value, place, align, mask.value])

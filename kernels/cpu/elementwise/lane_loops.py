@@ -18,6 +18,7 @@ from soapstone.kernels.cpu.elementwise.formulas import instruction_of, of_code
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native
 from soapstone.native.lanes import (
+    F32,
     I64,
     LANES,
     Lanes,
@@ -62,11 +63,11 @@ def loop(
     stretch(full, count.value, LANES, True)
 
 
-def get(p: Lanes, i: Lanes, width: int, mask: Lanes | None) -> Lanes:
+def get(p: Lanes, i: Lanes, width: int, mask: Lanes | None, element: Any = F32) -> Lanes:
     """The lanes at p[i], or those of them that the mask admits."""
     if mask is None:
-        return load_lanes(p, i, count=width)
-    return load_some(p, i, mask, count=width)
+        return load_lanes(p, i, element, width)
+    return load_some(p, i, mask, 0, element, width)
 
 
 def put(p: Lanes, i: Lanes, value: Lanes, mask: Lanes | None) -> None:
