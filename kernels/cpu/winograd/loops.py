@@ -9,21 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from soapstone.kernels.cpu.winograd.transforms import (
-    input2,
-    input4,
-    output2,
-    output2_add,
-    output4,
-    output4_add,
-    product4,
-    product7,
-    product8,
-    product10,
-    product12,
-    product13,
-    product14,
-)
+from soapstone.kernels.cpu.winograd.transforms import input_tile, output_tile, product
 from soapstone.kernels.cpu.winograd.weights import weights_of_panel
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, routine
@@ -91,10 +77,7 @@ def _input_tiles(w: Any, values: int, begin: int, count: int) -> None:
             if not inside or channels < 16:
                 _gather(w, buffer, source, top, left, channels)
                 row, column, source = width * 64, 64, buffer
-            if size == 4:
-                input4(source, row, column, v, w.value_step_point)
-            else:
-                input2(source, row, column, v, w.value_step_point)
+            input_tile(size, source, row, column, v, w.value_step_point)
             v += 64
             along += size
             if along >= w.y_size_w:
@@ -122,10 +105,8 @@ def _output_tiles(
         down, along = first, last
         m, bias = products + (block - first_block) * w.product_step_block, w.bias + block * 64
         for _ in range(count):
-            to, other = (
-                y + down * w.y_step_h + along * w.y_step_w,
-                r + down * w.added_step_h + along * w.added_step_w,
-            )
+            to = y + down * w.y_step_h + along * w.y_step_w
+            other = r + down * w.added_step_h + along * w.added_step_w
             row, column, target = w.y_step_h, w.y_step_w, to
             row_r, column_r, source = w.added_step_h, w.added_step_w, other
             rows, columns = min(size, w.y_size_h - down), min(size, w.y_size_w - along)
@@ -138,41 +119,21 @@ def _output_tiles(
                         for j in range(columns):
                             place = added + (i * size + j) * 64
                             _copy(other + i * w.added_step_h + j * w.added_step_w, place, filters)
-            if w.added == 0:
-                if size == 4:
-                    output4(m, w.product_step_point, bias, target, row, column, low, high)
-                else:
-                    output2(m, w.product_step_point, bias, target, row, column, low, high)
-            elif size == 4:
-                output4_add(
-                    m,
-                    w.product_step_point,
-                    bias,
-                    target,
-                    row,
-                    column,
-                    low,
-                    high,
-                    source,
-                    row_r,
-                    column_r,
-                    before,
-                )
-            else:
-                output2_add(
-                    m,
-                    w.product_step_point,
-                    bias,
-                    target,
-                    row,
-                    column,
-                    low,
-                    high,
-                    source,
-                    row_r,
-                    column_r,
-                    before,
-                )
+            output_tile(
+                size,
+                m,
+                w.product_step_point,
+                bias,
+                target,
+                row,
+                column,
+                low,
+                high,
+                source if w.added != 0 else 0,
+                row_r,
+                column_r,
+                before,
+            )
             if not whole:
                 for i in range(rows):
                     for j in range(columns):
@@ -198,20 +159,7 @@ def _multiply(w: Any, values: int, b: int, products: int, blocks: int) -> None:
     rows, rounds = w.rows, w.deep * 4
     for block in range(blocks):
         a, m = values + block * rows * 64, products + block * rows * 64
-        if rows == 14:
-            product14(a, w.value_step_block, b, rounds, m, w.product_step_block)
-        elif rows == 13:
-            product13(a, w.value_step_block, b, rounds, m, w.product_step_block)
-        elif rows == 12:
-            product12(a, w.value_step_block, b, rounds, m, w.product_step_block)
-        elif rows == 10:
-            product10(a, w.value_step_block, b, rounds, m, w.product_step_block)
-        elif rows == 8:
-            product8(a, w.value_step_block, b, rounds, m, w.product_step_block)
-        elif rows == 7:
-            product7(a, w.value_step_block, b, rounds, m, w.product_step_block)
-        else:
-            product4(a, w.value_step_block, b, rounds, m, w.product_step_block)
+        product(rows, a, w.value_step_block, b, rounds, m, w.product_step_block)
 
 
 @native("body")

@@ -10,6 +10,7 @@ Barabasz et al., Error Analysis and Improving the Accuracy of Winograd Convoluti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -19,6 +20,7 @@ from soapstone.native.lanes import (
     I64,
     LANES,
     Lanes,
+    chosen,
     load_lanes,
     prefetch,
     store_lanes,
@@ -28,6 +30,7 @@ from soapstone.native.simd import vectorised
 
 NEAR, FAR = 0.75, 1.5  # the points of F(4x4), each with its negative
 PANEL = 32  # filters of a block of the product: two vectors
+ROWS = (4, 7, 8, 10, 12, 13, 14)  # tiles of a block of the product
 STEPS = 4  # channels of one round of the product's loop
 AHEAD = 64  # lines of weights that are asked for before they are used
 
@@ -93,19 +96,23 @@ def _rows(width: int, read: Callable[[int, int], Lanes], transform: Any) -> Iter
         yield transform(row)
 
 
-def _input(size: int) -> Any:
-    def form(x: Lanes, row: Lanes, column: Lanes, v: Lanes, point: Lanes) -> None:
-        """Write the values at the points of the tile at x; strides are in bytes."""
-        width = size + 2
+def _input(size: int, x: Lanes, row: Lanes, column: Lanes, v: Lanes, point: Lanes) -> None:
+    width = size + 2
 
-        def read(i: int, j: int) -> Lanes:
-            return load_lanes(x + row * i + column * j, 0)
+    def read(i: int, j: int) -> Lanes:
+        return load_lanes(x + row * i + column * j, 0)
 
-        for i, values in enumerate(_rows(width, read, _FORMS[size][0])):
-            for j, value in enumerate(values):
-                store_lanes(v + point * (width * i + j), 0, value)
+    for i, values in enumerate(_rows(width, read, _FORMS[size][0])):
+        for j, value in enumerate(values):
+            store_lanes(v + point * (width * i + j), 0, value)
 
-    return vectorised(form)
+
+@vectorised
+def input_tile(
+    size: Lanes, x: Lanes, row: Lanes, column: Lanes, v: Lanes, point: Lanes
+) -> Lanes | None:
+    """Write the values at the points of the tile of that size at x; strides are in bytes."""
+    return chosen(size, {n: partial(_input, n, x, row, column, v, point) for n in _FORMS})
 
 
 def _finish(value: Lanes, low: Lanes, high: Lanes) -> Lanes:
@@ -114,120 +121,100 @@ def _finish(value: Lanes, low: Lanes, high: Lanes) -> Lanes:
     return where(value > high, high, value)
 
 
-def _results(size: int, m: Lanes, point: Lanes) -> Iterator[list[Lanes]]:
-    """Yield the rows of results of the products at m."""
-    width = size + 2
-    return _rows(width, lambda i, j: load_lanes(m + point * (width * i + j), 0), _FORMS[size][1])
+@vectorised
+def output_tile(
+    size: Lanes,
+    m: Lanes,
+    point: Lanes,
+    bias: Lanes,
+    y: Lanes,
+    row: Lanes,
+    column: Lanes,
+    low: Lanes,
+    high: Lanes,
+    r: Lanes,
+    row_r: Lanes,
+    column_r: Lanes,
+    before: Lanes,
+) -> Lanes | None:
+    """Write the tile of that size at y: transformed products plus bias, within bounds.
 
+    Where there is a tile at r, not 0, they are raised to `before` and added to it first.
+    """
 
-def _output(size: int) -> Any:
-    def form(
-        m: Lanes,
-        point: Lanes,
-        bias: Lanes,
-        y: Lanes,
-        row: Lanes,
-        column: Lanes,
-        low: Lanes,
-        high: Lanes,
-    ) -> None:
-        """Write the tile at y: transformed products plus bias, within bounds."""
-        b, low, high = load_lanes(bias, 0), low.cast(F32).splat(), high.cast(F32).splat()
-        for i, values in enumerate(_results(size, m, point)):
-            for j, value in enumerate(values):
-                store_lanes(y + row * i + column * j, 0, _finish(value + b, low, high))
-
-    return vectorised(form)
-
-
-def _output_add(size: int) -> Any:
-    def form(
-        m: Lanes,
-        point: Lanes,
-        bias: Lanes,
-        y: Lanes,
-        row: Lanes,
-        column: Lanes,
-        low: Lanes,
-        high: Lanes,
-        r: Lanes,
-        row_r: Lanes,
-        column_r: Lanes,
-        before: Lanes,
-    ) -> None:
-        """Write the tile at y: as `_output`, raised to `before` and added to the tile at r."""
-        b, low, high = load_lanes(bias, 0), low.cast(F32).splat(), high.cast(F32).splat()
+    def write(width: int, adds: bool) -> None:
+        b, lowest, highest = load_lanes(bias, 0), low.cast(F32).splat(), high.cast(F32).splat()
         floor = before.cast(F32).splat()
-        for i, values in enumerate(_results(size, m, point)):
+
+        def read(i: int, j: int) -> Lanes:
+            return load_lanes(m + point * ((width + 2) * i + j), 0)
+
+        for i, values in enumerate(_rows(width + 2, read, _FORMS[width][1])):
             for j, value in enumerate(values):
                 value = value + b
-                value = where(value < floor, floor, value)
-                value = value + load_lanes(r + row_r * i + column_r * j, 0)
-                store_lanes(y + row * i + column * j, 0, _finish(value, low, high))
+                if adds:
+                    value = where(value < floor, floor, value)
+                    value = value + load_lanes(r + row_r * i + column_r * j, 0)
+                store_lanes(y + row * i + column * j, 0, _finish(value, lowest, highest))
 
-    return vectorised(form)
+    def sized(width: int) -> Lanes | None:
+        return chosen(r.compare("!=", 0), {k: partial(write, width, bool(k)) for k in (0, 1)})
 
-
-def _product(rows: int) -> Any:
-    def form(a: Lanes, stride: Lanes, b: Lanes, rounds: Lanes, m: Lanes, stride_m: Lanes) -> None:
-        """Write a block of `rows` tiles by PANEL filters: m = a b.
-
-        a: (channel blocks, tiles, 16), a block every `stride` bytes; b: (channels, PANEL); m:
-        (2, tiles, 16), a half every `stride_m` bytes. A round takes STEPS channels.
-        """
-        builder = a.builder
-        vector = ir.VectorType(F32, LANES)
-        head, body, done = (builder.append_basic_block(name) for name in ("head", "body", "done"))
-        entry = builder.block
-        builder.branch(head)
-        builder.position_at_end(head)
-        turn = builder.phi(I64)
-        turn.add_incoming(I64(0), entry)
-        zero = ir.Constant(vector, [0.0] * LANES)
-        sums = [[builder.phi(vector) for _ in range(2)] for _ in range(rows)]
-        for phi in (phi for pair in sums for phi in pair):
-            phi.add_incoming(zero, entry)
-        builder.cbranch(builder.icmp_signed("<", turn, rounds.value), body, done)
-        builder.position_at_end(body)
-        now = Lanes(builder, turn)
-        per = LANES // STEPS
-        at = a + (now >> (per.bit_length() - 1)) * stride + (now & (per - 1)) * (STEPS * 4)
-        weights = b + now * (STEPS * PANEL * 4)
-        totals: list[list[Any]] = [[Lanes(builder, phi) for phi in pair] for pair in sums]
-        for step in range(STEPS):
-            for line in range(2):
-                prefetch(weights + (2 * step + line + AHEAD) * 64)
-            right = [load_lanes(weights, step * PANEL + half * LANES) for half in range(2)]
-            for row in range(rows):
-                place = builder.inttoptr((at + (row * 64 + step * 4)).value, F32.as_pointer())
-                one = builder.load(place)
-                one.align = 4
-                left = Lanes(builder, one).splat()
-                totals[row] = [total + left * w for total, w in zip(totals[row], right)]
-        latch = builder.block
-        turn.add_incoming(builder.add(turn, I64(1)), latch)
-        for pair, made in zip(sums, totals):
-            for phi, total in zip(pair, made):
-                phi.add_incoming(total.value, latch)
-        builder.branch(head)
-        builder.position_at_end(done)
-        for row, pair in enumerate(sums):
-            for half, phi in enumerate(pair):
-                store_lanes(m + stride_m * half, row * LANES, Lanes(builder, phi))
-
-    return vectorised(form)
+    return chosen(size, {width: partial(sized, width) for width in _FORMS})
 
 
-input2, input4 = _input(2), _input(4)
-output2, output4 = _output(2), _output(4)
-output2_add, output4_add = _output_add(2), _output_add(4)
-ROWS = (4, 7, 8, 10, 12, 13, 14)
-(
-    product4,
-    product7,
-    product8,
-    product10,
-    product12,
-    product13,
-    product14,
-) = map(_product, ROWS)
+def _product(
+    rows: int, a: Lanes, stride: Lanes, b: Lanes, rounds: Lanes, m: Lanes, stride_m: Lanes
+) -> None:
+    builder = a.builder
+    vector = ir.VectorType(F32, LANES)
+    head, body, done = (builder.append_basic_block(name) for name in ("head", "body", "done"))
+    entry = builder.block
+    builder.branch(head)
+    builder.position_at_end(head)
+    turn = builder.phi(I64)
+    turn.add_incoming(I64(0), entry)
+    zero = ir.Constant(vector, [0.0] * LANES)
+    sums = [[builder.phi(vector) for _ in range(2)] for _ in range(rows)]
+    for phi in (phi for pair in sums for phi in pair):
+        phi.add_incoming(zero, entry)
+    builder.cbranch(builder.icmp_signed("<", turn, rounds.value), body, done)
+    builder.position_at_end(body)
+    now = Lanes(builder, turn)
+    per = LANES // STEPS
+    at = a + (now >> (per.bit_length() - 1)) * stride + (now & (per - 1)) * (STEPS * 4)
+    weights = b + now * (STEPS * PANEL * 4)
+    totals: list[list[Any]] = [[Lanes(builder, phi) for phi in pair] for pair in sums]
+    for step in range(STEPS):
+        for line in range(2):
+            prefetch(weights + (2 * step + line + AHEAD) * 64)
+        right = [load_lanes(weights, step * PANEL + half * LANES) for half in range(2)]
+        for row in range(rows):
+            place = builder.inttoptr((at + (row * 64 + step * 4)).value, F32.as_pointer())
+            one = builder.load(place)
+            one.align = 4
+            left = Lanes(builder, one).splat()
+            totals[row] = [total + left * w for total, w in zip(totals[row], right)]
+    latch = builder.block
+    turn.add_incoming(builder.add(turn, I64(1)), latch)
+    for pair, made in zip(sums, totals):
+        for phi, total in zip(pair, made):
+            phi.add_incoming(total.value, latch)
+    builder.branch(head)
+    builder.position_at_end(done)
+    for row, pair in enumerate(sums):
+        for half, phi in enumerate(pair):
+            store_lanes(m + stride_m * half, row * LANES, Lanes(builder, phi))
+
+
+@vectorised
+def product(
+    rows: Lanes, a: Lanes, stride: Lanes, b: Lanes, rounds: Lanes, m: Lanes, stride_m: Lanes
+) -> Lanes | None:
+    """Write a block of `rows` tiles, one of ROWS, by PANEL filters: m = a b.
+
+    a: (channel blocks, tiles, 16), a block every `stride` bytes; b: (channels, PANEL); m:
+    (2, tiles, 16), a half every `stride_m` bytes. A round takes STEPS channels.
+    """
+    operands = (a, stride, b, rounds, m, stride_m)
+    return chosen(rows, {count: partial(_product, count, *operands) for count in ROWS})
