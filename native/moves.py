@@ -46,7 +46,9 @@ def copy_small(to: Lanes, x: Lanes, words: Lanes) -> None:
     store_some(to, 0, load_some(x, 0, held, 0, I32), held)
 
 
-def _element_loops(pointer: Any) -> tuple[Any, Any]:
+def _loops(size: int, pointer: Any) -> tuple[Any, Any, Any]:
+    """The loops over elements of one size; steps are in bytes."""
+
     @routine
     def fill(to: int, x: int, n: int) -> None:
         y, value = pointer(to), pointer(x)[0]
@@ -55,6 +57,7 @@ def _element_loops(pointer: Any) -> tuple[Any, Any]:
 
     @routine
     def strided(to: int, to_step: int, x: int, x_step: int, n: int) -> None:
+        to_step, x_step = to_step // size, x_step // size
         # Steps known to the compiler, for the commonest ones.
         if to_step == 1 and x_step == -1:
             for i in range(n):
@@ -69,52 +72,35 @@ def _element_loops(pointer: Any) -> tuple[Any, Any]:
             for i in range(n):
                 pointer(to)[i * to_step] = pointer(x)[i * x_step]
 
-    return fill, strided
+    @helper
+    def one(to: int, x: int) -> None:
+        pointer(to)[0] = pointer(x)[0]
+
+    return fill, strided, one
 
 
-_fill_1, _strided_1 = _element_loops(u8p)
-_fill_2, _strided_2 = _element_loops(i16p)
-_fill_4, _strided_4 = _element_loops(i32p)
-_fill_8, _strided_8 = _element_loops(i64p)
+def _of_size(of_1: Any, of_2: Any, of_4: Any, of_8: Any) -> Any:
+    """The function of a size in bytes that calls the one of elements of that size."""
+
+    @helper
+    def run(size: int, *arguments: int) -> None:
+        if size == 4:
+            of_4(*arguments)
+        elif size == 1:
+            of_1(*arguments)
+        elif size == 8:
+            of_8(*arguments)
+        else:
+            of_2(*arguments)
+
+    return run
 
 
-@helper
-def fill_run(size: int, to: int, x: int, n: int) -> None:
-    """Write the element at x n times, one after the other."""
-    if size == 4:
-        _fill_4(to, x, n)
-    elif size == 1:
-        _fill_1(to, x, n)
-    elif size == 8:
-        _fill_8(to, x, n)
-    else:
-        _fill_2(to, x, n)
-
-
-@helper
-def strided_run(size: int, to: int, to_step: int, x: int, x_step: int, n: int) -> None:
-    """Copy n elements at steps in bytes."""
-    if size == 4:
-        _strided_4(to, to_step // 4, x, x_step // 4, n)
-    elif size == 1:
-        _strided_1(to, to_step, x, x_step, n)
-    elif size == 8:
-        _strided_8(to, to_step // 8, x, x_step // 8, n)
-    else:
-        _strided_2(to, to_step // 2, x, x_step // 2, n)
-
-
-@helper
-def move(size: int, to: int, x: int) -> None:
-    """Copy one element of `size` bytes."""
-    if size == 4:
-        i32p(to)[0] = i32p(x)[0]
-    elif size == 8:
-        i64p(to)[0] = i64p(x)[0]
-    elif size == 1:
-        u8p(to)[0] = u8p(x)[0]
-    else:
-        i16p(to)[0] = i16p(x)[0]
+_LOOPS = (_loops(1, u8p), _loops(2, i16p), _loops(4, i32p), _loops(8, i64p))
+# fill_run(size, to, x, n): the element at x, n times, one after the other.
+# strided_run(size, to, to_step, x, x_step, n): n elements copied.
+# move(size, to, x): one element copied.
+fill_run, strided_run, move = (_of_size(*made) for made in zip(*_LOOPS))
 
 
 @routine

@@ -148,63 +148,42 @@ _absolute = vectorised(lambda v: where(v < 0.0, -v, v))
 # Lanes past the end are 1, the identity of a product.
 _load_first_one = vectorised(lambda p, i, n: load_some(p, i, first(n), 1.0))
 
-sum_run, sum_row, _sum_rows = _along(_plus, load_first, _itself)
-_max_run, _max_row, _max_rows = _along(vmax, load_first_low, _itself)
-_min_run, _min_row, _min_rows = _along(vmin, load_first_high, _itself)
-_product_run, _product_row, _product_rows = _along(_times, _load_first_one, _itself)
-_absolute_run, _absolute_row, _absolute_rows = _along(_plus, load_first, _absolute)
-_square_run, _square_row, _square_rows = _along(_plus, load_first, _square)
+_LOOPS = (
+    _along(_plus, load_first, _itself),
+    _along(vmax, load_first_low, _itself),
+    _along(vmin, load_first_high, _itself),
+    _along(_times, _load_first_one, _itself),
+    _along(_plus, load_first, _absolute),
+    _along(_plus, load_first, _square),
+)
 
 
-@routine
-def reduce_run(monoid: int, totals: int, x: int, n: int) -> None:
-    """Combine n floats at x into 64 float64 totals."""
-    if monoid == SUM:
-        sum_run(totals, x, n)
-    elif monoid == MAX:
-        _max_run(totals, x, n)
-    elif monoid == MIN:
-        _min_run(totals, x, n)
-    elif monoid == PRODUCT:
-        _product_run(totals, x, n)
-    elif monoid == ABSOLUTE:
-        _absolute_run(totals, x, n)
-    else:
-        _square_run(totals, x, n)
+def _of_monoid(
+    sums: Any, maxima: Any, minima: Any, products: Any, absolutes: Any, squares: Any
+) -> Any:
+    @routine
+    def run(monoid: int, *arguments: int) -> None:
+        if monoid == SUM:
+            sums(*arguments)
+        elif monoid == MAX:
+            maxima(*arguments)
+        elif monoid == MIN:
+            minima(*arguments)
+        elif monoid == PRODUCT:
+            products(*arguments)
+        elif monoid == ABSOLUTE:
+            absolutes(*arguments)
+        else:
+            squares(*arguments)
+
+    return run
 
 
-@routine
-def reduce_row(monoid: int, totals: int, x: int, n: int) -> None:
-    """Combine n floats at x, each into its own float64 total; totals end on a multiple of 16."""
-    if monoid == SUM:
-        sum_row(totals, x, n)
-    elif monoid == MAX:
-        _max_row(totals, x, n)
-    elif monoid == MIN:
-        _min_row(totals, x, n)
-    elif monoid == PRODUCT:
-        _product_row(totals, x, n)
-    elif monoid == ABSOLUTE:
-        _absolute_row(totals, x, n)
-    else:
-        _square_row(totals, x, n)
-
-
-@routine
-def reduce_rows(monoid: int, totals: int, x: int, step: int, count: int, n: int) -> None:
-    """Do `reduce_row` of `count` rows of n floats, `step` bytes apart."""
-    if monoid == SUM:
-        _sum_rows(totals, x, step, count, n)
-    elif monoid == MAX:
-        _max_rows(totals, x, step, count, n)
-    elif monoid == MIN:
-        _min_rows(totals, x, step, count, n)
-    elif monoid == PRODUCT:
-        _product_rows(totals, x, step, count, n)
-    elif monoid == ABSOLUTE:
-        _absolute_rows(totals, x, step, count, n)
-    else:
-        _square_rows(totals, x, step, count, n)
+# reduce_run(monoid, totals, x, n): n floats at x into 64 float64 totals.
+# reduce_row(monoid, totals, x, n): each of n floats into its own float64 total; totals end on a
+# multiple of 16. reduce_rows(monoid, totals, x, step, count, n): so for `count` rows of n floats,
+# `step` bytes apart.
+reduce_run, reduce_row, reduce_rows = (_of_monoid(*loops) for loops in zip(*_LOOPS))
 
 
 @vectorised

@@ -5,6 +5,8 @@ The sum of an item of work is a float64; items are added in order, whatever the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, get, loop, put
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import exp, log, sigmoid
-from soapstone.kernels.cpu.substrate.rowmath import load_wide, splat_wide
+from soapstone.kernels.cpu.substrate.rowmath import splat_wide
 from soapstone.kernels.cpu.substrate.spans import span, span_at, spans
 from soapstone.kernels.cpu.training.cross_entropy import total_of
 from soapstone.kernels.entry import Call, Entry
@@ -20,10 +22,10 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import bind, native, noop, routine, sequence
 from soapstone.native.intrinsics import f32p, f64p, u8p
-from soapstone.native.lanes import F32, LANES, Lanes, first, load_lanes, load_some, where
+from soapstone.native.lanes import F32, LANES, Lanes, chosen, first, load_lanes, load_some, where
 from soapstone.native.memory import aligned_array
 from soapstone.native.parallel import parallel_for, useful_threads
-from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
+from soapstone.native.simd import splat, sum_lanes, vectorised
 
 _CLIP = float(np.float32(1e-7))
 _CLIP_HIGH = float(np.float32(1 - 1e-7))
@@ -72,12 +74,10 @@ def _of(formula: Any) -> tuple[Any, Any]:
     return vectorised(wide), vectorised(rest)
 
 
-_square_wide, _square_rest = _of(_square)
-_entropy_wide, _entropy_rest = _of(_entropy)
-_logits_wide, _logits_rest = _of(_entropy_of_logits)
+def _summed(formula: Any) -> Any:
+    """The sum of the formula over n pairs of floats."""
+    wide, rest = _of(formula)
 
-
-def _summed(wide: Any, rest: Any) -> Any:
     @routine
     def row(p: int, t: int, n: int) -> Any:
         full = n & -64
@@ -91,10 +91,9 @@ def _summed(wide: Any, rest: Any) -> Any:
     return row
 
 
-_square_row = _summed(_square_wide, _square_rest)
-_entropy_row = _summed(_entropy_wide, _entropy_rest)
-_logits_row = _summed(_logits_wide, _logits_rest)
-
+_square_row, _entropy_row, _logits_row = map(_summed, (_square, _entropy, _entropy_of_logits))
+# A finite number times zero is zero; infinity and NaN give NaN, which stays in the sum.
+_zeros_row = _summed(lambda x, _: x * 0.0)
 
 _SUM = Fields("kind spans prediction target sums")
 _SLOPE = Fields("kind spans prediction target to dloss", reals="scale")
@@ -124,20 +123,6 @@ def _sum(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-def _mapped(formula: Any) -> Any:
-    def row(to: Lanes, p: Lanes, t: Lanes, n: Lanes, scale: Lanes) -> None:
-        factor = scale.cast(F32)
-
-        def body(i: Lanes, width: int, mask: Lanes | None) -> None:
-            value = formula(get(p, i, width, mask), get(t, i, width, mask))
-            put(to, i, value * factor, mask)
-
-        # The wider formulas would not fit in the registers.
-        loop(n.builder, n, body, 2 * LANES)
-
-    return vectorised(row)
-
-
 def _entropy_slope(p: Lanes, t: Lanes) -> Lanes:
     p = _clipped(p)
     return (p - t) / (p * (1.0 - p))
@@ -148,11 +133,30 @@ def _target_slope(p: Lanes, t: Lanes) -> Lanes:
     return _log1p(-p) - log(p)
 
 
-_slope_0 = _mapped(lambda p, t: p - t)
-_slope_1 = _mapped(_entropy_slope)
-_slope_2 = _mapped(lambda x, t: sigmoid(x) - t)
-_slope_3 = _mapped(_target_slope)
-_slope_4 = _mapped(lambda x, t: -x)
+_SLOPES: tuple[Callable[[Lanes, Lanes], Lanes], ...] = (
+    lambda p, t: p - t,
+    _entropy_slope,
+    lambda x, t: sigmoid(x) - t,
+    _target_slope,
+    lambda x, t: -x,
+)
+
+
+@vectorised
+def _slope_row(kind: Lanes, to: Lanes, p: Lanes, t: Lanes, n: Lanes, scale: Lanes) -> Lanes | None:
+    """Write the slope of that number at n floats of p and t, times the scale."""
+
+    def write(formula: Callable[[Lanes, Lanes], Lanes]) -> None:
+        factor = scale.cast(F32)
+
+        def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+            value = formula(get(p, i, width, mask), get(t, i, width, mask))
+            put(to, i, value * factor, mask)
+
+        # The wider formulas would not fit in the registers.
+        loop(n.builder, n, body, 2 * LANES)
+
+    return chosen(kind, {number: partial(write, slope) for number, slope in enumerate(_SLOPES)})
 
 
 @native("body")
@@ -166,16 +170,7 @@ def _slope(block: Any, begin: int, end: int) -> int:
             p = w.prediction + span_at(t, 0, row) + column * 4
             q = w.target + span_at(t, 1, row) + column * 4
             to = w.to + span_at(t, 2, row) + column * 4
-            if kind == 0:
-                _slope_0(to, p, q, n, scale)
-            elif kind == 1:
-                _slope_1(to, p, q, n, scale)
-            elif kind == 2:
-                _slope_2(to, p, q, n, scale)
-            elif kind == 3:
-                _slope_3(to, p, q, n, scale)
-            else:
-                _slope_4(to, p, q, n, scale)
+            _slope_row(kind, to, p, q, n, scale)
             row += 1
     return 0
 
@@ -218,20 +213,6 @@ def loss_grad(call: Call) -> Entry | None:
     return parallel_for(_slope, block, made.items, threads)
 
 
-# A finite number times zero is zero; infinity and NaN give NaN, which stays in the sum.
-
-
-@routine
-def _zero_if_finite(x: int, n: int) -> Any:
-    full = n & -64
-    total, last = splat_wide(0.0), splat(0.0)
-    for i in range(0, full, 64):
-        total = total + load_wide(x, i) * 0.0
-    for i in range(full, n, 16):
-        last = last + load_first(x, i, n - i) * 0.0
-    return sum_lanes(total) + sum_lanes(last)
-
-
 @native("body")
 def _finite(block: Any, begin: int, end: int) -> int:
     w = _finite_of(block)
@@ -240,7 +221,8 @@ def _finite(block: Any, begin: int, end: int) -> int:
         total = 0.0
         row, stop, column, n = span(t, item)
         while row < stop:
-            total += np.float64(_zero_if_finite(w.x + span_at(t, 0, row) + column * 4, n))
+            x = w.x + span_at(t, 0, row) + column * 4
+            total += np.float64(_zeros_row(x, x, n))
             row += 1
         f64p(w.sums)[item] = total
     return 0
