@@ -17,9 +17,9 @@ from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
     from soapstone.frontend.inference.session import InferenceSession
-    from soapstone.frontend.training.callbacks import Callback
     from soapstone.frontend.training.objective import Losses, Metrics
     from soapstone.frontend.training.optimizers import Optimizer
+    from soapstone.frontend.training.state import Callback
     from soapstone.frontend.training.trainer import TrainingResult
     from soapstone.kernels.choices import Tune
     from soapstone.runtime import Machine

@@ -66,6 +66,3 @@ def check_tf32(processor: str) -> None:
         simulator = "Numba's simulator has no cuBLASLt"
         lacks = simulator if simulated() else "cuBLASLt is not there (extra cuda-libs)"
     raise GraphError(f"precision: {TF32!r} found, but {lacks}; {SINGLE!r} needed")
-
-
-__all__ = ["PRECISIONS", "check_precision", "check_tf32"]

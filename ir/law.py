@@ -18,7 +18,7 @@ from soapstone.ir.term import Term, Value, parse
 from soapstone.records import dataclass
 
 if TYPE_CHECKING:
-    from soapstone.ir.tensor import Array, TensorSpec
+    from soapstone.ir.tensor import Array
 
 Attributes = Mapping[str, Any]
 ToAttributes = Callable[..., "Attributes | None"]
@@ -95,6 +95,3 @@ class Law:
     def __str__(self) -> str:
         condition = f"  where {' and '.join(self.where)}" if self.where else ""
         return f"{self.text}{condition}"
-
-
-__all__ = ["Constant", "Form", "Law", "TensorSpec"]

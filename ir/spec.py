@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from soapstone.dtypes import WIDE, DType, name_of
 from soapstone.errors import hint
-from soapstone.ir.dims import Ints, Kind, Signature
+from soapstone.ir.dims import Ints, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.onnx_entry import Onnx
@@ -431,21 +431,3 @@ def operators() -> tuple[OpSpec, ...]:
     import soapstone.ir.ops  # noqa: F401
 
     return tuple(_REGISTRY[name] for name in sorted(_REGISTRY))
-
-
-__all__ = [
-    "REQUIRED",
-    "Attribute",
-    "Attributes",
-    "Case",
-    "GradientContext",
-    "Kind",
-    "OpSpec",
-    "Tile",
-    "declared_names",
-    "operator",
-    "operator_of_onnx",
-    "operators",
-    "register",
-    "when_registered",
-]

@@ -137,6 +137,3 @@ _CURRENT: ContextVar[Choices | None] = ContextVar("choices", default=None)
 def current() -> Choices:
     """Return the choices that what is selected now follows: outside of a run, none of before."""
     return _CURRENT.get() or Choices()
-
-
-__all__ = ["ChoiceError", "ChoiceWarning", "Choices", "Tune", "current"]

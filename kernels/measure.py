@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.cache.environment import digest
-from soapstone.cache.environment import environment as base_environment
+from soapstone.cache.environment import digest, environment as base_environment
 from soapstone.cache.sources import closure, modules_of, stamp, stamp_of
 from soapstone.cache.store import Store, default_path
 from soapstone.deadline import Deadline
@@ -30,8 +29,7 @@ from soapstone.dtypes import kind_of, name_of
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, home, registered
 from soapstone.native import teams
-from soapstone.native.memory import call as native_call
-from soapstone.native.memory import run, strided
+from soapstone.native.memory import call as native_call, held, run, strided
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7

@@ -69,8 +69,7 @@ class Variant:
 
 def fenced(call: Call, kernel: Bind) -> Entry | None:
     """Return a kernel's entry on fenced copies of a call's operands; see `native.checked`."""
-    from soapstone.native.checked import Argument
-    from soapstone.native.checked import fenced as bound
+    from soapstone.native.checked import Argument, fenced as bound
 
     given = [number for number in range(len(call.inputs)) if number not in call.constants]
     arguments = [

@@ -9,8 +9,7 @@ from soapstone.ir.errors import StrategyError
 from soapstone.ir.strategy import Strategy
 from soapstone.mappers.plugins import StrategyMapper
 from soapstone.runtime import MapperError
-from soapstone.runtime.model.named import made, mapper_class
-from soapstone.runtime.model.named import mapper_names as names
+from soapstone.runtime.model.named import made, mapper_class, mapper_names as names
 
 __all__ = ["load", "names"]
 

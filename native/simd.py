@@ -15,68 +15,22 @@ from llvmlite import ir
 from soapstone.cache.deferred import Late, numba, types
 from soapstone.native.intrinsics import fixed_arity
 from soapstone.native.lanes import (
-    F16,
     F32,
     F64,
     I1,
     I8,
-    I32,
-    I64,
-    LANES,
-    Lanes,
+    Lanes as Lanes,
     first,
     load_lanes,
     load_some,
     maximum,
     minimum,
-    store_lanes,
-    store_some,
-    where,
+    store_lanes as store_lanes,
+    store_some as store_some,
+    where as where,
 )
 
 vectors = Late("soapstone.native.vectors")
-
-# Formulas are written in names of `lanes`, which come along.
-__all__ = [
-    "F16",
-    "F32",
-    "F64",
-    "I1",
-    "I8",
-    "I32",
-    "I64",
-    "LANES",
-    "Lanes",
-    "choose",
-    "first",
-    "load",
-    "load_bytes",
-    "load_doubles",
-    "load_first",
-    "load_first_high",
-    "load_first_low",
-    "load_lanes",
-    "load_some",
-    "max_lanes",
-    "maximum",
-    "min_lanes",
-    "minimum",
-    "narrow",
-    "splat",
-    "splat64",
-    "store",
-    "store_bytes",
-    "store_first",
-    "store_lanes",
-    "store_some",
-    "sum_lanes",
-    "vectorised",
-    "vmax",
-    "vmin",
-    "vsqrt",
-    "where",
-    "widen",
-]
 
 
 # ------------------------------------------------------------------------------------ from Numba

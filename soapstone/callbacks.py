@@ -1,18 +1,17 @@
 """What a fit calls as it goes, for `Model.fit(callbacks=…)` (docs/training.md)."""
 
+from soapstone.frontend.progress import ProgressBar
 from soapstone.frontend.training.callbacks import (
-    Callback,
     Checkpoint,
     CSVLogger,
     EarlyStopping,
     History,
     Monitored,
     ProfileSteps,
-    ProgressBar,
     ReduceOnPlateau,
     TensorBoard,
-    TrainingState,
 )
+from soapstone.frontend.training.state import Callback, TrainingState
 
 __all__ = [
     "CSVLogger",

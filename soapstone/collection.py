@@ -64,6 +64,3 @@ def _leave() -> None:
         told = {kind for kind in told if not kind.__module__.startswith("soapstone.kernels.")}
         if all(getattr(each, "name", "") in _STREAMS for each in alive if type(each) in told):
             gc.freeze()
-
-
-__all__ = ["paused"]

@@ -71,6 +71,3 @@ class Deadline:
         earlier = Deadline(clock=self._clock)
         earlier._end = self._end - seconds
         return earlier
-
-
-__all__ = ["Deadline", "TimeUpError"]

@@ -97,17 +97,3 @@ def floats(dtype: DType) -> Any:
     import ml_dtypes
 
     return ml_dtypes.finfo(name)
-
-
-__all__ = [
-    "BITS",
-    "DTYPES",
-    "WIDE",
-    "DType",
-    "code_of",
-    "floats",
-    "integers",
-    "kind_of",
-    "learn",
-    "name_of",
-]

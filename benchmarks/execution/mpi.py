@@ -82,7 +82,7 @@ def timed(step: Callable[[], object]) -> Callable[[int], float]:
 def step_peer(model: str, executor: str) -> None:
     """One rank of soapstone."""
     from soapstone import SGD
-    from soapstone.frontend.training.callbacks import TrainingState
+    from soapstone.frontend.training.state import TrainingState
 
     built = MODELS[model].ours()
     built.compile(SGD(RATE), loss=MODELS[model].loss, executor=executor, cpus=1)

@@ -182,7 +182,7 @@ def soapstone_peer(model: str, cpus: int, threads: int) -> None:
     import soapstone.frontend.training.trainer
     import soapstone.kernels.cpu  # noqa: F401  (the baseline holds the libraries)
     from soapstone import SGD
-    from soapstone.frontend.training.callbacks import TrainingState
+    from soapstone.frontend.training.state import TrainingState
 
     built = MODELS[model].ours()
     baseline = resident_bytes()

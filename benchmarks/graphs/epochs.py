@@ -62,7 +62,7 @@ def ours(case: dict[str, Any]) -> Callable[[], float]:
     if case["model"] == "spmm":
         return _product(case, found)
     from soapstone import Adam, InferenceSession, Model
-    from soapstone.frontend.training.callbacks import TrainingState
+    from soapstone.frontend.training.state import TrainingState
 
     known = (weights, weights) if case["model"] == "gcn" else (None, None)
     edges = Adjacency(offsets, indices, offsets, indices, *known)

@@ -39,7 +39,7 @@ from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.generate import Shape, block_model, rmat
 from soapstone.frontend.graphs.metis import renumbered_by_metis
 from soapstone.frontend.graphs.partitioned import Partitioned, layers_of, spent_ns
-from soapstone.frontend.training.callbacks import Callback, TrainingState
+from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.ir.tensor import Array
 from soapstone.mappers.ranges import RangesMapper
 from soapstone.runtime.machines.start import rank_of

@@ -83,7 +83,7 @@ def batch(model: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 def peer(name: str, threads: int, step: Path | None) -> None:
     """Train with the original step, or with that of a file."""
-    from soapstone.frontend.training.callbacks import TrainingState
+    from soapstone.frontend.training.state import TrainingState
 
     model = compiled(name, threads, step)
     inputs, labels = batch(model)

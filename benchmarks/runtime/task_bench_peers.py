@@ -141,8 +141,7 @@ def legate_run(graph: TaskGraph, workers: int) -> Run:
         raise ValueError("this peer reads whole stores: a width of at most 3 needed")
     os.environ.setdefault("LEGATE_AUTO_CONFIG", "0")
     os.environ.setdefault("LEGATE_CONFIG", f"--cpus {workers} --gpus 0 --omps 0 --sysmem 256")
-    from legate.core import Scalar, get_legate_runtime
-    from legate.core import types as ty
+    from legate.core import Scalar, get_legate_runtime, types as ty
     from legate.core.task import InputStore, OutputStore, task
 
     def start_out(out: Any, step: int, iterations: int) -> None:

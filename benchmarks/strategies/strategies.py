@@ -41,7 +41,7 @@ from soapstone.apps.images import lenet
 from soapstone.engine.lower import channels_last
 from soapstone.frontend.data.sets import images
 from soapstone.frontend.strategies.finding import graph_of
-from soapstone.frontend.training.callbacks import Callback, TrainingState
+from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration

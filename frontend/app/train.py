@@ -15,9 +15,10 @@ from soapstone.frontend.app.load import App, AppError, load_app
 from soapstone.frontend.app.result import TrainResult
 from soapstone.frontend.arguments import count
 from soapstone.frontend.data.sets import Splits, read_splits
-from soapstone.frontend.training.callbacks import Callback, Checkpoint, ProfileSteps
+from soapstone.frontend.training.callbacks import Checkpoint, ProfileSteps
 from soapstone.frontend.training.checkpoint import check_exists
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
+from soapstone.frontend.training.state import Callback
 from soapstone.runtime.errors import MemoryExhausted
 from soapstone.runtime.machines.start import launched, machine_of, rank_of
 from soapstone.system import usable_cores

@@ -7,7 +7,7 @@ number alone: a resumed run meets what the first one would have, however many th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice, starmap
 from pathlib import Path
@@ -318,6 +318,3 @@ def in_turn(*functions: Augment) -> Augment:
         return sample
 
     return augment
-
-
-__all__: Sequence[str] = ["Samples", "in_turn", "random_crop", "random_flip"]

@@ -18,8 +18,8 @@ from soapstone.frontend.dynamic.cell import Cell, RowRecording, recorded
 from soapstone.frontend.dynamic.tape import RESULTS, Units
 from soapstone.frontend.recording import Tensor
 from soapstone.ir.tensor import Array, TensorSpec
-from soapstone.search.reuse.cover import GIVEN, leaving
-from soapstone.search.reuse.subgraphs import Frequencies, Links
+from soapstone.search.reuse.cover import GIVEN, Links, leaving
+from soapstone.search.reuse.subgraphs import Frequencies
 
 _Outputs = tuple[int, ...]  # a node's place in its tile, times `RESULTS`, and which of its results
 

@@ -14,7 +14,8 @@ from soapstone.errors import DataError
 from soapstone.frontend.data.batches import permutation
 from soapstone.frontend.dynamic.session import DynamicSession
 from soapstone.frontend.dynamic.values import Lazy
-from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
+from soapstone.frontend.progress import ProgressBar
+from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.frontend.training.trainer import TrainingResult
 
 _Outputs = Sequence[tuple[Lazy, int]]

@@ -30,8 +30,7 @@ from soapstone.frontend.dynamic.schedule import Agenda
 from soapstone.frontend.dynamic.table import Table
 from soapstone.frontend.dynamic.tape import RESULTS, Units, placed
 from soapstone.frontend.dynamic.values import Lazy
-from soapstone.frontend.training.optimizers import Optimizer
-from soapstone.frontend.training.optimizers import optimizer as as_optimizer
+from soapstone.frontend.training.optimizers import Optimizer, optimizer as as_optimizer
 from soapstone.frontend.training.state import Position
 from soapstone.frontend.training.trainer import NonFiniteLoss
 from soapstone.ir.builder import GraphBuilder

@@ -430,6 +430,3 @@ def _chosen(
                 warnings.warn(f"options of {name} change nothing: {', '.join(vain)}", stacklevel=3)
     chosen.setdefault(CPU, {})
     return chosen
-
-
-__all__ = ["IOBinding", "InferenceSession", "get_available_providers", "get_device"]

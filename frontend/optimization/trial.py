@@ -267,6 +267,3 @@ def main() -> None:
         return {"names": list(made)}
 
     serve(answer)
-
-
-__all__ = ["Outcome", "Runner", "Side", "in_turns", "main", "trial"]

@@ -12,8 +12,7 @@ from soapstone.deadline import Deadline, TimeUpError
 from soapstone.engine.session import NOTHING
 from soapstone.errors import hint
 from soapstone.frontend.app import AppError, load_app
-from soapstone.frontend.strategies.task_times import Progress as Stage
-from soapstone.frontend.strategies.task_times import measure
+from soapstone.frontend.strategies.task_times import Progress as Stage, measure
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy

@@ -475,6 +475,3 @@ def report(compiled: Any) -> CompileReport:
         plain.update(program.plain)
     reports = [each for program in programs for each in program.reports.values()]
     return CompileReport(tuple(reports), dict(plain))
-
-
-__all__ = ["Backend", "CompileReport", "GraphReport", "backend", "compile", "report"]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from soapstone.files import check_targets
 from soapstone.frontend.arguments import count, meant, named_arguments, number
-from soapstone.frontend.progress import ProgressBar
 from soapstone.frontend.training.checkpoint import check_path
 from soapstone.frontend.training.events import Events
 from soapstone.frontend.training.state import Callback, TrainingState
@@ -415,18 +414,3 @@ def _record(state: TrainingState) -> dict[str, float]:
         "samples_per_s": state.samples_per_s,
         **state.metrics,
     }
-
-
-__all__ = [
-    "CSVLogger",
-    "Callback",
-    "Checkpoint",
-    "EarlyStopping",
-    "History",
-    "Monitored",
-    "ProfileSteps",
-    "ProgressBar",
-    "ReduceOnPlateau",
-    "TensorBoard",
-    "TrainingState",
-]

@@ -20,8 +20,7 @@ from soapstone.frontend.precision import check_tf32
 from soapstone.frontend.training.loss_scale import mixes
 from soapstone.frontend.training.names import matching
 from soapstone.frontend.training.objective import Losses, Metrics, Penalty, objective
-from soapstone.frontend.training.optimizers import Optimizer
-from soapstone.frontend.training.optimizers import optimizer as as_optimizer
+from soapstone.frontend.training.optimizers import Optimizer, optimizer as as_optimizer
 from soapstone.frontend.training.state import Position
 from soapstone.frontend.training.step_graph import (
     GRADIENTS,

@@ -30,10 +30,10 @@ from soapstone.frontend.data.buckets import Buckets
 from soapstone.frontend.data.feeding import PREDICT
 from soapstone.frontend.data.samples import Samples
 from soapstone.frontend.inference.in_batches import concatenated, in_order
-from soapstone.frontend.progress import compiling
-from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
+from soapstone.frontend.progress import ProgressBar, compiling
 from soapstone.frontend.training.compiled import together
 from soapstone.frontend.training.resumable import Resumable
+from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.frontend.training.step_graph import KEEP
 from soapstone.ir.errors import GraphError
 from soapstone.ir.guard import LEARNING_RATE, STEP

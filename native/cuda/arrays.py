@@ -167,17 +167,3 @@ def uploaded(array: Array) -> Array:
     given = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     found = _seen(numba_cuda().to_device(given), array.nbytes)
     return found.view(array.dtype).reshape(array.shape)
-
-
-__all__ = [
-    "DeviceArray",
-    "device_bytes",
-    "launchable",
-    "on_device",
-    "part",
-    "pinned_array",
-    "pinned_bytes",
-    "pinned_like",
-    "uploaded",
-    "zeroed",
-]

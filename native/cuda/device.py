@@ -280,16 +280,3 @@ class Lane:
         """Wait, in the host, until a mark occurs, or until all that was enqueued is done."""
         with self.device.current:
             (self.stream if mark is None else mark).synchronize()
-
-
-__all__ = [
-    "CLOCK_NS",
-    "Device",
-    "Enqueued",
-    "Lane",
-    "NoDevice",
-    "connect",
-    "device_count",
-    "numba_cuda",
-    "simulated",
-]

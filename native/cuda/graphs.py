@@ -60,6 +60,3 @@ def _done(answer: tuple[Any, ...]) -> Any:
     if int(status):
         raise RuntimeError(f"CUDA driver: {status.name}")
     return found[0] if found else None
-
-
-__all__ = ["Graph"]

@@ -61,6 +61,3 @@ def fold(reduction: str) -> Any:
 
     combine.__name__ = combine.__qualname__ = f"fold_{reduction}"  # as profilers show it
     return _kept(combine)
-
-
-__all__ = ["copy", "fold"]

@@ -67,6 +67,3 @@ def identity(device: Device) -> str:
 def cache_bytes(device: Device) -> int:
     """Return the bytes of a device's last cache; none in the simulator, which has no cache."""
     return 0 if simulated() else int(device.current.L2_CACHE_SIZE)
-
-
-__all__ = ["Repeated", "cache_bytes", "identity"]

@@ -19,8 +19,7 @@ from typing import TypeAlias
 from soapstone.ir.law import Law
 from soapstone.ir.ops.forms import PADDINGS
 from soapstone.ir.term import Value, is_variable, parameter_variables, subterms, words_of
-from soapstone.rules.laws.sizes import Limit, parameter_values, rank_choices
-from soapstone.rules.laws.sizes import sizes as sizes_of
+from soapstone.rules.laws.sizes import Limit, parameter_values, rank_choices, sizes as sizes_of
 from soapstone.rules.laws.slices import passed
 from soapstone.search.rules.language import kinds
 

@@ -25,9 +25,12 @@ from soapstone.cache.compiled import linked, njit
 from soapstone.ir.tensor import Array
 from soapstone.rules.algebra.structure import Structure
 from soapstone.rules.laws.maxima import MOST, Store, gather, maximum
-from soapstone.rules.laws.monomial import collect, product
-from soapstone.rules.laws.monomial import degree as degree_of
-from soapstone.rules.laws.monomial import divisor as common_divisor
+from soapstone.rules.laws.monomial import (
+    collect,
+    degree as degree_of,
+    divisor as common_divisor,
+    product,
+)
 
 EQUAL, DIFFERENT, TOO_LARGE = 0, 1, 2
 VARIABLE = -2  # as the first operand of a node

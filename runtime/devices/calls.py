@@ -16,8 +16,7 @@ from soapstone.native.cuda.arrays import pinned_array, pinned_like
 from soapstone.native.cuda.copies import copied, filled
 from soapstone.native.cuda.device import Device, Enqueued, Lane
 from soapstone.native.cuda.folds import folded
-from soapstone.native.memory import Array
-from soapstone.native.memory import call as native_call
+from soapstone.native.memory import Array, call as native_call
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.analysis.transfer import NATIVE_FOLDS, FoldTask
 from soapstone.runtime.errors import TaskError

@@ -250,6 +250,3 @@ class Enqueues:
             if not simulated():
                 start, end = found.lane.times_ns(found.begun, found.ended)
             stamped[row] = start, start, end
-
-
-__all__ = ["Enqueues", "check", "enqueued_by"]

@@ -223,6 +223,3 @@ class DeviceExecutor(LocalExecutor):
                 inbox.put(None)
             for thread in self._enders:
                 thread.join()
-
-
-__all__ = ["DeviceExecutor"]

@@ -290,16 +290,3 @@ def _tangled(links: Links, owner: Array) -> set[int]:
     graph = nx.DiGraph((maker, reader) for maker, reader in edges if maker != reader)
     groups = nx.strongly_connected_components(graph)
     return {tile for group in groups if len(group) > 1 for tile in group}
-
-
-__all__ = [
-    "GIVEN",
-    "Frequencies",
-    "Interfaces",
-    "Kinds",
-    "Links",
-    "Node",
-    "Subgraph",
-    "Tiling",
-    "subgraph",
-]

@@ -101,7 +101,7 @@ def test_resume_equals_an_uninterrupted_run(tmp_path: Path, suffix: str) -> None
     class Halt(Exception):
         pass
 
-    from soapstone.frontend.training.callbacks import Callback, TrainingState
+    from soapstone.frontend.training.state import Callback, TrainingState
 
     class SaveInTheMiddle(Callback):
         def on_step_end(self, state: TrainingState) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from soapstone import SGD, Adam, AdamW, Model
 from soapstone.engine.initial import materialise
-from soapstone.frontend.training.callbacks import TrainingState
+from soapstone.frontend.training.state import TrainingState
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.kernel_calls import FILL, place, random
-from helpers.kernel_calls import reference as declared
+from helpers.kernel_calls import FILL, place, random, reference as declared
 from helpers.operator_checks import named
 
 from soapstone.ir.errors import GraphError

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from soapstone.cache import caches, store
-from soapstone.cache.environment import environment, key
-from soapstone.cache.store import CacheWarning, Store
+from soapstone.cache.environment import CacheWarning, environment, key
+from soapstone.cache.store import Store
 
 HERE = {"name": "some computer"}
 

@@ -18,7 +18,7 @@ import numpy as np
 from helpers.runtime.scenarios import execute, scenario
 from programs import executor_apps, strategy_training
 
-from soapstone.frontend.training.callbacks import TrainingState
+from soapstone.frontend.training.state import TrainingState
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import (
     DefaultMapper,

@@ -22,8 +22,7 @@ from soapstone.rules.algebra.canonical import (
 )
 from soapstone.rules.enumeration import engine, prune
 from soapstone.rules.enumeration.exact import ExactEvaluator
-from soapstone.rules.enumeration.pairs import fill as lay_out
-from soapstone.rules.enumeration.pairs import key, new_scratch, new_view
+from soapstone.rules.enumeration.pairs import fill as lay_out, key, new_scratch, new_view
 from soapstone.rules.enumeration.recheck import Recheck
 from soapstone.rules.enumeration.reduce import Reducer, ways
 from soapstone.rules.enumeration.space import OperatorUse, Space, inputs

@@ -21,8 +21,7 @@ from soapstone.search.parallel.frontier.paths import Paths
 from soapstone.search.parallel.frontier.points import FrontierPoint, _Points, cost_frontier
 from soapstone.search.parallel.frontier.tables import INFEASIBLE
 from soapstone.search.parallel.frontier.ways import Saving, Sent, ways_of
-from soapstone.search.parallel.problem.prepare import Model as Prepared
-from soapstone.search.parallel.problem.prepare import prepare
+from soapstone.search.parallel.problem.prepare import Model as Prepared, prepare
 
 SIZES = {"hidden": 24, "layers": 2, "length": 4, "vocabulary": 40}
 

@@ -22,8 +22,7 @@ from soapstone.search.parallel.problem.arrays import BOX
 from soapstone.search.parallel.problem.choice import Settled, as_strategy, empty
 from soapstone.search.parallel.problem.geometry import tile
 from soapstone.search.parallel.problem.packing import call
-from soapstone.search.parallel.problem.prepare import Model as Prepared
-from soapstone.search.parallel.problem.prepare import prepare
+from soapstone.search.parallel.problem.prepare import Model as Prepared, prepare
 from soapstone.search.parallel.simulation import schedule
 
 

@@ -7,7 +7,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from soapstone.search.reuse.subgraphs import GIVEN, Frequencies, Node, subgraph
+from soapstone.search.reuse.cover import GIVEN
+from soapstone.search.reuse.subgraphs import Frequencies, Node, subgraph
 
 
 def drawn(seed: int, size: int = 40) -> list[Node]:

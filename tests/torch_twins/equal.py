@@ -10,7 +10,8 @@ from helpers.session_runs import ran
 from torch import nn
 
 from soapstone import GraphBuilder, Machine, Model
-from soapstone.frontend.training.losses.loss import LABELS, add_loss
+from soapstone.frontend.data.npz import LABELS
+from soapstone.frontend.training.losses.loss import add_loss
 from soapstone.ir.autodiff import gradients
 from soapstone.ir.tensor import Array, Role
 

@@ -477,25 +477,3 @@ def loss_of(value: Loss | str) -> Loss:
             f"{meant(value, LOSSES)}"
         )
     return LOSSES[value]
-
-
-__all__ = [
-    "BCE",
-    "LABELS",
-    "LOSSES",
-    "MAE",
-    "MSE",
-    "CrossEntropy",
-    "DenseCrossEntropy",
-    "Focal",
-    "Huber",
-    "Loss",
-    "MaskedBCE",
-    "MaskedCrossEntropy",
-    "add_loss",
-    "adder",
-    "as_rows",
-    "loss_of",
-    "shown",
-    "total",
-]

@@ -13,8 +13,7 @@ from functools import cache
 from typing import Any
 
 from soapstone.cache.deferred import intrinsic, types
-from soapstone.kernels.cpu.elementwise.formulas import WIDE as WIDE
-from soapstone.kernels.cpu.elementwise.formulas import instruction_of, of_code
+from soapstone.kernels.cpu.elementwise.formulas import WIDE as WIDE, instruction_of, of_code
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native
 from soapstone.native.lanes import (

@@ -19,21 +19,10 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop, routine
 from soapstone.native.intrinsics import f32p, i32p, i64p, stack
-from soapstone.native.lanes import load_lanes, load_some
+from soapstone.native.lanes import F32, I32, LANES, Lanes, load_lanes, load_some, where
 from soapstone.native.moves import row_at
 from soapstone.native.parallel import parallel_for, useful_threads
-from soapstone.native.simd import (
-    F32,
-    I32,
-    LANES,
-    Lanes,
-    load,
-    max_lanes,
-    splat,
-    vectorised,
-    vmax,
-    where,
-)
+from soapstone.native.simd import load, max_lanes, splat, vectorised, vmax
 from soapstone.native.walks import memory_order, merge
 
 _CHUNK = 256  # neighbouring lines that are gone through together

@@ -17,7 +17,8 @@ from soapstone.kernels.cpu.pooling.windows import (
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, routine
 from soapstone.native.intrinsics import f32p, i64p, stack, u8p
-from soapstone.native.simd import Lanes, choose, load, splat, store, vectorised, where
+from soapstone.native.lanes import Lanes, where
+from soapstone.native.simd import choose, load, splat, store, vectorised
 
 MOST_TAPS = 1024
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.products.forms import Form, Weights
-from soapstone.kernels.cpu.products.forms import forms as all_forms
+from soapstone.kernels.cpu.products.forms import Form, Weights, forms as all_forms
 from soapstone.kernels.cpu.recurrent.gates import (
     Kernel,
     Operands,

@@ -8,22 +8,17 @@ from soapstone.kernels.cpu.elementwise.lane_loops import get, loop, put
 from soapstone.kernels.cpu.substrate.mathematics import exp
 from soapstone.native.entries import helper, routine
 from soapstone.native.intrinsics import f32p
+from soapstone.native.lanes import F32, LANES, Lanes, first, load_some, where
 from soapstone.native.simd import (
-    F32,
-    LANES,
-    Lanes,
-    first,
     load,
     load_doubles,
     load_first,
     load_first_high,
     load_first_low,
-    load_some,
     store,
     vectorised,
     vmax,
     vmin,
-    where,
     widen,
 )
 

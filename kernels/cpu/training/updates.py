@@ -16,6 +16,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, native, noop
 from soapstone.native.intrinsics import f32p, i32p, i64p, u8p
+from soapstone.native.lanes import Lanes
 from soapstone.native.moves import row_at
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import Lanes, load, load_first, splat, store, store_first, vectorised

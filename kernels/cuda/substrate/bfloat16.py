@@ -63,6 +63,3 @@ def rounded(typing: Any, number: Any) -> Any:
         return context.cast(builder, arguments[0], signature.args[0], bfloat16)
 
     return bfloat16(number), emit
-
-
-__all__ = ["bfloat16", "rounded"]

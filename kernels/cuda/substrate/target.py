@@ -19,8 +19,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numba import config, types
-from numba import cuda as _numba_cuda
+from numba import config, cuda as _numba_cuda, types
 
 from soapstone.dtypes import learn
 from soapstone.native.cuda.kept import kept
@@ -199,17 +198,3 @@ def processors() -> int:
         return int(_numba_cuda.get_current_device().MULTIPROCESSOR_COUNT)
     except Exception:  # no driver: nothing will be launched
         return 132
-
-
-__all__ = [
-    "FUNCTIONS",
-    "SIMULATED",
-    "TYPES",
-    "WARP",
-    "Kernel",
-    "built",
-    "cuda",
-    "cut_for",
-    "device",
-]
-__all__ += ["exp", "float16", "float32", "float64", "log", "processors", "sqrt"]

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.native.memory import Array, address, aligned
-from soapstone.native.memory import call as native_call
+from soapstone.native.memory import Array, address, aligned, call as native_call
 from soapstone.native.teams import set_threads
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import TaskError

@@ -24,8 +24,8 @@ from soapstone.frontend.optimization import optimize as optimiser
 from soapstone.frontend.optimization.result import OptimizeResult
 from soapstone.frontend.optimization.training import Ground, StepRunner, verified_step
 from soapstone.frontend.strategies import finding
-from soapstone.frontend.training.callbacks import TrainingState
 from soapstone.frontend.training.optimizers import Optimizer
+from soapstone.frontend.training.state import TrainingState
 from soapstone.frontend.training.step_graph import training_graph
 from soapstone.ir.autodiff import gradients
 from soapstone.ir.builder import GraphBuilder

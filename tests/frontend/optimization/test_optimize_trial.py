@@ -15,8 +15,7 @@ from helpers.optimizing import Launches, branches, siblings, symbolic, verified
 
 import soapstone
 from soapstone.deadline import Deadline
-from soapstone.frontend.optimization import optimize as optimiser
-from soapstone.frontend.optimization import trial as trials
+from soapstone.frontend.optimization import optimize as optimiser, trial as trials
 from soapstone.frontend.optimization.check import Draw, agree, difference, draws
 from soapstone.frontend.optimization.runners import Side
 from soapstone.frontend.optimization.trial import Outcome, in_turns, trial

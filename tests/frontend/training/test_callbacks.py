@@ -10,19 +10,18 @@ from typing import Any, cast
 
 import pytest
 
+from soapstone.frontend.progress import ProgressBar
 from soapstone.frontend.training.callbacks import (
-    Callback,
     Checkpoint,
     CSVLogger,
     EarlyStopping,
     History,
     ProfileSteps,
-    ProgressBar,
     ReduceOnPlateau,
     TensorBoard,
-    TrainingState,
 )
 from soapstone.frontend.training.checkpoint import CheckpointError
+from soapstone.frontend.training.state import Callback, TrainingState
 
 
 class Recorder:

@@ -13,8 +13,9 @@ import pytest
 from soapstone import SGD, Adam, Model
 from soapstone.errors import DataError
 from soapstone.frontend.training import checkpoint
-from soapstone.frontend.training.callbacks import Callback, EarlyStopping, TrainingState
+from soapstone.frontend.training.callbacks import EarlyStopping
 from soapstone.frontend.training.checkpoint import CheckpointError
+from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.tensor import Array
 
