@@ -215,7 +215,7 @@ def where(mask: Lanes, yes: Any, no: Any) -> Lanes:
     return Lanes(b, b.select(mask.value, yes.value, no.value))
 
 
-def chosen(number: Lanes, forms: Mapping[int, Callable[[], Lanes | None]]) -> Lanes | None:
+def chosen(number: Lanes, forms: Mapping[int, Callable[[], Any]]) -> Any:
     """The result of the form of that number, which is known when the program runs: a switch.
 
     Every number is one of the forms'; where they have results, these are of one type.

@@ -102,9 +102,7 @@ class SmoothL1(Formulated):
 class MSLE(Formulated):
     """The mean of squared differences of log(1 + x), of outputs and labels of 0 or more."""
 
-    @property
-    def limits(self) -> tuple[float, float]:
-        return (0.0, float("inf"))
+    limits = (0.0, float("inf"))
 
     def each(self, m: Formula, y: Tensor, labels: Tensor) -> Tensor:
         off = m.log(m.maximum(y, 0.0) + 1) - m.log(labels + 1)
@@ -128,9 +126,7 @@ class Poisson(Formulated):
 
     log_rates: bool = True
 
-    @property
-    def limits(self) -> tuple[float, float]:
-        return (0.0, float("inf"))
+    limits = (0.0, float("inf"))
 
     def each(self, m: Formula, y: Tensor, labels: Tensor) -> Tensor:
         if self.log_rates:
@@ -148,9 +144,7 @@ class Hinge(Formulated):
 
     squared: bool = False
 
-    @property
-    def limits(self) -> tuple[float, float]:
-        return (-1.0, 1.0)
+    limits = (-1.0, 1.0)
 
     def each(self, m: Formula, y: Tensor, labels: Tensor) -> Tensor:
         lack = m.relu(1 - y * labels)
@@ -165,13 +159,8 @@ class KLDivergence(Formulated):
 
     rows: ClassVar[bool] = True
 
-    @property
-    def takes(self) -> str:
-        return "logits"
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        return (0.0, 1.0)
+    takes = "logits"
+    limits = (0.0, 1.0)
 
     def each(self, m: Formula, y: Tensor, labels: Tensor) -> Tensor:
         own = m.log(m.maximum(labels, 1e-30))

@@ -180,6 +180,7 @@ class CrossEntropy(Loss):
     label_smoothing: float = 0.0
     class_weights: Sequence[float] | Mapping[int, float] | None = field(default=None, hash=False)
     focus: float = 0.0
+    classes = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,10 +199,6 @@ class CrossEntropy(Loss):
             if full[k] < 0:
                 raise GraphError(f"{where}: that of class {k} is {value!r}; 0 or more needed")
         object.__setattr__(self, "class_weights", tuple(full))
-
-    @property
-    def classes(self) -> bool:
-        return True
 
     @property
     def weighted(self) -> bool:
@@ -257,13 +254,8 @@ class Focal(CrossEntropy):
 class MaskedCrossEntropy(Loss):
     """Cross-entropy over the rows whose label is not -1; 0 where there is none."""
 
-    @property
-    def classes(self) -> bool:
-        return True
-
-    @property
-    def masked(self) -> bool:
-        return True
+    classes = True
+    masked = True
 
     def emit(
         self, builder: GraphBuilder, name: str, output: str, labels: str, weights: str | None
@@ -290,13 +282,8 @@ class MaskedCrossEntropy(Loss):
 class DenseCrossEntropy(Loss):
     """Cross-entropy of logits (samples, …, classes) and probabilities of that shape."""
 
-    @property
-    def takes(self) -> str:
-        return "logits"
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        return (0.0, 1.0)
+    takes = "logits"
+    limits = (0.0, 1.0)
 
     def weights(self, output: TensorSpec) -> TensorSpec:
         return TensorSpec(output.shape[:-1])
@@ -378,14 +365,11 @@ class BCE(Loss):
     """
 
     from_logits: bool = False
+    limits = (0.0, 1.0)
 
     @property
     def takes(self) -> str:
         return "logits" if self.from_logits else "probabilities"
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        return (0.0, 1.0)
 
     def emit(
         self, builder: GraphBuilder, name: str, output: str, labels: str, weights: str | None
@@ -409,17 +393,9 @@ class BCE(Loss):
 class MaskedBCE(Loss):
     """Binary cross-entropy of logits over the labels that are not -1."""
 
-    @property
-    def takes(self) -> str:
-        return "logits"
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        return (-1.0, 1.0)
-
-    @property
-    def masked(self) -> bool:
-        return True
+    takes = "logits"
+    limits = (-1.0, 1.0)
+    masked = True
 
     def emit(
         self, builder: GraphBuilder, name: str, output: str, labels: str, weights: str | None

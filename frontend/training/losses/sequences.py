@@ -40,21 +40,12 @@ class CTC(Loss):
     blank: int = 0
     lengths: str | None = None
     zero_infinity: bool = False
+    classes = True
+    masked = True
+    places = True
 
     def __post_init__(self) -> None:
         count("CTC: blank", self.blank, 0, GraphError)
-
-    @property
-    def classes(self) -> bool:
-        return True
-
-    @property
-    def masked(self) -> bool:
-        return True
-
-    @property
-    def places(self) -> bool:
-        return True
 
     def weights(self, output: TensorSpec) -> TensorSpec:
         return TensorSpec(output.shape[:1])

@@ -91,9 +91,7 @@ class AUC(Metric):
     epoch ends.
     """
 
-    @property
-    def keeps(self) -> bool:
-        return True
+    keeps = True
 
     def emit(self, of: Values) -> tuple[str, ...]:
         if of.classes and of.builder.spec(of.output).shape[-1] != 2:
@@ -119,9 +117,7 @@ class R2(Metric):
     0 for the labels' mean, and NaN where labels do not vary.
     """
 
-    @property
-    def keeps(self) -> bool:
-        return True
+    keeps = True
 
     def emit(self, of: Values) -> tuple[str, ...]:
         if of.loss.classes or of.loss.masked:

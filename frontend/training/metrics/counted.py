@@ -136,16 +136,13 @@ class Precision(Metric):
 
     average: str = "binary"
     threshold: float = 0.5
+    arity = 3
 
     def __post_init__(self) -> None:
         if self.average not in ("binary", "macro", "micro"):
             where = f"{type(self).__name__}: average"
             raise GraphError(f"{where} {self.average!r} found; binary, macro or micro needed")
         _share(f"{type(self).__name__}: threshold", self.threshold)
-
-    @property
-    def arity(self) -> int:
-        return 3
 
     def emit(self, of: Values) -> tuple[str, ...]:
         builder, add = of.builder, adder(of.builder, self.name)
@@ -208,9 +205,7 @@ class IoU(Precision):
 class MicroF1(Metric):
     """F1 of all labels together, of loss masked_bce: a mean over batches."""
 
-    @property
-    def name(self) -> str:
-        return "micro_f1"
+    name = "micro_f1"
 
     def emit(self, of: Values) -> tuple[str, ...]:
         builder = of.builder
@@ -235,9 +230,7 @@ class MicroF1(Metric):
 class MAE(Metric):
     """The mean of absolute differences between outputs and labels of that shape."""
 
-    @property
-    def higher(self) -> bool:
-        return False
+    higher = False
 
     def emit(self, of: Values) -> tuple[str, ...]:
         if of.classes or of.loss.masked:
@@ -269,9 +262,7 @@ class RMSE(MSE):
 class Perplexity(Metric):
     """The exponential of the mean cross-entropy."""
 
-    @property
-    def higher(self) -> bool:
-        return False
+    higher = False
 
     def emit(self, of: Values) -> tuple[str, ...]:
         if not of.classes:
@@ -297,15 +288,12 @@ class OfLoss(Metric):
     """
 
     loss: Loss
+    higher = False
 
     @property
     def name(self) -> str:
         named = (name for name, each in LOSSES.items() if each == self.loss)
         return next(named, type(self.loss).__name__.lower())
-
-    @property
-    def higher(self) -> bool:
-        return False
 
     def emit(self, of: Values) -> tuple[str, ...]:
         needed = self.loss.labels(of.builder.spec(of.output))

@@ -183,6 +183,7 @@ class ErrorRate(Metric):
     """
 
     separator: int | None = None
+    higher = False
 
     def __post_init__(self) -> None:
         if self.separator is not None:
@@ -191,10 +192,6 @@ class ErrorRate(Metric):
     @property
     def name(self) -> str:
         return "error_rate" if self.separator is None else "word_error_rate"
-
-    @property
-    def higher(self) -> bool:
-        return False
 
     def emit(self, of: Values) -> tuple[str, ...]:
         if not isinstance(of.loss, CTC):

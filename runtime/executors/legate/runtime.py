@@ -211,9 +211,7 @@ class LegateRuntime(Runtime):
             self._hosted.add(region)
             return held.host
 
-    @property
-    def _borrows(self) -> bool:
-        return False  # regions are stores
+    _borrows = False  # regions are stores
 
     # -- other libraries of Legate
 
