@@ -76,7 +76,7 @@ class Patterns:
             self._counts.collect(links)
             return units, False
         tiling = self._counts.tiling(links)
-        leave = leaving(links.first, links.makers, links.results, tiling.owner, firsts)
+        leave = leaving(links, tiling.owner, firsts)
         asked = place[asked]
         leave[asked[asked >= 0]] = True
         inside = units.taken(tiling.nodes)

@@ -6,8 +6,7 @@ words mean is in `subgraphs`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +17,7 @@ GIVEN = -1  # the maker of what no node makes
 _CLASS_DEPTH = 3  # how far results of one class are made of the same
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(NamedTuple):
     """A graph: nodes in topological order, and what they are made of.
 
     Attributes:
@@ -34,10 +32,30 @@ class Links:
     makers: Array
     results: Array
 
-    @property
-    def arrays(self) -> tuple[Array, Array, Array, Array]:
-        """All of it, by order."""
-        return self.kinds, self.first, self.makers, self.results
+
+class Table(NamedTuple):
+    """Structures by number. Their words are `store[firsts[number] : firsts[number + 1]]`.
+
+    Attributes:
+        slots: int64, a power of two of them, those of hashes: a number, or -1. frequent: bool, by
+            number.
+    """
+
+    slots: Array
+    firsts: Array
+    store: Array
+    frequent: Array
+
+
+class _Room(NamedTuple):
+    """Where a subgraph is written: its nodes, their marks and places, its words and inputs."""
+
+    chosen: Array
+    pending: Array
+    mark: Array
+    place: Array
+    words: Array
+    inputs: Array
 
 
 @njit(nogil=True)
@@ -56,8 +74,9 @@ def hashed(words: Any, mask: int) -> Any:
 
 
 @njit(nogil=True)
-def classes(kinds: Any, first: Any, makers: Any, results: Any) -> Any:
+def classes(g: Links) -> Any:
     """Return the class of each node: its kind and those of what it is made of, three deep."""
+    kinds, first, makers, results = g
     now = np.empty_like(kinds)
     for i in range(kinds.size):
         now[i] = _mixed(1, kinds[i])
@@ -73,8 +92,9 @@ def classes(kinds: Any, first: Any, makers: Any, results: Any) -> Any:
 
 
 @njit(nogil=True)
-def ways(kinds: Any, first: Any, makers: Any, results: Any) -> Any:
+def ways(g: Links) -> Any:
     """Return for each node in which ways its results are read, as one word."""
+    kinds, first, makers, results = g
     starts = np.zeros(kinds.size + 2, np.int64)
     for m in makers:
         if m >= 0:
@@ -102,22 +122,21 @@ def ways(kinds: Any, first: Any, makers: Any, results: Any) -> Any:
 
 
 @njit(nogil=True)
-def _choose(
-    kinds: Any,
-    first: Any,
-    makers: Any,
-    root: int,
-    depth: int,
-    ends: Any,
-    mark: Any,
-    stamp: int,
-    chosen: Any,
-    pending: Any,
-) -> int:
+def _room(g: Links) -> _Room:
+    nodes, operands = g.kinds.size, g.makers.size
+    chosen, pending, place = np.empty_like(g.kinds), np.empty_like(g.kinds), np.empty_like(g.kinds)
+    words = np.empty(2 * (nodes + operands), np.int64)
+    return _Room(chosen, pending, np.zeros_like(g.kinds), place, words, np.empty_like(g.makers))
+
+
+@njit(nogil=True)
+def _choose(g: Links, root: int, depth: int, ends: Any, stamp: int, room: _Room) -> int:
     """Write the nodes of a subgraph by number, marked with the stamp, and return how many.
 
     Marks below the stamp are old ones; up to two above it are used.
     """
+    kinds, first, makers, _ = g
+    chosen, pending, mark = room.chosen, room.pending, room.mark
     chosen[0], mark[root] = root, stamp
     begin, count = 0, 1
     for _ in range(depth - 1):
@@ -162,19 +181,16 @@ def _choose(
 
 
 @njit(nogil=True)
-def _describe(
-    kinds: Any,
-    first: Any,
-    makers: Any,
-    results: Any,
-    chosen: Any,
-    mark: Any,
-    stamp: int,
-    place: Any,
-    words: Any,
-    inputs: Any,
-) -> tuple[int, int]:
+def _describe(g: Links, count: int, stamp: int, room: _Room) -> tuple[int, int]:
     """Write the structure of chosen nodes, and which operands are its inputs; return how many."""
+    kinds, first, makers, results = g
+    chosen, mark, place, words, inputs = (
+        room.chosen[:count],
+        room.mark,
+        room.place,
+        room.words,
+        room.inputs,
+    )
     at, given = 0, 0
     for i in range(chosen.size):
         place[chosen[i]] = i
@@ -200,22 +216,18 @@ def _describe(
 
 
 @njit(nogil=True)
-def one(
-    kinds: Any, first: Any, makers: Any, results: Any, root: int, depth: int, ends: Any
-) -> tuple[Any, Any, Any]:
+def one(g: Links, root: int, depth: int, ends: Any) -> tuple[Any, Any, Any]:
     """Return the nodes of the subgraph of a node, its structure, and which operands it is given."""
-    chosen, place, pending = np.empty_like(kinds), np.empty_like(kinds), np.empty_like(kinds)
-    mark, inputs = np.zeros_like(kinds), np.empty_like(makers)
-    words = np.empty(2 * (kinds.size + makers.size), np.int64)
-    count = _choose(kinds, first, makers, root, depth, ends, mark, 1, chosen, pending)
-    nodes = chosen[:count]
-    at, given = _describe(kinds, first, makers, results, nodes, mark, 1, place, words, inputs)
-    return nodes, words[:at], inputs[:given]
+    room = _room(g)
+    count = _choose(g, root, depth, ends, 1, room)
+    at, given = _describe(g, count, 1, room)
+    return room.chosen[:count], room.words[:at], room.inputs[:given]
 
 
 @njit(nogil=True)
-def find(words: Any, slots: Any, firsts: Any, store: Any, mask: int) -> Any:
+def find(words: Any, table: Table, mask: int) -> Any:
     """Return the number of a structure in a table, or -1: signatures lead to it, words decide."""
+    slots, firsts, store, _ = table
     slot = hashed(words, mask) & (slots.size - 1)
     while slots[slot] >= 0:
         number = slots[slot]
@@ -233,8 +245,9 @@ def find(words: Any, slots: Any, firsts: Any, store: Any, mask: int) -> Any:
 
 
 @njit(nogil=True)
-def enter(slots: Any, firsts: Any, store: Any, mask: int) -> None:
-    """Enter the structures of a store in the slots of a table, which are -1."""
+def enter(table: Table, mask: int) -> None:
+    """Enter the structures of a table's store in its slots, which are -1."""
+    slots, firsts, store, _ = table
     for number in range(firsts.size - 1):
         words = store[firsts[number] : firsts[number + 1]]
         slot = hashed(words, mask) & (slots.size - 1)
@@ -244,38 +257,31 @@ def enter(slots: Any, firsts: Any, store: Any, mask: int) -> None:
 
 
 @njit(nogil=True)
-def occurring(
-    kinds: Any, first: Any, makers: Any, results: Any, ends: Any, depth: int
-) -> tuple[Any, Any]:
+def occurring(g: Links, ends: Any, depth: int) -> tuple[Any, Any]:
     """Return the structures of all depths at the nodes where tiles of the greatest would be.
 
     Returns: the words of all, and where each begins.
     """
+    kinds, room = g.kinds, _room(g)
     ends, taken = ends.copy(), np.zeros(kinds.size, np.bool_)
-    chosen, place, pending = np.empty_like(kinds), np.empty_like(kinds), np.empty_like(kinds)
-    mark, inputs = np.zeros_like(kinds), np.empty_like(makers)
-    words = np.empty(2 * (kinds.size + makers.size), np.int64)
-    found, used, firsts, stamp = np.empty(4 * words.size, np.int64), 0, [0], 1
+    found, used, firsts, stamp = np.empty(4 * room.words.size, np.int64), 0, [0], 1
     for root in range(kinds.size - 1, -1, -1):
         if taken[root] or kinds[root] < 0:
             continue
-        size, largest = 0, chosen[:0].copy()
+        size, largest = 0, room.chosen[:0].copy()
         for d in range(depth, 1, -1):
-            count = _choose(kinds, first, makers, root, d, ends, mark, stamp, chosen, pending)
+            count = _choose(g, root, d, ends, stamp, room)
             if count > 1 and (size == 0 or count < size):
-                nodes = chosen[:count]
-                at, _ = _describe(
-                    kinds, first, makers, results, nodes, mark, stamp, place, words, inputs
-                )
+                at, _ = _describe(g, count, stamp, room)
                 if used + at > found.size:
                     grown = np.empty(2 * (used + at), np.int64)
                     grown[:used] = found[:used]
                     found = grown
-                found[used : used + at] = words[:at]
+                found[used : used + at] = room.words[:at]
                 used += at
                 firsts.append(used)
                 if size == 0:
-                    largest = nodes.copy()
+                    largest = room.chosen[:count].copy()
                 size = count
             stamp += 3
         for node in largest:
@@ -285,35 +291,17 @@ def occurring(
 
 @njit(nogil=True)
 def covered(
-    kinds: Any,
-    first: Any,
-    makers: Any,
-    results: Any,
-    ends: Any,
-    depth: int,
-    slots: Any,
-    firsts: Any,
-    store: Any,
-    frequent: Any,
-    mask: int,
+    g: Links, ends: Any, depth: int, table: Table, mask: int
 ) -> tuple[Any, Any, Any, Any, Any]:
     """Return tiles: from the last node to the first, the largest frequent subgraph of each.
-
-    Args:
-        slots, firsts, store, mask: a table of structures. frequent: bool, by number in it.
 
     Returns: of each tile the number of its structure; the nodes of all and where each one's begin;
     which operands are their inputs and where each one's begin.
     """
+    kinds, room = g.kinds, _room(g)
     ends, taken = ends.copy(), np.zeros(kinds.size, np.bool_)
-    chosen, place, pending = np.empty_like(kinds), np.empty_like(kinds), np.empty_like(kinds)
-    mark, inputs = np.zeros_like(kinds), np.empty_like(makers)
-    words = np.empty(2 * (kinds.size + makers.size), np.int64)
-    numbers, nodes_of, all_inputs = (
-        np.empty_like(kinds),
-        np.empty_like(kinds),
-        np.empty_like(makers),
-    )
+    numbers, nodes_of = np.empty_like(kinds), np.empty_like(kinds)
+    all_inputs = np.empty_like(g.makers)
     node_first = np.zeros(kinds.size + 1, np.int64)
     input_first = np.zeros(kinds.size + 1, np.int64)
     tiles, stamp = 0, 1
@@ -322,18 +310,16 @@ def covered(
             continue
         size = 0
         for d in range(depth, 1, -1):
-            count = _choose(kinds, first, makers, root, d, ends, mark, stamp, chosen, pending)
+            count = _choose(g, root, d, ends, stamp, room)
             if count > 1 and (size == 0 or count < size):
-                size, nodes = count, chosen[:count]
-                at, given = _describe(
-                    kinds, first, makers, results, nodes, mark, stamp, place, words, inputs
-                )
-                number = find(words[:at], slots, firsts, store, mask)
-                if number >= 0 and frequent[number]:
+                size, nodes = count, room.chosen[:count]
+                at, given = _describe(g, count, stamp, room)
+                number = find(room.words[:at], table, mask)
+                if number >= 0 and table.frequent[number]:
                     numbers[tiles] = number
                     begin, gets = node_first[tiles], input_first[tiles]
                     nodes_of[begin : begin + count] = nodes
-                    all_inputs[gets : gets + given] = inputs[:given]
+                    all_inputs[gets : gets + given] = room.inputs[:given]
                     tiles += 1
                     node_first[tiles], input_first[tiles] = begin + count, gets + given
                     for node in nodes:
@@ -351,11 +337,12 @@ def covered(
 
 
 @njit(nogil=True)
-def ordered(first: Any, makers: Any, owner: Any, tiles: int) -> Any:
+def ordered(g: Links, owner: Any, tiles: int) -> Any:
     """Return an order in which tiles and loose nodes can run; without those that wait for a circle.
 
     owner: of each node its tile, or `tiles` and more of those in none, a number of its own.
     """
+    first, makers = g.first, g.makers
     many = max(tiles, owner.max() + 1)
     waits, starts = np.zeros(many, np.int64), np.zeros(many + 2, np.int64)
     for i in range(owner.size):
@@ -388,11 +375,12 @@ def ordered(first: Any, makers: Any, owner: Any, tiles: int) -> Any:
 
 
 @njit(nogil=True)
-def leaving(first: Any, makers: Any, results: Any, owner: Any, out_first: Any) -> Any:
+def leaving(g: Links, owner: Any, out_first: Any) -> Any:
     """Return which results are read by another tile or node, or not at all: bool, of all nodes.
 
     owner: see `ordered`. out_first: the first result of each node.
     """
+    first, makers, results = g.first, g.makers, g.results
     inside, outside = np.zeros(out_first[-1], np.bool_), np.zeros(out_first[-1], np.bool_)
     for i in range(owner.size):
         for e in range(first[i], first[i + 1]):

@@ -30,6 +30,7 @@ from soapstone.ir.tensor import Array
 from soapstone.search.reuse.cover import (
     GIVEN,
     Links,
+    Table,
     classes,
     covered,
     enter,
@@ -141,7 +142,7 @@ def subgraph(nodes: Sequence[Node], root: int, depth: int, ends: set[int]) -> Su
     links = kinds.links(nodes)
     at_end = np.zeros(len(nodes), np.bool_)
     at_end[list(ends)] = True
-    chosen, words, inputs = one(*links.arrays, root, depth, at_end)
+    chosen, words, inputs = one(links, root, depth, at_end)
     return _written(links, chosen, kinds.structure(words.tolist()), inputs)
 
 
@@ -165,7 +166,7 @@ class Interfaces:
 
     def collect(self, links: Links) -> None:
         """Count how results are read."""
-        pairs = zip(classes(*links.arrays).tolist(), ways(*links.arrays).tolist())
+        pairs = zip(classes(links).tolist(), ways(links).tolist())
         for of, way in pairs:
             counts = self._ways.setdefault(of, {})
             counts[way] = counts.get(way, 0) + 1
@@ -178,7 +179,7 @@ class Interfaces:
 
     def among(self, links: Links) -> Array:
         """Return which nodes' results are interfaces: bool (nodes,)."""
-        return np.isin(classes(*links.arrays), self._several)
+        return np.isin(classes(links), self._several)
 
 
 class Frequencies:
@@ -198,7 +199,7 @@ class Frequencies:
         self._mask = (1 << bits) - 1 if bits < 64 else -1
         self._kinds = Kinds()
         self._counts: dict[bytes, int] = {}
-        self._table: tuple[Array, Array, Array, Array] | None = None  # see `covered`
+        self._table: Table | None = None
 
     def count(self, structure: tuple[Hashable, ...]) -> int:
         """Return how often a structure occurred."""
@@ -216,7 +217,7 @@ class Frequencies:
         """Count the subgraphs of all depths at the nodes where tiles of the greatest would be."""
         links = nodes if isinstance(nodes, Links) else self._kinds.links(nodes)
         self.interfaces.collect(links)
-        words, firsts = occurring(*links.arrays, self.interfaces.among(links), self.depth)
+        words, firsts = occurring(links, self.interfaces.among(links), self.depth)
         for first, end in zip(firsts.tolist(), firsts[1:].tolist()):
             self._add(words[first:end].tobytes())
 
@@ -240,8 +241,8 @@ class Frequencies:
         Of each node they are its kind, how many operands it has, and of each of these its maker's
         place and which result it is, or `GIVEN` and the number of the input.
         """
-        _, firsts, store, _ = self._entered()
-        words: list[int] = store[firsts[number] : firsts[number + 1]].tolist()
+        table = self._entered()
+        words: list[int] = table.store[table.firsts[number] : table.firsts[number + 1]].tolist()
         return words
 
     def tiling(self, links: Links) -> Tiling:
@@ -249,10 +250,9 @@ class Frequencies:
 
         Those that would wait for each other are left out.
         """
-        slots, firsts, store, frequent = self._entered()
         ends = self.interfaces.among(links)
         structures, nodes, first, inputs, given = covered(
-            *links.arrays, ends, self.depth, slots, firsts, store, frequent, self._mask
+            links, ends, self.depth, self._entered(), self._mask
         )
         while True:
             count = len(structures)
@@ -260,7 +260,7 @@ class Frequencies:
             owner[nodes] = np.repeat(np.arange(count), np.diff(first))
             loose = owner < 0
             owner[loose] = count + np.arange(np.count_nonzero(loose))
-            order = ordered(links.first, links.makers, owner, count)
+            order = ordered(links, owner, count)
             if len(order) == count + np.count_nonzero(loose):
                 return Tiling(structures, nodes, first, inputs, given, owner, order)
             tangled = _tangled(links, owner)
@@ -270,15 +270,15 @@ class Frequencies:
             first, given = (np.cumsum([0, *np.diff(each)[kept]]) for each in (first, given))
             structures = structures[kept]
 
-    def _entered(self) -> tuple[Array, Array, Array, Array]:
-        """Return all structures in a table: its slots, where each begins, words, and how often."""
+    def _entered(self) -> Table:
+        """Return all structures in a table."""
         if self._table is None:
             store = np.frombuffer(b"".join(self._counts), np.int64)
             firsts = np.cumsum([0, *(len(words) // 8 for words in self._counts)])
             slots = np.full(1 << (2 * len(self._counts) + 1).bit_length(), -1, np.int64)
-            enter(slots, firsts, store, self._mask)
             frequent = np.array([n >= self.least for n in self._counts.values()], np.bool_)
-            self._table = slots, firsts, store, frequent
+            self._table = Table(slots, firsts, store, frequent)
+            enter(self._table, self._mask)
         return self._table
 
 
