@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from soapstone.kernels.cuda.elementwise.pointwise import Writer
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.libraries.cudnn import bindings, convolving, executed
 from soapstone.kernels.cuda.libraries.device import of_gpu
 from soapstone.kernels.cuda.libraries.images import Kind, convolution
 from soapstone.kernels.cuda.libraries.products import with_pass
 from soapstone.kernels.cuda.products.convolution import bias_grad
-from soapstone.kernels.cuda.products.matmul import ending, wrapped
+from soapstone.kernels.cuda.products.matmul import ending, product_of
 from soapstone.kernels.cuda.substrate.arrays import View, views
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import arrange, variant
@@ -49,34 +48,19 @@ def convolved(
     return None if of is None else executed(convolving, of, precision, inputs[:2], (y,))
 
 
-def with_steps(
-    name: str,
-    attributes: Mapping[str, Any],
-    inputs: Sequence[View],
-    y: View,
-    more: Writer | None = None,
-    extras: Sequence[View] = (),
-    *,
-    precision: str,
-) -> DeviceEntry | None:
-    """Return the entry of a convolution with bias and activation, then the steps of `more`."""
-    write, operands = ending(name, attributes, inputs, y, more, extras)
-    return with_pass(
-        lambda sums: convolved(name, attributes, inputs, sums, precision),
-        write,
-        operands,
-        y,
-        inputs[0].dtype,
-    )
-
-
-@variant(FORWARD, NAME, processor="cuda")
-def plain(call: Call) -> DeviceEntry | None:
-    """Return the entry of a convolution, or of its gradient to its input."""
+@variant((*FORWARD, "with_epilogue"), NAME, processor="cuda")
+def served(call: Call) -> DeviceEntry | None:
+    """Return the entry of a convolution, or of its gradient to its input, then its steps."""
     if not of_gpu(call) or bindings() is None:
         return None
-    inputs, (y,) = views(call)
-    return with_steps(call.operator, call.attributes, inputs, y, precision=call.precision)
+    of, precision = product_of(call), call.precision
+    if of.name not in FORWARD:
+        return None
+    write, operands = ending(of)
+    return with_pass(
+        lambda sums: convolved(of.name, of.attributes, of.inputs, sums, precision),
+        *(write, operands, of.y, of.inputs[0].dtype),
+    )
 
 
 @variant([name for name in KINDS if name not in FORWARD], NAME, processor="cuda")
@@ -87,14 +71,6 @@ def weight_grad(call: Call) -> DeviceEntry | None:
     inputs, (dw, *db) = views(call)
     found = convolved(call.operator, call.attributes, inputs, dw, call.precision)
     return sequence((found, bias_grad(inputs[1], db[0]))) if found and db else found
-
-
-@variant("with_epilogue", NAME, processor="cuda")
-def with_epilogue(call: Call) -> DeviceEntry | None:
-    """Return the entry of a convolution, then that of its element-wise steps."""
-    if not of_gpu(call) or bindings() is None or call.attributes["operator"] not in FORWARD:
-        return None
-    return with_steps(*wrapped(call), precision=call.precision)
 
 
 for _name in (*KINDS, "with_epilogue"):

@@ -6,16 +6,15 @@ the result, which is single precision in between where operands are halves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from soapstone.kernels.cuda.elementwise.pointwise import Writer, pointwise
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.libraries.cublaslt import bindings, product
 from soapstone.kernels.cuda.libraries.device import of_gpu
-from soapstone.kernels.cuda.products.matmul import PROBLEMS, ending, wrapped
-from soapstone.kernels.cuda.substrate.arrays import View, room, views
+from soapstone.kernels.cuda.products.matmul import PROBLEMS, Problem, Product, ending, product_of
+from soapstone.kernels.cuda.substrate.arrays import View, room
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import arrange, variant
 
@@ -23,32 +22,21 @@ NAME = "cublaslt"
 SERVED = ("matmul", "linear", "linear_grad_input", "linear_grad_weight")
 
 
-def multiplied(
-    name: str,
-    attributes: Mapping[str, Any],
-    inputs: Sequence[View],
-    y: View,
-    more: Writer | None = None,
-    extras: Sequence[View] = (),
-    *,
-    precision: str,
-) -> DeviceEntry | None:
-    """Return the entry of a product, then the steps of `more`; None where cuBLASLt has none."""
-    write, operands = ending(name, attributes, inputs, y, more, extras)
-    activation = attributes.get("activation")
-    if more is None and activation in (None, "relu"):
-        problem = PROBLEMS[name](attributes, inputs, y)
-        bias = inputs[2] if attributes.get("bias", False) else None
-        found = product(problem, precision, bias, activation == "relu")
+def multiplied(of: Product, precision: str) -> DeviceEntry | None:
+    """Return the entry of a product, then its steps; None where cuBLASLt has none."""
+    write, operands = ending(of)
+    activation = of.attributes.get("activation")
+
+    def compute(y: View) -> Problem:
+        return PROBLEMS[of.name](of.attributes, of.inputs, y)
+
+    if of.more is None and activation in (None, "relu"):
+        bias = of.inputs[2] if of.attributes.get("bias", False) else None
+        found = product(compute(of.y), precision, bias, activation == "relu")
         if found is not None or write is None:
             return found
-    return with_pass(
-        lambda sums: product(PROBLEMS[name](attributes, inputs, sums), precision),
-        write,
-        operands,
-        y,
-        wide(inputs[0].dtype),
-    )
+    kept = wide(of.inputs[0].dtype)
+    return with_pass(lambda y: product(compute(y), precision), write, operands, of.y, kept)
 
 
 def with_pass(
@@ -73,21 +61,13 @@ def with_pass(
     return sequence((found, pointwise(writer, [sums, *operands], [y])))
 
 
-@variant(SERVED, NAME, processor="cuda")
-def plain(call: Call) -> DeviceEntry | None:
-    """Return the entry of a product, a linear layer or its gradients."""
+@variant((*SERVED, "with_epilogue"), NAME, processor="cuda")
+def served(call: Call) -> DeviceEntry | None:
+    """Return the entry of a product, a linear layer or its gradients, then its steps."""
     if not of_gpu(call) or bindings() is None or len(call.outputs) != 1:
         return None
-    inputs, (y,) = views(call)
-    return multiplied(call.operator, call.attributes, inputs, y, precision=call.precision)
-
-
-@variant("with_epilogue", NAME, processor="cuda")
-def with_epilogue(call: Call) -> DeviceEntry | None:
-    """Return the entry of a product, then that of its element-wise steps."""
-    if not of_gpu(call) or bindings() is None or call.attributes["operator"] not in SERVED:
-        return None
-    return multiplied(*wrapped(call), precision=call.precision)
+    of = product_of(call)
+    return multiplied(of, call.precision) if of.name in SERVED else None
 
 
 for _name in (*SERVED, "with_epilogue"):

@@ -8,7 +8,7 @@ from typing import Any
 from soapstone.ir.ops.windows.window import windows_of
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
-from soapstone.kernels.cuda.products.matmul import PROBLEMS, Problem, bound, named
+from soapstone.kernels.cuda.products.matmul import PROBLEMS, Problem, Product, bound, named, tiled
 from soapstone.kernels.cuda.products.tiled import Operand, Window
 from soapstone.kernels.cuda.reduction.fold import fold
 from soapstone.kernels.cuda.substrate.arrays import View, views
@@ -99,16 +99,11 @@ def _grad_weight(attributes: Mapping[str, Any], inputs: Sequence[View], dw: View
     return _image(dy, outputs, "o", places), b, _weights(dw, outputs), axes, []
 
 
-def _plain(call: Call) -> DeviceEntry:
-    inputs, outputs = views(call)
-    return bound(call.operator, call.attributes, inputs, outputs[0])
-
-
 def _with_bias(call: Call) -> DeviceEntry:
     """Return the entry of the weights' gradient and, where it is asked for, the bias's."""
     (x, dy), (dw, *db) = views(call)
     plain = {**call.attributes, "bias": False}
-    first = bound(call.operator, plain, (x, dy), dw)
+    first = bound(Product(call.operator, plain, (x, dy), dw))
     return sequence((first, bias_grad(dy, db[0]))) if db else first
 
 
@@ -128,5 +123,5 @@ for _rank in (1, 2, 3):
     PROBLEMS[f"conv{_rank}d_grad_weight"] = _grad_weight
     PROBLEMS[f"conv_transpose{_rank}d"] = _transposed
     for _name in (f"conv{_rank}d", f"conv{_rank}d_grad_input", f"conv_transpose{_rank}d"):
-        variant(_name, "tiled", processor="cuda")(_plain)
+        variant(_name, "tiled", processor="cuda")(tiled)
     variant(f"conv{_rank}d_grad_weight", "tiled", processor="cuda")(_with_bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from soapstone.ir.ops.elementwise.fused import program_steps
@@ -19,11 +19,34 @@ from soapstone.kernels.registry import variant
 # output is named, by which further operands are found.
 Problem = tuple[Operand, Operand, Operand, Mapping[str, Axes], Sequence[str]]
 Prepare = Callable[[Mapping[str, Any], Sequence[View], View], Problem]
-# Of a product: name, attributes, operands and output; the steps after it, and their operands.
-Given = tuple[str, Mapping[str, Any], Sequence[View], View, Writer, Sequence[View]]
-Bind = Callable[
-    [str, Mapping[str, Any], Sequence[View], View, Writer | None, Sequence[View]], DeviceEntry
-]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that a call asks for.
+
+    Attributes:
+        name: of its operator. attributes, inputs, y: of the operator, its operands and its result.
+        more: writes what is stored from a result in registers and the values of `extras`, which
+            are of the shape of y; None where the result itself is.
+    """
+
+    name: str
+    attributes: Mapping[str, Any]
+    inputs: Sequence[View]
+    y: View
+    more: Writer | None = None
+    extras: Sequence[View] = ()
+
+
+def product_of(call: Call) -> Product:
+    """Return what a call of a product asks for, or of `with_epilogue`: that with its steps."""
+    inputs, outputs = views(call)
+    at = call.attributes
+    if call.operator != "with_epilogue":
+        return Product(call.operator, at, inputs, outputs[0])
+    of, arity = dict(at["items"]), at["arity"]
+    return Product(at["operator"], of, inputs[:arity], outputs[0], _steps(at), inputs[arity:])
 
 
 def along(view: View, names: Sequence[str]) -> Operand:
@@ -57,32 +80,27 @@ def matmul(attributes: Mapping[str, Any], inputs: Sequence[View], y: View) -> Pr
     return along(a, [*first, *ends]), along(b, [*second, *others]), along(y, out), axes, out
 
 
-def linear(attributes: Mapping[str, Any], inputs: Sequence[View], y: View) -> Problem:
-    """Return x w, whose rows are all but the last axis of x, as a problem."""
-    x, w = inputs[:2]
+def _of_rows(x: View, w: View, y: View, ends: Sequence[str]) -> Problem:
+    """Return x w, whose rows are all but the last axis of x; ends: of w, k and n in its order."""
     rows = [f"m{n}" for n in range(len(x.shape) - 1)]
     axes = {
         "b": [("none", 1)],
         "m": named(rows, x.shape[:-1]),
-        "n": [("n", w.shape[1])],
-        "k": [("k", w.shape[0])],
+        "n": [("n", w.shape[ends.index("n")])],
+        "k": [("k", w.shape[ends.index("k")])],
     }
     out = [*rows, "n"]
-    return along(x, [*rows, "k"]), along(w, ["k", "n"]), along(y, out), axes, out
+    return along(x, [*rows, "k"]), along(w, ends), along(y, out), axes, out
+
+
+def linear(attributes: Mapping[str, Any], inputs: Sequence[View], y: View) -> Problem:
+    """Return x w, as a problem."""
+    return _of_rows(inputs[0], inputs[1], y, "kn")
 
 
 def linear_grad_input(attributes: Mapping[str, Any], inputs: Sequence[View], y: View) -> Problem:
     """Return dy w', as a problem."""
-    dy, w = inputs
-    rows = [f"m{n}" for n in range(len(dy.shape) - 1)]
-    axes = {
-        "b": [("none", 1)],
-        "m": named(rows, dy.shape[:-1]),
-        "n": [("n", w.shape[0])],
-        "k": [("k", w.shape[1])],
-    }
-    out = [*rows, "n"]
-    return along(dy, [*rows, "k"]), along(w, ["n", "k"]), along(y, out), axes, out
+    return _of_rows(inputs[0], inputs[1], y, "nk")
 
 
 def linear_grad_weight(attributes: Mapping[str, Any], inputs: Sequence[View], y: View) -> Problem:
@@ -105,7 +123,7 @@ PROBLEMS: dict[str, Prepare] = {
     "linear_grad_weight": linear_grad_weight,
 }
 
-BINDS: dict[str, Bind] = {}  # of products that are more than a problem and its steps
+BINDS: dict[str, Callable[[Product], DeviceEntry]] = {}  # of what is more than a problem
 
 
 def _own(attributes: Mapping[str, Any]) -> Writer | None:
@@ -134,24 +152,16 @@ def channel_of(view: View, rank: int, axis: int) -> View:
     return View(view.span, tuple(shape), tuple(strides), view.dtype, view.offset)
 
 
-def ending(
-    name: str,
-    attributes: Mapping[str, Any],
-    inputs: Sequence[View],
-    y: View,
-    more: Writer | None = None,
-    extras: Sequence[View] = (),
-) -> tuple[Writer | None, list[View]]:
+def ending(of: Product) -> tuple[Writer | None, list[View]]:
     """Return what follows a product's sums: bias and activation of its own, then `more`.
 
     It is the writer from a sum, and the values of further operands, to what is stored, or None; and
     those operands, of the shape of y.
     """
-    own = _own(attributes)
-    rank = len(y.shape)
-    channel = 1 if name.startswith("conv") else rank - 1
-    biases = [channel_of(view, rank, channel) for view in inputs[2:]]
-    operands = [view.broadcast(y.shape) for view in (*biases, *extras)]
+    own, more, shape = _own(of.attributes), of.more, of.y.shape
+    channel = 1 if of.name.startswith("conv") else len(shape) - 1
+    biases = [channel_of(view, len(shape), channel) for view in of.inputs[2:]]
+    operands = [view.broadcast(shape) for view in (*biases, *of.extras)]
 
     def write(text: Text, values: Sequence[Value]) -> Sequence[Value]:
         total, rest = values[0], list(values[1:])
@@ -162,21 +172,13 @@ def ending(
     return write if own or more else None, operands
 
 
-def bound(
-    name: str,
-    attributes: Mapping[str, Any],
-    inputs: Sequence[View],
-    y: View,
-    more: Writer | None = None,
-    extras: Sequence[View] = (),
-    kind: str | None = None,
-) -> DeviceEntry:
-    """Return the entry of a product with its own bias and activation, then the steps of `more`.
+def bound(of: Product, kind: str | None = None) -> DeviceEntry:
+    """Return the entry of a product with its own bias and activation, then its steps.
 
     kind: the type in which products are added, by default that of the first operand.
     """
-    a, b, c, axes, out = PROBLEMS[name](attributes, inputs, y)
-    write, operands = ending(name, attributes, inputs, y, more, extras)
+    a, b, c, axes, out = PROBLEMS[of.name](of.attributes, of.inputs, of.y)
+    write, operands = ending(of)
     likes = [output_like(c, view, out) for view in operands]
     return product(a, b, c, axes, write, likes, kind)
 
@@ -194,18 +196,6 @@ def output_like(c: Operand, view: View, names: Sequence[str]) -> Operand:
     return replace(c, view=view, strides=strides)
 
 
-def _plain(call: Call) -> DeviceEntry | None:
-    inputs, outputs = views(call)
-    if len(outputs) != 1:
-        return None
-    return bound(call.operator, call.attributes, inputs, outputs[0])
-
-
-variant(("matmul", "linear", "linear_grad_input", "linear_grad_weight"), "tiled", processor="cuda")(
-    _plain
-)
-
-
 def _steps(attributes: Mapping[str, Any]) -> Writer:
     """Return the writer of the steps of `with_epilogue`, from the wrapped operator's result."""
 
@@ -218,17 +208,11 @@ def _steps(attributes: Mapping[str, Any]) -> Writer:
     return write
 
 
-def wrapped(call: Call) -> Given:
-    """Return what `Bind` takes, of the operator that `with_epilogue` wraps and of its steps."""
-    inputs, (y,) = views(call)
-    at = call.attributes
-    arity = at["arity"]
-    return at["operator"], dict(at["items"]), inputs[:arity], y, _steps(at), inputs[arity:]
-
-
-@variant("with_epilogue", "tiled", processor="cuda")
-def with_epilogue(call: Call) -> DeviceEntry | None:
-    """Return the entry of a product whose element-wise steps run on sums in registers."""
-    name = call.attributes["operator"]
-    bind = BINDS.get(name, bound if name in PROBLEMS else None)
-    return None if bind is None else bind(*wrapped(call))
+@variant((*PROBLEMS, "with_epilogue"), "tiled", processor="cuda")
+def tiled(call: Call) -> DeviceEntry | None:
+    """Return the entry of a product, whose element-wise steps run on sums in registers."""
+    if len(call.outputs) != 1:
+        return None
+    of = product_of(call)
+    bind = BINDS.get(of.name, bound if of.name in PROBLEMS else None)
+    return None if bind is None else bind(of)

@@ -15,7 +15,7 @@ from soapstone.kernels.cuda.elementwise.pointwise import pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.movement.copies import copy, fill
-from soapstone.kernels.cuda.products.matmul import bound
+from soapstone.kernels.cuda.products.matmul import Product, bound
 from soapstone.kernels.cuda.reduction.fold import fold
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.entry import Call
@@ -64,7 +64,7 @@ def matmul_nbits(call: Call) -> DeviceEntry | None:
         if len(x.shape) > 2:
             flat = (x.reshaped((rows, depth)), y.reshaped((rows, columns)))
         at = {"transpose_a": False, "transpose_b": True}
-        return sequence((first, bound("matmul", at, (flat[0], given), flat[1])))
+        return sequence((first, bound(Product("matmul", at, (flat[0], given), flat[1]))))
     before = []
     if depth != padded:  # the last block's numbers without an element meet zeros
         whole = room((*x.shape[:-1], padded), x.dtype, call.outputs[0])

@@ -6,15 +6,14 @@ are those of other products; they use no tensor cores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from soapstone.kernels.cuda.elementwise.pointwise import Writer, pointwise
+from soapstone.kernels.cuda.elementwise.pointwise import pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
-from soapstone.kernels.cuda.products.matmul import BINDS, bound, channel_of
-from soapstone.kernels.cuda.substrate.arrays import View, room, views
-from soapstone.kernels.entry import Call
+from soapstone.kernels.cuda.products.matmul import BINDS, Product, bound, channel_of, tiled
+from soapstone.kernels.cuda.substrate.arrays import View, room
 from soapstone.kernels.registry import variant
 
 
@@ -29,24 +28,18 @@ def _less(x: View, by: str, zero: Sequence[View], beside: Any) -> tuple[DeviceEn
     return pointwise(write, [x, *zero], [made]), made
 
 
-def quantized(
-    name: str,
-    attributes: Mapping[str, Any],
-    inputs: Sequence[View],
-    y: View,
-    more: Writer | None = None,
-    extras: Sequence[View] = (),
-) -> DeviceEntry:
-    """Return the entry of a product of bytes, then the steps of `more`."""
-    x, w, zero, *vectors = inputs
+def quantized(of: Product) -> DeviceEntry:
+    """Return the entry of a product of bytes, then its steps."""
+    x, w, zero, *vectors = of.inputs
+    y, more = of.y, of.more
     if y.size == 0:
         return DeviceEntry(())
     first, x = _less(x, "", [zero], y.span)
     before = [first]
-    if attributes.get("w_zero"):
-        second, w = _less(w, f"int32({attributes['w_zero']})", [], y.span)
+    if of.attributes.get("w_zero"):
+        second, w = _less(w, f"int32({of.attributes['w_zero']})", [], y.span)
         before.append(second)
-    plain = name.removeprefix("quantized_")
+    plain = of.name.removeprefix("quantized_")
     rank = len(y.shape)
     channels = [channel_of(v, rank, rank - 1 if plain == "linear" else 1) for v in vectors]
 
@@ -59,16 +52,11 @@ def quantized(
             total = text.set(scaled + bias, kind)
         return more(text, [total, *rest[len(vectors) :]]) if more is not None else [total]
 
-    given = {**attributes, "bias": False, "activation": None}
-    made = bound(plain, given, (x, w), y, write, [*channels, *extras], "int32")
-    return sequence((*before, made))
-
-
-def _quantized(call: Call) -> DeviceEntry:
-    inputs, (y,) = views(call)
-    return quantized(call.operator, call.attributes, inputs, y)
+    given = {**of.attributes, "bias": False, "activation": None}
+    made = Product(plain, given, (x, w), y, write, [*channels, *of.extras])
+    return sequence((*before, bound(made, "int32")))
 
 
 for _name in ("conv1d", "conv2d", "conv3d", "linear"):
     BINDS[f"quantized_{_name}"] = quantized
-    variant(f"quantized_{_name}", "tiled", processor="cuda")(_quantized)
+    variant(f"quantized_{_name}", "tiled", processor="cuda")(tiled)
