@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -14,6 +14,7 @@ from soapstone.ir.errors import ShapeError
 from soapstone.records import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Arrays = Mapping[str, Array]  # by name
 
 
 class Role(StrEnum):

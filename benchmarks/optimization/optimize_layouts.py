@@ -31,10 +31,10 @@ from harness import in_turns, median, rounds_of, serve, tabulate
 from models import arrays, export
 from optimize import MODELS
 
+from soapstone.ir.files.layouts import Layouts
 from soapstone.system import usable_cores
 
 WAYS = ("plain", "layouts", "substitutions", "sequential", "joint")
-Layouts = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)

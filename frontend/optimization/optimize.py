@@ -30,7 +30,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts, Order
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.tensor import Array, Arrays, Role
 from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective, Weights
 from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, PricingError, Wrapped
 
@@ -316,12 +316,7 @@ def taken(
 class _Exported(Wrapped):
     """Prices graphs as they are written to a file: out of the form in which rules see them."""
 
-    def cost(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Cost:
+    def cost(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Cost:
         """Return the cost of the exported graph; see `CostModel`."""
         graph, names = joined(graph, constants)
         constants = {names.get(name, name): array for name, array in constants.items()}

@@ -47,7 +47,7 @@ class Ground:
 
     machine: Machine
     mapper: GraphMapper
-    constants: Mapping[str, Array] = field(default_factory=dict)
+    constants: Arrays = field(default_factory=dict)
 
     @staticmethod
     def local(cpus: int | None = None) -> Ground:

@@ -15,10 +15,11 @@ from typing import Protocol
 
 from soapstone.deadline import Deadline
 from soapstone.ir.errors import GraphError
+from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Arrays
 
-NO_LAYOUTS: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+NO_LAYOUTS: Layouts = MappingProxyType({})
 METRICS = {
     "time": "time_us",
     "flops": "flops",
@@ -186,12 +187,7 @@ class CostModel(Protocol):
     measuring_s: float = 0.0
     deadline: Deadline = Deadline()
 
-    def cost(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Cost:
+    def cost(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Cost:
         """Return what one execution of the graph costs.
 
         Args:

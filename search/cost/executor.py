@@ -24,10 +24,11 @@ from soapstone.cache.store import Store
 from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.lower import channels_last
 from soapstone.engine.prepare import Prepared, folded, prepare
+from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import operator
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, Arrays
 from soapstone.kernels.cpu.onednn.library import threads
 from soapstone.kernels.entry import Call
 from soapstone.kernels.measure import made_of, until
@@ -39,7 +40,7 @@ from soapstone.search.cost.launches import Key, call, filled, hollow, keys, peak
 from soapstone.search.cost.measure import Weights, Yardstick, measure
 from soapstone.search.cost.measured import MeasuredCost
 
-Rule = Callable[[Graph, Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, ...]]]
+Rule = Callable[[Graph, Layouts], Layouts]
 NO_CONSTANTS: Mapping[str, Array] = MappingProxyType({})
 _BATCH_BYTES = 1 << 29  # scratch operands that are in memory at once
 _BUSY = "busy machine: "  # before the keys of times that did not settle
@@ -76,12 +77,7 @@ class ExecutorCost(MeasuredCost):
         self._digests: dict[int, tuple[Array, str]] = {}  # of constants, by identity
         self.unsettled = 0  # of the launches measured: the machine was too busy or slow for them
 
-    def cost(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Cost:
+    def cost(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Cost:
         """Return what one execution of the graph costs; see `CostModel`."""
         prepared = self.prepared(graph, constants, layouts)
         found = self._priced(prepared, constants)
@@ -97,12 +93,7 @@ class ExecutorCost(MeasuredCost):
         """Return what launches take in one execution, given what each takes alone."""
         return times
 
-    def prepared(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Prepared:
+    def prepared(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Prepared:
         """Return the graph as the executor launches it."""
         fixed = graph.roles.keys() & constants.keys()
         if not self.training:
@@ -113,9 +104,7 @@ class ExecutorCost(MeasuredCost):
         strategy = Strategy({DEFAULT: Configuration()}, layouts=orders)
         return prepare(graph, strategy, fixed, halves=self.processor == CUDA)
 
-    def _priced(
-        self, prepared: Prepared, constants: Mapping[str, Array]
-    ) -> list[tuple[float, float, float]]:
+    def _priced(self, prepared: Prepared, constants: Arrays) -> list[tuple[float, float, float]]:
         """Return time, operations and bytes of each launch, measuring those that are not known."""
         known, wanted = self._known, keys(prepared)
         missing = {key: node for key, node in zip(wanted, prepared.nodes) if key not in known}
@@ -123,9 +112,7 @@ class ExecutorCost(MeasuredCost):
             self._price(prepared, missing, constants)
         return [known[key] for key in wanted]
 
-    def _price(
-        self, prepared: Prepared, missing: Mapping[Key, Node], constants: Mapping[str, Array]
-    ) -> None:
+    def _price(self, prepared: Prepared, missing: Mapping[Key, Node], constants: Arrays) -> None:
         by_name = {launch.node.name: launch for launch in prepared.launches}
         launches = {key: by_name[node.name] for key, node in missing.items()}
         texts = {
@@ -136,7 +123,7 @@ class ExecutorCost(MeasuredCost):
         for key, node in missing.items():
             self._known[key] = (times[texts[key]], *work(prepared.graph, node))
 
-    def launch_us(self, prepared: Prepared, constants: Mapping[str, Array]) -> Mapping[str, float]:
+    def launch_us(self, prepared: Prepared, constants: Arrays) -> Mapping[str, float]:
         """Return the microseconds of the first point task of each launch, by its node.
 
         constants: contents of those of whole numbers; times are of these contents.
@@ -154,7 +141,7 @@ class ExecutorCost(MeasuredCost):
     def _hollow(self, prepared: Prepared, launch: NodeLaunch) -> Call:
         return call(prepared, launch, self.threads, hollow, NO_CONSTANTS)
 
-    def _contents(self, launch: NodeLaunch, constants: Mapping[str, Array]) -> str:
+    def _contents(self, launch: NodeLaunch, constants: Arrays) -> str:
         """Return what tells the contents of a launch's constants of whole numbers."""
         found = []
         for operand in launch.inputs:
@@ -169,10 +156,7 @@ class ExecutorCost(MeasuredCost):
         return json.dumps(found) if found else ""
 
     def _times(
-        self,
-        prepared: Prepared,
-        launches: Mapping[str, NodeLaunch],
-        constants: Mapping[str, Array],
+        self, prepared: Prepared, launches: Mapping[str, NodeLaunch], constants: Arrays
     ) -> dict[str, float]:
         """Return the times of launches, by what they are kept under; those missing are measured."""
         times: dict[str, float] = dict(self.database.find(launches))
@@ -183,7 +167,7 @@ class ExecutorCost(MeasuredCost):
         return times
 
     def _taken(
-        self, prepared: Prepared, wanted: Mapping[str, NodeLaunch], constants: Mapping[str, Array]
+        self, prepared: Prepared, wanted: Mapping[str, NodeLaunch], constants: Arrays
     ) -> dict[str, float]:
         """Return the times of launches that the database lacked.
 
@@ -209,7 +193,7 @@ class ExecutorCost(MeasuredCost):
         self,
         prepared: Prepared,
         launches: Mapping[str, NodeLaunch],
-        constants: Mapping[str, Array],
+        constants: Arrays,
         yardstick: Yardstick,
     ) -> dict[str, float]:
         """Return the times of launches, measured in turns, and record them."""

@@ -20,7 +20,7 @@ from soapstone.cache.sources import modules_of, stamp
 from soapstone.cache.store import Store
 from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.prepare import Prepared
-from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.ir.tensor import Array, Arrays, TensorSpec
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import registered
 from soapstone.kernels.select import select_device
@@ -113,7 +113,7 @@ class GpuCost(ExecutorCost):
         return interleaved([once], self.rounds)[0].us
 
     def _taken(
-        self, prepared: Prepared, wanted: Mapping[str, NodeLaunch], constants: Mapping[str, Array]
+        self, prepared: Prepared, wanted: Mapping[str, NodeLaunch], constants: Arrays
     ) -> dict[str, float]:
         times = self.database.find(wanted)  # by another process, meanwhile
         for text, launch in wanted.items():
@@ -124,7 +124,7 @@ class GpuCost(ExecutorCost):
                 self.measured += 1
         return times
 
-    def _us(self, prepared: Prepared, launch: NodeLaunch, constants: Mapping[str, Array]) -> float:
+    def _us(self, prepared: Prepared, launch: NodeLaunch, constants: Arrays) -> float:
         """Return what a launch takes in microseconds, measured now."""
         made = call(prepared, launch, 1, filled, constants)
         device = self._lane.device
@@ -156,7 +156,7 @@ class GpuCost(ExecutorCost):
         return sum(moved) + ran.us
 
 
-def _brought(prepared: Prepared, launch: NodeLaunch, constants: Mapping[str, Array]) -> Call:
+def _brought(prepared: Prepared, launch: NodeLaunch, constants: Arrays) -> Call:
     """Return a launch as a call on arrays of the device that is current."""
     made = call(prepared, launch, 1, _filled_there, constants)
 

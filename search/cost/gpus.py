@@ -11,7 +11,7 @@ run there and copied back, and no step with such an operator is one CUDA graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.prepare import Prepared
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Arrays
 from soapstone.kernels.choices import Choices
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import REFERENCE, select_device
@@ -127,7 +127,7 @@ def priced(
     memory: float,
     prepared: Prepared,
     launch: NodeLaunch,
-    constants: Mapping[str, Array],
+    constants: Arrays,
 ) -> tuple[Priced, ...]:
     """Return the launches of a node on a GPU, or its run on the host.
 

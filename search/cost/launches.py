@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from soapstone.engine.prepare import Prepared
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.elementwise.epilogue import wrapped
 from soapstone.ir.ops.elementwise.fused import program_steps
-from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.ir.tensor import Array, Arrays, TensorSpec
 from soapstone.kernels.entry import Call
 from soapstone.native.memory import aligned, strided
 from soapstone.native.walks import in_places
@@ -73,7 +73,7 @@ def work(graph: Graph, node: Node) -> tuple[float, float]:
 
 
 def call(
-    prepared: Prepared, launch: NodeLaunch, threads: int, make: Make, constants: Mapping[str, Array]
+    prepared: Prepared, launch: NodeLaunch, threads: int, make: Make, constants: Arrays
 ) -> Call:
     """Return a launch as a call on arrays that `make` makes, where the executor has its own.
 

@@ -20,8 +20,9 @@ from typing import Any
 from soapstone.engine.prepare import Prepared
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
+from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Arrays
 from soapstone.runtime.machines.machine import CUDA
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.executor import ExecutorCost
@@ -237,12 +238,7 @@ class RooflineCost(CostModel):
         self._lowering = ExecutorCost(1, training=training, processor=processor)
         self._known: dict[Key, tuple[Priced, ...]] = {}
 
-    def cost(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Cost:
+    def cost(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Cost:
         """Return what one execution of the graph costs by the roofline; see `CostModel`.
 
         What does not fit into the device's memory, constants included, takes for ever.
@@ -261,10 +257,7 @@ class RooflineCost(CostModel):
         return Cost(time_us, flops, nbytes, len(found), peak, estimated=True)
 
     def launches(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
+        self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS
     ) -> list[tuple[str, float, Priced]]:
         """Return what `cost` is the sum of: each launch's node, its time in us, and why it is so.
 
@@ -277,7 +270,7 @@ class RooflineCost(CostModel):
         times = self._times([each for _, each in found])
         return [(name, us, each) for (name, each), us in zip(found, times)]
 
-    def launch_us(self, prepared: Prepared, constants: Mapping[str, Array]) -> Mapping[str, float]:
+    def launch_us(self, prepared: Prepared, constants: Arrays) -> Mapping[str, float]:
         """Return the microseconds of each launched node, overheads included.
 
         Raises:
@@ -302,9 +295,7 @@ class RooflineCost(CostModel):
             return [max(gpu.untraced_us, us) for us in times]
         return times
 
-    def _priced(
-        self, prepared: Prepared, constants: Mapping[str, Array]
-    ) -> list[tuple[Priced, ...]]:
+    def _priced(self, prepared: Prepared, constants: Arrays) -> list[tuple[Priced, ...]]:
         """Return the launches of each node, with their prices."""
         known, wanted = self._known, keys(prepared)
         missing = {key: node for key, node in zip(wanted, prepared.nodes) if key not in known}

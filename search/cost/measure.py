@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
@@ -19,6 +19,7 @@ import numpy as np
 
 from soapstone.deadline import Deadline
 from soapstone.dtypes import kind_of
+from soapstone.ir.tensor import Arrays
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.select import run_reference, select
 from soapstone.native import memory
@@ -39,7 +40,7 @@ class Weights(StrEnum):
     CACHED = "cached"  # in the last cache, not nearer
 
     @staticmethod
-    def of(constants: Mapping[str, Array]) -> Weights:
+    def of(constants: Arrays) -> Weights:
         """Return where the weights of a network are: do they stay in the last cache?"""
         nbytes = sum(array.nbytes for array in constants.values())
         return Weights.CACHED if nbytes <= cache_bytes(3) * 3 // 4 else Weights.COLD

@@ -8,7 +8,7 @@ blocked layouts where operators that want different ones meet.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from soapstone.cache.environment import installed
 from soapstone.cache.sources import modules_of, stamp
 from soapstone.cache.store import Store
 from soapstone.engine.constants import determined as value_of
+from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.ir.tensor import Array, Arrays, TensorSpec
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost
 from soapstone.search.cost.measure import Weights
 from soapstone.search.cost.measured import MeasuredCost
@@ -73,12 +74,7 @@ class OnnxRuntimeCost(MeasuredCost):
         self._flops: dict[tuple[Any, ...], float] = {}
         self._node_us: float | None = None
 
-    def cost(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Cost:
+    def cost(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Cost:
         """Return what one run of the graph in ONNX Runtime costs.
 
         Raises:
@@ -100,10 +96,7 @@ class OnnxRuntimeCost(MeasuredCost):
         return Cost(time_us + launches * self._overhead(), flops, nbytes, launches, peak)
 
     def explain(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
+        self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS
     ) -> list[tuple[str, float]]:
         """Return each group's operators with their time in microseconds, conversions last."""
         known = determined(graph, constants.keys())
@@ -118,11 +111,7 @@ class OnnxRuntimeCost(MeasuredCost):
         return lines
 
     def _priced(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        known: Set[str],
-        layouts: Mapping[str, tuple[int, ...]],
+        self, graph: Graph, constants: Arrays, known: Set[str], layouts: Layouts
     ) -> list[_Priced]:
         def contents(name: str) -> Array:
             if name in constants:
@@ -202,7 +191,7 @@ def _measured(record: Any) -> Measured:
     return Measured(record["us"], record["launches"], record["nbytes"], reads, blocked)
 
 
-def _is_blocked(name: str, layouts: Mapping[str, tuple[int, ...]]) -> bool:
+def _is_blocked(name: str, layouts: Layouts) -> bool:
     order = layouts.get(name)
     return order is not None and order != tuple(range(len(order)))
 
@@ -212,7 +201,7 @@ def _may_be_blocked(spec: TensorSpec) -> bool:
 
 
 def _conversions(
-    graph: Graph, priced: Sequence[_Priced], layouts: Mapping[str, tuple[int, ...]]
+    graph: Graph, priced: Sequence[_Priced], layouts: Layouts
 ) -> Iterator[tuple[TensorSpec, bool]]:
     """Yield the conversions of a graph: the value, and whether it is to the blocked layout.
 

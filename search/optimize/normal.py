@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from soapstone.ir.graph import Graph, Initial, Node
-from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.ir.tensor import Array, Arrays, Role, TensorSpec
 from soapstone.search.optimize.pool import Leaf, Pool
 
 # Products with a bias: what they are without it, and the axis of the result that it runs over.
@@ -31,7 +31,7 @@ class Frame:
     inputs: Mapping[str, int]  # every input, used or not
 
 
-def read(graph: Graph, pool: Pool, constants: Mapping[str, Array]) -> tuple[Frame, tuple[int, ...]]:
+def read(graph: Graph, pool: Pool, constants: Arrays) -> tuple[Frame, tuple[int, ...]]:
     """Return a graph as values of a pool, in normal form: its outputs, then its updates.
 
     constants: inputs whose contents never change; where there are none, weights cost like values.

@@ -21,7 +21,7 @@ from soapstone.engine.lower import channels_last, fold_weights
 from soapstone.engine.prepare import evaluated
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, Arrays
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.cost.cost import UNKNOWN
 from soapstone.search.optimize import normal
@@ -105,7 +105,7 @@ class Searched:
     """
 
     graph: Graph
-    constants: Mapping[str, Array]
+    constants: Arrays
     before: Cost
     after: Cost
     substitutions: Counter[str] = field(default_factory=Counter)
@@ -121,7 +121,7 @@ class Searched:
 
 def search(
     graph: Graph,
-    constants: Mapping[str, Array],
+    constants: Arrays,
     book: Rulebook,
     model: CostModel,
     objective: Objective | None = None,
@@ -161,7 +161,7 @@ class Spent:
         return time.monotonic() - self._began - measuring, measuring
 
 
-def _folded(graph: Graph, constants: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
+def _folded(graph: Graph, constants: Arrays) -> tuple[Graph, Mapping[str, Array]]:
     """Return a graph with its weights folded, and all of them: no graph that is priced folds again.
 
     A training graph has no constants, and stays as it is.
@@ -176,7 +176,7 @@ class _Run:
 
     def __init__(
         self,
-        constants: Mapping[str, Array],
+        constants: Arrays,
         book: Rulebook,
         model: CostModel,
         objective: Objective,

@@ -8,15 +8,15 @@ are applied to the whole, backward included, in operators that they know (`gradi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from soapstone.deadline import Deadline
 from soapstone.ir.autodiff import gradients, pulled_back
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
+from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Arrays
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, Wrapped
 from soapstone.search.optimize import normal
@@ -25,8 +25,6 @@ from soapstone.search.optimize.gradient_forms import in_forms, in_order_of, rest
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.search import Options, Progress, Searched, Spent, search
 from soapstone.search.rules.rulebook import Rulebook
-
-Layouts = Mapping[str, tuple[int, ...]]
 
 
 def search_step(
@@ -164,9 +162,7 @@ class StepCost(Wrapped):
         super().__init__(model)
         self._original = original
 
-    def cost(
-        self, graph: Graph, constants: Mapping[str, Array], layouts: Layouts = NO_LAYOUTS
-    ) -> Cost:
+    def cost(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Cost:
         """Return the cost of a graph, put together; see `CostModel`."""
         return self._model.cost(restored(graph, self._original), constants, layouts)
 
@@ -178,9 +174,7 @@ class GradientCost(Wrapped):
         super().__init__(model)
         self._step = step
 
-    def cost(
-        self, graph: Graph, constants: Mapping[str, Array], layouts: Layouts = NO_LAYOUTS
-    ) -> Cost:
+    def cost(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Cost:
         """Return the cost of a training step, or of its part; see `CostModel`."""
         graph = restored(graph, self._step.graph)
         try:

@@ -11,9 +11,10 @@ import onnx
 from soapstone.frontend.inference.session import InferenceSession
 from soapstone.frontend.optimization.check import agree, check_outputs, draws, inputs_of, taking
 from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.tensor import Array, Arrays, Role
 from soapstone.search.cost import Cost, CostModel
 from soapstone.search.cost.cost import NO_LAYOUTS
 from soapstone.search.optimize import normal
@@ -62,12 +63,7 @@ class Launches(CostModel):
     def __init__(self, us: float = 1.0, free: tuple[str, ...] = VIEWS) -> None:
         self.us, self.free = us, free
 
-    def cost(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Cost:
+    def cost(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Cost:
         known = set(constants)
         count, flops = 0, 0.0
         for node in graph.nodes:

@@ -29,11 +29,11 @@ from soapstone.frontend.optimization.optimize import all_orders, optimize, settl
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.graphs import load_graph, load_layouts, save_graph
-from soapstone.ir.files.layouts import layouts_to_text
+from soapstone.ir.files.layouts import Layouts, layouts_to_text
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.tensor import Array, Arrays, Role
 from soapstone.search.cost import Cost, CostModel
 from soapstone.search.cost.cost import NO_LAYOUTS
 from soapstone.search.optimize import normal
@@ -72,16 +72,11 @@ class Ordered(CostModel):
         self,
         us: Callable[[Node, bool], float],
         turning: float = 0.1,
-        rule: Callable[..., Mapping[str, tuple[int, ...]]] = boundary_orders,
+        rule: Callable[..., Layouts] = boundary_orders,
     ) -> None:
         self.us, self.turning, self.rule = us, turning, rule
 
-    def cost(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Cost:
+    def cost(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Cost:
         orders = self.rule(graph, layouts)
         known, total = set(constants), 0.0
         for node in graph.nodes:
@@ -193,7 +188,7 @@ class TestChooser:
     @pytest.mark.parametrize("fork", [False, True])
     @pytest.mark.parametrize("seed", range(12))
     def test_the_choice_is_that_of_brute_force(
-        self, seed: int, fork: bool, rule: Callable[..., Mapping[str, tuple[int, ...]]]
+        self, seed: int, fork: bool, rule: Callable[..., Layouts]
     ) -> None:
         graph, weights = images(fork=fork)
         pool, outputs = read(graph, weights)
@@ -311,7 +306,7 @@ def test_a_weight_that_folding_names_like_the_output_is_no_output() -> None:
     graph = builder.build().renamed({"y": "y.inner", "sum": "y"})  # nodes are called as before
 
     class Folding(Ordered):
-        def cost(self, graph: Graph, constants: Mapping[str, Array], *layouts: object) -> Cost:
+        def cost(self, graph: Graph, constants: Arrays, *layouts: object) -> Cost:
             folded = fold_weights(graph, constants)
             assert folded.tensors[folded.outputs[0]].shape == (2, 4)
             return Cost(1.0)
@@ -324,7 +319,7 @@ class Lowered:
     """Records the layouts of what is lowered."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.layouts: Mapping[str, tuple[int, ...]] = {}
+        self.layouts: Layouts = {}
 
         def noted(graph: Graph, strategy: Strategy, **given: bool) -> Graph:
             self.layouts = strategy.layouts
@@ -368,9 +363,7 @@ class TestSessions:
             ({"relu": (0, 1)}, "'relu'.*axis order"),
         ],
     )
-    def test_orders_that_do_not_fit_are_errors(
-        self, layouts: Mapping[str, tuple[int, ...]], message: str
-    ) -> None:
+    def test_orders_that_do_not_fit_are_errors(self, layouts: Layouts, message: str) -> None:
         graph, weights = images()
         assert "relu" in graph.tensors
         session = InferenceSession(graph, weights, layouts=layouts)
