@@ -239,6 +239,37 @@ def chosen(number: Lanes, forms: Mapping[int, Callable[[], Any]]) -> Any:
     return Lanes(b, result)
 
 
+def stretch(
+    builder: Any,
+    bounds: tuple[Any, Any],
+    step: int,
+    sums: list[Lanes],
+    body: Callable[[Lanes, list[Lanes]], list[Lanes]],
+) -> list[Lanes]:
+    """Write a loop over `bounds` and return what `body(i, sums)` made of the sums.
+
+    builder: of the program. step: from one i to the next. sums: what they begin with.
+    """
+    before = builder.block
+    head, run, done = (builder.append_basic_block(name) for name in ("head", "run", "done"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    i = builder.phi(I64)
+    i.add_incoming(bounds[0], before)
+    phis = [builder.phi(total.kind) for total in sums]
+    for phi, total in zip(phis, sums):
+        phi.add_incoming(total.value, before)
+    builder.cbranch(builder.icmp_signed("<", i, bounds[1]), run, done)
+    builder.position_at_end(run)
+    made = body(Lanes(builder, i), [Lanes(builder, phi) for phi in phis])
+    i.add_incoming(builder.add(i, I64(step)), builder.block)
+    for phi, total in zip(phis, made):
+        phi.add_incoming(total.value, builder.block)
+    builder.branch(head)
+    builder.position_at_end(done)
+    return [Lanes(builder, phi) for phi in phis]
+
+
 def of_bfloat16(bits: Lanes) -> Lanes:
     """The numbers whose bits as bfloat16 these int16 are: those of float32, the lower half 0."""
     return (bits.cast(I32) << 16).bits(F32)
@@ -280,18 +311,25 @@ def load_lanes(p: Lanes, i: Any, element: Any = F32, count: int = LANES) -> Lane
     return Lanes(p.builder, made)
 
 
+def load_one(p: Lanes, element: Any = F32) -> Lanes:
+    """The number at an address."""
+    made = p.builder.load(p.builder.inttoptr(p.value, element.as_pointer()))
+    made.align = WIDTH[str(element)]
+    return Lanes(p.builder, made)
+
+
 def store_lanes(p: Lanes, i: Any, value: Lanes) -> None:
     """Write the lanes at p[i], p[i+1], …"""
     made = p.builder.store(value.value, _place(p, i, value.element, value.kind.count))
     made.align = WIDTH[str(value.element)]
 
 
-def prefetch(p: Lanes) -> None:
-    """Ask for the cache line at an address, which is read later."""
+def prefetch(p: Lanes, nearness: int = 3) -> None:
+    """Ask for the cache line at an address, which is read later: 3 for the nearest cache."""
     pointer = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
     function = cgutils.get_or_insert_function(p.builder.module, kind, "llvm.prefetch.p0")
-    p.builder.call(function, [p.builder.inttoptr(p.value, pointer), I32(0), I32(3), I32(1)])
+    p.builder.call(function, [p.builder.inttoptr(p.value, pointer), I32(0), I32(nearness), I32(1)])
 
 
 def first(count: Lanes, lanes: int = LANES) -> Lanes:

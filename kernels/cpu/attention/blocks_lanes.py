@@ -6,8 +6,17 @@ from typing import Any
 
 from llvmlite import ir
 
-from soapstone.kernels.cpu.products.panels_lanes import stretch
-from soapstone.native.lanes import F32, I32, I64, LANES, Lanes, first, load_lanes, load_some
+from soapstone.native.lanes import (
+    F32,
+    I32,
+    I64,
+    LANES,
+    Lanes,
+    first,
+    load_lanes,
+    load_some,
+    stretch,
+)
 from soapstone.native.simd import store_lanes, store_some, vectorised, where
 
 ROWS = 6  # with 64 columns their sums take 24 of the 32 registers

@@ -25,6 +25,7 @@ from soapstone.native.lanes import (
     Lanes,
     chosen,
     converts_halves,
+    load_one,
     of_bfloat16,
     to_bfloat16,
     where,
@@ -91,9 +92,7 @@ def _store(form: _Form, to: Lanes, source: Lanes, n: Lanes) -> None:
 
 
 def _read(form: _Form, source: Lanes) -> Lanes:
-    b = source.builder
-    place = b.inttoptr(source.value, form.element.as_pointer())
-    return _widened(Lanes(b, b.load(place)), form)
+    return _widened(load_one(source, form.element), form)
 
 
 def _write(form: _Form, to: Lanes, value: Lanes) -> None:

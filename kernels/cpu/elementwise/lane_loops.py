@@ -26,6 +26,7 @@ from soapstone.native.lanes import (
     load_some,
     store_lanes,
     store_some,
+    stretch,
 )
 from soapstone.native.simd import vectorised
 
@@ -42,24 +43,17 @@ def loop(
     registers' worth of lanes; the mask, None in the bulk, guards the last lanes.
     """
 
-    def stretch(start: Any, stop: Any, width: int, masked: bool) -> None:
-        before = builder.block
-        head, run, done = (builder.append_basic_block(name) for name in ("head", "run", "done"))
-        builder.branch(head)
-        builder.position_at_end(head)
-        i = builder.phi(I64)
-        i.add_incoming(start, before)
-        builder.cbranch(builder.icmp_signed("<", i, stop), run, done)
-        builder.position_at_end(run)
-        at = Lanes(builder, i)
-        body(at, width, first(count - at, width) if masked else None)
-        i.add_incoming(builder.add(i, I64(width)), builder.block)
-        builder.branch(head)
-        builder.position_at_end(done)
+    def bulk(i: Lanes, _: list[Lanes]) -> list[Lanes]:
+        body(i, wide, None)
+        return []
+
+    def rest(i: Lanes, _: list[Lanes]) -> list[Lanes]:
+        body(i, LANES, first(count - i, LANES))
+        return []
 
     full = builder.and_(count.value, I64(-wide))
-    stretch(I64(0), full, wide, False)
-    stretch(full, count.value, LANES, True)
+    stretch(builder, (I64(0), full), wide, [], bulk)
+    stretch(builder, (full, count.value), LANES, [], rest)
 
 
 def get(p: Lanes, i: Lanes, width: int, mask: Lanes | None, element: Any = F32) -> Lanes:

@@ -8,22 +8,24 @@ lie in memory are asked for while those of earlier entries are added.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from llvmlite import ir
 
-from soapstone.cache.deferred import cgutils
 from soapstone.native.lanes import (
     F32,
     I32,
     I64,
     LANES,
     Lanes,
+    chosen,
     first,
     load_lanes,
+    load_one,
     load_some,
+    prefetch,
     store_lanes,
     store_some,
+    stretch,
 )
 from soapstone.native.simd import vectorised
 
@@ -32,22 +34,13 @@ LINE = 64  # bytes
 _LINES = 128  # of rows to come that are asked for
 
 
-def _scalar(place: Any, index: Any, kind: Any) -> Any:
-    """The number at an index of an array at an address."""
-    b = place.builder
-    return b.load(b.gep(b.inttoptr(place.value, kind.as_pointer()), [index]))
-
-
 def _request(p: Lanes) -> None:
     """Ask for the line at an address, for the second-level cache.
 
     A core has more lines under way to it than to the first, and rows from memory are limited by
     how many are.
     """
-    pointer = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-    function = cgutils.get_or_insert_function(p.builder.module, kind, "llvm.prefetch.p0")
-    p.builder.call(function, [p.builder.inttoptr(p.value, pointer), I32(0), I32(2), I32(1)])
+    prefetch(p, 2)
 
 
 def _leading(column: Lanes, begin: Lanes, end: Lanes, low: Lanes, high: Lanes) -> Lanes:
@@ -85,56 +78,42 @@ def _weighted_sum(
     of `weights`. The sum begins with what is in `to` where onto is 1, with 0 where it is 0.
     """
     b = n.builder
-    wide = ir.VectorType(F32, LANES)
-    done = b.append_basic_block("done")
-    vectors = b.lshr(b.add(n.value, I64(LANES - 1)), I64(4))
-    which = b.switch(vectors, done)
-    for count in range(1, WIDTH // LANES + 1):
-        block = b.append_basic_block(f"tile{count}")
-        which.add_case(I64(count), block)
-        b.position_at_end(block)
+
+    def tile(count: int) -> None:
         mask = first(n - LANES * (count - 1))
-        there = [
+        begins = [
             load_some(to, Lanes(b, I64(LANES * number)), first((n - LANES * number) * onto))
             for number in range(count)
         ]
-        head, run, out = (b.append_basic_block(name) for name in ("head", "run", "out"))
-        b.branch(head)
-        b.position_at_end(head)
-        entry = b.phi(I64)
-        entry.add_incoming(begin.value, block)
-        sums = [b.phi(wide) for _ in range(count)]
-        for each, start in zip(sums, there):
-            each.add_incoming(start.value, block)
-        b.cbranch(b.icmp_signed("<", entry, end.value), run, out)
-        b.position_at_end(run)
-        if ahead:
-            later = b.add(entry, I64(min(max(_LINES // count, 4), 32)))
-            later = b.select(b.icmp_signed("<", later, last.value), later, last.value)
-            far = x + Lanes(b, b.sext(_scalar(column, later, I32), I64)) * step
-            for line in range(count):
-                _request(far + LINE * line)
-        source = Lanes(b, b.sext(_scalar(column, entry, I32), I64))
-        place = Lanes(b, entry) * by_entry + source * by_column
-        weight = Lanes(b, _scalar(weights, place.value, F32)).splat()
-        row = x + source * step
-        for number, each in enumerate(sums):
-            at = I64(LANES * number)
-            whole = number < count - 1
-            part = load_lanes(row, Lanes(b, at)) if whole else load_some(row, Lanes(b, at), mask)
-            each.add_incoming((part * weight + Lanes(b, each)).value, b.block)
-        entry.add_incoming(b.add(entry, I64(1)), b.block)
-        b.branch(head)
-        b.position_at_end(out)
-        for number, each in enumerate(sums):
-            made = Lanes(b, each) * scale.cast(F32).splat()
-            at = Lanes(b, I64(LANES * number))
+
+        def add(entry: Lanes, sums: list[Lanes]) -> list[Lanes]:
+            if ahead:
+                later = entry + min(max(_LINES // count, 4), 32)
+                later = Lanes(b, b.select((later < last).value, later.value, last.value))
+                far = x + load_one(column + later * 4, I32).cast(I64) * step
+                for line in range(count):
+                    _request(far + LINE * line)
+            source = load_one(column + entry * 4, I32).cast(I64)
+            place = entry * by_entry + source * by_column
+            weight = load_one(weights + place * 4).splat()
+            row = x + source * step
+            made = []
+            for number, total in enumerate(sums):
+                at = Lanes(b, I64(LANES * number))
+                part = load_lanes(row, at) if number < count - 1 else load_some(row, at, mask)
+                made.append(part * weight + total)
+            return made
+
+        sums = stretch(b, (begin.value, end.value), 1, begins, add)
+        for number, total in enumerate(sums):
+            made, at = total * scale.cast(F32).splat(), Lanes(b, I64(LANES * number))
             if number < count - 1:
                 store_lanes(to, at, made)
             else:
                 store_some(to, at, made, mask)
-        b.branch(done)
-    b.position_at_end(done)
+
+    vectors = (n + (LANES - 1)) >> 4
+    chosen(vectors, {count: partial(tile, count) for count in range(1, WIDTH // LANES + 1)})
 
 
 request = vectorised(_request)

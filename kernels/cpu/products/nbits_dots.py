@@ -14,7 +14,6 @@ from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
 from soapstone.cache.objects import features
-from soapstone.kernels.cpu.products.panels_lanes import stretch
 from soapstone.native.lanes import (
     F32,
     I8,
@@ -25,10 +24,12 @@ from soapstone.native.lanes import (
     Lanes,
     first,
     load_lanes,
+    load_one,
     load_some,
     maximum,
     prefetch,
     store_lanes,
+    stretch,
     where,
 )
 from soapstone.native.simd import vectorised
@@ -141,12 +142,6 @@ def _put(p: Lanes, value: Lanes) -> None:
     b.store(value.value, b.inttoptr(p.value, value.kind.as_pointer())).align = 4
 
 
-def _get(p: Lanes, kind: Any) -> Lanes:
-    made = p.builder.load(p.builder.inttoptr(p.value, kind.as_pointer()))
-    made.align = 4
-    return Lanes(p.builder, made)
-
-
 def _dots(total: Lanes, unsigned: Lanes, signed: Lanes) -> Lanes:
     """Return the total plus the products of each lane's four bytes."""
     b, vector = total.builder, ir.VectorType(I32, LANES)
@@ -209,7 +204,7 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
             for row, _ in cells:
                 for place in range(planes):
                     head = heads[row] + number * HEAD + (8 + 4 * place)
-                    begin += [_get(head, I32).splat(), *[none] * (sets - 1)]
+                    begin += [load_one(head, I32).splat(), *[none] * (sets - 1)]
 
             def part(k: Lanes, held: list[Lanes]) -> list[Lanes]:
                 held = list(held)
@@ -224,7 +219,9 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
                         numbers = [(each >> bits * half if half else each) & mask for each in lanes]
                     for row in range(rows):
                         for place in range(planes):
-                            word = _get(digits[row][place] + (start + k + 4 * half), I32).splat()
+                            word = load_one(
+                                digits[row][place] + (start + k + 4 * half), I32
+                            ).splat()
                             for column, each in enumerate(numbers):
                                 cell = row * panels + column
                                 which = (cell * planes + place) * sets + half % sets
@@ -239,10 +236,10 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
                     own = held[(cell * planes + place) * sets :][:sets]
                     parts.append(sum(own[1:], own[0]).cast(F32))
                 head, end = heads[row] + number * HEAD, at[column] + words
-                scales = _get(head, F32).splat() * load_lanes(end, 0)
+                scales = load_one(head, F32).splat() * load_lanes(end, 0)
                 total = _whole(parts) * scales + sums[cell]
                 if zeros:
-                    total = _get(head + 4, F32).splat() * load_lanes(end, LANES) + total
+                    total = load_one(head + 4, F32).splat() * load_lanes(end, LANES) + total
                 made.append(total)
             return made
 

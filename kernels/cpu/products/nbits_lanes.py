@@ -9,7 +9,6 @@ from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
 from soapstone.cache.objects import features
-from soapstone.kernels.cpu.products.panels_lanes import stretch
 from soapstone.native.lanes import (
     F16,
     F32,
@@ -19,8 +18,10 @@ from soapstone.native.lanes import (
     LANES,
     Lanes,
     load_lanes,
+    load_one,
     prefetch,
     store_lanes,
+    stretch,
 )
 from soapstone.native.simd import vectorised
 
@@ -87,11 +88,6 @@ def _product(rows: int, bits: int, zeros: bool, kind: str) -> Any:
         words = (block >> (per.bit_length() - 1)) * _LINE  # bytes of a block's words
         size = words + _LINE * (2 if zeros else 1)
 
-        def one(source: Lanes, k: Lanes, place: int) -> Lanes:
-            made = b.load(b.inttoptr((source + (k + place) * 4).value, F32.as_pointer()))
-            made.align = 4
-            return Lanes(b, made)
-
         def turn(first: Lanes, sums: list[Lanes]) -> list[Lanes]:
             """Add the block that begins with number `first`."""
             at = weights + Lanes(b, b.udiv(first.value, block.value)) * size
@@ -106,7 +102,7 @@ def _product(rows: int, bits: int, zeros: bool, kind: str) -> Any:
                 for place in range(per):
                     numbers = _numbers(lanes, place, bits, kind)
                     for row in range(rows):
-                        value = one(sources[row], first + k, place)
+                        value = load_one(sources[row] + (first + k + place) * 4)
                         which = row * sets + place % sets
                         held[which] = held[which] + value.splat() * numbers
                 return held

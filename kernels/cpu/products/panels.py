@@ -16,7 +16,7 @@ import numpy as np
 from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
 from soapstone.kernels.cpu.elementwise.steps import run_steps, step_rows
-from soapstone.kernels.cpu.products.panels_lanes import PRODUCTS
+from soapstone.kernels.cpu.products.panels_lanes import panel_product
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -31,36 +31,6 @@ from soapstone.native.shared import packed
 _ROWS = 4
 _WIDTHS = (64, 32, 16)  # columns of a panel; the last may be cut into narrower ones
 _MAX_PLACES = 32  # operands, y and registers of the program
-
-
-def _by_rows(one: Any, two: Any, three: Any, four: Any) -> Any:
-    """The product of up to four rows with a panel of one width."""
-
-    @helper
-    def product(rows: int, x: int, depth: int, weights: int, to: int) -> None:
-        if rows == 1:
-            one(x, depth, weights, to)
-        elif rows == 2:
-            two(x, depth, weights, to)
-        elif rows == 3:
-            three(x, depth, weights, to)
-        else:
-            four(x, depth, weights, to)
-
-    return product
-
-
-_by_16, _by_32, _by_64 = (_by_rows(*products) for products in zip(*PRODUCTS))
-
-
-@helper
-def _product(rows: int, width: int, x: int, depth: int, weights: int, to: int) -> None:
-    if width == 64:
-        _by_64(rows, x, depth, weights, to)
-    elif width == 32:
-        _by_32(rows, x, depth, weights, to)
-    else:
-        _by_16(rows, x, depth, weights, to)
 
 
 # cuts: first column and width of each panel; x: addresses of its rows; externals: of the program:
@@ -103,7 +73,7 @@ def _panels(block: Any, begin: int, end: int) -> int:
     for panel in range(begin, end):
         cut = _cut_of(w.cuts + panel * _CUT_BYTES)
         column, width = cut.column, cut.width
-        _product(rows, width, w.x, depth, w.weights + column * depth * 4, product)
+        panel_product(rows, width // 16, w.x, depth, w.weights + column * depth * 4, product)
         for row in range(rows):
             _finish(w, row, product + row * 256, column, min(width, columns - column))
     return 0

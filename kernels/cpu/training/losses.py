@@ -143,7 +143,7 @@ _SLOPES: tuple[Callable[[Lanes, Lanes], Lanes], ...] = (
 
 
 @vectorised
-def _slope_row(kind: Lanes, to: Lanes, p: Lanes, t: Lanes, n: Lanes, scale: Lanes) -> Lanes | None:
+def _slope_row(kind: Lanes, to: Lanes, p: Lanes, t: Lanes, n: Lanes, scale: Lanes) -> None:
     """Write the slope of that number at n floats of p and t, times the scale."""
 
     def write(formula: Callable[[Lanes, Lanes], Lanes]) -> None:
@@ -156,7 +156,7 @@ def _slope_row(kind: Lanes, to: Lanes, p: Lanes, t: Lanes, n: Lanes, scale: Lane
         # The wider formulas would not fit in the registers.
         loop(n.builder, n, body, 2 * LANES)
 
-    return chosen(kind, {number: partial(write, slope) for number, slope in enumerate(_SLOPES)})
+    chosen(kind, {number: partial(write, slope) for number, slope in enumerate(_SLOPES)})
 
 
 @native("body")

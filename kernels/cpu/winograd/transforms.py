@@ -22,8 +22,10 @@ from soapstone.native.lanes import (
     Lanes,
     chosen,
     load_lanes,
+    load_one,
     prefetch,
     store_lanes,
+    stretch,
     where,
 )
 from soapstone.native.simd import vectorised
@@ -108,11 +110,9 @@ def _input(size: int, x: Lanes, row: Lanes, column: Lanes, v: Lanes, point: Lane
 
 
 @vectorised
-def input_tile(
-    size: Lanes, x: Lanes, row: Lanes, column: Lanes, v: Lanes, point: Lanes
-) -> Lanes | None:
+def input_tile(size: Lanes, x: Lanes, row: Lanes, column: Lanes, v: Lanes, point: Lanes) -> None:
     """Write the values at the points of the tile of that size at x; strides are in bytes."""
-    return chosen(size, {n: partial(_input, n, x, row, column, v, point) for n in _FORMS})
+    chosen(size, {n: partial(_input, n, x, row, column, v, point) for n in _FORMS})
 
 
 def _finish(value: Lanes, low: Lanes, high: Lanes) -> Lanes:
@@ -136,7 +136,7 @@ def output_tile(
     row_r: Lanes,
     column_r: Lanes,
     before: Lanes,
-) -> Lanes | None:
+) -> None:
     """Write the tile of that size at y: transformed products plus bias, within bounds.
 
     Where there is a tile at r, not 0, they are raised to `before` and added to it first.
@@ -157,64 +157,47 @@ def output_tile(
                     value = value + load_lanes(r + row_r * i + column_r * j, 0)
                 store_lanes(y + row * i + column * j, 0, _finish(value, lowest, highest))
 
-    def sized(width: int) -> Lanes | None:
-        return chosen(r.compare("!=", 0), {k: partial(write, width, bool(k)) for k in (0, 1)})
+    def sized(width: int) -> None:
+        chosen(r.compare("!=", 0), {k: partial(write, width, bool(k)) for k in (0, 1)})
 
-    return chosen(size, {width: partial(sized, width) for width in _FORMS})
+    chosen(size, {width: partial(sized, width) for width in _FORMS})
 
 
 def _product(
     rows: int, a: Lanes, stride: Lanes, b: Lanes, rounds: Lanes, m: Lanes, stride_m: Lanes
 ) -> None:
     builder = a.builder
-    vector = ir.VectorType(F32, LANES)
-    head, body, done = (builder.append_basic_block(name) for name in ("head", "body", "done"))
-    entry = builder.block
-    builder.branch(head)
-    builder.position_at_end(head)
-    turn = builder.phi(I64)
-    turn.add_incoming(I64(0), entry)
-    zero = ir.Constant(vector, [0.0] * LANES)
-    sums = [[builder.phi(vector) for _ in range(2)] for _ in range(rows)]
-    for phi in (phi for pair in sums for phi in pair):
-        phi.add_incoming(zero, entry)
-    builder.cbranch(builder.icmp_signed("<", turn, rounds.value), body, done)
-    builder.position_at_end(body)
-    now = Lanes(builder, turn)
-    per = LANES // STEPS
-    at = a + (now >> (per.bit_length() - 1)) * stride + (now & (per - 1)) * (STEPS * 4)
-    weights = b + now * (STEPS * PANEL * 4)
-    totals: list[list[Any]] = [[Lanes(builder, phi) for phi in pair] for pair in sums]
-    for step in range(STEPS):
-        for line in range(2):
-            prefetch(weights + (2 * step + line + AHEAD) * 64)
-        right = [load_lanes(weights, step * PANEL + half * LANES) for half in range(2)]
-        for row in range(rows):
-            place = builder.inttoptr((at + (row * 64 + step * 4)).value, F32.as_pointer())
-            one = builder.load(place)
-            one.align = 4
-            left = Lanes(builder, one).splat()
-            totals[row] = [total + left * w for total, w in zip(totals[row], right)]
-    latch = builder.block
-    turn.add_incoming(builder.add(turn, I64(1)), latch)
-    for pair, made in zip(sums, totals):
-        for phi, total in zip(pair, made):
-            phi.add_incoming(total.value, latch)
-    builder.branch(head)
-    builder.position_at_end(done)
-    for row, pair in enumerate(sums):
-        for half, phi in enumerate(pair):
-            store_lanes(m + stride_m * half, row * LANES, Lanes(builder, phi))
+
+    def turn(now: Lanes, sums: list[Lanes]) -> list[Lanes]:
+        sums = list(sums)
+        per = LANES // STEPS
+        at = a + (now >> (per.bit_length() - 1)) * stride + (now & (per - 1)) * (STEPS * 4)
+        weights = b + now * (STEPS * PANEL * 4)
+        for step in range(STEPS):
+            for line in range(2):
+                prefetch(weights + (2 * step + line + AHEAD) * 64)
+            right = [load_lanes(weights, step * PANEL + half * LANES) for half in range(2)]
+            for row in range(rows):
+                left = load_one(at + (row * 64 + step * 4)).splat()
+                for half in range(2):
+                    sums[2 * row + half] = sums[2 * row + half] + left * right[half]
+        return sums
+
+    zero = Lanes(builder, ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES))
+    sums = stretch(builder, (I64(0), rounds.value), 1, [zero] * (2 * rows), turn)
+    for number, total in enumerate(sums):
+        row, half = divmod(number, 2)
+        store_lanes(m + stride_m * half, row * LANES, total)
 
 
 @vectorised
 def product(
     rows: Lanes, a: Lanes, stride: Lanes, b: Lanes, rounds: Lanes, m: Lanes, stride_m: Lanes
-) -> Lanes | None:
+) -> None:
     """Write a block of `rows` tiles, one of ROWS, by PANEL filters: m = a b.
 
     a: (channel blocks, tiles, 16), a block every `stride` bytes; b: (channels, PANEL); m:
     (2, tiles, 16), a half every `stride_m` bytes. A round takes STEPS channels.
     """
     operands = (a, stride, b, rounds, m, stride_m)
-    return chosen(rows, {count: partial(_product, count, *operands) for count in ROWS})
+    chosen(rows, {count: partial(_product, count, *operands) for count in ROWS})
