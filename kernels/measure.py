@@ -29,7 +29,7 @@ from soapstone.dtypes import kind_of, name_of
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, home, registered
 from soapstone.native import teams
-from soapstone.native.memory import call as native_call, held, run, strided
+from soapstone.native.memory import call as native_call, run, strided
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7

@@ -26,23 +26,23 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
-from soapstone.native.entries import native, noop, sequence
-from soapstone.native.memory import Block, Statuses
+from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
 from soapstone.native.moves import move, row_at
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.walks import merge
 
-# x: the array that is indexed, y the other; wide: ids are int64; size: bytes an element; how: they
-# are combined; length: of a line, step: along it; base, held: the tile's first element and how many
-# it has, of `total`; zero: an address. Then the walk of the lines, of `rank` dims, in x, y and ids.
-_LINES = Fields("x y ids wide size how length step(x y ids) base held total zero rank")
+# x: the array that is indexed, y the other, which `gathers` says is the one that is written; wide:
+# ids are int64; size: bytes an element; how: they are combined; length: of a line, step: along it;
+# base, held: the tile's first element and how many it has, of `total`; zero: an address. Then the
+# walk of the lines, of `rank` dims, in x, y and ids.
+_LINES = Fields("x y ids gathers wide size how length step(x y ids) base held total zero rank")
 _lines_of, _table_of = _LINES.at, _LINES.table
 
 
 @native("body")
-def _gather_lines(block: Any, begin: int, end: int) -> int:
+def _each_line(block: Any, begin: int, end: int) -> int:
     w, table = _lines_of(block), _table_of(block)
-    rank, size = w.rank, w.size
+    rank, size, how, gathers = w.rank, w.size, w.how, w.gathers != 0
     for line in range(begin, end):
         x = w.x + row_at(table, rank, 0, line)
         y = w.y + row_at(table, rank, 1, line)
@@ -52,38 +52,19 @@ def _gather_lines(block: Any, begin: int, end: int) -> int:
             if index < 0:
                 return 1
             index -= w.base
-            if index >= 0 and index < w.held:
-                move(size, y + i * w.step_y, x + index * w.step_x)
-            else:
-                move(size, y + i * w.step_y, w.zero)
+            inside = index >= 0 and index < w.held
+            named, other = x + index * w.step_x, y + i * w.step_y
+            if gathers:
+                move(size, other, named if inside else w.zero)
+            elif inside and how == PUT:
+                move(size, named, other)
+            elif inside:
+                combine(how, named, other)
     return 0
 
 
-@native("body")
-def _scatter_lines(block: Any, begin: int, end: int) -> int:
-    w, table = _lines_of(block), _table_of(block)
-    rank, size, how = w.rank, w.size, w.how
-    for line in range(begin, end):
-        y = w.x + row_at(table, rank, 0, line)
-        updates = w.y + row_at(table, rank, 1, line)
-        ids = w.ids + row_at(table, rank, 2, line)
-        for i in range(w.length):
-            index = index_at(ids + i * w.step_ids, w.wide, w.total)
-            if index < 0:
-                return 1
-            index -= w.base
-            if index >= 0 and index < w.held:
-                if how == PUT:
-                    move(size, y + index * w.step_x, updates + i * w.step_y)
-                else:
-                    combine(how, y + index * w.step_x, updates + i * w.step_y)
-    return 0
-
-
-def _lines(
-    call: Call, indexed: Array, other: Array, ids: Array, how: int
-) -> tuple[Block, int, Statuses]:
-    """Return the block, the number of lines and what a status means."""
+def _lines(call: Call, indexed: Array, other: Array, ids: Array, how: int | None) -> Entry:
+    """Return the entry that gathers lines, or puts what comes to them as `how` says."""
     axis = call.attributes["axis"]
     total = call.attributes.get("total", indexed.shape[axis])
     arrays = (indexed, other, ids)
@@ -95,8 +76,9 @@ def _lines(
         y=other,
         ids=ids,
         wide=ids.dtype == np.int64,
+        gathers=how is None,
         size=indexed.itemsize,
-        how=how,
+        how=PUT if how is None else how,
         length=ids.shape[axis],
         step=[array.strides[axis] for array in arrays],
         base=call.attributes.get("base", 0),
@@ -105,7 +87,9 @@ def _lines(
         zero=np.zeros(1, np.int64),
         rank=len(extents),
     )
-    return block, math.prod(extents), outside(call.operator, positions, ids, total, axis)
+    statuses = outside(call.operator, positions, ids, total, axis)
+    threads = useful_threads(call.threads, ids.nbytes + 2 * other.nbytes)
+    return parallel_for(_each_line, block, math.prod(extents), threads, statuses)
 
 
 @variant("gather_elements", "numba")
@@ -116,9 +100,7 @@ def gather_elements(call: Call) -> Entry | None:
         return None
     if ids.size == 0:
         return noop()
-    block, lines, status = _lines(call, x, y, ids, PUT)
-    threads = useful_threads(call.threads, ids.nbytes + 2 * y.nbytes)
-    return parallel_for(_gather_lines, block, lines, threads, status)
+    return _lines(call, x, y, ids, None)
 
 
 @variant("scatter_elements", "numba")
@@ -133,7 +115,4 @@ def scatter_elements(call: Call) -> Entry | None:
     copied = copy(y, x, call.threads)
     if ids.size == 0:
         return copied
-    block, lines, status = _lines(call, y, updates, ids, how)
-    threads = useful_threads(call.threads, ids.nbytes + 2 * updates.nbytes)
-    put = parallel_for(_scatter_lines, block, lines, threads, status)
-    return None if copied is None else sequence([copied, put])
+    return None if copied is None else sequence([copied, _lines(call, y, updates, ids, how)])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.kernels.cpu.pooling.loops import AVERAGE, MAX
 from soapstone.kernels.cpu.pooling.window_loops import (
     any_lane,
     block_of,
@@ -23,9 +24,9 @@ from soapstone.kernels.cpu.pooling.window_loops import (
     window_rows,
 )
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where, store_where
-from soapstone.native.entries import native, routine
+from soapstone.native.entries import helper, native, routine
 from soapstone.native.intrinsics import f32p, i64p, stack
-from soapstone.native.simd import load, splat, store
+from soapstone.native.simd import load, splat, store, vectorised
 
 MOST_FLOATS = 65536  # of a row of x
 
@@ -70,31 +71,6 @@ def _max_down(to: int, rows: Any, count: int, n: int) -> Any:
 
 
 @routine
-def _max_across(to: int, at: int, n: int, taps: int, step: int) -> None:
-    """Write the largest of `taps` runs of n floats, `step` bytes apart; none is NaN."""
-    full = n & -64
-    for i in range(0, full, 64):
-        a0, a1, a2, a3 = load(at, i), load(at, i + 16), load(at, i + 32), load(at, i + 48)
-        p = at
-        for _ in range(1, taps):
-            p += step
-            a0, a1 = larger(load(p, i), a0), larger(load(p, i + 16), a1)
-            a2, a3 = larger(load(p, i + 32), a2), larger(load(p, i + 48), a3)
-        store(to, i, a0)
-        store(to, i + 16, a1)
-        store(to, i + 32, a2)
-        store(to, i + 48, a3)
-    for i in range(full, n, 16):
-        mask = first_lanes(n - i)
-        a0 = load_where(at, i, mask)
-        p = at
-        for _ in range(1, taps):
-            p += step
-            a0 = larger(load_where(p, i, mask), a0)
-        store_where(to, i, a0, mask)
-
-
-@routine
 def _add_down(to: int, rows: Any, count: int, n: int) -> None:
     """Write the sum of the rows, n floats."""
     full = n & -64
@@ -122,30 +98,38 @@ def _add_down(to: int, rows: Any, count: int, n: int) -> None:
         store_where(to, i, a0, mask)
 
 
-@routine
-def _add_across(to: int, at: int, n: int, taps: int, step: int, share: float) -> None:
-    """Write the sum of `taps` runs of n floats, `step` bytes apart, times the share."""
-    s = splat(share)
-    full = n & -64
-    for i in range(0, full, 64):
-        a0, a1, a2, a3 = load(at, i), load(at, i + 16), load(at, i + 32), load(at, i + 48)
-        p = at
-        for _ in range(1, taps):
-            p += step
-            a0, a1 = a0 + load(p, i), a1 + load(p, i + 16)
-            a2, a3 = a2 + load(p, i + 32), a3 + load(p, i + 48)
-        store(to, i, a0 * s)
-        store(to, i + 16, a1 * s)
-        store(to, i + 32, a2 * s)
-        store(to, i + 48, a3 * s)
-    for i in range(full, n, 16):
-        mask = first_lanes(n - i)
-        a0 = load_where(at, i, mask)
-        p = at
-        for _ in range(1, taps):
-            p += step
-            a0 += load_where(p, i, mask)
-        store_where(to, i, a0 * s, mask)
+def _across(combine: Any, finish: Any) -> Any:
+    """Write what is combined of `taps` runs of n floats, `step` bytes apart, and then finished."""
+
+    @routine
+    def across(to: int, at: int, n: int, taps: int, step: int, share: float) -> None:
+        s = splat(share)
+        full = n & -64
+        for i in range(0, full, 64):
+            a0, a1, a2, a3 = load(at, i), load(at, i + 16), load(at, i + 32), load(at, i + 48)
+            p = at
+            for _ in range(1, taps):
+                p += step
+                a0, a1 = combine(load(p, i), a0), combine(load(p, i + 16), a1)
+                a2, a3 = combine(load(p, i + 32), a2), combine(load(p, i + 48), a3)
+            store(to, i, finish(a0, s))
+            store(to, i + 16, finish(a1, s))
+            store(to, i + 32, finish(a2, s))
+            store(to, i + 48, finish(a3, s))
+        for i in range(full, n, 16):
+            mask = first_lanes(n - i)
+            a0 = load_where(at, i, mask)
+            p = at
+            for _ in range(1, taps):
+                p += step
+                a0 = combine(load_where(p, i, mask), a0)
+            store_where(to, i, finish(a0, s), mask)
+
+    return across
+
+
+_max_across = _across(larger, vectorised(lambda v, share: v))  # of rows without NaN
+_add_across = _across(vectorised(lambda a, b: a + b), vectorised(lambda v, share: v * share))
 
 
 @routine
@@ -165,34 +149,47 @@ def _alike(w: Any, ow: int) -> int:
     return last - ow
 
 
+@helper
+def _row_across(w: Any, row: int, y: int, mode: int, share: float, empty: float) -> None:
+    """Write a pooled row from what its window rows became; `empty` where a window has none."""
+    along, channels = w.windows_w, w.channels
+    pixel = 4 * channels
+    ow = 0
+    while ow < w.count_w:
+        alike = _alike(w, ow)
+        taps = window(along, ow).last - window(along, ow).first
+        to = y + ow * w.y_step_w
+        if taps == 0 or row == 0:
+            for c in range(channels * alike):
+                f32p(to)[c] = empty
+            ow += alike
+            continue
+        at = row + (window(along, ow).start + window(along, ow).first * w.dilation_w) * pixel
+        if mode != AVERAGE:
+            _max_across(to, at, channels * alike, taps, w.dilation_w * pixel, 1.0)
+            ow += alike
+            continue
+        # Averages that count the padding's end differ although the kernels inside do not.
+        whole = 1
+        while whole < alike and f32p(w.share_w)[ow + whole] == f32p(w.share_w)[ow]:
+            whole += 1
+        each = share * f32p(w.share_w)[ow]
+        _add_across(to, at, channels * whole, taps, w.dilation_w * pixel, each)
+        ow += whole
+
+
 @native("body")
 def max_rows(block: Any, begin: int, end: int) -> int:
     """Items: pooled rows of every image."""
     w = block_of(block)
     rows, places = i64p(stack(8192)), i64p(stack(8192))
     row = stack(262144)
-    along, channels = w.windows_w, w.channels
-    pixel = 4 * channels
     for item in range(begin, end):
         count = window_rows(w, item, rows, places)
         if count == 0 or _max_down(row, rows, count, w.row):
             max_rows_of_windows(block, item, item + 1)
-            continue
-        y = output_row(w, item)
-        ow = 0
-        while ow < w.count_w:
-            alike = _alike(w, ow)
-            taps = window(along, ow).last - window(along, ow).first
-            to = y + ow * w.y_step_w
-            if taps == 0:
-                for c in range(channels * alike):
-                    f32p(to)[c] = -np.inf
-            else:
-                at = (
-                    row + (window(along, ow).start + window(along, ow).first * w.dilation_w) * pixel
-                )
-                _max_across(to, at, channels * alike, taps, w.dilation_w * pixel)
-            ow += alike
+        else:
+            _row_across(w, row, output_row(w, item), MAX, 1.0, -np.inf)
     return 0
 
 
@@ -202,30 +199,10 @@ def average_rows(block: Any, begin: int, end: int) -> int:
     w = block_of(block)
     rows, places = i64p(stack(8192)), i64p(stack(8192))
     row = stack(262144)
-    along, channels = w.windows_w, w.channels
-    pixel = 4 * channels
     for item in range(begin, end):
         count = window_rows(w, item, rows, places)
-        y = output_row(w, item)
-        share = row_share(w, item)
         if count > 0:
             _add_down(row, rows, count, w.row)
-        ow = 0
-        while ow < w.count_w:
-            alike = _alike(w, ow)
-            taps = window(along, ow).last - window(along, ow).first
-            to = y + ow * w.y_step_w
-            if taps == 0 or count == 0:
-                for c in range(channels * alike):
-                    f32p(to)[c] = 0.0
-                ow += alike
-                continue
-            # Averages that count the padding's end differ although the kernels inside do not.
-            whole = 1
-            while whole < alike and f32p(w.share_w)[ow + whole] == f32p(w.share_w)[ow]:
-                whole += 1
-            at = row + (window(along, ow).start + window(along, ow).first * w.dilation_w) * pixel
-            each = share * f32p(w.share_w)[ow]
-            _add_across(to, at, channels * whole, taps, w.dilation_w * pixel, each)
-            ow += whole
+        made = row if count > 0 else 0
+        _row_across(w, made, output_row(w, item), AVERAGE, row_share(w, item), 0.0)
     return 0

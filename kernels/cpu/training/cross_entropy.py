@@ -34,10 +34,10 @@ from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
 _FLOATS = 8192  # of logits, in one item
 _RANGE = {1: "label out of range"}
 
-# group: rows an item; sums: a float64 an item; expected: labels, `wide` where they are int64, or
-# targets; step: bytes between rows.
+# group: rows an item; sums: a float64 an item; expected: labels, `wide` where they are int64, or,
+# where `dense`, targets; step: bytes between rows.
 _BLOCK = Fields(
-    "rows classes group sums dloss wide logits expected lse dlogits"
+    "rows classes group sums dloss dense wide logits expected lse dlogits"
     " step(logits expected lse dlogits)",
     reals="scale",
 )
@@ -93,34 +93,22 @@ def _lse(x: int, n: int) -> Any:
 
 
 @native("body")
-def _sparse(block: Any, begin: int, end: int) -> int:
+def _loss(block: Any, begin: int, end: int) -> int:
     w = _block_of(block)
-    rows, n = w.rows, w.classes
+    rows, n, dense = w.rows, w.classes, w.dense != 0
     for item in range(begin, end):
         total = 0.0
         for row in range(item * w.group, min(rows, (item + 1) * w.group)):
             x = w.logits + row * w.step_logits
+            lse = _lse(x, n)
+            f32p(w.lse + row * w.step_lse)[0] = lse
+            if dense:
+                total += np.float64(_below(w.expected + row * w.step_expected, x, lse, n))
+                continue
             label = _label(w, row)
             if label < 0 or label >= n:
                 return 1
-            lse = _lse(x, n)
-            f32p(w.lse + row * w.step_lse)[0] = lse
             total += np.float64(lse - f32p(x)[label])
-        f64p(w.sums)[item] = total
-    return 0
-
-
-@native("body")
-def _dense(block: Any, begin: int, end: int) -> int:
-    w = _block_of(block)
-    rows, n = w.rows, w.classes
-    for item in range(begin, end):
-        total = 0.0
-        for row in range(item * w.group, min(rows, (item + 1) * w.group)):
-            x = w.logits + row * w.step_logits
-            lse = _lse(x, n)
-            f32p(w.lse + row * w.step_lse)[0] = lse
-            total += np.float64(_below(w.expected + row * w.step_expected, x, lse, n))
         f64p(w.sums)[item] = total
     return 0
 
@@ -218,6 +206,7 @@ def _pack(
         classes=classes,
         group=_items(logits)[0],
         sums=sums,
+        dense=expected.ndim > 1,
         wide=expected.dtype == np.int64,
         logits=logits,
         expected=expected,
@@ -242,7 +231,7 @@ def cross_entropy(call: Call) -> Entry | None:
     block = _pack(logits, expected, lse, lse, sums=sums)
     threads = useful_threads(call.threads, 4 * logits.nbytes)
     scale = 1.0 / (call.attributes["count"] or max(logits.shape[0], 1))
-    rows = parallel_for(_sparse if sparse else _dense, block, items, threads, _RANGE)
+    rows = parallel_for(_loss, block, items, threads, _RANGE)
     return sequence([rows, total_of(sums, scale, loss)])
 
 
