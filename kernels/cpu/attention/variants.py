@@ -27,7 +27,7 @@ from soapstone.kernels.cpu.products.forms import Form, default_form
 from soapstone.kernels.cpu.recurrent.layers import Bind, in_rows
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.entries import Native, noop, parallel_for, sequence
+from soapstone.native.entries import Native, noop, sequence
 from soapstone.native.memory import Block, aligned_array, pack
 from soapstone.native.parallel import parallel_for
 

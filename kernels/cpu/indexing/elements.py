@@ -26,7 +26,7 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
-from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.entries import native, noop, sequence
 from soapstone.native.moves import move, row_at
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.walks import merge
