@@ -128,13 +128,13 @@ def _wake(word: int, count: int) -> None:
 
 
 @helper
-def _at(base: int, index: int) -> int:
+def _at(base: int, index: int) -> Any:
     """The address of a word."""
     return base + 8 * index
 
 
 @routine
-def _zeros(nbytes: int) -> int:
+def _zeros(nbytes: int) -> Any:
     """The address of new memory, in whole cache lines."""
     place = _allocate(LINE, nbytes)
     for i in range(nbytes // 8):
@@ -143,7 +143,7 @@ def _zeros(nbytes: int) -> int:
 
 
 @routine
-def _thread() -> int:
+def _thread() -> Any:
     """The words of the calling thread."""
     key = np.int32(i64p(_state())[_KEY])
     found = _get_specific(key)
@@ -156,7 +156,7 @@ def _thread() -> int:
 
 # ------------------------------------------------------------------------------ parts of a region
 @routine
-def _run_part(team: int, member: int, thread: int) -> int:
+def _run_part(team: int, member: int, thread: int) -> Any:
     """Run a part that nobody has taken: 1; 2 if it woke the leader; 0 if there was none.
 
     member: its address, or 0 for the leader.
@@ -183,7 +183,7 @@ def _run_part(team: int, member: int, thread: int) -> int:
 
 
 @native("int64(int64)")
-def _work(member: int) -> int:
+def _work(member: int) -> Any:
     team = i64p(member)[_TEAM]
     thread = _thread()
     store_release(member, _ID, _system_call(i64p(_state())[_GETTID], 0, 0, 0, 0, 0, 0))
@@ -232,12 +232,12 @@ def _end(team: int) -> None:
 
 
 @helper
-def _member(team: int, number: int) -> int:
+def _member(team: int, number: int) -> Any:
     return _at(team, _FIRST_MEMBER + number * _LINE_WORDS)
 
 
 @routine
-def _place(team: int, core: int) -> None:
+def _place(team: int, core: Any) -> None:
     """Keep the members off the leader's core, where it may run on others too."""
     t, others = i64p(team), _at(team, _OTHERS)
     t[_CORE] = core + 1
@@ -256,7 +256,7 @@ def _place(team: int, core: int) -> None:
 
 
 @routine
-def _make(thread: int, parts: int) -> int:
+def _make(thread: int, parts: Any) -> Any:
     """Make the team of the calling thread, in place of a smaller one it may have."""
     r = i64p(thread)
     if r[_LEADS] != 0:
@@ -281,7 +281,7 @@ def _make(thread: int, parts: int) -> int:
 
 
 @routine
-def _begin(thread: int, function: int, data: int, parts: int) -> None:
+def _begin(thread: int, function: int, data: int, parts: Any) -> None:
     """Give a region to the team of the calling thread, which runs its first part itself."""
     team = i64p(thread)[_LEADS]
     if team == 0 or i64p(team)[_MEMBERS] < parts - 1:
@@ -302,7 +302,7 @@ def _begin(thread: int, function: int, data: int, parts: int) -> None:
 
 
 @routine
-def _finish(thread: int, parts: int) -> None:
+def _finish(thread: int, parts: Any) -> None:
     """Run what is left of a region, and wait for what others run."""
     team = i64p(thread)[_LEADS]
     t = i64p(team)
@@ -332,7 +332,7 @@ def _finish(thread: int, parts: int) -> None:
 
 
 @routine
-def _fetch(team: int) -> int:
+def _fetch(team: int) -> Any:
     """Let members that do not run, but have a part to, go on where the leader is; 1 if there are.
 
     A thread runs if it has used time of a processor since a moment ago.
@@ -369,7 +369,7 @@ def _start(function: int, data: int, threads: int) -> None:
         r[_PART], r[_PARTS] = 0, 1
     if r[_DEPTH] > 1:
         return
-    parts = np.int64(threads)
+    parts: Any = np.int64(threads)
     if parts <= 0:
         parts = _most(thread)
     r[_PART], r[_PARTS] = 0, parts
@@ -392,7 +392,7 @@ def _stop() -> None:
 
 
 @routine
-def _most(thread: int) -> int:
+def _most(thread: int) -> Any:
     """How many threads a region of the thread has that does not say so."""
     asked = i64p(thread)[_ASKED]
     return asked if asked > 0 else i64p(_state())[_THREADS]
