@@ -41,9 +41,8 @@ def replace(library: C.CDLL, functions: Mapping[str, int], prefixes: tuple[str, 
     for start, nbytes in ((_CALLS, _CALLS_BYTES), (_RELOCATIONS, _RELOCATIONS_BYTES)):
         if start not in table:
             continue
-        entries = np.frombuffer(
-            (C.c_char * table[nbytes]).from_address(table[start]), dtype=_RELOCATION
-        )
+        held = (C.c_char * table[nbytes]).from_address(table[start])
+        entries = np.frombuffer(memoryview(held), _RELOCATION)
         for place, _, symbol, _ in entries[np.isin(entries["kind"], _IMPORTS)].tolist():
             at = C.c_uint32.from_address(symbols + _SYMBOL_BYTES * symbol).value
             name = C.string_at(strings + at).decode()
