@@ -50,17 +50,14 @@ def replace(library: C.CDLL, functions: Mapping[str, int], prefixes: tuple[str, 
                 slots[base + place] = functions[name]
             elif name.startswith(prefixes):
                 return False
-    if not slots:
-        return False
-    first = min(slots)
-    nbytes = max(slots) + 8 - first
-    if not system.protect(first, nbytes, system.READ | system.WRITE):
+    closed = {place for place in slots if _closed(base, place)}
+    if not all(system.protect(place, 8, system.READ | system.WRITE) for place in closed):
         return False
     for place, address in slots.items():
         C.c_uint64.from_address(place).value = address
-    if _closed(base, first):
-        system.protect(first, nbytes, system.READ)
-    return True
+    for place in closed:
+        system.protect(place, 8, system.READ)
+    return bool(slots)
 
 
 class _LinkMap(C.Structure):
