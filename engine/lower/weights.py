@@ -13,6 +13,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from soapstone.engine.lower.attention import joined
+from soapstone.engine.lower.branches import grouped
 from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.norms import named as _norm
 from soapstone.engine.lower.rebuild import kept, rebuild
@@ -326,6 +327,7 @@ NAMING = (  # before what products of bytes and of few bits are is found
     Fold("name_activations", ("mul", "affine"), _named),
     Fold("name_norms", ("mul",), _norm),
     Fold("fold_products", ("matmul",), _product),
+    Fold("group_branches", ("concat",), grouped),
 )
 FOLDS = (
     Fold("move_reshapes", ("reshape",), _reshaped),

@@ -1,0 +1,43 @@
+"""Convolutions of a value's parts, side by side, as the one convolution of groups that they are.
+
+Networks of many paths are written so, a small convolution a path.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from soapstone.ir.graph import Node
+
+if TYPE_CHECKING:
+    from soapstone.engine.lower.weights import Site
+
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+
+
+def grouped(site: Site, node: Node) -> str | None:
+    """Return the convolution that makes a concatenation of those of a split's parts, or None."""
+    found = [site.only(value, *CONVOLUTIONS) for value in node.inputs]
+    paths = [path for path in found if path is not None]
+    if node.attributes["axis"] != 1 or len(paths) < max(2, len(found)):
+        return None
+    first = paths[0]
+    split = site.builder.maker(first.inputs[0])
+    if (
+        split is None
+        or split.operator != "split"
+        or split.attributes["axis"] != 1
+        or split.outputs != tuple(path.inputs[0] for path in paths)
+        or any(site.readers.get(part) != 1 for part in split.outputs)
+        or len({(p.operator, p.items, site.builder.spec(p.inputs[1])) for p in paths}) > 1
+        or not all(site.fixed.issuperset(path.inputs[1:]) for path in paths)
+    ):
+        return None
+    operands = [
+        site.constant("concat", *(path.inputs[position] for path in paths), axis=0)
+        for position in range(1, len(first.inputs))
+    ]
+    sources = tuple(name for path in (*paths, node) for name in path.work_of)
+    at = {**first.attributes, "groups": len(paths) * first.attributes["groups"]}
+    inputs = (split.inputs[0], *operands)
+    return site.builder.apply(first.operator, *inputs, name=node.name, sources=sources, **at)[0]
