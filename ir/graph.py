@@ -82,7 +82,7 @@ class Node:
         """The operator's attributes by name, defaults included."""
         return MappingProxyType(dict(self.items))
 
-    @property
+    @cached_property
     def spec(self) -> OpSpec:
         """The operator's declaration."""
         return operator(self.operator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from soapstone.kernels.entry import Array, Entry
 from soapstone.native import memory
 from soapstone.native.memory import LINE, Notes
 from soapstone.native.moved import FixedError, Moved
+from soapstone.records import dataclass
 
 Selected = tuple[str, Entry | None]
 
@@ -18,7 +20,7 @@ class Equal:
     """Entries of calls that one worker runs one after another; those of equal calls share code."""
 
     def __init__(self) -> None:
-        self._made: dict[Hashable, tuple[str, Moved | None]] = {}
+        self._first: dict[Hashable, _First] = {}
 
     def select(
         self,
@@ -40,30 +42,41 @@ class Equal:
             return bind()
         operands = (*inputs, *outputs)
         key = operator, of, len(inputs), constants, _forms(operands, constants)
-        if key not in self._made:
+        first = self._first.get(key)
+        if first is None:
             with Notes().taken() as notes:
                 name, entry = bind()
-            self._made[key] = name, _moved((operator, name), entry, operands, notes)
+            self._first[key] = _First(name, entry, operands, notes)
             return name, entry
-        name, moved = self._made[key]
+        moved = first.moved((operator, first.name))
         if moved is None:
             return bind()
         found = moved.at(operands)
         if found is not None:
-            return name, found
-        again, entry = bind()
-        if again == name and entry is not None:
+            return first.name, found
+        name, entry = bind()
+        if name == first.name and entry is not None:
             moved.show(entry, operands)
-        return again, entry
+        return name, entry
 
 
-def _moved(
-    of: Hashable, entry: Entry | None, operands: tuple[Array, ...], notes: Notes
-) -> Moved | None:
-    try:
-        return Moved(of, entry, operands, notes) if entry is not None else None
-    except FixedError:
-        return None
+@dataclass
+class _First:
+    """The first call of a form, and what others are made of where there are some."""
+
+    name: str
+    entry: Entry | None
+    operands: tuple[Array, ...]
+    notes: Notes
+    known: bool = False
+    made: Moved | None = None
+
+    def moved(self, of: Hashable) -> Moved | None:
+        if not self.known and self.entry is not None:
+            with suppress(FixedError):
+                self.made = Moved(of, self.entry, self.operands, self.notes)
+        self.known = True
+        return self.made
 
 
 def _forms(operands: tuple[Array, ...], constants: frozenset[int]) -> Hashable:

@@ -53,6 +53,7 @@ class Moved:
         if notes.read or any(callable(text) for text in entry.statuses.values()):
             raise FixedError
         self.entry = entry
+        self._promised = [promise_of(array) is not None for array in operands]
         self._packed = [(made, *_part(array, operands), key) for made, array, key in notes.packed]
         there = [_there(array) for array in operands] + [made for made, *_ in self._packed]
         self._spans = [(0, 0) if array is None else extent(array) for array in there]
@@ -120,8 +121,8 @@ class Moved:
     def _found(self, operands: Sequence[Array]) -> list[Array | None] | None:
         """Return what is at each of the first places for a call, None where that is not made."""
         found: list[Array | None] = [
-            contents(array) if number in self._used else _there(array)
-            for number, array in enumerate(operands)
+            array if not promised else contents(array) if number in self._used else _there(array)
+            for number, (array, promised) in enumerate(zip(operands, self._promised))
         ]
         for number, (made, of, offset, (layout, shape, strides)) in enumerate(self._packed):
             promise = promise_of(operands[of])

@@ -29,7 +29,14 @@ def _indices(values: Sequence[int] | int, what: str) -> tuple[int, ...]:
         raise BoundsError(f"{what}: found {values!r}, integers needed") from error
 
 
+@lru_cache(maxsize=1024)
+def _is_grid(grid: tuple[int, ...]) -> bool:
+    return bool(grid) and all(type(degree) is int and degree >= 1 for degree in grid)
+
+
 def _grid(region: Region, grid: Sequence[int] | int) -> tuple[int, ...]:
+    if type(grid) is tuple and _is_grid(grid):
+        return grid
     found = _indices(grid, f"region {region.name!r}: grid")
     if not found or any(degree < 1 for degree in found):
         raise BoundsError(
@@ -173,7 +180,7 @@ class Partition:
     @staticmethod
     def whole(region: Region, grid: Sequence[int] | int = (1,)) -> Partition:
         """The partition whose every point of the grid sees the whole region."""
-        cut = (1,) if grid == (1,) else _grid(region, grid)
+        cut = _grid(region, grid)
         return Partition.cut(region, _whole(region.shape, math.prod(cut)), cut)
 
     @staticmethod

@@ -54,8 +54,9 @@ def _lives(
             life.end = max(life.end, position if lasts is None else lasts[number])
             life.users.append((number, use.box, use.writes))
     for life in lives.values():
-        if life.storage.offset is None:  # an instance of a region that only some tiles are used of
-            life.storage.fit(box for _, box, _ in life.users)
+        storage = life.storage
+        if storage.offset is None and all(box != storage.box for _, box, _ in life.users):
+            storage.fit(box for _, box, _ in life.users)  # only some tiles of a region are used
     return lives
 
 

@@ -36,7 +36,7 @@ def _scaling(call: Call, rounds: bool) -> Scaling | None:
         return None
     if y.dtype.name not in (_BYTES if rounds else _RESULTS):
         return None
-    centred = 2 in call.constants and not zero.any()
+    centred = 2 in call.constants and not held(zero).any()
     w_zero = call.attributes.get("w_zero", 0)
     return Scaling(zero, centred, vectors[0] if vectors else None, w_zero)
 
