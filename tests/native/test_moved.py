@@ -9,7 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from soapstone.kernels.entry import Call
 from soapstone.kernels.equal import Equal
+from soapstone.kernels.select import select
 from soapstone.native import memory
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import bind, native, sequence
@@ -173,3 +175,27 @@ def test_operands_outlive_their_arrays():
     gc.collect()
     assert gone() is not None and run(entry) == 0
     np.testing.assert_allclose(y, 2 * gone())
+
+
+def test_numbers_that_steps_of_a_product_read_are_their_own():
+    """A pair of numbers of each chain is in its primitive: equal products of others share none."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((16, 32)).astype(np.float32)
+    step = ("dequantize", (0, 1, 2), ())
+    for scales in ([0.5] * 4, [0.5, 0.25, 2.0, 1.0]):  # equal ones show how such entries move
+        equal, w = Equal(), rng.standard_normal((32, 32)).astype(np.float32)
+        for scale in scales:
+            zero, y = np.float32(0.25), memory.aligned_array((16, 32), np.float32)
+            given = (x.copy(), w, np.full((), scale, np.float32), np.full((), zero, np.float32))
+            call = Call(
+                "with_epilogue",
+                {"operator": "matmul", "items": (), "arity": 2, "program": (step,)},
+                *(given, (y,), 1, frozenset({2, 3})),
+            )
+            _, entry = equal.select(
+                *("with_epilogue", step, given, (y,), call.constants),
+                lambda call=call: select(call, variant="onednn"),
+            )
+            KEPT.append((given, y))
+            assert run(entry) == 0
+            np.testing.assert_allclose(y, (given[0] @ w - zero) * scale, rtol=1e-4, atol=1e-4)
