@@ -86,6 +86,8 @@ def _forms(operands: tuple[Array, ...], constants: frozenset[int]) -> Hashable:
         shape, strides = array.shape, array.strides
         forms += shape, strides, array.dtype.num
         if number in constants:
+            if array.size == 1:  # which a kernel may make part of its code
+                forms.append(array.tobytes())
             continue
         start = memory.start(array)
         low, high = _reach(shape, strides, array.itemsize)

@@ -37,8 +37,8 @@ class Variant:
     `kernel` gives its entry, or None when it does not serve a particular call (dtype, strides,
     sizes). `expected` is the time that it usually takes, as a share of what the operator's plain
     kernel does, or what says so of a call: the least is chosen where nothing is measured.
-    `promises`: it takes constants whose contents are promised (`native.memory.Promise`), the others
-    get contents.
+    `promises`: it takes constants whose contents are promised (`native.memory.Promise`), and reads
+    none but by `memory.held`; the others get contents. Constants that are one number anyone reads.
     """
 
     operator: str
@@ -62,7 +62,8 @@ class Variant:
         """Return the kernel's entry of a call, or None."""
         if not self.promises and call.constants:
             inputs = enumerate(call.inputs)
-            given = tuple(memory.held(x) if i in call.constants else x for i, x in inputs)
+            read = call.constants - {i for i, x in enumerate(call.inputs) if x.size == 1}
+            given = tuple(memory.held(x) if i in read else x for i, x in inputs)
             call = replace(call, inputs=given)
         return self.kernel(call)
 

@@ -32,7 +32,7 @@ def inner(call: Call) -> Call:
     )
 
 
-@variant("with_epilogue", "two_passes", expected=1.1)
+@variant("with_epilogue", "two_passes", expected=1.1, promises=True)
 def two_passes(call: Call) -> Entry | None:
     """Return the entry of the operator's own kernel, then the steps in place."""
     arity = call.attributes["arity"]

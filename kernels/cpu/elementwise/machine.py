@@ -237,14 +237,14 @@ def bind_program(
 OPERATORS = (*(spec.name for spec in operators() if spec.formula), "cast", "accumulate")
 
 
-@variant(OPERATORS, "numba")
+@variant(OPERATORS, "numba", promises=True)
 def elementwise(call: Call) -> Entry | None:
     """One elementwise operator, as a program of one node."""
     operands = tuple(range(len(call.inputs)))
     return _bind(call, [(call.operator, operands, call.attributes)], (len(operands),))
 
 
-@variant("fused_elementwise", "numba")
+@variant("fused_elementwise", "numba", promises=True)
 def fused_elementwise(call: Call) -> Entry | None:
     """A chain of elementwise operators in one pass."""
     nodes: list[Node] = [

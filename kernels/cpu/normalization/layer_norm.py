@@ -216,7 +216,7 @@ def backward(call: Call, body: Native) -> Entry | None:
     return sequence([entry, Entry(_join.address, block)])
 
 
-@variant("layer_norm", "numba")
+@variant("layer_norm", "numba", promises=True)
 @over_last_axis("xcc", "xss")
 def layer_norm(call: Call) -> Entry | None:
     """y, mean, rstd of rows normalized over the last dim."""

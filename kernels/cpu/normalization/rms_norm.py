@@ -71,7 +71,7 @@ def _backward(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-@variant("rms_norm", "numba")
+@variant("rms_norm", "numba", promises=True)
 @over_last_axis("xc", "xs")
 def rms_norm(call: Call) -> Entry | None:
     """y and rstd of rows normalized over the last dim."""

@@ -25,7 +25,6 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 from soapstone.kernels.cpu.onednn.library import multiplies_bfloat16, multiplies_bytes
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.memory import held
 
 Bind = Callable[[Call, Sequence[Step]], Entry | None]
 _MOST = 12  # steps
@@ -130,7 +129,7 @@ class _Chain:
         position = self.arity + number - 1
         if position not in self.call.constants or self.call.inputs[position].size != 1:
             return None
-        return float(held(self.call.inputs[position]).reshape(()))
+        return float(self.call.inputs[position].reshape(()))
 
     def _combined(self, name: str, number: int) -> bool:
         """Add an operator of two operands, the second by its number; return whether it is one."""
