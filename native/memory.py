@@ -272,16 +272,20 @@ def spoil(array: Array | None) -> None:
 class Block:
     """The argument block of an entry: int64 words, and everything they point to.
 
-    keep: whatever has to outlive the words. arrays: those among it that compiled code is given.
+    keep: whatever has to outlive the words.
     """
 
-    __slots__ = ("address", "arrays", "keep", "words")
+    __slots__ = ("address", "keep", "words")
 
-    def __init__(self, words: list[int], keep: tuple[Any, ...], arrays: tuple[Array, ...]) -> None:
+    def __init__(self, words: list[int], keep: tuple[Any, ...]) -> None:
         self.words: Array = np.array(words or [0], np.int64)
         self.keep = keep
-        self.arrays = arrays
         self.address = int(self.words.ctypes.data)
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays that compiled code is given, among what is kept."""
+        return tuple(array for each in self.keep for array in _arrays(each))
 
 
 def pack(*values: Any, keep: tuple[Any, ...] = ()) -> Block:
@@ -299,7 +303,7 @@ def pack(*values: Any, keep: tuple[Any, ...] = ()) -> Block:
     kept: list[Any] = []
     _add(values, words, kept)
     kept += keep
-    return Block(words, tuple(kept), tuple(array for each in kept for array in _arrays(each)))
+    return Block(words, tuple(kept))
 
 
 def _add(values: Iterable[Any], words: list[int], kept: list[Any]) -> None:
@@ -343,7 +347,7 @@ def _arrays(kept: Any) -> tuple[Array, ...]:
 
 def block_at(place: Address) -> Block:
     """Return as a block what a library keeps at an address."""
-    made = Block([], (place.owner,), ())
+    made = Block([], ((place.owner,),))  # no array of which is compiled code's
     made.address = int(place)
     return made
 

@@ -87,6 +87,16 @@ def test_equal_problems_share_a_primitive_and_repeat_to_the_bit() -> None:
     assert (outs[0] == outs[1]).all()
 
 
+def test_equal_copies_share_a_primitive() -> None:
+    def copies(rows: int) -> descriptors.Primitive:
+        ends = descriptors.Layout((rows, 3), (1, rows)), descriptors.Layout((rows, 3), (3, 1))
+        descriptors._descriptor.cache_clear()  # other descriptors of equal layouts
+        return descriptors.reorder_primitive(*(descriptors._descriptor(end) for end in ends), 1)
+
+    assert copies(5) is copies(5)
+    assert copies(5) is not copies(7)
+
+
 def test_the_library_is_named_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert onednn.available()
     assert onednn.version().startswith("3.")

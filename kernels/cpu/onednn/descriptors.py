@@ -190,20 +190,23 @@ def _nested(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-_NUMBERS: dict[int, list[Handle]] = {}  # by bytes: the descriptors that have a number
-_NUMBERING = threading.Lock()
+_KNOWN: dict[int, list[Handle]] = {}  # descriptors by bytes
+_MOST_KNOWN = 4096  # before all are forgotten
+_KNOWING = threading.Lock()
 
 
-def number(descriptor: Descriptor) -> tuple[int, int]:
-    """Return what stands for a descriptor's layout: the same for equal ones, in this process."""
+def known(descriptor: Descriptor) -> Handle:
+    """Return the one descriptor that stands for all equal ones, a while at least."""
     size = nbytes(descriptor)
-    with _NUMBERING:
-        kept = _NUMBERS.setdefault(size, [])
-        for place, known in enumerate(kept):
-            if equal(known.address, descriptor):
-                return size, place
-        kept.append(create("memory_desc", "memory_desc_clone", descriptor))
-        return size, len(kept) - 1
+    with _KNOWING:
+        for each in _KNOWN.get(size, ()):
+            if equal(each, descriptor):
+                return each
+        if sum(map(len, _KNOWN.values())) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        made = create("memory_desc", "memory_desc_clone", descriptor)
+        _KNOWN.setdefault(size, []).append(made)
+        return made
 
 
 def nbytes(descriptor: Descriptor) -> int:
@@ -403,6 +406,11 @@ def memory(descriptor: Descriptor, array: Array) -> Handle:
 
 def reorder_primitive(source: Descriptor, target: Descriptor, count: int) -> Primitive:
     """Return the primitive that copies between two descriptors, made for `count` threads."""
+    return _reorder(known(source), known(target), count)
+
+
+@lru_cache(maxsize=512)
+def _reorder(source: Handle, target: Handle, count: int) -> Primitive:
     with threads(count):
         description = describe(
             "reorder",

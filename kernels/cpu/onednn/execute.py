@@ -22,9 +22,9 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     Primitive,
     buffer,
     equal,
+    known,
     memory,
     nbytes,
-    number,
     reorder_primitive,
     usable,
 )
@@ -84,7 +84,7 @@ class Program:
         if constant:
             return memory(
                 wanted,
-                packed(array, ("onednn", number(wanted)), lambda: self._packed(array, own, wanted)),
+                packed(array, ("onednn", known(wanted)), lambda: self._packed(array, own, wanted)),
             )
         staged = self.private(wanted)
         self.copy(memory(own, array), own, staged, wanted)

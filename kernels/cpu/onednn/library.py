@@ -339,8 +339,6 @@ def _maker(dnnl: C.CDLL, function: str, kind: str) -> tuple[Any, Any]:
 
 def engine() -> int:
     """Return the CPU engine's handle: one for the process, which is never destroyed."""
-    if _engine.cache_info().currsize:
-        return _engine()
     with _MAKING:
         return _engine()
 
