@@ -181,12 +181,13 @@ class Users:
         """Those whose boxes a write through a tiling does not cover."""
         if self.tiling is tiling:
             return None
-        left = ~covered_by(tiling, self.tiling)
-        if left.all():
+        covered = covered_by(tiling, self.tiling)
+        count = np.count_nonzero(covered)
+        if not count:
             return self
-        if not left.any():
+        if count == covered.size:
             return None
-        points = np.nonzero(left)[0]
+        points = np.nonzero(~covered)[0]
         return Users(self.tiling.subset(points), self.ids[points])
 
 
@@ -334,14 +335,15 @@ class Instances:
 
     def _refine(self, tiling: Tiling) -> None:
         """Cut the cells at every face of a tiling."""
-        self.cut(
-            [np.concatenate([tiling.lo[:, a], tiling.hi[:, a]]) for a in range(len(self.cuts))]
-        )
+        self.cut(np.concatenate([tiling.lo, tiling.hi]).T)
 
     def cut(self, faces: Sequence[Array]) -> None:
         """Cut the cells at more faces. faces: coordinates for each axis."""
-        cuts = [each_once(np.concatenate([cut, more])) for cut, more in zip(self.cuts, faces)]
-        if all(new.size == old.size for new, old in zip(cuts, self.cuts)):
+        cuts = [
+            cut if at <= set(cut.tolist()) else np.array(sorted(at.union(cut.tolist())), np.int64)
+            for cut, at in ((cut, set(more.tolist())) for cut, more in zip(self.cuts, faces))
+        ]
+        if all(new is old for new, old in zip(cuts, self.cuts)):
             return
         source = [
             np.searchsorted(old, new[:-1], side="right") - 1 for new, old in zip(cuts, self.cuts)
@@ -454,9 +456,8 @@ class Instances:
 
 def simplify(cells: Array) -> Cells:
     """A set as True or False where it is everything or nothing."""
-    if cells.all():
-        return True
-    return cells if cells.any() else False
+    count = int(np.count_nonzero(cells))
+    return cells if 0 < count < cells.size else count == cells.size
 
 
 def union(a: Cells, b: Cells) -> Cells:

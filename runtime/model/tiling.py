@@ -67,6 +67,8 @@ class Tiling:
     @property
     def disjoint(self) -> bool:
         """Whether no element lies in the boxes of two points."""
+        if self.points == 1:
+            return True
         if self._disjoint is None:
             first, _ = overlaps(self, self)
             self._disjoint = bool(first.size == np.count_nonzero(self.volume))
@@ -120,6 +122,7 @@ _interned: weakref.WeakValueDictionary[tuple[Shape, int, bytes, bytes], Tiling]
 _FEW = 256  # pairs of boxes that are tested all with all: a search costs more
 _interned = weakref.WeakValueDictionary()
 _uids = itertools.count(1)
+_NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)  # numbers of points
 _pairs: dict[tuple[int, int], tuple[Array, Array]] = {}
 _covers: dict[tuple[int, int], Array] = {}
 interference_tests = 0
@@ -185,6 +188,10 @@ def _intersections(first: Tiling, second: Tiling) -> tuple[Array, Array]:
 
 def _of_few(first: Tiling, second: Tiling) -> tuple[Array, Array]:
     """The overlapping pairs, in row-major order, by testing all."""
+    if first.points == second.points == 1:
+        (low, high), (start, stop) = first.boxes[0], second.boxes[0]
+        meet = all(max(a, c) < min(b, d) for a, b, c, d in zip(low, high, start, stop))
+        return (_FIRST, _FIRST) if meet else (_NONE, _NONE)
     low, high = _intersections(first, second)
     rows, columns = np.nonzero((low < high).all(axis=2))
     return rows, columns
@@ -199,9 +206,8 @@ def _overlapping(first: Tiling, second: Tiling) -> tuple[Array, Array]:
     """
     rank = len(first.shape)
     mine, theirs = np.flatnonzero(first.volume), np.flatnonzero(second.volume)
-    none = np.zeros(0, np.int64)
     if not (mine.size and theirs.size):
-        return none, none
+        return _NONE, _NONE
     order, start = theirs, np.zeros(mine.size, np.int64)
     count = np.full(mine.size, theirs.size)
     for axis in range(rank):
@@ -256,6 +262,8 @@ def covered_by(writer: Tiling, user: Tiling) -> Array:
     if covered is None:
         if writer.complete:
             covered = np.ones(user.points, dtype=bool)
+        elif writer.points == user.points == 1:
+            covered = np.array([user.empty or contains(writer.boxes[0], user.boxes[0])])
         elif writer.points * user.points <= _FEW:
             low, high = _intersections(writer, user)
             covered = (high - low).clip(0).prod(axis=2).sum(axis=0) == user.volume
