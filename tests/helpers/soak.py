@@ -247,12 +247,12 @@ def _ask(service: Service, random: np.random.Generator, report: Report) -> tuple
         )
     ways: dict[str, Callable[[], Any]] = {
         "run": lambda: session.run(feeds),
-        "run_async": lambda: session.run_async(feeds).result(60),
+        "run_async": lambda: session.run_async(feeds).result(600),
         "out": lambda: session.run(feeds, out={n: np.empty_like(a) for n, a in expected.items()}),
     }
     batcher = service.batcher
     if batcher is not None:
-        ways["batcher"] = lambda: batcher.run_async(feeds).result(60)
+        ways["batcher"] = lambda: batcher.run_async(feeds).result(600)
     way = str(random.choice(list(ways)))
     return way, _compared(ways[way](), expected, service.tolerance)
 

@@ -26,6 +26,7 @@ MAJOR = 3
 _FILE = "libdnnl.so.3"
 _CPU = 1
 _IN_ORDER = 1
+_CACHED = 64  # primitives that oneDNN keeps, of 1024 otherwise: families keep their own
 # CPU runtimes of a build (`dnnl_version_t.cpu_runtime`) that run on plain memory and a plain
 # stream. Thread pools must come from the caller and SYCL from its own runtime: both refused.
 _RUNTIMES = {1: "sequential", 2: "OpenMP", 4: "TBB"}
@@ -53,6 +54,7 @@ _P = POINTER
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "dnnl_version": (),
     "dnnl_get_effective_cpu_isa": (),
+    "dnnl_set_primitive_cache_capacity": (_INT,),
     "dnnl_engine_create": (_OUT, _INT, C.c_size_t),
     "dnnl_stream_create": (_OUT, _P, _UNSIGNED),
     "dnnl_stream_destroy": (_P,),
@@ -220,6 +222,7 @@ def _load(name: str) -> C.CDLL:
             f"{name}: built for CPU runtime {version.cpu_runtime}, but one of "
             f"{', '.join(_RUNTIMES.values())} is needed"
         )
+    handle.dnnl_set_primitive_cache_capacity(_CACHED)
     return handle
 
 
