@@ -1,0 +1,75 @@
+"""What a session keeps of ever more shapes of inputs: so much, and no more with the next shapes."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.soak import Service, services
+
+from soapstone.runtime import forks
+
+SHAPES = 80  # more than any of a session's own bounds
+
+
+def _ask(service: Service, first: int) -> None:
+    """Ask for as many shapes as are nobody's before; threads that bind some end."""
+    for number in range(first, first + SHAPES):
+        random = np.random.default_rng(number)
+        if service.name == "texts":
+            feeds = {"ids": random.integers(0, 50, (1 + number % 7, 1 + number))}
+        else:
+            shape = (1 + number % 5, 3, 8 + number // 4, 9 + number % 100)
+            feeds = {"x": random.random(shape, np.float32)}
+        service.session.run(feeds)
+    forks._before()
+
+
+def _left() -> tuple[Counter[str], dict[str, int]]:
+    """What there is besides bounded caches: objects by type, and entries of other caches."""
+    gc.collect()
+    caches: list[Any] = [
+        each
+        for each in gc.get_objects()
+        if isinstance(each, functools._lru_cache_wrapper)
+        and str(getattr(each, "__module__", "")).startswith("soapstone")
+    ]
+    for each in caches:
+        if each.cache_info().maxsize is not None:
+            each.cache_clear()
+    gc.collect()
+    types = (type(each) for each in gc.get_objects())
+    own = (each for each in types if str(each.__module__).startswith("soapstone"))
+    objects = Counter(each.__qualname__ for each in own)
+    endless = (each for each in caches if each.cache_info().maxsize is None)
+    return objects, {each.__qualname__: each.cache_info().currsize for each in endless}
+
+
+@pytest.fixture
+def _seen() -> Iterator[None]:
+    """Let all objects be found, those too that the collector has been told to leave alone."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("_seen")
+@pytest.mark.parametrize("name", ["images", "texts", "bytes"])
+def test_more_shapes_leave_nothing_more(name: str) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
+    service = next(each for each in services() if each.name == name)
+    _ask(service, 1)
+    objects, entries = _left()
+    _ask(service, 1 + SHAPES)
+    more, entries_more = _left()
+    assert entries_more == entries
+    # Graphs of other extents share other parts of what they say of their values.
+    grown = {what: (objects[what], n) for what, n in more.items() if n > 1.1 * objects[what] + 9}
+    assert not grown
+    service.close()
