@@ -86,6 +86,8 @@ def _theirs(model: bytes) -> Callable[[Feeds], dict[str, Array]]:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
+    # It would keep something of each shape, in the memory that is looked at.
+    options.enable_mem_pattern = options.enable_cpu_mem_arena = False
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(None, feeds)))
