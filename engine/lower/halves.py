@@ -6,8 +6,9 @@ round every value between them; so such a node is widened. On CPUs, whose kernel
 precision, all are but views: halves are what is kept between launches. Casts join element-wise
 chains, and those of constant weights are made once.
 
-Where the processor multiplies bfloat16, products read it as it is kept (`read_halves`), and what
-products may round anyway is rounded where it is made (`store_halves`), so that half the bytes move.
+Where the processor gains by multiplying bfloat16, products read it as it is kept (`read_halves`),
+and what products may round anyway is rounded where it is made (`store_halves`), so that half the
+bytes move.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.precision import SINGLE
 from soapstone.ir.spec import operator
 from soapstone.ir.strategy import Strategy
-from soapstone.kernels.cpu.onednn.library import available, multiplies_bfloat16
+from soapstone.kernels.cpu.onednn.library import available, gains_by_bfloat16
 from soapstone.kernels.entry import BFLOAT16
 
 _MOVES = ("reshape", "transpose", "concat", "split", "slice")  # views
@@ -47,11 +48,14 @@ def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
 
 
 def reads_halves(graph: Graph, node: Node) -> bool:
-    """Return whether a node is a product that multiplies bfloat16 where its operands are."""
+    """Return whether a node is a product that multiplies bfloat16 where its operands are.
+
+    Where that takes longer than in float32, none is: what is not kept so may be multiplied so.
+    """
     spec = node.spec
     if spec.name == "with_epilogue":
         spec = operator(node.attributes["operator"])
-    if not (spec.half and spec.epilogue and available() and multiplies_bfloat16()):
+    if not (spec.half and spec.epilogue and available() and gains_by_bfloat16()):
         return False
     single = "groups" in spec.attributes and graph.tensors[node.inputs[1]].shape[1] == 1
     return not single  # which gain nothing

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,23 @@ able = pytest.mark.skipif(
     not (available() and multiplies_bfloat16()),
     reason="neither oneDNN nor a processor that multiplies bfloat16",
 )
+
+
+def gain(monkeypatch: pytest.MonkeyPatch, gains: bool) -> None:
+    """Let the processor be one that gains by products in bfloat16, or loses."""
+    for module in (
+        "engine.lower.halves",
+        "kernels.cpu.onednn.bfloat16",
+        "kernels.cpu.onednn.library",
+    ):
+        monkeypatch.setattr(
+            import_module(f"soapstone.{module}"), "gains_by_bfloat16", lambda: gains
+        )
+
+
+@pytest.fixture(autouse=True)
+def gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    gain(monkeypatch, True)
 
 
 def images() -> Model:
@@ -103,6 +121,25 @@ def test_products_of_two_values_are_of_halves() -> None:
     with model.inference(tune=False, precision="bfloat16") as session:
         variants = session.variants(drawn(model))
     assert variants["matmul_1"] == NAME
+
+
+@able
+def test_a_processor_that_loses_by_it_keeps_products_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But for a few rows, whose product takes the time of reading weights."""
+    gain(monkeypatch, False)
+    model = block()
+    x = drawn(model)
+    with (
+        model.inference(tune=False) as single,
+        model.inference(tune=False, precision="bfloat16") as small,
+    ):
+        assert small.variants(x) == single.variants(x)
+        (exact,), (found,) = single.run(x).values(), small.run(x).values()
+        np.testing.assert_array_equal(found, exact)
+    with rows().inference(tune=False, precision="bfloat16") as session:
+        assert NAME in session.variants(drawn(rows())).values()
 
 
 @able

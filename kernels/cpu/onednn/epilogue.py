@@ -23,6 +23,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     activation,
 )
 from soapstone.kernels.cpu.onednn.library import multiplies_bfloat16, multiplies_bytes
+from soapstone.kernels.cpu.onednn.sequences import as_image
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -33,7 +34,9 @@ _SLOW = frozenset({"sigmoid", "silu"})
 
 BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
     "onednn": {
+        "conv1d": as_image(convolution.convolution),
         "conv2d": convolution.convolution,
+        "conv3d": convolution.convolution,
         "linear": lambda call, steps: matmul.linear(call, "first", steps),
         "matmul": lambda call, steps: matmul.matmul(call, "first", steps),
     },
@@ -219,7 +222,7 @@ def _fused(call: Call, name: str) -> Entry | None:
 def _expected(call: Call, name: str) -> float:
     """Return what is expected of a variant: oneDNN's sigmoid takes longer than a pass of ours."""
     slow = any(step[0] in _SLOW for step in call.attributes["program"])
-    return (bfloat16.EXPECTED if name == bfloat16.NAME else 1.0) * (1.2 if slow else 1.0)
+    return (bfloat16.expected(call) if name == bfloat16.NAME else 1.0) * (1.2 if slow else 1.0)
 
 
 for _name in BINDS:
