@@ -141,3 +141,21 @@ def test_kernels_that_onednn_does_not_free_are_bounded(monkeypatch: pytest.Monke
         for given in (at, {**at, "activation": "relu"}):
             assert by_onednn("conv2d", [x, w], given, layout="last")
     assert made and not any("brgconv" in name for name in made)
+
+
+@pytest.mark.parametrize("layout", ["plain", "last", "tile"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_sums_and_activations_after_a_convolution_are_of_its_primitive(
+    rank: int, layout: str
+) -> None:
+    size, name = (9, 8, 5)[:rank], f"conv{rank}d"
+    at = {"stride": (1,) * rank, "padding": (1,) * (2 * rank), "dilation": (1,) * rank}
+    own = {**at, "groups": 1, **PLAIN, "bias": True}
+    x, w, b = random(2, 16, *size), random(24, 16, *(3,) * rank, seed=1), random(24, seed=2)
+    more = random(2, 24, *size, seed=3)
+    program = (("add", (0, 1), ()), ("relu", (2,), ()))
+    given = {"operator": name, "items": tuple(own.items()), "arity": 3, "program": program}
+    y = place(np.zeros_like(more), layout)
+    operands = (place(x, layout), w, b, place(more, layout))
+    run(bound(Call("with_epilogue", given, operands, (y,), 2)))
+    near(y, np.maximum(reference(name, [x, w, b], own)[0] + more, 0), 2e-4)
