@@ -233,6 +233,8 @@ class OpSpec:
         elementwise: whether it may join a fused chain.
         formula: what it makes of numbers, element by element: its kernels are made of it.
         view: which rearrangement of its operands' elements the results are, if just that.
+        chooses: whether results are elements of the operand by their order alone, so that what
+            keeps the order may come before or after.
         strided: whether its kernels take operands of any strides at no cost.
         tiles_free: whether they take tiles of larger arrays, rows that lie apart, at no cost.
         mixes_types: whether its operands may be of several floating-point types.
@@ -263,6 +265,7 @@ class OpSpec:
     elementwise: bool = False
     formula: Formula | None = None
     view: Literal["reshape", "transpose", "concat", "split", "slice"] | None = None
+    chooses: bool = False
     strided: bool = False
     tiles_free: bool = False
     mixes_types: bool = False

@@ -41,10 +41,15 @@ def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
 
     def computes(node: Node) -> bool:
         spec = node.spec
-        moves = spec.view is not None or "to" in spec.attributes or spec.updates
+        moves = _moves(node) or spec.view is not None or "to" in spec.attributes or spec.updates
         return not moves and any(graph.tensors[name].is_half for name in node.inputs)
 
     return _widened(graph, strategy, computes)
+
+
+def _moves(node: Node) -> bool:
+    """Return whether results are elements of the operands, rounded before or after."""
+    return node.spec.view in _MOVES or (node.spec.chooses and len(node.outputs) == 1)
 
 
 def reads_halves(graph: Graph, node: Node) -> bool:
@@ -119,7 +124,7 @@ def store_halves(graph: Graph, constants: Set[str]) -> Graph:
             return str(builder.apply("cast", name, to=to)[0])
 
         moved = [halves.get(name, "") for name in node.inputs]
-        if node.spec.view in _MOVES and all(moved) and wanted.issuperset(node.outputs):
+        if _moves(node) and all(moved) and wanted.issuperset(node.outputs):
             made = builder.add(replace(node, inputs=tuple(moved)))
             halves.update(zip(made, made))
             return made
@@ -163,7 +168,7 @@ def _wanted(graph: Graph, fixed: set[str]) -> set[str]:
             first, *_ = sorted(node.inputs, key=order.__getitem__)
             if first in able and graph.only_reader(first) is not None:
                 wanted.add(first)
-        elif node.spec.view in _MOVES and wanted.issuperset(node.outputs):
+        elif _moves(node) and wanted.issuperset(node.outputs):
             wanted.update(able.intersection(node.inputs))
         elif fixed.union(able).issuperset(node.inputs[:2]) and reads_halves(graph, node):
             wanted.update(able.intersection(node.inputs[:2]))

@@ -16,11 +16,12 @@ import numpy as np
 
 from soapstone.engine.lower.weights import CHANNELS, Fold, Site
 from soapstone.ir.graph import Node
+from soapstone.ir.spec import operators
 from soapstone.kernels.registry import variants
 
 _PRODUCTS = {name: f"quantized_{name}" for name in CHANNELS}
 _BYTES = ("uint8", "int8")
-_MOVES = ("reshape", "transpose", "slice", "max_pool1d", "max_pool2d", "max_pool3d")
+_MOVES = ("reshape", "transpose", "slice", *(each.name for each in operators() if each.chooses))
 _EXACT = 1 << 24  # integers up to this are float32 too
 _LEVELS = 255 * 255  # the largest product of two bytes less their zeros
 

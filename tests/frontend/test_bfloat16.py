@@ -124,6 +124,25 @@ def test_products_of_two_values_are_of_halves() -> None:
 
 
 @able
+def test_maxima_are_of_what_is_kept() -> None:
+    """Rounding keeps order, so pooling rounded values gives the rounded maxima."""
+    model = Model("pooled")
+    x = model.input("x", (2, 3, 20, 20))
+    x = model.conv2d(x, 40, 3, padding=1, activation="relu")
+    x = model.max_pool(x, 3, 2, padding=1)
+    model.output(model.conv2d(x, 16, 1))
+    given = np.random.default_rng(3).standard_normal((2, 3, 20, 20)).astype(np.float32)
+    with (
+        model.inference(tune=False, precision="bfloat16") as session,
+        model.inference(tune=False) as single,
+    ):
+        (found,), (exact,) = session.run(given).values(), single.run(given).values()
+        assert "cast" not in "".join(session.variants(given))
+    error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    assert 1e-5 < error < 1e-2
+
+
+@able
 def test_a_processor_that_loses_by_it_keeps_products_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

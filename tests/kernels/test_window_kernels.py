@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.kernel_calls import BOTH, LAYOUTS, LIBRARY, place, random, reference, served
 
+from soapstone.ir.spec import operator
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.native import memory
@@ -162,3 +163,20 @@ def test_resize(sizes: tuple[int, int], mode: str, layout: str) -> None:
             "coordinate_transformation_mode": coordinates,
         }
         assert served("resize", [random(2, 20, 6, 17)], given, layout=layout) == {"numba"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_maxima_of_bfloat16(layout: str) -> None:
+    """NaN of either sign wins, and minus infinity is a number."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = random(2, 37, 7, 9)
+    x[0, :, 0], x[1, ::5] = -np.inf, -np.inf
+    x[1, 3, 2, 2], x[1, 4, 5, 5] = np.nan, np.copysign(np.nan, -1)
+    x = x.astype(ml_dtypes.bfloat16)
+    at = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0, 1, 1), "dilation": (1, 1)}
+    at |= {"ceil_mode": False, "indices": False}
+    (wanted,) = operator("max_pool2d").run(at, x)
+    y = place(np.zeros_like(wanted), layout)
+    (variant,) = (v for v in variants("max_pool2d") if v.name == "numba")
+    assert memory.run(variant.bind(Call("max_pool2d", at, (place(x, layout),), (y,), 2))) == 0
+    np.testing.assert_array_equal(y.astype(np.float32), wanted.astype(np.float32))

@@ -313,6 +313,7 @@ def _declare(rank: int) -> None:
             attributes=window | _INDICES,
             gradient=partial(_max_grad, rank),
             localize=localize_pool,
+            chooses=True,
             forms=laws_pooling.MAX_POOL2D_FORMS if rank == 2 else (),
             laws=laws_pooling.MAX_POOL2D_LAWS if rank == 2 else (),
             onnx=Onnx("MaxPool", attributes=ONNX_WINDOW, implied=("indices",), outputs=1),

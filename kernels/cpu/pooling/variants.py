@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import name_of
 from soapstone.kernels.cpu.pooling.loops import (
     AVERAGE,
     INDEXED,
@@ -24,14 +26,16 @@ from soapstone.kernels.cpu.pooling.window_loops import (
     MOST_TAPS,
     average_last,
     indexed_last,
+    max_halves,
     max_last,
     pool_any,
     pool_any_grad,
 )
 from soapstone.kernels.cpu.substrate.layout import is_float32, lifted
-from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.entries import Native, noop
+from soapstone.kernels.select import select
+from soapstone.native.entries import Native, noop, sequence
 from soapstone.native.lanes import LANES
 from soapstone.native.memory import aligned_array
 from soapstone.native.parallel import parallel_for, useful_threads
@@ -136,10 +140,16 @@ class _Pool:
         )
 
 
+def _of_halves(*arrays: Array) -> bool:
+    """Return whether all arrays hold aligned bfloat16."""
+    return all(name_of(x.dtype) == BFLOAT16 and x.flags.aligned for x in arrays)
+
+
 def _pool(call: Call, image: Array, pooled: Array, index: Array | None, mode: int) -> _Pool | None:
     """The call's problem, or None where the kernels do not serve it."""
     at = call.attributes
-    if not is_float32(image, pooled) or not 3 <= image.ndim <= 5:
+    halves = mode == MAX and _of_halves(image, pooled)
+    if not (halves or is_float32(image, pooled)) or not 3 <= image.ndim <= 5:
         return None
     if index is not None and index.dtype != np.uint8:
         return None
@@ -209,6 +219,10 @@ def _forward(call: Call, index: Array | None, mode: int) -> Entry | None:
         return None
     n, c, depth, rows, columns = pool.pooled.shape
     threads = useful_threads(call.threads, 2 * x.nbytes)
+    if _of_halves(x):
+        if not pool.last:
+            return _widened(call)
+        return parallel_for(max_halves, pool.block(), n * depth * rows, threads)
     # One channel, or one column, fits both: the longer dim gives the lanes more to do.
     if pool.last and (not pool.flat or c >= columns):
         # Windows that hardly overlap along a row gain nothing from reading it in two passes.
@@ -218,6 +232,20 @@ def _forward(call: Call, index: Array | None, mode: int) -> Entry | None:
     if block is not None:
         return parallel_for(pool_plain, block, n * c, threads)
     return parallel_for(pool_any, pool.block(), n * depth * rows, threads)
+
+
+def _widened(call: Call) -> Entry | None:
+    """The maxima of a copy in float32."""
+    (x,), (y,) = call.inputs, call.outputs
+    wide, made = (aligned_array(each.shape, np.float32) for each in (x, y))
+    casts = ((x, wide), (made, y))
+    before, after = (
+        select(Call("cast", {"to": name_of(b.dtype)}, (a,), (b,), call.threads))[1]
+        for a, b in casts
+    )
+    pooled = _forward(replace(call, inputs=(wide,), outputs=(made,)), None, MAX)
+    steps = [each for each in (before, pooled, after) if each is not None]
+    return sequence(steps) if len(steps) == 3 else None
 
 
 def _backward(call: Call, index: Array | None, mode: int) -> Entry | None:

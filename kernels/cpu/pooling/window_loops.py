@@ -17,7 +17,7 @@ from soapstone.kernels.cpu.pooling.windows import (
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, routine
 from soapstone.native.intrinsics import f32p, i64p, stack, u8p
-from soapstone.native.lanes import Lanes, where
+from soapstone.native.lanes import I16, LANES, Lanes, first, load_some, store_some, where
 from soapstone.native.simd import choose, load, splat, store, vectorised
 
 MOST_TAPS = 1024
@@ -54,6 +54,30 @@ larger = vectorised(_larger)
 unordered = vectorised(lambda a, b: a.compare("uno", b))
 any_lane = vectorised(_any)
 not_a_number = vectorised(lambda mask, v: where(mask, float("nan"), v))
+
+# bfloat16, as integers of the same order: its bits, of negative numbers the lower ones inverted.
+_HALVES, _LOWEST = 2 * LANES, -32641  # lanes of a vector; minus infinity
+
+
+def _ordered(bits: Lanes) -> Lanes:
+    """The integers of the bits, and back."""
+    b = bits.builder
+    return bits ^ (Lanes(b, b.ashr(bits.value, bits.like(15).value)) & 0x7FFF)
+
+
+def _load_halves(p: Lanes, i: Lanes, n: Lanes) -> Lanes:
+    return load_some(p, i, first(n, _HALVES), 0, I16, _HALVES)
+
+
+def _store_halves(p: Lanes, i: Lanes, most: Lanes, size: Lanes, n: Lanes) -> None:
+    """Write the largest, or NaN where the largest size is of one."""
+    store_some(p, i, where(size > 0x7F80, 0x7FC0, _ordered(most)), first(n, _HALVES))
+
+
+load_halves, store_halves = vectorised(_load_halves), vectorised(_store_halves)
+larger_half = vectorised(lambda bits, most: _larger(_ordered(bits), most))
+larger_size = vectorised(lambda bits, size: _larger(bits & 0x7FFF, size))
+splat_half = vectorised(lambda n: n.cast(I16).splat(_HALVES))
 
 
 @helper
@@ -187,6 +211,25 @@ def max_rows_of_windows(block: Any, begin: int, end: int) -> None:
 def max_last(block: Any, begin: int, end: int) -> int:
     """Items: pooled rows of every image."""
     max_rows_of_windows(block, begin, end)
+    return 0
+
+
+@native("body")
+def max_halves(block: Any, begin: int, end: int) -> int:
+    """Items: pooled rows of every image, of bfloat16. Lanes: channels. NaN wins."""
+    w = block_of(block)
+    rows, places, taps = i64p(stack(8192)), i64p(stack(8192)), i64p(stack(8192))
+    for item in range(begin, end):
+        count = window_rows(w, item, rows, places)
+        y = output_row(w, item)
+        for ow in range(w.count_w):
+            held = _taps(w, ow, count, rows, taps)
+            for c in range(0, w.channels, 32):
+                most, size = splat_half(_LOWEST), splat_half(0)
+                for tap in range(held):
+                    bits = load_halves(taps[tap], c, w.channels - c)
+                    most, size = larger_half(bits, most), larger_size(bits, size)
+                store_halves(y + ow * w.y_step_w, c, most, size, w.channels - c)
     return 0
 
 
