@@ -349,6 +349,8 @@ class DynamicSession(Recorder):
                 total[...] = 0
             for runs in dict.fromkeys(run.cell for run in self._log):
                 runs.sums(sums)
+            rows = [table.gradients() for table in self.tables.values()]
+            self.optimizer.clip([*sums.values(), *rows])
         with self._timed("update"):
             rate = self.optimizer.rate(self.updates)
             self.updates += 1
@@ -358,8 +360,8 @@ class DynamicSession(Recorder):
                 if STEP in bound.feeds:
                     bound.feeds[STEP][...] = self.updates
                 self.graphs.run(bound)
-            for table in self.tables.values():
-                table.learn(rate, self.updates)
+            for table, grad in zip(self.tables.values(), rows):
+                table.learn(grad, rate, self.updates)
 
     @property
     def _trained(self) -> tuple[str, ...]:

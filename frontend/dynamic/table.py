@@ -67,10 +67,14 @@ class Table:
             self._rows.data[self._places[self._fetched :]] = self.data[used]
             self._fetched = len(self._used)
 
-    def learn(self, rate: float, step: int) -> None:
-        """Update the rows that were used."""
+    def gradients(self) -> Array:
+        """Return a copy of the gradients of the rows that were used."""
+        grads: Array = self._rows.grads[self._places]
+        return grads
+
+    def learn(self, grad: Array, rate: float, step: int) -> None:
+        """Update the rows that were used; grad: of these, as `gradients` orders them."""
         ids = np.fromiter(self._used, np.intp, len(self._used))
-        grad = self._rows.grads[self._places]
         for count, size in pieces(len(ids), self.data.shape[1]):
             bound = self._updates.get(size).bound
             here, ids = ids[:count], ids[count:]

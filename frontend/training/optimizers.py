@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+import numpy as np
+
 from soapstone.frontend.arguments import meant, named_arguments, number, shown_value, takes
 from soapstone.frontend.training.names import matches
 from soapstone.frontend.training.schedules import Schedule
@@ -13,7 +15,7 @@ from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Initial
 from soapstone.ir.guard import LEARNING_RATE, STEP
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
 
 _SHARES = ("momentum", "beta1", "beta2", "rho")  # settings from 0 to 1
 _TINY = 1e-6  # added to a norm that is divided by
@@ -142,6 +144,18 @@ class Optimizer:
             for name, grad in found.items():
                 (found[name],) = builder.apply("mul", grad, scale, name=f"clip.{name}")
         return found
+
+    def clip(self, grads: Sequence[Array]) -> None:
+        """Clip arrays of gradients in place, all that there are, as `clipped` does in a graph."""
+        if self.clip_value is not None:
+            for grad in grads:
+                np.clip(grad, -self.clip_value, self.clip_value, out=grad)
+        if self.clip_norm is not None:
+            norm = math.sqrt(sum(float(np.vdot(grad, grad)) for grad in grads))
+            scale = self.clip_norm / (norm + _TINY)
+            if scale < 1:
+                for grad in grads:
+                    grad *= scale
 
     def _decays(self, parameter: str) -> bool:
         """Return whether `weight_decay` applies to a parameter."""

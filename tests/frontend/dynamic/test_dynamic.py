@@ -94,11 +94,19 @@ def twin(weights: dict[str, torch.Tensor], tree: Tree, label: int) -> torch.Tens
 
 
 @pytest.mark.parametrize(("reuse", "cells"), [*((r, True) for r in REUSE), ("all", False)])
-@pytest.mark.parametrize("seed", range(3))
-def test_steps_are_those_of_torch_node_by_node(reuse: str, cells: bool, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "clip"),
+    [(0, {}), (1, {}), (2, {}), (0, {"clip_norm": 0.1}), (0, {"clip_value": 0.01})],
+    ids=str,
+)
+def test_steps_are_those_of_torch_node_by_node(
+    reuse: str, cells: bool, seed: int, clip: dict[str, float]
+) -> None:
+    """Clipping counts the rows of tables that a step used among all gradients."""
     random = np.random.default_rng(seed)
     batches = [[(drawn(random, 5), int(random.integers(2))) for _ in range(7)] for _ in range(3)]
-    with DynamicSession("trees", SGD(0.5), cpus=2, reuse=reuse, collect_steps=1) as session:
+    optimizer = SGD(0.5, **clip)
+    with DynamicSession("trees", optimizer, cpus=2, reuse=reuse, collect_steps=1) as session:
         loss = tree_model(session, cells)
         session.values([loss(*each) for each in batches[0]])  # makes the parameters
         weights = {
@@ -113,6 +121,10 @@ def test_steps_are_those_of_torch_node_by_node(reuse: str, cells: bool, seed: in
             for weight in weights.values():
                 weight.grad = None
             expected.backward()
+            if "clip_norm" in clip:
+                torch.nn.utils.clip_grad_norm_(weights.values(), clip["clip_norm"])
+            if "clip_value" in clip:
+                torch.nn.utils.clip_grad_value_(weights.values(), clip["clip_value"])
             with torch.no_grad():
                 for weight in weights.values():
                     assert weight.grad is not None
