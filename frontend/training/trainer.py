@@ -225,7 +225,8 @@ class Trainer(Resumable):
         with compiling(self.session.runtime) if progress and self.first else nullcontext():
             whole = batches.whole if self.parts == 1 else {}
             lengths = self.feeding.lengths((batches.specs() or ({}, None))[0])
-            self.bound("train", self.part_size(size), whole, lengths)
+            first = (batches.steps == 1 and batches.last) or size  # there may be fewer samples
+            self.bound("train", self.part_size(first), whole, lengths)
         result = self._result = TrainingResult()
         state = TrainingState(epochs=epochs, steps_per_epoch=batches.steps, model=self.model)
         state.measured = self._measured(held_out is not None)

@@ -199,3 +199,15 @@ def test_steps_after_the_first_allocate_nothing() -> None:
         train(model, x, y, 3)
         assert model.peak_bytes == before
         assert model.statistics["runtime"]["allocations"] == counted
+
+
+def test_a_batch_of_more_samples_than_there_are_is_one_of_all() -> None:
+    """Nothing is bound, whose kernels would be measured, for samples that there are not."""
+    runs = []
+    for size in (BATCH, 100_000):
+        with mlp() as model:
+            x, y = (each[:BATCH] for each in data(model))
+            model.compile("sgd", cpus=1)
+            result = model.fit(x, y, batch_size=size, epochs=2, shuffle=False, progress=False)
+            runs.append((result.history["loss"], [key[1] for key in model.trainer._bounds]))
+    assert runs[0] == runs[1]
