@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from soapstone.dtypes import WIDE, DType, name_of
 from soapstone.errors import hint
@@ -366,6 +366,7 @@ class OpSpec:
         )
 
 
+P = ParamSpec("P")
 _REGISTRY: dict[str, OpSpec] = {}
 _LISTENERS: list[Callable[[OpSpec], None]] = []
 _OF_ONNX: dict[tuple[str, str], OpSpec] = {}  # by domain and name, the first of each
@@ -388,6 +389,18 @@ def register(spec: OpSpec) -> OpSpec:
     for listener in _LISTENERS:
         listener(spec)
     return spec
+
+
+def defining(kind: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
+    """Return what makes an `OpSpec`, or another kind of one, of its fields, and registers it."""
+
+    def define(*values: P.args, **fields: P.kwargs) -> OpSpec:
+        return register(kind(*values, **fields))
+
+    return define
+
+
+define = defining(OpSpec)  # define(name=…, …): the fields of an `OpSpec`, which is returned
 
 
 def when_registered(listener: Callable[[OpSpec], None]) -> None:

@@ -15,7 +15,7 @@ from soapstone.dtypes import WIDE
 from soapstone.ir.dims import Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.elementwise.fused import program_steps
-from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, Tile, operator, register
+from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, Tile, define, operator
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -97,91 +97,89 @@ _LINEAR = (("activation", None), ("bias", True))
 _RESIDUAL = (("add", (0, 1), ()), ("relu", (2,), ()))
 _BYTE = (("to", "uint8"),)
 
-register(
-    OpSpec(
-        name="with_epilogue",
-        mixes_types=True,
-        inputs=("x*",),
-        signature=_signature,
-        reference=_reference,
-        attributes={
-            "operator": Attribute("str"),
-            "items": Attribute("program"),
-            "arity": Attribute("int", minimum=1),
-            "program": Attribute("program"),
-            "wide": Attribute("bool", False),
-        },
-        localize=_localize,
-        flops_per_point=2,
-        cases=(
-            Case(
-                ("2 3 5 5", "4 3 3 3", "4", "2 4 5 5"),
-                {"operator": "conv2d", "items": _CONV, "arity": 3, "program": _RESIDUAL},
-            ),
-            Case(
-                ("2 3 5 5", "4 3 3 3", "4"),
-                {
-                    "operator": "conv2d",
-                    "items": _CONV,
-                    "arity": 3,
-                    "program": (
-                        ("sigmoid", (0,), ()),
-                        ("affine", (1,), (("scale", 2.0), ("shift", 1.0))),
-                    ),
-                },
-            ),
-            Case(
-                ("2 3 8", "8 6", "6", "2 3 6"),
-                {"operator": "linear", "items": _LINEAR, "arity": 3, "program": _RESIDUAL},
-            ),
-            Case(
-                ("3 8", "8 6", "6", "6"),
-                {
-                    "operator": "linear",
-                    "items": _LINEAR,
-                    "arity": 3,
-                    "program": (("gelu", (0,), ()), ("mul", (1, 2), ())),
-                },
-            ),
-            Case(
-                ("2 3 5 5", "4 3 3 3", "4", "", "uint8"),
-                {
-                    "operator": "conv2d",
-                    "items": _CONV,
-                    "arity": 3,
-                    "program": (("relu", (0,), ()), ("quantize", (3, 1, 2), _BYTE)),
-                },
-                positive=True,
-            ),
-            Case(
-                (
-                    *("uint8 3 8 <9", "int8 8 6 >=-9 <9", "int32 <5", "6"),
-                    *("", "uint8 >=99 <140", "uint8 3 6 <256", "", "uint8 >=120 <140"),
-                ),
-                {
-                    "operator": "quantized_linear",
-                    "items": (("bias", False), ("to", "float"), ("w_zero", 0)),
-                    "arity": 4,
-                    "program": (
-                        ("quantize", (0, 1, 2), _BYTE),
-                        ("dequantize", (6, 1, 2), ()),
-                        ("dequantize", (3, 4, 5), ()),
-                        ("add", (7, 8), ()),
-                        ("quantize", (9, 1, 2), _BYTE),
-                    ),
-                },
-                positive=True,
-            ),
-            Case(
-                ("2 4 3", "2 3 5", "2 4 5"),
-                {
-                    "operator": "matmul",
-                    "items": (("transpose_a", False), ("transpose_b", False)),
-                    "arity": 2,
-                    "program": (("sub", (0, 1), ()), ("tanh", (2,), ())),
-                },
-            ),
+define(
+    name="with_epilogue",
+    mixes_types=True,
+    inputs=("x*",),
+    signature=_signature,
+    reference=_reference,
+    attributes={
+        "operator": Attribute("str"),
+        "items": Attribute("program"),
+        "arity": Attribute("int", minimum=1),
+        "program": Attribute("program"),
+        "wide": Attribute("bool", False),
+    },
+    localize=_localize,
+    flops_per_point=2,
+    cases=(
+        Case(
+            ("2 3 5 5", "4 3 3 3", "4", "2 4 5 5"),
+            {"operator": "conv2d", "items": _CONV, "arity": 3, "program": _RESIDUAL},
         ),
-        doc="operator with items on the first `arity` operands, then the steps of program",
-    )
+        Case(
+            ("2 3 5 5", "4 3 3 3", "4"),
+            {
+                "operator": "conv2d",
+                "items": _CONV,
+                "arity": 3,
+                "program": (
+                    ("sigmoid", (0,), ()),
+                    ("affine", (1,), (("scale", 2.0), ("shift", 1.0))),
+                ),
+            },
+        ),
+        Case(
+            ("2 3 8", "8 6", "6", "2 3 6"),
+            {"operator": "linear", "items": _LINEAR, "arity": 3, "program": _RESIDUAL},
+        ),
+        Case(
+            ("3 8", "8 6", "6", "6"),
+            {
+                "operator": "linear",
+                "items": _LINEAR,
+                "arity": 3,
+                "program": (("gelu", (0,), ()), ("mul", (1, 2), ())),
+            },
+        ),
+        Case(
+            ("2 3 5 5", "4 3 3 3", "4", "", "uint8"),
+            {
+                "operator": "conv2d",
+                "items": _CONV,
+                "arity": 3,
+                "program": (("relu", (0,), ()), ("quantize", (3, 1, 2), _BYTE)),
+            },
+            positive=True,
+        ),
+        Case(
+            (
+                *("uint8 3 8 <9", "int8 8 6 >=-9 <9", "int32 <5", "6"),
+                *("", "uint8 >=99 <140", "uint8 3 6 <256", "", "uint8 >=120 <140"),
+            ),
+            {
+                "operator": "quantized_linear",
+                "items": (("bias", False), ("to", "float"), ("w_zero", 0)),
+                "arity": 4,
+                "program": (
+                    ("quantize", (0, 1, 2), _BYTE),
+                    ("dequantize", (6, 1, 2), ()),
+                    ("dequantize", (3, 4, 5), ()),
+                    ("add", (7, 8), ()),
+                    ("quantize", (9, 1, 2), _BYTE),
+                ),
+            },
+            positive=True,
+        ),
+        Case(
+            ("2 4 3", "2 3 5", "2 4 5"),
+            {
+                "operator": "matmul",
+                "items": (("transpose_a", False), ("transpose_b", False)),
+                "arity": 2,
+                "program": (("sub", (0, 1), ()), ("tanh", (2,), ())),
+            },
+        ),
+    ),
+    doc="operator with items on the first `arity` operands, then the steps of program",
 )

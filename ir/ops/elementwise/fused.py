@@ -14,15 +14,7 @@ from soapstone.ir.dims import Operand, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.elementwise.pointwise import pointwise
-from soapstone.ir.spec import (
-    Attribute,
-    Attributes,
-    Case,
-    GradientContext,
-    OpSpec,
-    operator,
-    register,
-)
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, define, operator
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -139,50 +131,48 @@ def _gradient(g: GradientContext) -> list[str | None]:
     return [total(position) for position in range(len(g.inputs))]
 
 
-register(
-    OpSpec(
-        name="fused_elementwise",
-        tiles_free=True,
-        mixes_types=True,
-        inputs=("x*",),
-        outputs=("y*",),
-        signature=_signature,
-        reference=_reference,
-        attributes={"program": Attribute("program"), "results": Attribute("ints", minimum=0)},
-        gradient=_gradient,
-        flops_per_point=4,
-        cases=(
-            Case(
-                ("3 4", "4"),
-                {"program": (("add", (0, 1), ()), ("relu", (2,), ())), "results": (3,)},
-            ),
-            Case(
-                ("2 3", "2 3"),
-                {
-                    "program": (
-                        ("mul", (0, 1), ()),
-                        ("affine", (2,), (("scale", 2.0), ("shift", -0.5))),
-                        ("sigmoid", (3,), ()),
-                        ("mul", (3, 4), ()),
-                    ),
-                    "results": (5, 2),
-                },
-            ),
-            Case(
-                ("3 1", "4"),
-                {
-                    "program": (
-                        ("tanh", (1,), ()),
-                        ("sub", (0, 2), ()),
-                        ("accumulate", (3, 3, 3), ()),
-                    ),
-                    "results": (4,),
-                },
-            ),
-            Case(("",), {"program": (("leaky_relu", (0,), (("alpha", 0.2),)),), "results": (1,)}),
-            Case(("0 3",), {"program": (("exp", (0,), ()),), "results": (1,)}),
+define(
+    name="fused_elementwise",
+    tiles_free=True,
+    mixes_types=True,
+    inputs=("x*",),
+    outputs=("y*",),
+    signature=_signature,
+    reference=_reference,
+    attributes={"program": Attribute("program"), "results": Attribute("ints", minimum=0)},
+    gradient=_gradient,
+    flops_per_point=4,
+    cases=(
+        Case(
+            ("3 4", "4"),
+            {"program": (("add", (0, 1), ()), ("relu", (2,), ())), "results": (3,)},
         ),
-        layer=None,
-        doc="program: (operator, operand numbers, attribute pairs) a step; results: their numbers",
-    )
+        Case(
+            ("2 3", "2 3"),
+            {
+                "program": (
+                    ("mul", (0, 1), ()),
+                    ("affine", (2,), (("scale", 2.0), ("shift", -0.5))),
+                    ("sigmoid", (3,), ()),
+                    ("mul", (3, 4), ()),
+                ),
+                "results": (5, 2),
+            },
+        ),
+        Case(
+            ("3 1", "4"),
+            {
+                "program": (
+                    ("tanh", (1,), ()),
+                    ("sub", (0, 2), ()),
+                    ("accumulate", (3, 3, 3), ()),
+                ),
+                "results": (4,),
+            },
+        ),
+        Case(("",), {"program": (("leaky_relu", (0,), (("alpha", 0.2),)),), "results": (1,)}),
+        Case(("0 3",), {"program": (("exp", (0,), ()),), "results": (1,)}),
+    ),
+    layer=None,
+    doc="program: (operator, operand numbers, attribute pairs) a step; results: their numbers",
 )

@@ -29,8 +29,8 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer
 from soapstone.ir.ops.graphs.spmm import DOUBLE, NONE, WIDE, bound, entries, example, renamed
 from soapstone.ir.ops.normalization.dropout import random_bits
-from soapstone.ir.ops.recurrent.rnn import CountedSpec
-from soapstone.ir.spec import Attribute, Attributes, GradientContext, Tile, register
+from soapstone.ir.ops.recurrent.rnn import define_counted
+from soapstone.ir.spec import Attribute, Attributes, GradientContext, Tile
 from soapstone.ir.tensor import Array, TensorSpec
 
 _ROWS = {"d0": "v", "d1": "h", "d2": "d"}
@@ -210,76 +210,72 @@ def _attention_grad(
 # -------------------------------------------------------------------------------- declarations
 _ALL = ("p", "i", "pt", "it")
 _DROPPED: Mapping[str, Any] = {"rate": 0.4, "seed": 2**63 + 5}
-register(
-    CountedSpec(
-        name="graph_attention",
-        inputs=(
-            "x",
-            "source",
-            "target",
-            "indptr",
-            "indices",
-            "indptr_t",
-            "indices_t",
-            "step?",
-            "numbers?",
-        ),
-        outputs=("y", "positive", "scale", "share"),
-        signature=_signature,
-        reference=_attention,
-        attributes=_ATTRIBUTES,
-        gradient=_gradient,
-        localize=_localize,
-        operations=_work,
-        cases=(
-            example(("5 2 3", "5 2", "4 2", *_ALL), WIDE),
-            example(("5 2 3", "5 2", "4 2", *_ALL, "int64 <100"), WIDE, **_DROPPED),
-            example(("3 1 20", "3 1", "3 1", *_ALL), DOUBLE, slope=0.0),
-            example(("3 18 2", "3 18", "3 18", *_ALL, "int64 <100"), DOUBLE, rate=0.2),
-            example(("1 2 4", "1 2", "2 2", *_ALL), NONE),
-        ),
-        layer=None,
-        doc="the sum over the neighbours of each vertex of their rows of x, weighted by softmax\n"
-        "x: (u, h, d); source: (u, h), target: (v, h), the parts of scores; indptr: (v + 1),\n"
-        "indices: (e), the matrix (v, u) in CSR; indptr_t: (u + 1), indices_t: (e), its\n"
-        "transpose; step: (), where weights are dropped at a rate; numbers: (u), of the rows of\n"
-        "x, by which draws go, by default their places; results: the sum (v, h, d), 0\n"
-        "where a row has no entry; the part of it that positive scores have, (v, h, d); the\n"
-        "logarithm of the sum of exponentials, (v, h); the weight of positive scores, (v, h)",
-    )
+define_counted(
+    name="graph_attention",
+    inputs=(
+        "x",
+        "source",
+        "target",
+        "indptr",
+        "indices",
+        "indptr_t",
+        "indices_t",
+        "step?",
+        "numbers?",
+    ),
+    outputs=("y", "positive", "scale", "share"),
+    signature=_signature,
+    reference=_attention,
+    attributes=_ATTRIBUTES,
+    gradient=_gradient,
+    localize=_localize,
+    operations=_work,
+    cases=(
+        example(("5 2 3", "5 2", "4 2", *_ALL), WIDE),
+        example(("5 2 3", "5 2", "4 2", *_ALL, "int64 <100"), WIDE, **_DROPPED),
+        example(("3 1 20", "3 1", "3 1", *_ALL), DOUBLE, slope=0.0),
+        example(("3 18 2", "3 18", "3 18", *_ALL, "int64 <100"), DOUBLE, rate=0.2),
+        example(("1 2 4", "1 2", "2 2", *_ALL), NONE),
+    ),
+    layer=None,
+    doc="the sum over the neighbours of each vertex of their rows of x, weighted by softmax\n"
+    "x: (u, h, d); source: (u, h), target: (v, h), the parts of scores; indptr: (v + 1),\n"
+    "indices: (e), the matrix (v, u) in CSR; indptr_t: (u + 1), indices_t: (e), its\n"
+    "transpose; step: (), where weights are dropped at a rate; numbers: (u), of the rows of\n"
+    "x, by which draws go, by default their places; results: the sum (v, h, d), 0\n"
+    "where a row has no entry; the part of it that positive scores have, (v, h, d); the\n"
+    "logarithm of the sum of exponentials, (v, h); the weight of positive scores, (v, h)",
 )
-register(
-    CountedSpec(
-        name="graph_attention_grad",
-        inputs=(
-            *("dy", "x", "source", "target", "scale", "dots", "indptr_t", "indices_t"),
-            "step?",
-            "numbers?",
+define_counted(
+    name="graph_attention_grad",
+    inputs=(
+        *("dy", "x", "source", "target", "scale", "dots", "indptr_t", "indices_t"),
+        "step?",
+        "numbers?",
+    ),
+    outputs=("dx", "dsource"),
+    signature=_grad_signature,
+    reference=_attention_grad,
+    attributes=_ATTRIBUTES,
+    localize=_localize,
+    operations=_work,
+    cases=(
+        example(("4 2 3", "5 2 3", "5 2", *["4 2"] * 3, "pt", "it"), WIDE, ()),
+        example(
+            ("4 2 3", "5 2 3", "5 2", *["4 2"] * 3, "pt", "it", "int64 <100"),
+            WIDE,
+            (),
+            **_DROPPED,
         ),
-        outputs=("dx", "dsource"),
-        signature=_grad_signature,
-        reference=_attention_grad,
-        attributes=_ATTRIBUTES,
-        localize=_localize,
-        operations=_work,
-        cases=(
-            example(("4 2 3", "5 2 3", "5 2", *["4 2"] * 3, "pt", "it"), WIDE, ()),
-            example(
-                ("4 2 3", "5 2 3", "5 2", *["4 2"] * 3, "pt", "it", "int64 <100"),
-                WIDE,
-                (),
-                **_DROPPED,
-            ),
-            example(
-                ("4 2 3", "5 2 3", "5 2", *["4 2"] * 3, "pt", "it", "int64 <100", "int32 4 <90"),
-                WIDE,
-                (),
-                **_DROPPED,
-            ),
-            example(("3 1 20", "3 1 20", *["3 1"] * 4, "pt", "it"), DOUBLE, (), slope=0.0),
-            example(("3 18 2", "3 18 2", *["3 18"] * 4, "pt", "it"), DOUBLE, ()),
-            example(("2 2 4", "1 2 4", "1 2", *["2 2"] * 3, "pt", "it"), NONE, ()),
+        example(
+            ("4 2 3", "5 2 3", "5 2", *["4 2"] * 3, "pt", "it", "int64 <100", "int32 4 <90"),
+            WIDE,
+            (),
+            **_DROPPED,
         ),
-        doc="the gradients of x and of source, from dy and its products with y, `dots`",
-    )
+        example(("3 1 20", "3 1 20", *["3 1"] * 4, "pt", "it"), DOUBLE, (), slope=0.0),
+        example(("3 18 2", "3 18 2", *["3 18"] * 4, "pt", "it"), DOUBLE, ()),
+        example(("2 2 4", "1 2 4", "1 2", *["2 2"] * 3, "pt", "it"), NONE, ()),
+    ),
+    doc="the gradients of x and of source, from dy and its products with y, `dots`",
 )

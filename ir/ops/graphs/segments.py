@@ -16,7 +16,7 @@ import numpy as np
 from soapstone.ir.dims import Signature
 from soapstone.ir.ops.checks import need_float, need_integer
 from soapstone.ir.ops.graphs.spmm import DOUBLE, NONE, WIDE, bound, entries, example
-from soapstone.ir.spec import Attributes, GradientContext, OpSpec, register
+from soapstone.ir.spec import Attributes, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -60,40 +60,36 @@ def _softmax_grad(attributes: Attributes, dy: Array, y: Array, indptr: Array) ->
     return dx
 
 
-register(
-    OpSpec(
-        name="segment_softmax",
-        inputs=("x", "indptr"),
-        signature=_signature,
-        reference=_softmax,
-        gradient=_gradient,
-        flops_per_point=8,
-        cases=(
-            example(("6 3", "p"), WIDE),
-            example(("6 20", "p"), DOUBLE),
-            example(("8 1", "p"), WIDE),
-            example(("0 2", "p"), NONE),
-            example(("6 0", "p"), WIDE),
-        ),
-        layer=None,
-        doc="softmax of each column of x over each segment of rows\n"
-        "x: (e, d); indptr: (v + 1), where segments begin and the last one ends; result: (e, d),\n"
-        "0 in rows that are in no segment",
-    )
+define(
+    name="segment_softmax",
+    inputs=("x", "indptr"),
+    signature=_signature,
+    reference=_softmax,
+    gradient=_gradient,
+    flops_per_point=8,
+    cases=(
+        example(("6 3", "p"), WIDE),
+        example(("6 20", "p"), DOUBLE),
+        example(("8 1", "p"), WIDE),
+        example(("0 2", "p"), NONE),
+        example(("6 0", "p"), WIDE),
+    ),
+    layer=None,
+    doc="softmax of each column of x over each segment of rows\n"
+    "x: (e, d); indptr: (v + 1), where segments begin and the last one ends; result: (e, d),\n"
+    "0 in rows that are in no segment",
 )
-register(
-    OpSpec(
-        name="segment_softmax_grad",
-        inputs=("dy", "y", "indptr"),
-        outputs=("dx",),
-        signature=_signature,
-        reference=_softmax_grad,
-        flops_per_point=4,
-        cases=(
-            example(("6 3", "6 3", "p"), WIDE, ()),
-            example(("8 20", "8 20", "p"), DOUBLE, ()),
-            example(("0 2", "0 2", "p"), NONE, ()),
-        ),
-        doc="y (dy - s), where s is the sum of y dy over each segment of rows",
-    )
+define(
+    name="segment_softmax_grad",
+    inputs=("dy", "y", "indptr"),
+    outputs=("dx",),
+    signature=_signature,
+    reference=_softmax_grad,
+    flops_per_point=4,
+    cases=(
+        example(("6 3", "6 3", "p"), WIDE, ()),
+        example(("8 20", "8 20", "p"), DOUBLE, ()),
+        example(("0 2", "0 2", "p"), NONE, ()),
+    ),
+    doc="y (dy - s), where s is the sum of y dy over each segment of rows",
 )

@@ -18,8 +18,8 @@ import numpy as np
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
-from soapstone.ir.ops.recurrent.rnn import CountedSpec
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, register
+from soapstone.ir.ops.recurrent.rnn import define_counted
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile
 from soapstone.ir.tensor import Array, TensorSpec
 
 # What each operand's axes are: letters of dims; `v+` and `u+` have one more, for the last offset,
@@ -276,99 +276,89 @@ def example(
 
 
 _ALL = ("p", "i", "pt", "it")
-register(
-    CountedSpec(
-        name="spmm",
-        inputs=("x", "indptr", "indices", "indptr_t", "indices_t", "weights?", "weights_t?"),
-        signature=_signature,
-        reference=_spmm,
-        attributes={"reduction": Attribute("str", "sum", choices=("sum", "mean"))},
-        gradient=_gradient,
-        operations=_work,
-        cases=(
-            example(("5 3", *_ALL), WIDE),
-            example(("5 3", *_ALL, "w 6", "wt 6"), WIDE, (0, 5)),
-            example(("5 3", *_ALL), WIDE, reduction="mean"),
-            example(("3 70", *_ALL), DOUBLE, (0,), "int64"),
-            example(("3 149", *_ALL, "6", "6"), DOUBLE, ()),
-            example(("1 2", *_ALL), NONE, reduction="mean"),
-            example(("3 0", *_ALL), DOUBLE),
-        ),
-        doc="the sum or mean, over the entries of each row of a sparse matrix, of the rows of x\n"
-        "x: (u, d); indptr: (v + 1), indices: (e), the matrix (v, u) in CSR; indptr_t: (u + 1),\n"
-        "indices_t: (e), its transpose; weights, weights_t: (e), the entries of both, 1 without\n"
-        "them, for sums alone; result: (v, d), 0 where a row has no entry. The gradient of the\n"
-        "entries is that of weights, and needs weights_t to be of the same numbers",
-    )
+define_counted(
+    name="spmm",
+    inputs=("x", "indptr", "indices", "indptr_t", "indices_t", "weights?", "weights_t?"),
+    signature=_signature,
+    reference=_spmm,
+    attributes={"reduction": Attribute("str", "sum", choices=("sum", "mean"))},
+    gradient=_gradient,
+    operations=_work,
+    cases=(
+        example(("5 3", *_ALL), WIDE),
+        example(("5 3", *_ALL, "w 6", "wt 6"), WIDE, (0, 5)),
+        example(("5 3", *_ALL), WIDE, reduction="mean"),
+        example(("3 70", *_ALL), DOUBLE, (0,), "int64"),
+        example(("3 149", *_ALL, "6", "6"), DOUBLE, ()),
+        example(("1 2", *_ALL), NONE, reduction="mean"),
+        example(("3 0", *_ALL), DOUBLE),
+    ),
+    doc="the sum or mean, over the entries of each row of a sparse matrix, of the rows of x\n"
+    "x: (u, d); indptr: (v + 1), indices: (e), the matrix (v, u) in CSR; indptr_t: (u + 1),\n"
+    "indices_t: (e), its transpose; weights, weights_t: (e), the entries of both, 1 without\n"
+    "them, for sums alone; result: (v, d), 0 where a row has no entry. The gradient of the\n"
+    "entries is that of weights, and needs weights_t to be of the same numbers",
 )
-register(
-    CountedSpec(
-        name="spmm_mean_grad",
-        inputs=("dy", "indptr", "indptr_t", "indices_t"),
-        outputs=("dx",),
-        signature=_mean_signature,
-        reference=_mean_grad,
-        operations=_work,
-        cases=(
-            example(("4 3", "p", "pt", "it"), WIDE, ()),
-            example(("3 70", "p", "pt", "it"), DOUBLE, ()),
-            example(("2 1", "p", "pt", "it"), NONE, ()),
-        ),
-        doc="the rows of dy over their entries' number, summed over the entries of each column",
-    )
+define_counted(
+    name="spmm_mean_grad",
+    inputs=("dy", "indptr", "indptr_t", "indices_t"),
+    outputs=("dx",),
+    signature=_mean_signature,
+    reference=_mean_grad,
+    operations=_work,
+    cases=(
+        example(("4 3", "p", "pt", "it"), WIDE, ()),
+        example(("3 70", "p", "pt", "it"), DOUBLE, ()),
+        example(("2 1", "p", "pt", "it"), NONE, ()),
+    ),
+    doc="the rows of dy over their entries' number, summed over the entries of each column",
 )
-register(
-    CountedSpec(
-        name="sddmm",
-        inputs=("a", "b", "indptr", "indices"),
-        signature=_sddmm_signature,
-        reference=_sddmm,
-        operations=_work,
-        cases=(
-            example(("4 3", "5 3", "p", "i"), WIDE, ()),
-            example(("3 70", "3 70", "p", "i"), DOUBLE, ()),
-            example(("2 2", "1 2", "p", "i"), NONE, ()),
-        ),
-        doc="at each entry of a sparse matrix, the product of its row of a and its column's of b",
-    )
+define_counted(
+    name="sddmm",
+    inputs=("a", "b", "indptr", "indices"),
+    signature=_sddmm_signature,
+    reference=_sddmm,
+    operations=_work,
+    cases=(
+        example(("4 3", "5 3", "p", "i"), WIDE, ()),
+        example(("3 70", "3 70", "p", "i"), DOUBLE, ()),
+        example(("2 2", "1 2", "p", "i"), NONE, ()),
+    ),
+    doc="at each entry of a sparse matrix, the product of its row of a and its column's of b",
 )
-register(
-    CountedSpec(
-        name="spmm_max",
-        inputs=("x", "indptr", "indices", "indptr_t", "indices_t", "numbers?"),
-        outputs=("y", "chosen"),
-        signature=_max_signature,
-        reference=_spmm_max,
-        gradient=_max_gradient,
-        operations=_work,
-        cases=(
-            example(("5 3", *_ALL), WIDE),
-            example(("3 70", *_ALL), DOUBLE),
-            example(("1 2", *_ALL), NONE),
-        ),
-        doc="the maxima, over the entries of each row of a sparse matrix, of the rows of x, and"
-        " which rows they are\n"
-        "x, indptr, indices, indptr_t, indices_t: as of spmm; equal entries lie together in the\n"
-        "transpose; numbers: (u), of the rows of x, their places by default; results: the maxima,\n"
-        "(v, d), 0 where a row has no entry; the numbers of the first rows of x that have them,\n"
-        "or -1",
-    )
+define_counted(
+    name="spmm_max",
+    inputs=("x", "indptr", "indices", "indptr_t", "indices_t", "numbers?"),
+    outputs=("y", "chosen"),
+    signature=_max_signature,
+    reference=_spmm_max,
+    gradient=_max_gradient,
+    operations=_work,
+    cases=(
+        example(("5 3", *_ALL), WIDE),
+        example(("3 70", *_ALL), DOUBLE),
+        example(("1 2", *_ALL), NONE),
+    ),
+    doc="the maxima, over the entries of each row of a sparse matrix, of the rows of x, and"
+    " which rows they are\n"
+    "x, indptr, indices, indptr_t, indices_t: as of spmm; equal entries lie together in the\n"
+    "transpose; numbers: (u), of the rows of x, their places by default; results: the maxima,\n"
+    "(v, d), 0 where a row has no entry; the numbers of the first rows of x that have them,\n"
+    "or -1",
 )
-register(
-    CountedSpec(
-        name="spmm_max_grad",
-        inputs=("dy", "chosen", "indptr_t", "indices_t"),
-        outputs=("dx",),
-        signature=_max_grad_signature,
-        reference=_spmm_max_grad,
-        attributes={"base": Attribute("int", 0, minimum=0)},
-        localize=_localize_rows,
-        operations=_work,
-        cases=(
-            example(("4 3", "int32 4 3 >=-1 <5", "pt", "it"), WIDE, ()),
-            example(("3 20", "int32 3 20 >=-1 <3", "pt", "it"), DOUBLE, ()),
-            example(("2 1", "int32 2 1 >=-1 <1", "pt", "it"), NONE, ()),
-        ),
-        doc="dy, added to the row of x that was chosen",
-    )
+define_counted(
+    name="spmm_max_grad",
+    inputs=("dy", "chosen", "indptr_t", "indices_t"),
+    outputs=("dx",),
+    signature=_max_grad_signature,
+    reference=_spmm_max_grad,
+    attributes={"base": Attribute("int", 0, minimum=0)},
+    localize=_localize_rows,
+    operations=_work,
+    cases=(
+        example(("4 3", "int32 4 3 >=-1 <5", "pt", "it"), WIDE, ()),
+        example(("3 20", "int32 3 20 >=-1 <3", "pt", "it"), DOUBLE, ()),
+        example(("2 1", "int32 2 1 >=-1 <1", "pt", "it"), NONE, ()),
+    ),
+    doc="dy, added to the row of x that was chosen",
 )

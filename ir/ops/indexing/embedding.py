@@ -15,7 +15,7 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.operands import named, numbered
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -98,42 +98,38 @@ def _grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
     return finish(table, operands, [Operand((v, d))], [inputs[0].dtype])
 
 
-register(
-    OpSpec(
-        name="embedding",
-        inputs=("ids", "table"),
-        signature=_signature,
-        reference=_embedding,
-        gradient=_gradient,
-        localize=_localize,
-        onnx=Onnx("Gather", inputs=(1, 0), casts={0: "int64"}),
-        cases=(
-            Case(("int32 4 <5", "5 3")),
-            Case(("int64 2 3 <7", "7 2")),
-            Case(("int32 <4", "4 3")),
-            Case(("int32 1 <1", "1 1")),
-            Case(("int64 0 <3", "3 2")),
-            Case(("int32 3 2 <6", "6 0")),
-        ),
-        doc="the rows of the table (v, d) that ids (any shape) name: (…, d)",
-    )
+define(
+    name="embedding",
+    inputs=("ids", "table"),
+    signature=_signature,
+    reference=_embedding,
+    gradient=_gradient,
+    localize=_localize,
+    onnx=Onnx("Gather", inputs=(1, 0), casts={0: "int64"}),
+    cases=(
+        Case(("int32 4 <5", "5 3")),
+        Case(("int64 2 3 <7", "7 2")),
+        Case(("int32 <4", "4 3")),
+        Case(("int32 1 <1", "1 1")),
+        Case(("int64 0 <3", "3 2")),
+        Case(("int32 3 2 <6", "6 0")),
+    ),
+    doc="the rows of the table (v, d) that ids (any shape) name: (…, d)",
 )
-register(
-    OpSpec(
-        name="embedding_grad",
-        inputs=("dy", "ids"),
-        outputs=("dtable",),
-        signature=_grad_signature,
-        reference=added_rows,
-        attributes={"vocabulary": Attribute("int", minimum=0)},
-        localize=localize_table,
-        cases=(
-            Case(("4 3", "int32 4 <5"), {"vocabulary": 5}, ()),
-            Case(("2 3 2", "int64 2 3 <7"), {"vocabulary": 7}, ()),
-            Case(("3", "int32 <4"), {"vocabulary": 4}, ()),
-            Case(("1 1", "int32 1 <1"), {"vocabulary": 1}, ()),
-            Case(("0 2", "int64 0 <3"), {"vocabulary": 3}, ()),
-        ),
-        doc="dy added up by the row it came from: (vocabulary, d)",
-    )
+define(
+    name="embedding_grad",
+    inputs=("dy", "ids"),
+    outputs=("dtable",),
+    signature=_grad_signature,
+    reference=added_rows,
+    attributes={"vocabulary": Attribute("int", minimum=0)},
+    localize=localize_table,
+    cases=(
+        Case(("4 3", "int32 4 <5"), {"vocabulary": 5}, ()),
+        Case(("2 3 2", "int64 2 3 <7"), {"vocabulary": 7}, ()),
+        Case(("3", "int32 <4"), {"vocabulary": 4}, ()),
+        Case(("1 1", "int32 1 <1"), {"vocabulary": 1}, ()),
+        Case(("0 2", "int64 0 <3"), {"vocabulary": 3}, ()),
+    ),
+    doc="dy added up by the row it came from: (vocabulary, d)",
 )

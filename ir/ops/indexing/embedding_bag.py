@@ -13,8 +13,8 @@ import numpy as np
 from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
 from soapstone.ir.ops.indexing.embedding import added_rows, held_rows, localize_table
-from soapstone.ir.ops.recurrent.rnn import CountedSpec
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, register
+from soapstone.ir.ops.recurrent.rnn import define_counted
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile
 from soapstone.ir.tensor import Array, TensorSpec
 
 _REDUCTION = {"reduction": Attribute("str", "mean", choices=("sum", "mean", "max"))}
@@ -96,65 +96,59 @@ def _max_grad(attributes: Attributes, dy: Array, ids: Array, table: Array, y: Ar
     return dtable
 
 
-register(
-    CountedSpec(
-        name="embedding_bag",
-        inputs=("ids", "table"),
-        signature=_signature,
-        reference=_embedding_bag,
-        attributes=_REDUCTION,
-        gradient=_gradient,
-        localize=_localize,
-        operations=_work,
-        cases=(
-            Case(("int32 4 3 <5", "5 3")),
-            Case(("int64 4 3 <5", "5 3"), {"reduction": "sum"}),
-            Case(("int32 4 3 <5", "5 3"), {"reduction": "max"}),
-            Case(("int32 1 1 <1", "1 1"), {"reduction": "max"}),
-            Case(("int64 0 2 <3", "3 2")),
-            Case(("int32 2 0 <3", "3 2"), {"reduction": "max"}),
-            Case(("int32 2 0 <3", "3 2")),
-            Case(("int64 6 4 <9", "9 70"), {"reduction": "sum"}, ()),
-        ),
-        doc="of the rows of the table (v, d) that each bag of ids (n, l) names: (n, d); of none, 0",
-    )
+define_counted(
+    name="embedding_bag",
+    inputs=("ids", "table"),
+    signature=_signature,
+    reference=_embedding_bag,
+    attributes=_REDUCTION,
+    gradient=_gradient,
+    localize=_localize,
+    operations=_work,
+    cases=(
+        Case(("int32 4 3 <5", "5 3")),
+        Case(("int64 4 3 <5", "5 3"), {"reduction": "sum"}),
+        Case(("int32 4 3 <5", "5 3"), {"reduction": "max"}),
+        Case(("int32 1 1 <1", "1 1"), {"reduction": "max"}),
+        Case(("int64 0 2 <3", "3 2")),
+        Case(("int32 2 0 <3", "3 2"), {"reduction": "max"}),
+        Case(("int32 2 0 <3", "3 2")),
+        Case(("int64 6 4 <9", "9 70"), {"reduction": "sum"}, ()),
+    ),
+    doc="of the rows of the table (v, d) that each bag of ids (n, l) names: (n, d); of none, 0",
 )
-register(
-    CountedSpec(
-        name="embedding_bag_grad",
-        inputs=("dy", "ids"),
-        outputs=("dtable",),
-        signature=_grad_signature,
-        reference=_embedding_bag_grad,
-        attributes={
-            "vocabulary": Attribute("int", minimum=0),
-            "scale": Attribute("float", 1.0),
-        },
-        localize=localize_table,
-        operations=_work,
-        cases=(
-            Case(("4 3", "int32 4 3 <5"), {"vocabulary": 5}, ()),
-            Case(("4 3", "int64 4 3 <5"), {"vocabulary": 5, "scale": 0.25}, ()),
-            Case(("1 1", "int32 1 1 <1"), {"vocabulary": 1}, ()),
-            Case(("0 2", "int64 0 2 <3"), {"vocabulary": 3}, ()),
-            Case(("6 70", "int64 6 4 <9"), {"vocabulary": 9}, ()),
-        ),
-        doc="dy times scale, added to each of the rows of its bag: (vocabulary, d)",
-    )
+define_counted(
+    name="embedding_bag_grad",
+    inputs=("dy", "ids"),
+    outputs=("dtable",),
+    signature=_grad_signature,
+    reference=_embedding_bag_grad,
+    attributes={
+        "vocabulary": Attribute("int", minimum=0),
+        "scale": Attribute("float", 1.0),
+    },
+    localize=localize_table,
+    operations=_work,
+    cases=(
+        Case(("4 3", "int32 4 3 <5"), {"vocabulary": 5}, ()),
+        Case(("4 3", "int64 4 3 <5"), {"vocabulary": 5, "scale": 0.25}, ()),
+        Case(("1 1", "int32 1 1 <1"), {"vocabulary": 1}, ()),
+        Case(("0 2", "int64 0 2 <3"), {"vocabulary": 3}, ()),
+        Case(("6 70", "int64 6 4 <9"), {"vocabulary": 9}, ()),
+    ),
+    doc="dy times scale, added to each of the rows of its bag: (vocabulary, d)",
 )
-register(
-    CountedSpec(
-        name="embedding_bag_max_grad",
-        inputs=("dy", "ids", "table", "y"),
-        outputs=("dtable",),
-        signature=_max_signature,
-        reference=_max_grad,
-        operations=_work,
-        cases=(
-            Case(("2 3", "int32 2 2 <4", "4 3", "2 3"), {}, ()),
-            Case(("1 1", "int64 1 1 <1", "1 1", "1 1"), {}, ()),
-            Case(("2 3", "int32 2 0 <4", "4 3", "2 3"), {}, ()),
-        ),
-        doc="dy added to the first row of its bag that holds the maximum",
-    )
+define_counted(
+    name="embedding_bag_max_grad",
+    inputs=("dy", "ids", "table", "y"),
+    outputs=("dtable",),
+    signature=_max_signature,
+    reference=_max_grad,
+    operations=_work,
+    cases=(
+        Case(("2 3", "int32 2 2 <4", "4 3", "2 3"), {}, ()),
+        Case(("1 1", "int64 1 1 <1", "1 1", "1 1"), {}, ()),
+        Case(("2 3", "int32 2 0 <4", "4 3", "2 3"), {}, ()),
+    ),
+    doc="dy added to the first row of its bag that holds the maximum",
 )

@@ -18,7 +18,7 @@ from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_integer
 from soapstone.ir.ops.operands import named, need_axis
 from soapstone.ir.ops.reduction.folds import box_shape
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -135,50 +135,46 @@ def _gather_grad_localize(attributes: Attributes, tile: Tile) -> Attributes:
 
 
 _AXIS = {"axis": Attribute("axis", 0, minimum=0)}
-register(
-    OpSpec(
-        name="gather",
-        inputs=("x", "ids"),
-        signature=_gather_signature,
-        reference=_gather,
-        attributes=_AXIS,
-        gradient=_gather_gradient,
-        localize=localize_axis,
-        flops_per_point=0,
-        onnx=Onnx("Gather", casts={1: "int64"}),
-        cases=(
-            Case(("5 3", "int64 4 <5")),
-            Case(("5 3", "int32 2 2 >=-3 <3"), {"axis": 1}),
-            Case(("3 4 2", "int64 <4"), {"axis": 1}),
-            Case(("2 3 4", "int64 2 1 3 >=-4 <4"), {"axis": 2}),
-            Case(("4", "int64 0 <3")),
-            Case(("1 2", "int32 3 >=-1 <1")),
-            Case(("0 3", "int64 2 <3"), {"axis": 1}),
-            Case(("int64 6 <99", "int64 3 <6"), {}, ()),
-            Case(("bool 3 4", "int64 3 <4"), {"axis": 1}, ()),
-        ),
-        doc="the elements of an axis that ids name, negative ones from its end, in its place\n"
-        "x: any shape; ids: int32 or int64 of any shape, which stands in the place of the axis",
-    )
+define(
+    name="gather",
+    inputs=("x", "ids"),
+    signature=_gather_signature,
+    reference=_gather,
+    attributes=_AXIS,
+    gradient=_gather_gradient,
+    localize=localize_axis,
+    flops_per_point=0,
+    onnx=Onnx("Gather", casts={1: "int64"}),
+    cases=(
+        Case(("5 3", "int64 4 <5")),
+        Case(("5 3", "int32 2 2 >=-3 <3"), {"axis": 1}),
+        Case(("3 4 2", "int64 <4"), {"axis": 1}),
+        Case(("2 3 4", "int64 2 1 3 >=-4 <4"), {"axis": 2}),
+        Case(("4", "int64 0 <3")),
+        Case(("1 2", "int32 3 >=-1 <1")),
+        Case(("0 3", "int64 2 <3"), {"axis": 1}),
+        Case(("int64 6 <99", "int64 3 <6"), {}, ()),
+        Case(("bool 3 4", "int64 3 <4"), {"axis": 1}, ()),
+    ),
+    doc="the elements of an axis that ids name, negative ones from its end, in its place\n"
+    "x: any shape; ids: int32 or int64 of any shape, which stands in the place of the axis",
 )
-register(
-    OpSpec(
-        name="gather_grad",
-        inputs=("dy", "ids"),
-        outputs=("dx",),
-        signature=_gather_grad_signature,
-        reference=_gather_grad,
-        attributes={**_AXIS, "extent": Attribute("int", minimum=0)},
-        localize=_gather_grad_localize,
-        cases=(
-            Case(("4 3", "int64 4 <5"), {"extent": 5}, ()),
-            Case(("5 2 2", "int32 2 2 >=-3 <3"), {"axis": 1, "extent": 3}, ()),
-            Case(("3 2", "int64 <4"), {"axis": 1, "extent": 4}, ()),
-            Case(("0", "int64 0 <3"), {"extent": 4}, ()),
-            Case(("0 2", "int64 2 <3"), {"axis": 1, "extent": 3}, ()),
-        ),
-        doc="dy added up by the element of the axis it came from",
-    )
+define(
+    name="gather_grad",
+    inputs=("dy", "ids"),
+    outputs=("dx",),
+    signature=_gather_grad_signature,
+    reference=_gather_grad,
+    attributes={**_AXIS, "extent": Attribute("int", minimum=0)},
+    localize=_gather_grad_localize,
+    cases=(
+        Case(("4 3", "int64 4 <5"), {"extent": 5}, ()),
+        Case(("5 2 2", "int32 2 2 >=-3 <3"), {"axis": 1, "extent": 3}, ()),
+        Case(("3 2", "int64 <4"), {"axis": 1, "extent": 4}, ()),
+        Case(("0", "int64 0 <3"), {"extent": 4}, ()),
+        Case(("0 2", "int64 2 <3"), {"axis": 1, "extent": 3}, ()),
+    ),
+    doc="dy added up by the element of the axis it came from",
 )
 
 # gather_elements
@@ -251,32 +247,30 @@ def _elements_gradient(g: GradientContext) -> Sequence[str | None]:
     return [made, None]
 
 
-register(
-    OpSpec(
-        name="gather_elements",
-        inputs=("x", "ids"),
-        signature=_elements_signature,
-        reference=_gather_elements,
-        attributes=_AXIS,
-        gradient=_elements_gradient,
-        localize=localize_axis,
-        flops_per_point=0,
-        onnx=Onnx("GatherElements", casts={1: "int64"}),
-        layer={"axis": -1},
-        cases=(
-            Case(("4 3", "int64 2 3 >=-4 <4")),
-            Case(("3 4", "int32 3 2 <4"), {"axis": 1}),
-            Case(("3 4 2", "int64 2 5 2 >=-4 <4"), {"axis": 1}),
-            Case(("5", "int64 7 <5")),
-            Case(("2 3", "int64 2 0 <3"), {"axis": 1}),
-            Case(("0 3", "int64 0 2 <3"), {"axis": 1}),
-            Case(("int64 4 2 <9", "int64 2 2 <4"), {}, ()),
-            Case(("bool 4 2", "int64 2 2 <4"), {}, ()),
-        ),
-        doc="the elements that each line of ids along axis names in the same line of x\n"
-        "x: any shape; ids: int32 or int64 of as many axes, no longer than x's but along axis,\n"
-        "negative ones from the end; result: of the shape of ids",
-    )
+define(
+    name="gather_elements",
+    inputs=("x", "ids"),
+    signature=_elements_signature,
+    reference=_gather_elements,
+    attributes=_AXIS,
+    gradient=_elements_gradient,
+    localize=localize_axis,
+    flops_per_point=0,
+    onnx=Onnx("GatherElements", casts={1: "int64"}),
+    layer={"axis": -1},
+    cases=(
+        Case(("4 3", "int64 2 3 >=-4 <4")),
+        Case(("3 4", "int32 3 2 <4"), {"axis": 1}),
+        Case(("3 4 2", "int64 2 5 2 >=-4 <4"), {"axis": 1}),
+        Case(("5", "int64 7 <5")),
+        Case(("2 3", "int64 2 0 <3"), {"axis": 1}),
+        Case(("0 3", "int64 0 2 <3"), {"axis": 1}),
+        Case(("int64 4 2 <9", "int64 2 2 <4"), {}, ()),
+        Case(("bool 4 2", "int64 2 2 <4"), {}, ()),
+    ),
+    doc="the elements that each line of ids along axis names in the same line of x\n"
+    "x: any shape; ids: int32 or int64 of as many axes, no longer than x's but along axis,\n"
+    "negative ones from the end; result: of the shape of ids",
 )
 
 # gather_nd
@@ -366,42 +360,38 @@ _ND_CASES = (
     (("3", "int64 1 <3"), 0, ()),
     (("2 3", "int64 0 1 <2"), 0, (0, 3)),
 )
-register(
-    OpSpec(
-        name="gather_nd",
-        inputs=("x", "ids"),
-        signature=_nd_signature,
-        reference=_gather_nd,
-        attributes=_BATCH,
-        gradient=_nd_gradient,
-        flops_per_point=0,
-        onnx=Onnx("GatherND", casts={1: "int64"}),
-        cases=(
-            *(Case(inputs, {"batch_dims": batch}) for inputs, batch, _ in _ND_CASES),
-            Case(("bool 4 3", "int64 2 2 <3"), {}, ()),
-        ),
-        doc="the slices of x that the last axis of ids names by their first indices\n"
-        "x: any shape; ids: (…, k) int32 or int64, negative ones from the end, whose first\n"
-        "batch_dims axes are those of x; result: (…, *the axes of x after batch_dims + k)",
-    )
+define(
+    name="gather_nd",
+    inputs=("x", "ids"),
+    signature=_nd_signature,
+    reference=_gather_nd,
+    attributes=_BATCH,
+    gradient=_nd_gradient,
+    flops_per_point=0,
+    onnx=Onnx("GatherND", casts={1: "int64"}),
+    cases=(
+        *(Case(inputs, {"batch_dims": batch}) for inputs, batch, _ in _ND_CASES),
+        Case(("bool 4 3", "int64 2 2 <3"), {}, ()),
+    ),
+    doc="the slices of x that the last axis of ids names by their first indices\n"
+    "x: any shape; ids: (…, k) int32 or int64, negative ones from the end, whose first\n"
+    "batch_dims axes are those of x; result: (…, *the axes of x after batch_dims + k)",
 )
-register(
-    OpSpec(
-        name="gather_nd_grad",
-        inputs=("dy", "ids"),
-        outputs=("dx",),
-        signature=_nd_grad_signature,
-        reference=_gather_nd_grad,
-        attributes={**_BATCH, "shape": Attribute("ints", minimum=0)},
-        localize=lambda a, tile: {**a, "shape": box_shape(tile.outputs[0])},
-        cases=tuple(
-            Case(
-                (" ".join(map(str, shape)), inputs[1]),
-                {"batch_dims": batch, "shape": tuple(map(int, inputs[0].split()))},
-                (),
-            )
-            for inputs, batch, shape in _ND_CASES
-        ),
-        doc="dy added up by the slice it came from, in an array of a shape",
-    )
+define(
+    name="gather_nd_grad",
+    inputs=("dy", "ids"),
+    outputs=("dx",),
+    signature=_nd_grad_signature,
+    reference=_gather_nd_grad,
+    attributes={**_BATCH, "shape": Attribute("ints", minimum=0)},
+    localize=lambda a, tile: {**a, "shape": box_shape(tile.outputs[0])},
+    cases=tuple(
+        Case(
+            (" ".join(map(str, shape)), inputs[1]),
+            {"batch_dims": batch, "shape": tuple(map(int, inputs[0].split()))},
+            (),
+        )
+        for inputs, batch, shape in _ND_CASES
+    ),
+    doc="dy added up by the slice it came from, in an array of a shape",
 )

@@ -23,7 +23,7 @@ from soapstone.ir.ops.indexing.gather import (
     nd_positions,
 )
 from soapstone.ir.ops.operands import need_axis
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
@@ -187,31 +187,29 @@ def _each(make: Callable[[str, _Sides], Case], sides: Sequence[_Sides]) -> tuple
     return tuple(make(reduction, side) for reduction in REDUCTIONS for side in sides)
 
 
-register(
-    OpSpec(
-        name="scatter_elements",
-        inputs=("x", "ids", "updates"),
-        signature=_elements_signature,
-        reference=_scatter_elements,
-        attributes=_ELEMENTS,
-        gradient=_elements_gradient,
-        localize=localize_axis,
-        onnx=Onnx("ScatterElements", casts={1: "int64"}),
-        layer={"axis": -1},
-        cases=(
-            *_each(
-                lambda reduction, side: Case(side[0], {"axis": side[1], "reduction": reduction}),
-                _ELEMENT_CASES,
-            ),
-            Case(("5", "int64 0 <5", "0")),
-            Case(("0 3", "int64 0 2 <3", "0 2"), {"axis": 1}),
-            Case(("int64 4 2 <9", "int64 2 2 <4", "int64 2 2"), {"reduction": "add"}, ()),
-            Case(("bool 4 2", "int64 2 2 <4", "bool 2 2"), {}, ()),
+define(
+    name="scatter_elements",
+    inputs=("x", "ids", "updates"),
+    signature=_elements_signature,
+    reference=_scatter_elements,
+    attributes=_ELEMENTS,
+    gradient=_elements_gradient,
+    localize=localize_axis,
+    onnx=Onnx("ScatterElements", casts={1: "int64"}),
+    layer={"axis": -1},
+    cases=(
+        *_each(
+            lambda reduction, side: Case(side[0], {"axis": side[1], "reduction": reduction}),
+            _ELEMENT_CASES,
         ),
-        doc="x, with updates at the places of each line along axis that ids name\n"
-        "x: any shape, which is also the result's; ids: int32 or int64 of as many axes, no longer\n"
-        "than x's but along axis, negative ones from the end; updates: of the shape of ids",
-    )
+        Case(("5", "int64 0 <5", "0")),
+        Case(("0 3", "int64 0 2 <3", "0 2"), {"axis": 1}),
+        Case(("int64 4 2 <9", "int64 2 2 <4", "int64 2 2"), {"reduction": "add"}, ()),
+        Case(("bool 4 2", "int64 2 2 <4", "bool 2 2"), {}, ()),
+    ),
+    doc="x, with updates at the places of each line along axis that ids name\n"
+    "x: any shape, which is also the result's; ids: int32 or int64 of as many axes, no longer\n"
+    "than x's but along axis, negative ones from the end; updates: of the shape of ids",
 )
 
 
@@ -220,21 +218,19 @@ def _grad_case(reduction: str, dy: str, updates: str, ids: str, **attributes: in
     return Case(inputs, {**attributes, "reduction": reduction}, ())
 
 
-register(
-    OpSpec(
-        name="scatter_elements_grad",
-        inputs=("dy", "ids", "x?", "updates?", "y?"),
-        outputs=("dx", "dupdates"),
-        signature=_elements_grad_signature,
-        reference=_elements_grad,
-        attributes=_ELEMENTS,
-        cases=tuple(
-            _grad_case(reduction, side[0][0], side[0][2], side[0][1], axis=side[1])
-            for reduction in ("none", "mul", "max")
-            for side in _ELEMENT_CASES
-        ),
-        doc="dy of the elements of x that stayed, and of the updates that counted",
-    )
+define(
+    name="scatter_elements_grad",
+    inputs=("dy", "ids", "x?", "updates?", "y?"),
+    outputs=("dx", "dupdates"),
+    signature=_elements_grad_signature,
+    reference=_elements_grad,
+    attributes=_ELEMENTS,
+    cases=tuple(
+        _grad_case(reduction, side[0][0], side[0][2], side[0][1], axis=side[1])
+        for reduction in ("none", "mul", "max")
+        for side in _ELEMENT_CASES
+    ),
+    doc="dy of the elements of x that stayed, and of the updates that counted",
 )
 
 # scatter_nd
@@ -296,39 +292,35 @@ _ND_CASES: tuple[_Sides, ...] = (
     (("3 4 2", "int32 2 2 2 <3", "2 2 2"), 0),
     (("5", "int64 3 1 <5", "3"), 0),
 )
-register(
-    OpSpec(
-        name="scatter_nd",
-        inputs=("x", "ids", "updates"),
-        signature=_nd_signature,
-        reference=_scatter_nd,
-        attributes=_REDUCTION,
-        gradient=_nd_gradient,
-        onnx=Onnx("ScatterND", casts={1: "int64"}),
-        cases=(
-            *_each(lambda reduction, side: Case(side[0], {"reduction": reduction}), _ND_CASES),
-            Case(("5 2", "int64 0 1 <5", "0 2")),
-            Case(("int64 4 2 <9", "int64 2 1 <4", "int64 2 2"), {"reduction": "add"}, ()),
-            Case(("bool 4 2", "int64 2 1 <4", "bool 2 2"), {}, ()),
-        ),
-        doc="x, with updates as the slices that the last axis of ids names\n"
-        "x: any shape, which is also the result's; ids: (…, k) int32 or int64, negative ones from\n"
-        "the end; updates: (…, *the axes of x after the first k)",
-    )
+define(
+    name="scatter_nd",
+    inputs=("x", "ids", "updates"),
+    signature=_nd_signature,
+    reference=_scatter_nd,
+    attributes=_REDUCTION,
+    gradient=_nd_gradient,
+    onnx=Onnx("ScatterND", casts={1: "int64"}),
+    cases=(
+        *_each(lambda reduction, side: Case(side[0], {"reduction": reduction}), _ND_CASES),
+        Case(("5 2", "int64 0 1 <5", "0 2")),
+        Case(("int64 4 2 <9", "int64 2 1 <4", "int64 2 2"), {"reduction": "add"}, ()),
+        Case(("bool 4 2", "int64 2 1 <4", "bool 2 2"), {}, ()),
+    ),
+    doc="x, with updates as the slices that the last axis of ids names\n"
+    "x: any shape, which is also the result's; ids: (…, k) int32 or int64, negative ones from\n"
+    "the end; updates: (…, *the axes of x after the first k)",
 )
-register(
-    OpSpec(
-        name="scatter_nd_grad",
-        inputs=("dy", "ids", "x?", "updates?", "y?"),
-        outputs=("dx", "dupdates"),
-        signature=_nd_grad_signature,
-        reference=_nd_grad,
-        attributes=_REDUCTION,
-        cases=tuple(
-            _grad_case(reduction, side[0][0], side[0][2], side[0][1])
-            for reduction in ("none", "mul", "max")
-            for side in _ND_CASES
-        ),
-        doc="dy of the elements of x that stayed, and of the updates that counted",
-    )
+define(
+    name="scatter_nd_grad",
+    inputs=("dy", "ids", "x?", "updates?", "y?"),
+    outputs=("dx", "dupdates"),
+    signature=_nd_grad_signature,
+    reference=_nd_grad,
+    attributes=_REDUCTION,
+    cases=tuple(
+        _grad_case(reduction, side[0][0], side[0][2], side[0][1])
+        for reduction in ("none", "mul", "max")
+        for side in _ND_CASES
+    ),
+    doc="dy of the elements of x that stayed, and of the updates that counted",
 )

@@ -14,7 +14,7 @@ from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.operands import need_axis, numbered
 from soapstone.ir.ops.reduction.folds import need_number
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 # argmax, argmin
@@ -48,33 +48,31 @@ for _name, _choose, _onnx, _which in (
     ("argmax", np.argmax, "ArgMax", "largest"),
     ("argmin", np.argmin, "ArgMin", "smallest"),
 ):
-    register(
-        OpSpec(
-            name=_name,
-            inputs=("x",),
-            signature=_arg_signature,
-            reference=_arg(_choose),
-            attributes={
-                "axis": Attribute("axis", 0, minimum=0),
-                "keepdims": Attribute("bool", True),
-                "select_last_index": Attribute("bool", False),
-            },
-            gradient=lambda g: [None],
-            onnx=_onnx,
-            layer={"axis": -1, "keepdims": False},
-            cases=(
-                Case(("3 4",)),
-                Case(("3 4",), {"axis": 1, "keepdims": False}),
-                Case(("2 3 4",), {"axis": 1, "select_last_index": True}),
-                Case(("5",), {"keepdims": False}),
-                Case(("3 1",), {"axis": 1}),
-                Case(("0 3",), {"axis": 1}),
-                Case(("int64 4 5 <3",), {"axis": 1}),
-                Case(("int32 6 2 <3",), {"select_last_index": True}),
-            ),
-            doc=f"the int64 index of the {_which} element along axis, of equals the first or last\n"
-            "x: any shape; the result lacks the axis, or has it of extent 1 with keepdims",
-        )
+    define(
+        name=_name,
+        inputs=("x",),
+        signature=_arg_signature,
+        reference=_arg(_choose),
+        attributes={
+            "axis": Attribute("axis", 0, minimum=0),
+            "keepdims": Attribute("bool", True),
+            "select_last_index": Attribute("bool", False),
+        },
+        gradient=lambda g: [None],
+        onnx=_onnx,
+        layer={"axis": -1, "keepdims": False},
+        cases=(
+            Case(("3 4",)),
+            Case(("3 4",), {"axis": 1, "keepdims": False}),
+            Case(("2 3 4",), {"axis": 1, "select_last_index": True}),
+            Case(("5",), {"keepdims": False}),
+            Case(("3 1",), {"axis": 1}),
+            Case(("0 3",), {"axis": 1}),
+            Case(("int64 4 5 <3",), {"axis": 1}),
+            Case(("int32 6 2 <3",), {"select_last_index": True}),
+        ),
+        doc=f"the int64 index of the {_which} element along axis, of equals the first or last\n"
+        "x: any shape; the result lacks the axis, or has it of extent 1 with keepdims",
     )
 
 # top_k
@@ -114,38 +112,36 @@ def _top_k_grad(g: GradientContext) -> list[str | None]:
     return [g.emit("scatter_elements", zeros, g.outputs[1], g.grad(), axis=axis, rename=rename)]
 
 
-register(
-    OpSpec(
-        name="top_k",
-        inputs=("x",),
-        outputs=("values", "indices"),
-        signature=_top_k_signature,
-        reference=_top_k,
-        attributes={
-            "k": Attribute("int", minimum=0),
-            "axis": Attribute("axis", 0, minimum=0),
-            "largest": Attribute("bool", True),
-            "sorted": Attribute("bool", True),
-        },
-        gradient=_top_k_grad,
-        flops_per_point=4,
-        onnx="TopK",
-        layer={"axis": -1},
-        cases=(
-            Case(("3 5",), {"k": 2, "axis": 1}),
-            Case(("6 2",), {"k": 3, "largest": False}),
-            Case(("2 7 3",), {"k": 7, "axis": 1}),
-            Case(("2 9",), {"k": 4, "axis": 1, "sorted": False}),
-            Case(("4",), {"k": 1}),
-            Case(("3 2",), {"k": 0, "axis": 1}),
-            Case(("0 4",), {"k": 2, "axis": 1}),
-            Case(("int64 3 9 <4",), {"k": 5, "axis": 1}, ()),
-        ),
-        doc="the k greatest (or least) elements along axis, and their int64 indices\n"
-        "x: any shape; both results: of that shape, but of k along axis. They are in order, the\n"
-        "greatest (or least) first, or in order of index unless sorted; of equal elements the\n"
-        "first counts, and NaN is greater than all numbers",
-    )
+define(
+    name="top_k",
+    inputs=("x",),
+    outputs=("values", "indices"),
+    signature=_top_k_signature,
+    reference=_top_k,
+    attributes={
+        "k": Attribute("int", minimum=0),
+        "axis": Attribute("axis", 0, minimum=0),
+        "largest": Attribute("bool", True),
+        "sorted": Attribute("bool", True),
+    },
+    gradient=_top_k_grad,
+    flops_per_point=4,
+    onnx="TopK",
+    layer={"axis": -1},
+    cases=(
+        Case(("3 5",), {"k": 2, "axis": 1}),
+        Case(("6 2",), {"k": 3, "largest": False}),
+        Case(("2 7 3",), {"k": 7, "axis": 1}),
+        Case(("2 9",), {"k": 4, "axis": 1, "sorted": False}),
+        Case(("4",), {"k": 1}),
+        Case(("3 2",), {"k": 0, "axis": 1}),
+        Case(("0 4",), {"k": 2, "axis": 1}),
+        Case(("int64 3 9 <4",), {"k": 5, "axis": 1}, ()),
+    ),
+    doc="the k greatest (or least) elements along axis, and their int64 indices\n"
+    "x: any shape; both results: of that shape, but of k along axis. They are in order, the\n"
+    "greatest (or least) first, or in order of index unless sorted; of equal elements the\n"
+    "first counts, and NaN is greater than all numbers",
 )
 
 # cumsum
@@ -176,33 +172,31 @@ def _cumsum_grad(g: GradientContext) -> list[str | None]:
     return [g.emit("cumsum", g.grad(), **turned)]
 
 
-register(
-    OpSpec(
-        name="cumsum",
-        inputs=("x",),
-        signature=_axis_signature,
-        reference=_cumsum,
-        attributes={
-            "axis": Attribute("axis", 0, minimum=0),
-            "exclusive": Attribute("bool", False),
-            "reverse": Attribute("bool", False),
-        },
-        gradient=_cumsum_grad,
-        onnx=Onnx("CumSum", attributes={"axis": OnnxAttribute(input=1)}),
-        layer={"axis": -1},
-        cases=(
-            Case(("3 4",)),
-            Case(("3 4",), {"axis": 1, "exclusive": True}),
-            Case(("2 3 4",), {"axis": 1, "reverse": True}),
-            Case(("2 5",), {"axis": 1, "reverse": True, "exclusive": True}),
-            Case(("1",), {"exclusive": True}),
-            Case(("0 3",)),
-            Case(("2 0",), {"axis": 1, "exclusive": True}),
-            Case(("int64 3 4 <9",), {"axis": 1}, ()),
-        ),
-        doc="the sums of all elements up to each one along axis, itself included or not\n"
-        "x: any shape, which is also the result's; with reverse, sums begin at the end",
-    )
+define(
+    name="cumsum",
+    inputs=("x",),
+    signature=_axis_signature,
+    reference=_cumsum,
+    attributes={
+        "axis": Attribute("axis", 0, minimum=0),
+        "exclusive": Attribute("bool", False),
+        "reverse": Attribute("bool", False),
+    },
+    gradient=_cumsum_grad,
+    onnx=Onnx("CumSum", attributes={"axis": OnnxAttribute(input=1)}),
+    layer={"axis": -1},
+    cases=(
+        Case(("3 4",)),
+        Case(("3 4",), {"axis": 1, "exclusive": True}),
+        Case(("2 3 4",), {"axis": 1, "reverse": True}),
+        Case(("2 5",), {"axis": 1, "reverse": True, "exclusive": True}),
+        Case(("1",), {"exclusive": True}),
+        Case(("0 3",)),
+        Case(("2 0",), {"axis": 1, "exclusive": True}),
+        Case(("int64 3 4 <9",), {"axis": 1}, ()),
+    ),
+    doc="the sums of all elements up to each one along axis, itself included or not\n"
+    "x: any shape, which is also the result's; with reverse, sums begin at the end",
 )
 
 # trilu
@@ -227,28 +221,26 @@ def _trilu_localize(attributes: Attributes, tile: Tile) -> Attributes:
     return {**attributes, "k": attributes["k"] + row - column}
 
 
-register(
-    OpSpec(
-        name="trilu",
-        inputs=("x",),
-        signature=_trilu_signature,
-        reference=_trilu,
-        attributes={"k": Attribute("int", 0), "upper": Attribute("bool", True)},
-        gradient=lambda g: [g.emit("trilu", g.grad(), **g.attributes)],
-        localize=_trilu_localize,
-        flops_per_point=0,
-        onnx=Onnx("Trilu", attributes={"k": OnnxAttribute(input=1)}),
-        cases=(
-            Case(("3 4",)),
-            Case(("4 3",), {"k": 1, "upper": False}),
-            Case(("2 3 3",), {"k": -1}),
-            Case(("2 2 5",), {"k": 3}),
-            Case(("1 1",), {"k": 1}),
-            Case(("0 3",)),
-            Case(("int64 3 3 <9",), {"upper": False}, ()),
-            Case(("bool 3 3",), {}, ()),
-        ),
-        doc="the last two axes on and above (or below) diagonal k; zeros elsewhere\n"
-        "x: (…, rows, columns), which is also the result's shape",
-    )
+define(
+    name="trilu",
+    inputs=("x",),
+    signature=_trilu_signature,
+    reference=_trilu,
+    attributes={"k": Attribute("int", 0), "upper": Attribute("bool", True)},
+    gradient=lambda g: [g.emit("trilu", g.grad(), **g.attributes)],
+    localize=_trilu_localize,
+    flops_per_point=0,
+    onnx=Onnx("Trilu", attributes={"k": OnnxAttribute(input=1)}),
+    cases=(
+        Case(("3 4",)),
+        Case(("4 3",), {"k": 1, "upper": False}),
+        Case(("2 3 3",), {"k": -1}),
+        Case(("2 2 5",), {"k": 3}),
+        Case(("1 1",), {"k": 1}),
+        Case(("0 3",)),
+        Case(("int64 3 3 <9",), {"upper": False}, ()),
+        Case(("bool 3 3",), {}, ()),
+    ),
+    doc="the last two axes on and above (or below) diagonal k; zeros elsewhere\n"
+    "x: (…, rows, columns), which is also the result's shape",
 )

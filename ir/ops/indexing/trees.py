@@ -12,7 +12,7 @@ import numpy as np
 from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.errors import GraphError
 from soapstone.ir.ops.checks import need_float, need_integer
-from soapstone.ir.spec import Attributes, Case, OpSpec, register
+from soapstone.ir.spec import Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 # How a node compares, in the order of their numbers; a leaf does not. Ten more: NaN holds.
@@ -91,22 +91,20 @@ _NODES = {
     6: (0, 2, 0),
 }
 _TABLE = ("7", "int32 7", "int32 7", "int32 7", "int32 7", "int32 3")
-register(
-    OpSpec(
-        name="tree_leaves",
-        inputs=("x", "threshold", "feature", "yes", "no", "comparison", "roots"),
-        signature=_signature,
-        reference=_tree_leaves,
-        flops_per_point=8,
-        cases=(
-            Case(("5 2", *_TABLE), contents=_NODES),
-            Case(("600 2", *_TABLE), contents=_NODES),
-            Case(("0 2", *_TABLE), contents=_NODES),
-            Case(
-                ("1 1", "1", "int32 1", "int32 1", "int32 1", "int32 1", "int32 1"),
-                contents={2: (0,), 3: (0,), 4: (0,), 5: (0,), 6: (0,)},
-            ),
+define(
+    name="tree_leaves",
+    inputs=("x", "threshold", "feature", "yes", "no", "comparison", "roots"),
+    signature=_signature,
+    reference=_tree_leaves,
+    flops_per_point=8,
+    cases=(
+        Case(("5 2", *_TABLE), contents=_NODES),
+        Case(("600 2", *_TABLE), contents=_NODES),
+        Case(("0 2", *_TABLE), contents=_NODES),
+        Case(
+            ("1 1", "1", "int32 1", "int32 1", "int32 1", "int32 1", "int32 1"),
+            contents={2: (0,), 3: (0,), 4: (0,), 5: (0,), 6: (0,)},
         ),
-        doc="the node of a table at which each tree ends for each sample (n, f): (n, t)",
-    )
+    ),
+    doc="the node of a table at which each tree ends for each sample (n, f): (n, t)",
 )

@@ -15,7 +15,7 @@ from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, a
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_integer
 from soapstone.ir.ops.operands import named, need_axis
-from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -68,25 +68,23 @@ def _write_at(attributes: Attributes, x: Array, rows: Array, starts: Array) -> A
     return y
 
 
-register(
-    OpSpec(
-        name="write_at",
-        inputs=("x", "rows", "starts"),
-        outputs=("x'",),
-        signature=_signature,
-        reference=_write_at,
-        attributes={"axis": Attribute("axis", 1, minimum=1)},
-        updates=((0, 0),),
-        cases=(
-            Case(("2 5 3", "2 2 3", "int64 2 <4"), {}, ()),
-            Case(("2 3 6 4", "2 3 1 4", "int64 2 <6"), {"axis": 2}, ()),
-            Case(("2 3 4 6", "2 3 4 2", "int32 2 <5"), {"axis": 3}, ()),
-            Case(("int64 3 4", "int64 3 4", "int64 3 <1"), {}, ()),
-            Case(("1 1 1", "1 1 1", "int64 1 <1"), {}, ()),
-            Case(("0 2 3", "0 1 3", "int64 0 <2"), {}, ()),
-            Case(("2 4 3", "2 0 3", "int64 2 <4"), {}, ()),
-        ),
-        doc="x, with rows from starts[i] on along axis in each sample i; x's next contents\n"
-        "x: (b, …); rows: the same, no longer along axis; starts: (b,) int32 or int64, from 0",
-    )
+define(
+    name="write_at",
+    inputs=("x", "rows", "starts"),
+    outputs=("x'",),
+    signature=_signature,
+    reference=_write_at,
+    attributes={"axis": Attribute("axis", 1, minimum=1)},
+    updates=((0, 0),),
+    cases=(
+        Case(("2 5 3", "2 2 3", "int64 2 <4"), {}, ()),
+        Case(("2 3 6 4", "2 3 1 4", "int64 2 <6"), {"axis": 2}, ()),
+        Case(("2 3 4 6", "2 3 4 2", "int32 2 <5"), {"axis": 3}, ()),
+        Case(("int64 3 4", "int64 3 4", "int64 3 <1"), {}, ()),
+        Case(("1 1 1", "1 1 1", "int64 1 <1"), {}, ()),
+        Case(("0 2 3", "0 1 3", "int64 0 <2"), {}, ()),
+        Case(("2 4 3", "2 0 3", "int64 2 <4"), {}, ()),
+    ),
+    doc="x, with rows from starts[i] on along axis in each sample i; x's next contents\n"
+    "x: (b, …); rows: the same, no longer along axis; starts: (b,) int32 or int64, from 0",
 )

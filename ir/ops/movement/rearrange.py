@@ -24,7 +24,7 @@ from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_rank
 from soapstone.ir.ops.operands import need_numbers, numbered
 from soapstone.ir.ops.reduction.folds import unit_rename
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 # tile
@@ -69,30 +69,28 @@ def _tile_grad(g: GradientContext) -> list[str | None]:
     return [g.emit("reduce_sum", parts, axes=axes, rename=rename)]
 
 
-register(
-    OpSpec(
-        name="tile",
-        inputs=("x",),
-        signature=_tile_signature,
-        reference=lambda a, x: np.tile(x, a["repeats"]),
-        attributes={"repeats": Attribute("ints", minimum=0)},
-        gradient=_tile_grad,
-        localize=_tile_localize,
-        flops_per_point=0,
-        onnx=Onnx("Tile", attributes={"repeats": OnnxAttribute(input=1)}),
-        cases=(
-            Case(("2 3",), {"repeats": (2, 1)}),
-            Case(("2 3",), {"repeats": (3, 2)}),
-            Case(("1 4 1",), {"repeats": (2, 1, 3)}),
-            Case(("",), {"repeats": ()}),
-            Case(("3 2",), {"repeats": (1, 1)}),
-            Case(("2",), {"repeats": (0,)}),
-            Case(("0 2",), {"repeats": (2, 2)}),
-            Case(("int64 3 <9",), {"repeats": (2,)}, ()),
-        ),
-        doc="x beside itself so many times along each axis\n"
-        "x: any shape; repeats: a number for each of its axes, by which extents are multiplied",
-    )
+define(
+    name="tile",
+    inputs=("x",),
+    signature=_tile_signature,
+    reference=lambda a, x: np.tile(x, a["repeats"]),
+    attributes={"repeats": Attribute("ints", minimum=0)},
+    gradient=_tile_grad,
+    localize=_tile_localize,
+    flops_per_point=0,
+    onnx=Onnx("Tile", attributes={"repeats": OnnxAttribute(input=1)}),
+    cases=(
+        Case(("2 3",), {"repeats": (2, 1)}),
+        Case(("2 3",), {"repeats": (3, 2)}),
+        Case(("1 4 1",), {"repeats": (2, 1, 3)}),
+        Case(("",), {"repeats": ()}),
+        Case(("3 2",), {"repeats": (1, 1)}),
+        Case(("2",), {"repeats": (0,)}),
+        Case(("0 2",), {"repeats": (2, 2)}),
+        Case(("int64 3 <9",), {"repeats": (2,)}, ()),
+    ),
+    doc="x beside itself so many times along each axis\n"
+    "x: any shape; repeats: a number for each of its axes, by which extents are multiplied",
 )
 
 # reverse
@@ -131,28 +129,25 @@ def _reverse_localize(attributes: Attributes, tile: Tile) -> Attributes:
     return {**attributes, "parts": parts}
 
 
-register(
-    OpSpec(
-        name="reverse",
-        inputs=("x",),
-        signature=_reverse_signature,
-        reference=lambda a, x: x[(..., *reverse_slices(a, x.ndim))].copy(),
-        attributes={"axes": Attribute("axes", minimum=0)},
-        gradient=lambda g: [g.emit("reverse", g.grad(), axes=g.attributes["axes"])],
-        localize=_reverse_localize,
-        flops_per_point=0,
-        cases=(
-            Case(("4 3",), {"axes": (0,)}),
-            Case(("2 3 5",), {"axes": (2, 0)}),
-            Case(("2 3 2 5",), {"axes": (1,)}),
-            Case(("",), {"axes": ()}),
-            Case(("0 2",), {"axes": (0, 1)}),
-            Case(("1 3",), {"axes": (0,)}),
-            Case(("int32 4 <9",), {"axes": (0,)}, ()),
-        ),
-        doc="x from the last element to the first along axes\n"
-        "x: any shape, which is also the result's",
-    )
+define(
+    name="reverse",
+    inputs=("x",),
+    signature=_reverse_signature,
+    reference=lambda a, x: x[(..., *reverse_slices(a, x.ndim))].copy(),
+    attributes={"axes": Attribute("axes", minimum=0)},
+    gradient=lambda g: [g.emit("reverse", g.grad(), axes=g.attributes["axes"])],
+    localize=_reverse_localize,
+    flops_per_point=0,
+    cases=(
+        Case(("4 3",), {"axes": (0,)}),
+        Case(("2 3 5",), {"axes": (2, 0)}),
+        Case(("2 3 2 5",), {"axes": (1,)}),
+        Case(("",), {"axes": ()}),
+        Case(("0 2",), {"axes": (0, 1)}),
+        Case(("1 3",), {"axes": (0,)}),
+        Case(("int32 4 <9",), {"axes": (0,)}, ()),
+    ),
+    doc="x from the last element to the first along axes\nx: any shape, which is also the result's",
 )
 
 # depth_to_space, space_to_depth
@@ -226,43 +221,39 @@ _REGROUP = {
 }
 
 
-register(
-    OpSpec(
-        name="depth_to_space",
-        inputs=("x",),
-        signature=_to_space_signature,
-        reference=_depth_to_space,
-        attributes=_REGROUP,
-        gradient=lambda g: [g.emit("space_to_depth", g.grad(), **g.attributes)],
-        flops_per_point=0,
-        onnx="DepthToSpace",
-        cases=(
-            Case(("2 8 2 3",), {"blocksize": 2}),
-            Case(("2 8 2 3",), {"blocksize": 2, "mode": "CRD"}),
-            Case(("1 4 1 1",), {"blocksize": 2}),
-            Case(("2 3 2 2",), {"blocksize": 1}),
-            Case(("0 4 2 1",), {"blocksize": 2}),
-        ),
-        doc="blocks of b x b channels as squares of an image b times as high and wide",
-    )
+define(
+    name="depth_to_space",
+    inputs=("x",),
+    signature=_to_space_signature,
+    reference=_depth_to_space,
+    attributes=_REGROUP,
+    gradient=lambda g: [g.emit("space_to_depth", g.grad(), **g.attributes)],
+    flops_per_point=0,
+    onnx="DepthToSpace",
+    cases=(
+        Case(("2 8 2 3",), {"blocksize": 2}),
+        Case(("2 8 2 3",), {"blocksize": 2, "mode": "CRD"}),
+        Case(("1 4 1 1",), {"blocksize": 2}),
+        Case(("2 3 2 2",), {"blocksize": 1}),
+        Case(("0 4 2 1",), {"blocksize": 2}),
+    ),
+    doc="blocks of b x b channels as squares of an image b times as high and wide",
 )
-register(
-    OpSpec(
-        name="space_to_depth",
-        inputs=("x",),
-        signature=_to_depth_signature,
-        reference=_space_to_depth,
-        attributes=_REGROUP,
-        gradient=lambda g: [g.emit("depth_to_space", g.grad(), **g.attributes)],
-        flops_per_point=0,
-        onnx="SpaceToDepth",
-        cases=(
-            Case(("2 2 4 6",), {"blocksize": 2}),
-            Case(("2 2 4 6",), {"blocksize": 2, "mode": "CRD"}),
-            Case(("1 1 2 2",), {"blocksize": 2}),
-            Case(("2 3 2 2",), {"blocksize": 1}),
-            Case(("2 1 0 3",), {"blocksize": 3}),
-        ),
-        doc="squares of b x b elements of an image as channels",
-    )
+define(
+    name="space_to_depth",
+    inputs=("x",),
+    signature=_to_depth_signature,
+    reference=_space_to_depth,
+    attributes=_REGROUP,
+    gradient=lambda g: [g.emit("depth_to_space", g.grad(), **g.attributes)],
+    flops_per_point=0,
+    onnx="SpaceToDepth",
+    cases=(
+        Case(("2 2 4 6",), {"blocksize": 2}),
+        Case(("2 2 4 6",), {"blocksize": 2, "mode": "CRD"}),
+        Case(("1 1 2 2",), {"blocksize": 2}),
+        Case(("2 3 2 2",), {"blocksize": 1}),
+        Case(("2 1 0 3",), {"blocksize": 3}),
+    ),
+    doc="squares of b x b elements of an image as channels",
 )

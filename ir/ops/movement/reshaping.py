@@ -30,7 +30,7 @@ from soapstone.ir.ops.movement import laws_movement
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.operands import need_axis, need_numbers, numbered
 from soapstone.ir.ops.reduction.folds import box_shape
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _COLUMNS = 64  # of a large transposed array that are copied together
@@ -47,31 +47,29 @@ def _full_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
     return finish(table, [], [output], [attributes["dtype"]])
 
 
-register(
-    OpSpec(
-        name="full",
-        inputs=(),
-        signature=_full_signature,
-        reference=lambda a: np.full(a["shape"], a["value"], learn(a["dtype"])),
-        attributes={
-            "shape": Attribute("ints", minimum=0),
-            "value": Attribute("float", 0.0),
-            "dtype": Attribute("str", "float32", choices=DTYPES),
-        },
-        gradient=lambda g: [],
-        localize=lambda a, tile: {**a, "shape": box_shape(tile.outputs[0])},
-        flops_per_point=0,
-        onnx="ConstantOfShape",
-        layer=None,
-        cases=(
-            Case((), {"shape": (3, 4), "value": 1.5}),
-            Case((), {"shape": (), "value": 1.0, "dtype": "float64"}),
-            Case((), {"shape": (5,), "value": 3.0, "dtype": "int64"}),
-            Case((), {"shape": (0, 2)}),
-            Case((), {"shape": (1, 2), "value": 1.0, "dtype": "bool"}),
-        ),
-        doc="a constant; every element is value",
-    )
+define(
+    name="full",
+    inputs=(),
+    signature=_full_signature,
+    reference=lambda a: np.full(a["shape"], a["value"], learn(a["dtype"])),
+    attributes={
+        "shape": Attribute("ints", minimum=0),
+        "value": Attribute("float", 0.0),
+        "dtype": Attribute("str", "float32", choices=DTYPES),
+    },
+    gradient=lambda g: [],
+    localize=lambda a, tile: {**a, "shape": box_shape(tile.outputs[0])},
+    flops_per_point=0,
+    onnx="ConstantOfShape",
+    layer=None,
+    cases=(
+        Case((), {"shape": (3, 4), "value": 1.5}),
+        Case((), {"shape": (), "value": 1.0, "dtype": "float64"}),
+        Case((), {"shape": (5,), "value": 3.0, "dtype": "int64"}),
+        Case((), {"shape": (0, 2)}),
+        Case((), {"shape": (1, 2), "value": 1.0, "dtype": "bool"}),
+    ),
+    doc="a constant; every element is value",
 )
 # reshape
 
@@ -146,32 +144,30 @@ def _reshape_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -
     return finish(table, [Operand(tuple(axes[0]))], [Operand(tuple(axes[1]))], [x.dtype])
 
 
-register(
-    OpSpec(
-        name="reshape",
-        view="reshape",
-        inputs=("x",),
-        signature=_reshape_signature,
-        reference=lambda a, x: x.reshape(a["shape"]).copy(),
-        attributes={"shape": Attribute("ints", minimum=0)},
-        gradient=lambda g: [g.emit("reshape", g.grad(), shape=g.spec(g.inputs[0]).shape)],
-        localize=lambda a, tile: {"shape": box_shape(tile.outputs[0])},
-        flops_per_point=0,
-        forms=laws_sequence.MERGE_FORMS,
-        laws=laws_sequence.MERGE_LAWS,
-        onnx="Reshape",
-        cases=(
-            Case(("3 4",), {"shape": (12,)}),
-            Case(("12",), {"shape": (2, 3, 2)}),
-            Case(("2 3 4",), {"shape": (6, 4)}),
-            Case(("6 4",), {"shape": (2, 12)}),
-            Case(("2 2 3 2",), {"shape": (2, 3, 2, 2)}),
-            Case(("3 1 2",), {"shape": (1, 3, 2, 1)}),
-            Case(("",), {"shape": (1, 1)}),
-            Case(("0 4",), {"shape": (2, 0)}),
-            Case(("int32 4 <9",), {"shape": (2, 2)}, ()),
-        ),
-    )
+define(
+    name="reshape",
+    view="reshape",
+    inputs=("x",),
+    signature=_reshape_signature,
+    reference=lambda a, x: x.reshape(a["shape"]).copy(),
+    attributes={"shape": Attribute("ints", minimum=0)},
+    gradient=lambda g: [g.emit("reshape", g.grad(), shape=g.spec(g.inputs[0]).shape)],
+    localize=lambda a, tile: {"shape": box_shape(tile.outputs[0])},
+    flops_per_point=0,
+    forms=laws_sequence.MERGE_FORMS,
+    laws=laws_sequence.MERGE_LAWS,
+    onnx="Reshape",
+    cases=(
+        Case(("3 4",), {"shape": (12,)}),
+        Case(("12",), {"shape": (2, 3, 2)}),
+        Case(("2 3 4",), {"shape": (6, 4)}),
+        Case(("6 4",), {"shape": (2, 12)}),
+        Case(("2 2 3 2",), {"shape": (2, 3, 2, 2)}),
+        Case(("3 1 2",), {"shape": (1, 3, 2, 1)}),
+        Case(("",), {"shape": (1, 1)}),
+        Case(("0 4",), {"shape": (2, 0)}),
+        Case(("int32 4 <9",), {"shape": (2, 2)}, ()),
+    ),
 )
 
 # transpose
@@ -212,30 +208,27 @@ def _transposed(x: Array, permutation: Sequence[int]) -> Array:
     return made
 
 
-register(
-    OpSpec(
-        name="transpose",
-        view="transpose",
-        inputs=("x",),
-        signature=_transpose_signature,
-        reference=lambda a, x: _transposed(x, a["permutation"]),
-        attributes={"permutation": Attribute("ints", minimum=0)},
-        gradient=_transpose_grad,
-        flops_per_point=0,
-        forms=laws_movement.TRANSPOSE_FORMS,
-        laws=laws_movement.TRANSPOSE_LAWS,
-        onnx=Onnx("Transpose", attributes={"permutation": "perm"}),
-        doc="x with its axes permuted\n"
-        "x: any shape; axis i of the result is axis permutation[i] of x",
-        cases=(
-            Case(("3 4",), {"permutation": (1, 0)}),
-            Case(("2 3 4",), {"permutation": (2, 0, 1)}),
-            Case(("2 1 3",), {"permutation": (1, 2, 0)}),
-            Case(("0 3",), {"permutation": (1, 0)}),
-            Case(("",), {"permutation": ()}),
-            Case(("bool 2 3",), {"permutation": (1, 0)}, ()),
-        ),
-    )
+define(
+    name="transpose",
+    view="transpose",
+    inputs=("x",),
+    signature=_transpose_signature,
+    reference=lambda a, x: _transposed(x, a["permutation"]),
+    attributes={"permutation": Attribute("ints", minimum=0)},
+    gradient=_transpose_grad,
+    flops_per_point=0,
+    forms=laws_movement.TRANSPOSE_FORMS,
+    laws=laws_movement.TRANSPOSE_LAWS,
+    onnx=Onnx("Transpose", attributes={"permutation": "perm"}),
+    doc="x with its axes permuted\nx: any shape; axis i of the result is axis permutation[i] of x",
+    cases=(
+        Case(("3 4",), {"permutation": (1, 0)}),
+        Case(("2 3 4",), {"permutation": (2, 0, 1)}),
+        Case(("2 1 3",), {"permutation": (1, 2, 0)}),
+        Case(("0 3",), {"permutation": (1, 0)}),
+        Case(("",), {"permutation": ()}),
+        Case(("bool 2 3",), {"permutation": (1, 0)}, ()),
+    ),
 )
 
 # concat and split, each the gradient of the other
@@ -317,49 +310,45 @@ def _whole(spec: TensorSpec) -> dict[str, str]:
     return {f"d{axis}": _NONE for axis in range(spec.rank)}
 
 
-register(
-    OpSpec(
-        name="concat",
-        view="concat",
-        inputs=("x*",),
-        signature=_concat_signature,
-        reference=lambda a, *parts: np.concatenate(parts, a["axis"]),
-        attributes={"axis": Attribute("axis", minimum=0)},
-        gradient=_concat_grad,
-        flops_per_point=0,
-        forms=laws_movement.CONCAT_FORMS,
-        laws=laws_movement.CONCAT_LAWS + laws_movement.JOINED_LAWS,
-        onnx="Concat",
-        cases=(
-            Case(("2 3", "4 3"), {"axis": 0}),
-            Case(("2 3", "2 1", "2 2"), {"axis": 1}),
-            Case(("2 2 2", "2 0 2"), {"axis": 1}),
-            Case(("3",), {"axis": 0}),
-            Case(("int32 2 <9", "int32 3 <9"), {"axis": 0}, ()),
-        ),
-    )
+define(
+    name="concat",
+    view="concat",
+    inputs=("x*",),
+    signature=_concat_signature,
+    reference=lambda a, *parts: np.concatenate(parts, a["axis"]),
+    attributes={"axis": Attribute("axis", minimum=0)},
+    gradient=_concat_grad,
+    flops_per_point=0,
+    forms=laws_movement.CONCAT_FORMS,
+    laws=laws_movement.CONCAT_LAWS + laws_movement.JOINED_LAWS,
+    onnx="Concat",
+    cases=(
+        Case(("2 3", "4 3"), {"axis": 0}),
+        Case(("2 3", "2 1", "2 2"), {"axis": 1}),
+        Case(("2 2 2", "2 0 2"), {"axis": 1}),
+        Case(("3",), {"axis": 0}),
+        Case(("int32 2 <9", "int32 3 <9"), {"axis": 0}, ()),
+    ),
 )
-register(
-    OpSpec(
-        name="split",
-        view="split",
-        inputs=("x",),
-        outputs=("y*",),
-        signature=_split_signature,
-        reference=_split,
-        attributes={"axis": Attribute("axis", minimum=0), "sizes": Attribute("ints", minimum=0)},
-        gradient=_split_grad,
-        localize=_split_localize,
-        flops_per_point=0,
-        forms=laws_movement.SPLIT_FORMS,
-        laws=laws_movement.SPLIT_LAWS,
-        onnx="Split",
-        cases=(
-            Case(("6 3",), {"axis": 0, "sizes": (2, 4)}),
-            Case(("2 6",), {"axis": 1, "sizes": (1, 2, 3)}),
-            Case(("2 3 2",), {"axis": 1, "sizes": (0, 3)}),
-            Case(("3",), {"axis": 0, "sizes": (3,)}),
-            Case(("bool 4 2",), {"axis": 0, "sizes": (1, 3)}, ()),
-        ),
-    )
+define(
+    name="split",
+    view="split",
+    inputs=("x",),
+    outputs=("y*",),
+    signature=_split_signature,
+    reference=_split,
+    attributes={"axis": Attribute("axis", minimum=0), "sizes": Attribute("ints", minimum=0)},
+    gradient=_split_grad,
+    localize=_split_localize,
+    flops_per_point=0,
+    forms=laws_movement.SPLIT_FORMS,
+    laws=laws_movement.SPLIT_LAWS,
+    onnx="Split",
+    cases=(
+        Case(("6 3",), {"axis": 0, "sizes": (2, 4)}),
+        Case(("2 6",), {"axis": 1, "sizes": (1, 2, 3)}),
+        Case(("2 3 2",), {"axis": 1, "sizes": (0, 3)}),
+        Case(("3",), {"axis": 0, "sizes": (3,)}),
+        Case(("bool 4 2",), {"axis": 0, "sizes": (1, 3)}, ()),
+    ),
 )

@@ -16,7 +16,7 @@ from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.movement import laws_movement
 from soapstone.ir.ops.operands import need_numbers, numbered
 from soapstone.ir.ops.reduction.folds import box_shape
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -122,36 +122,34 @@ def _slice_grad(g: GradientContext) -> list[str | None]:
     return [g.emit("pad", grad, low=low, high=high, interior=interior, rename=rename)]
 
 
-register(
-    OpSpec(
-        name="slice",
-        view="slice",
-        inputs=("x",),
-        signature=_slice_signature,
-        reference=_slice,
-        attributes={
-            "starts": Attribute("ints", minimum=-1),
-            "stops": Attribute("ints", minimum=-1),
-            "steps": Attribute("ints"),
-        },
-        gradient=_slice_grad,
-        localize=_slice_localize,
-        flops_per_point=0,
-        onnx="Slice",
-        cases=(
-            Case(("5 4",), {"starts": (1, 0), "stops": (4, 4), "steps": (1, 1)}),
-            Case(("7 3",), {"starts": (1, 0), "stops": (7, 3), "steps": (2, 2)}),
-            Case(("6",), {"starts": (0,), "stops": (5,), "steps": (3,)}),
-            Case(("4 3",), {"starts": (2, 1), "stops": (2, 3), "steps": (1, 1)}),
-            Case(("4",), {"starts": (1,), "stops": (2,), "steps": (5,)}),
-            Case(("5 4",), {"starts": (4, 0), "stops": (-1, 4), "steps": (-1, 1)}),
-            Case(("8 6",), {"starts": (6, 4), "stops": (0, -1), "steps": (-2, -3)}),
-            Case(("3",), {"starts": (1,), "stops": (1,), "steps": (-2,)}),
-            Case(("0",), {"starts": (-1,), "stops": (-1,), "steps": (-1,)}),
-            Case(("int64 5 <9",), {"starts": (1,), "stops": (4,), "steps": (2,)}, ()),
-        ),
-        doc="each axis from start until stop by step; backwards, a stop of -1 is the beginning",
-    )
+define(
+    name="slice",
+    view="slice",
+    inputs=("x",),
+    signature=_slice_signature,
+    reference=_slice,
+    attributes={
+        "starts": Attribute("ints", minimum=-1),
+        "stops": Attribute("ints", minimum=-1),
+        "steps": Attribute("ints"),
+    },
+    gradient=_slice_grad,
+    localize=_slice_localize,
+    flops_per_point=0,
+    onnx="Slice",
+    cases=(
+        Case(("5 4",), {"starts": (1, 0), "stops": (4, 4), "steps": (1, 1)}),
+        Case(("7 3",), {"starts": (1, 0), "stops": (7, 3), "steps": (2, 2)}),
+        Case(("6",), {"starts": (0,), "stops": (5,), "steps": (3,)}),
+        Case(("4 3",), {"starts": (2, 1), "stops": (2, 3), "steps": (1, 1)}),
+        Case(("4",), {"starts": (1,), "stops": (2,), "steps": (5,)}),
+        Case(("5 4",), {"starts": (4, 0), "stops": (-1, 4), "steps": (-1, 1)}),
+        Case(("8 6",), {"starts": (6, 4), "stops": (0, -1), "steps": (-2, -3)}),
+        Case(("3",), {"starts": (1,), "stops": (1,), "steps": (-2,)}),
+        Case(("0",), {"starts": (-1,), "stops": (-1,), "steps": (-1,)}),
+        Case(("int64 5 <9",), {"starts": (1,), "stops": (4,), "steps": (2,)}, ()),
+    ),
+    doc="each axis from start until stop by step; backwards, a stop of -1 is the beginning",
 )
 
 
@@ -294,54 +292,50 @@ _BORDER = {
     "mode": Attribute("str", "constant", choices=("constant", "edge", "reflect", "wrap")),
 }
 _NONE = {"interior": (0, 0)}
-register(
-    OpSpec(
-        name="pad",
-        inputs=("x",),
-        signature=_pad_signature,
-        reference=_pad,
-        attributes={
-            **_BORDER,
-            "interior": Attribute("ints", minimum=0),
-            "value": Attribute("float", 0.0),
-        },
-        gradient=_pad_grad,
-        localize=_pad_localize,
-        flops_per_point=0,
-        forms=laws_movement.ENLARGE_FORMS,
-        laws=laws_movement.ENLARGE_LAWS,
-        onnx="Pad",
-        cases=(
-            Case(("3 4",), {"low": (1, 0), "high": (0, 2), "interior": (0, 0)}),
-            Case(("3",), {"low": (2,), "high": (3,), "interior": (0,), "value": 1.5}),
-            Case(("3 2",), {"low": (1, 1), "high": (0, 1), "interior": (2, 0), "value": -1.0}),
-            Case(("0 2",), {"low": (2, 0), "high": (1, 0), "interior": (3, 1)}),
-            Case(("1",), {"low": (0,), "high": (0,), "interior": (2,)}),
-            Case(("int32 3 <9",), {"low": (1,), "high": (1,), "interior": (0,), "value": 7.0}, ()),
-            Case(("3 4",), {"low": (2, 0), "high": (1, 0), "mode": "edge", **_NONE}),
-            Case(("3 4",), {"low": (2, 1), "high": (1, 3), "mode": "reflect", **_NONE}),
-            Case(("3 2",), {"low": (0, 3), "high": (2, 4), "mode": "wrap", **_NONE}),
-            Case(("0 2",), {"low": (0, 1), "high": (0, 1), "mode": "edge", **_NONE}),
-            Case(("1 3",), {"low": (2, 5), "high": (1, 4), "mode": "reflect", **_NONE}),
-        ),
-        doc="value (or, by mode, x itself) around x, low before and high after, and `interior`"
-        " values between neighbours",
-    )
+define(
+    name="pad",
+    inputs=("x",),
+    signature=_pad_signature,
+    reference=_pad,
+    attributes={
+        **_BORDER,
+        "interior": Attribute("ints", minimum=0),
+        "value": Attribute("float", 0.0),
+    },
+    gradient=_pad_grad,
+    localize=_pad_localize,
+    flops_per_point=0,
+    forms=laws_movement.ENLARGE_FORMS,
+    laws=laws_movement.ENLARGE_LAWS,
+    onnx="Pad",
+    cases=(
+        Case(("3 4",), {"low": (1, 0), "high": (0, 2), "interior": (0, 0)}),
+        Case(("3",), {"low": (2,), "high": (3,), "interior": (0,), "value": 1.5}),
+        Case(("3 2",), {"low": (1, 1), "high": (0, 1), "interior": (2, 0), "value": -1.0}),
+        Case(("0 2",), {"low": (2, 0), "high": (1, 0), "interior": (3, 1)}),
+        Case(("1",), {"low": (0,), "high": (0,), "interior": (2,)}),
+        Case(("int32 3 <9",), {"low": (1,), "high": (1,), "interior": (0,), "value": 7.0}, ()),
+        Case(("3 4",), {"low": (2, 0), "high": (1, 0), "mode": "edge", **_NONE}),
+        Case(("3 4",), {"low": (2, 1), "high": (1, 3), "mode": "reflect", **_NONE}),
+        Case(("3 2",), {"low": (0, 3), "high": (2, 4), "mode": "wrap", **_NONE}),
+        Case(("0 2",), {"low": (0, 1), "high": (0, 1), "mode": "edge", **_NONE}),
+        Case(("1 3",), {"low": (2, 5), "high": (1, 4), "mode": "reflect", **_NONE}),
+    ),
+    doc="value (or, by mode, x itself) around x, low before and high after, and `interior`"
+    " values between neighbours",
 )
-register(
-    OpSpec(
-        name="pad_grad",
-        inputs=("dy",),
-        outputs=("dx",),
-        signature=_border_grad_signature,
-        reference=_border_grad,
-        attributes=_BORDER,
-        cases=(
-            Case(("6 4",), {"low": (2, 0), "high": (1, 0), "mode": "edge"}, ()),
-            Case(("6 8",), {"low": (2, 1), "high": (1, 3), "mode": "reflect"}, ()),
-            Case(("3 9",), {"low": (0, 3), "high": (0, 4), "mode": "wrap"}, ()),
-            Case(("3 0",), {"low": (1, 0), "high": (1, 0), "mode": "edge"}, ()),
-        ),
-        doc="dy with each element of a border (mode edge, reflect, wrap) added to where it is from",
-    )
+define(
+    name="pad_grad",
+    inputs=("dy",),
+    outputs=("dx",),
+    signature=_border_grad_signature,
+    reference=_border_grad,
+    attributes=_BORDER,
+    cases=(
+        Case(("6 4",), {"low": (2, 0), "high": (1, 0), "mode": "edge"}, ()),
+        Case(("6 8",), {"low": (2, 1), "high": (1, 3), "mode": "reflect"}, ()),
+        Case(("3 9",), {"low": (0, 3), "high": (0, 4), "mode": "wrap"}, ()),
+        Case(("3 0",), {"low": (1, 0), "high": (1, 0), "mode": "edge"}, ()),
+    ),
+    doc="dy with each element of a border (mode edge, reflect, wrap) added to where it is from",
 )

@@ -16,7 +16,7 @@ from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.operands import lettered, named
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _EPSILON = {"epsilon": Attribute("float", 1e-5, minimum=0)}
@@ -233,132 +233,118 @@ def _slopes(attributes: Attributes, sums: Array, gamma: Array, rstd: Array) -> t
     return product * rstd, total.copy(), *factors
 
 
-register(
-    OpSpec(
-        name="batch_norm",
-        inputs=("x", "gamma", "beta", "running_mean", "running_var"),
-        outputs=("y", "new_running_mean", "new_running_var", "mean", "rstd"),
-        signature=lambda inputs, a: _batch_signature(inputs, "xcccc", "xcccc", True),
-        reference=_batch_norm,
-        attributes=_EPSILON | {"momentum": Attribute("float", 0.1, minimum=0)},
-        gradient=_batch_norm_gradient,
-        lower=_batch_norm_lower,
-        flops_per_point=7,
-        updates=((1, 3), (2, 4)),
-        cases=(
-            Case(("3 2 4 3", "2", "2", "2", "2"), {}, (0, 1, 2)),
-            Case(("5 3", "3", "3", "3", "3"), {"momentum": 0.3, "epsilon": 1e-3}, (0, 1, 2)),
-            Case(("2 2 4", "2", "2", "2", "2"), {}, (0, 1, 2)),
-            Case(("2 1 2 3 2", "1", "1", "1", "1"), {}, (0, 1, 2)),
-            Case(("2 1 1 1", "1", "1", "1", "1"), {}, ()),
-            Case(("0 2 3 3", "2", "2", "2", "2"), {}, ()),
-        ),
-        doc="x normalised by its batch's mean and biased variance, scaled and shifted by channel",
-    )
+define(
+    name="batch_norm",
+    inputs=("x", "gamma", "beta", "running_mean", "running_var"),
+    outputs=("y", "new_running_mean", "new_running_var", "mean", "rstd"),
+    signature=lambda inputs, a: _batch_signature(inputs, "xcccc", "xcccc", True),
+    reference=_batch_norm,
+    attributes=_EPSILON | {"momentum": Attribute("float", 0.1, minimum=0)},
+    gradient=_batch_norm_gradient,
+    lower=_batch_norm_lower,
+    flops_per_point=7,
+    updates=((1, 3), (2, 4)),
+    cases=(
+        Case(("3 2 4 3", "2", "2", "2", "2"), {}, (0, 1, 2)),
+        Case(("5 3", "3", "3", "3", "3"), {"momentum": 0.3, "epsilon": 1e-3}, (0, 1, 2)),
+        Case(("2 2 4", "2", "2", "2", "2"), {}, (0, 1, 2)),
+        Case(("2 1 2 3 2", "1", "1", "1", "1"), {}, (0, 1, 2)),
+        Case(("2 1 1 1", "1", "1", "1", "1"), {}, ()),
+        Case(("0 2 3 3", "2", "2", "2", "2"), {}, ()),
+    ),
+    doc="x normalised by its batch's mean and biased variance, scaled and shifted by channel",
 )
-register(
-    OpSpec(
-        name="batch_norm_grad",
-        inputs=("dy", "x", "gamma", "mean", "rstd"),
-        outputs=("dx", "dgamma", "dbeta"),
-        signature=lambda inputs, a: _batch_signature(inputs, "xxccc", "xcc", True),
-        reference=_batch_norm_grad,
-        lower=_batch_norm_grad_lower,
-        flops_per_point=11,
-        cases=(
-            Case(("3 2 4 3", "3 2 4 3", "2", "2", "2"), {}, (), positive=True),
-            Case(("5 3", "5 3", "3", "3", "3"), {}, (), positive=True),
-            Case(("2 1 1 1", "2 1 1 1", "1", "1", "1"), {}, (), positive=True),
-            Case(("0 2 3 3", "0 2 3 3", "2", "2", "2"), {}, (), positive=True),
-        ),
-    )
+define(
+    name="batch_norm_grad",
+    inputs=("dy", "x", "gamma", "mean", "rstd"),
+    outputs=("dx", "dgamma", "dbeta"),
+    signature=lambda inputs, a: _batch_signature(inputs, "xxccc", "xcc", True),
+    reference=_batch_norm_grad,
+    lower=_batch_norm_grad_lower,
+    flops_per_point=11,
+    cases=(
+        Case(("3 2 4 3", "3 2 4 3", "2", "2", "2"), {}, (), positive=True),
+        Case(("5 3", "5 3", "3", "3", "3"), {}, (), positive=True),
+        Case(("2 1 1 1", "2 1 1 1", "1", "1", "1"), {}, (), positive=True),
+        Case(("0 2 3 3", "0 2 3 3", "2", "2", "2"), {}, (), positive=True),
+    ),
 )
-register(
-    OpSpec(
-        name="batch_norm_inference",
-        inputs=("x", "gamma", "beta", "mean", "var"),
-        signature=lambda inputs, a: _batch_signature(inputs, "xcccc", "x", False),
-        reference=_inference,
-        attributes=_EPSILON,
-        gradient=_inference_gradient,
-        flops_per_point=4,
-        onnx="BatchNormalization",
-        layer=None,
-        cases=(
-            Case(("2 3 4 3", "3", "3", "3", "3"), {"epsilon": 1e-3}, positive=True),
-            Case(("4 3", "3", "3", "3", "3"), positive=True),
-            Case(("1 1 1 1", "1", "1", "1", "1"), positive=True),
-            Case(("0 2 3 3", "2", "2", "2", "2"), positive=True),
-        ),
-        doc="x normalised by given statistics: affine in each channel",
-    )
+define(
+    name="batch_norm_inference",
+    inputs=("x", "gamma", "beta", "mean", "var"),
+    signature=lambda inputs, a: _batch_signature(inputs, "xcccc", "x", False),
+    reference=_inference,
+    attributes=_EPSILON,
+    gradient=_inference_gradient,
+    flops_per_point=4,
+    onnx="BatchNormalization",
+    layer=None,
+    cases=(
+        Case(("2 3 4 3", "3", "3", "3", "3"), {"epsilon": 1e-3}, positive=True),
+        Case(("4 3", "3", "3", "3", "3"), positive=True),
+        Case(("1 1 1 1", "1", "1", "1", "1"), positive=True),
+        Case(("0 2 3 3", "2", "2", "2", "2"), positive=True),
+    ),
+    doc="x normalised by given statistics: affine in each channel",
 )
 _COUNT = {"count": Attribute("int", minimum=0)}
-register(
-    OpSpec(
-        name="batch_norm_sums",
-        inputs=("x", "first"),
-        outputs=("sums",),
-        signature=lambda inputs, a: _sums_signature(inputs, False),
-        reference=_sums,
-        flops_per_point=3,
-        cases=(
-            Case(("3 2 4 3", "3 2 4 3"), {}, ()),
-            Case(("5 3", "5 3"), {}, ()),
-            Case(("2 3 4", "2 3 4"), {}, ()),
-            Case(("2 1 1 1", "2 1 1 1"), {}, ()),
-            Case(("0 2 3 3", "0 2 3 3"), {}, ()),
-        ),
-        doc="by channel, the sums of x less its first value and of the square of that",
-    )
+define(
+    name="batch_norm_sums",
+    inputs=("x", "first"),
+    outputs=("sums",),
+    signature=lambda inputs, a: _sums_signature(inputs, False),
+    reference=_sums,
+    flops_per_point=3,
+    cases=(
+        Case(("3 2 4 3", "3 2 4 3"), {}, ()),
+        Case(("5 3", "5 3"), {}, ()),
+        Case(("2 3 4", "2 3 4"), {}, ()),
+        Case(("2 1 1 1", "2 1 1 1"), {}, ()),
+        Case(("0 2 3 3", "0 2 3 3"), {}, ()),
+    ),
+    doc="by channel, the sums of x less its first value and of the square of that",
 )
-register(
-    OpSpec(
-        name="batch_norm_statistics",
-        inputs=("sums", "first", "gamma", "beta", "running_mean", "running_var"),
-        outputs=("scale", "shift", "new_running_mean", "new_running_var", "mean", "rstd"),
-        signature=lambda inputs, a: _statistics_signature(inputs, True, 6),
-        reference=_statistics,
-        attributes=_COUNT | _EPSILON | {"momentum": Attribute("float", 0.1, minimum=0)},
-        flops_per_point=12,
-        cases=(
-            Case(("2 3", "2 3 2 2", "3", "3", "3", "3"), {"count": 8}, (), positive=True),
-            Case(("2 1", "4 1", "1", "1", "1", "1"), {"count": 4}, (), positive=True),
-            Case(("2 2", "0 2 3", "2", "2", "2", "2"), {"count": 0}, (), positive=True),
-        ),
-        doc="a batch's statistics from its sums; y is x * scale + shift",
-    )
+define(
+    name="batch_norm_statistics",
+    inputs=("sums", "first", "gamma", "beta", "running_mean", "running_var"),
+    outputs=("scale", "shift", "new_running_mean", "new_running_var", "mean", "rstd"),
+    signature=lambda inputs, a: _statistics_signature(inputs, True, 6),
+    reference=_statistics,
+    attributes=_COUNT | _EPSILON | {"momentum": Attribute("float", 0.1, minimum=0)},
+    flops_per_point=12,
+    cases=(
+        Case(("2 3", "2 3 2 2", "3", "3", "3", "3"), {"count": 8}, (), positive=True),
+        Case(("2 1", "4 1", "1", "1", "1", "1"), {"count": 4}, (), positive=True),
+        Case(("2 2", "0 2 3", "2", "2", "2", "2"), {"count": 0}, (), positive=True),
+    ),
+    doc="a batch's statistics from its sums; y is x * scale + shift",
 )
-register(
-    OpSpec(
-        name="batch_norm_grad_sums",
-        inputs=("dy", "x", "mean"),
-        outputs=("sums",),
-        signature=lambda inputs, a: _sums_signature(inputs, True),
-        reference=_grad_sums,
-        flops_per_point=4,
-        cases=(
-            Case(("3 2 4 3", "3 2 4 3", "2"), {}, ()),
-            Case(("5 3", "5 3", "3"), {}, ()),
-            Case(("2 1 1 1", "2 1 1 1", "1"), {}, ()),
-            Case(("0 2 3 3", "0 2 3 3", "2"), {}, ()),
-        ),
-        doc="by channel, the sums of dy and of dy * (x - mean)",
-    )
+define(
+    name="batch_norm_grad_sums",
+    inputs=("dy", "x", "mean"),
+    outputs=("sums",),
+    signature=lambda inputs, a: _sums_signature(inputs, True),
+    reference=_grad_sums,
+    flops_per_point=4,
+    cases=(
+        Case(("3 2 4 3", "3 2 4 3", "2"), {}, ()),
+        Case(("5 3", "5 3", "3"), {}, ()),
+        Case(("2 1 1 1", "2 1 1 1", "1"), {}, ()),
+        Case(("0 2 3 3", "0 2 3 3", "2"), {}, ()),
+    ),
+    doc="by channel, the sums of dy and of dy * (x - mean)",
 )
-register(
-    OpSpec(
-        name="batch_norm_slopes",
-        inputs=("sums", "gamma", "rstd"),
-        outputs=("dgamma", "dbeta", "a", "b", "d"),
-        signature=lambda inputs, a: _statistics_signature(inputs, False, 5),
-        reference=_slopes,
-        attributes=_COUNT,
-        flops_per_point=9,
-        cases=(
-            Case(("2 3", "3", "3"), {"count": 8}, ()),
-            Case(("2 1", "1", "1"), {"count": 1}, ()),
-        ),
-        doc="the gradients of gamma and beta; dx is a * dy + b * (x - mean) + d",
-    )
+define(
+    name="batch_norm_slopes",
+    inputs=("sums", "gamma", "rstd"),
+    outputs=("dgamma", "dbeta", "a", "b", "d"),
+    signature=lambda inputs, a: _statistics_signature(inputs, False, 5),
+    reference=_slopes,
+    attributes=_COUNT,
+    flops_per_point=9,
+    cases=(
+        Case(("2 3", "3", "3"), {"count": 8}, ()),
+        Case(("2 1", "1", "1"), {"count": 1}, ()),
+    ),
+    doc="the gradients of gamma and beta; dx is a * dy + b * (x - mean) + d",
 )

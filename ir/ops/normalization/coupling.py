@@ -11,7 +11,7 @@ import numpy as np
 from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float
-from soapstone.ir.spec import Attributes, Case, OpSpec, register
+from soapstone.ir.spec import Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 MOST_ROUNDS = 100
@@ -57,20 +57,18 @@ def _couple_pairs(attributes: Attributes, r: Array) -> Array:
     return made.astype(r.dtype)
 
 
-register(
-    OpSpec(
-        name="couple_pairs",
-        inputs=("r",),
-        signature=_signature,
-        reference=_couple_pairs,
-        flops_per_point=20,
-        cases=(
-            Case(("4 3 3",), positive=True),
-            Case(("2 2 2",), positive=True),
-            Case(("1 1 1",)),
-            Case(("0 2 2",)),
-        ),
-        doc="the probabilities of classes (n, c) that fit r (n, c, c) best; r[:, i, j] is that of"
-        " class i against class j",
-    )
+define(
+    name="couple_pairs",
+    inputs=("r",),
+    signature=_signature,
+    reference=_couple_pairs,
+    flops_per_point=20,
+    cases=(
+        Case(("4 3 3",), positive=True),
+        Case(("2 2 2",), positive=True),
+        Case(("1 1 1",)),
+        Case(("0 2 2",)),
+    ),
+    doc="the probabilities of classes (n, c) that fit r (n, c, c) best; r[:, i, j] is that of"
+    " class i against class j",
 )

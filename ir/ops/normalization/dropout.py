@@ -16,7 +16,7 @@ from soapstone.ir.dims import DimTable, Signature, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.operands import numbered
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 INDEX, SEED, STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
@@ -80,32 +80,30 @@ def _gradient(g: GradientContext) -> Sequence[str | None]:
     return [g.emit("dropout", g.grad(), g.inputs[1], **g.attributes), None]
 
 
-register(
-    OpSpec(
-        name="dropout",
-        inputs=("x", "step"),
-        signature=_signature,
-        reference=_dropout,
-        attributes={
-            "rate": Attribute("float", 0.5, minimum=0),
-            "seed": Attribute("int", 0, minimum=0),
-        },
-        gradient=_gradient,
-        localize=_localize,
-        flops_per_point=10,
-        onnx="Dropout",
-        cases=(
-            Case(("4 6", "int64 <100"), {"rate": 0.5, "seed": 7}),
-            Case(("2 3 5", "int64 <100"), {"rate": 0.25, "seed": 2**63 + 11}),
-            Case(("9", "int64 <100"), {"rate": 0.0}),
-            Case(("", "int64 <100"), {"rate": 0.9}),
-            Case(("0 3", "int64 <100")),
-            Case(("1 1", "int64 <100"), {"rate": 0.1}),
-            Case(("4 6", "4 int64 <100"), {"rate": 0.5, "seed": 7}),
-            Case(("3 2 5", "3 int64 <100"), {"seed": 2**63 + 11}),
-            Case(("5", "5 int64 <100")),
-            Case(("5 1", "5 int64 <100")),
-        ),
-        doc="x scaled by 1/(1-rate) or 0, drawn anew at every step; the gradient is dropout of dy",
-    )
+define(
+    name="dropout",
+    inputs=("x", "step"),
+    signature=_signature,
+    reference=_dropout,
+    attributes={
+        "rate": Attribute("float", 0.5, minimum=0),
+        "seed": Attribute("int", 0, minimum=0),
+    },
+    gradient=_gradient,
+    localize=_localize,
+    flops_per_point=10,
+    onnx="Dropout",
+    cases=(
+        Case(("4 6", "int64 <100"), {"rate": 0.5, "seed": 7}),
+        Case(("2 3 5", "int64 <100"), {"rate": 0.25, "seed": 2**63 + 11}),
+        Case(("9", "int64 <100"), {"rate": 0.0}),
+        Case(("", "int64 <100"), {"rate": 0.9}),
+        Case(("0 3", "int64 <100")),
+        Case(("1 1", "int64 <100"), {"rate": 0.1}),
+        Case(("4 6", "4 int64 <100"), {"rate": 0.5, "seed": 7}),
+        Case(("3 2 5", "3 int64 <100"), {"seed": 2**63 + 11}),
+        Case(("5", "5 int64 <100")),
+        Case(("5 1", "5 int64 <100")),
+    ),
+    doc="x scaled by 1/(1-rate) or 0, drawn anew at every step; the gradient is dropout of dy",
 )

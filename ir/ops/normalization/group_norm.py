@@ -25,7 +25,7 @@ from soapstone.ir.ops.normalization.statistics import (
 from soapstone.ir.ops.operands import lettered
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.ops.windows.window import spatial_dims
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _EPSILON = {"epsilon": Attribute("float", 1e-5, minimum=0)}
@@ -176,36 +176,32 @@ def _declare(name: str, onnx: str, grouped: bool, doc: str) -> None:
         backward.append(Case(operands, given, (), positive=True))
     attributes = _GROUPS if grouped else {}
     localize = _localize if grouped else None
-    register(
-        OpSpec(
-            name=name,
-            inputs=("x", "gamma", "beta"),
-            outputs=("y", "mean", "rstd"),
-            signature=lambda inputs, a: _signature(inputs, a, "xcc", "xss"),
-            reference=_forward,
-            attributes=attributes | _EPSILON,
-            gradient=partial(_gradient, name),
-            localize=localize,
-            lower=_lower,
-            flops_per_point=8,
-            onnx=Onnx(onnx, outputs=1),
-            cases=tuple(forward),
-            doc=doc,
-        )
+    define(
+        name=name,
+        inputs=("x", "gamma", "beta"),
+        outputs=("y", "mean", "rstd"),
+        signature=lambda inputs, a: _signature(inputs, a, "xcc", "xss"),
+        reference=_forward,
+        attributes=attributes | _EPSILON,
+        gradient=partial(_gradient, name),
+        localize=localize,
+        lower=_lower,
+        flops_per_point=8,
+        onnx=Onnx(onnx, outputs=1),
+        cases=tuple(forward),
+        doc=doc,
     )
-    register(
-        OpSpec(
-            name=f"{name}_grad",
-            inputs=("dy", "x", "gamma", "mean", "rstd"),
-            outputs=("dx", "dgamma", "dbeta"),
-            signature=lambda inputs, a: _signature(inputs, a, "xxcss", "xcc"),
-            reference=_backward,
-            attributes=attributes,
-            localize=localize,
-            lower=_grad_lower,
-            flops_per_point=12,
-            cases=tuple(backward),
-        )
+    define(
+        name=f"{name}_grad",
+        inputs=("dy", "x", "gamma", "mean", "rstd"),
+        outputs=("dx", "dgamma", "dbeta"),
+        signature=lambda inputs, a: _signature(inputs, a, "xxcss", "xcc"),
+        reference=_backward,
+        attributes=attributes,
+        localize=localize,
+        lower=_grad_lower,
+        flops_per_point=12,
+        cases=tuple(backward),
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from soapstone.ir.dims import Kind, Signature, finish
 from soapstone.ir.ops.elementwise.pointwise import nowhere
 from soapstone.ir.ops.operands import aligned, front_axis
-from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -26,23 +26,21 @@ def _hardmax(attributes: Attributes, x: Array) -> Array:
     return y
 
 
-register(
-    OpSpec(
-        name="hardmax",
-        inputs=("x",),
-        signature=_signature,
-        reference=_hardmax,
-        attributes={"axis": Attribute("axis", -1)},
-        gradient=nowhere,
-        onnx="Hardmax",
-        cases=(
-            Case(("3 5",), {}, ()),
-            Case(("2 3 4",), {"axis": 1}, ()),
-            Case(("4",), {"axis": 0}, ()),
-            Case(("int32 3 2",), {"axis": -2}, ()),
-            Case(("0 3",), {}, ()),
-        ),
-        doc="one at the first maximum along the axis, zero elsewhere\n"
-        "x: any shape, which is also the result's",
-    )
+define(
+    name="hardmax",
+    inputs=("x",),
+    signature=_signature,
+    reference=_hardmax,
+    attributes={"axis": Attribute("axis", -1)},
+    gradient=nowhere,
+    onnx="Hardmax",
+    cases=(
+        Case(("3 5",), {}, ()),
+        Case(("2 3 4",), {"axis": 1}, ()),
+        Case(("4",), {"axis": 0}, ()),
+        Case(("int32 3 2",), {"axis": -2}, ()),
+        Case(("0 3",), {}, ()),
+    ),
+    doc="one at the first maximum along the axis, zero elsewhere\n"
+    "x: any shape, which is also the result's",
 )

@@ -26,7 +26,7 @@ from soapstone.ir.ops.normalization.statistics import (
     slope,
 )
 from soapstone.ir.ops.operands import lettered
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _AXIS = {"axis": Attribute("axis", -1)}
@@ -168,89 +168,81 @@ def _gradient(g: GradientContext) -> Sequence[str | None]:
     return list(g.emit.all(name, *operands, axis=g.attributes["axis"]))
 
 
-register(
-    OpSpec(
-        name="layer_norm",
-        inputs=("x", "gamma", "beta"),
-        outputs=("y", "mean", "rstd"),
-        signature=lambda inputs, a: _signature(inputs, a, "xcc", "xss"),
-        reference=_layer_norm,
-        attributes=_EPSILON | _AXIS,
-        gradient=_gradient,
-        lower=_layer_norm_lower,
-        flops_per_point=8,
-        forms=laws_sequence.LAYER_NORM_FORMS,
-        laws=laws_sequence.LAYER_NORM_LAWS,
-        onnx=Onnx("LayerNormalization", outputs=1),
-        cases=(
-            Case(("4 6", "6", "6")),
-            Case(("2 3 5", "5", "5"), {"epsilon": 1e-3}),
-            Case(("5", "5", "5")),
-            Case(("2 1", "1", "1"), {}, ()),
-            Case(("0 3", "3", "3")),
-            Case(("2 3 2 4", "2 4", "2 4"), {"axis": -2}),
-            Case(("3 2 2", "3 2 2", "3 2 2"), {"axis": 0}),
-            Case(("2 3 4", "3 4", "3 4"), {"axis": 1}),
-        ),
-        doc="x normalised over its axes from `axis` on by mean and biased variance",
-    )
+define(
+    name="layer_norm",
+    inputs=("x", "gamma", "beta"),
+    outputs=("y", "mean", "rstd"),
+    signature=lambda inputs, a: _signature(inputs, a, "xcc", "xss"),
+    reference=_layer_norm,
+    attributes=_EPSILON | _AXIS,
+    gradient=_gradient,
+    lower=_layer_norm_lower,
+    flops_per_point=8,
+    forms=laws_sequence.LAYER_NORM_FORMS,
+    laws=laws_sequence.LAYER_NORM_LAWS,
+    onnx=Onnx("LayerNormalization", outputs=1),
+    cases=(
+        Case(("4 6", "6", "6")),
+        Case(("2 3 5", "5", "5"), {"epsilon": 1e-3}),
+        Case(("5", "5", "5")),
+        Case(("2 1", "1", "1"), {}, ()),
+        Case(("0 3", "3", "3")),
+        Case(("2 3 2 4", "2 4", "2 4"), {"axis": -2}),
+        Case(("3 2 2", "3 2 2", "3 2 2"), {"axis": 0}),
+        Case(("2 3 4", "3 4", "3 4"), {"axis": 1}),
+    ),
+    doc="x normalised over its axes from `axis` on by mean and biased variance",
 )
-register(
-    OpSpec(
-        name="layer_norm_grad",
-        inputs=("dy", "x", "gamma", "mean", "rstd"),
-        outputs=("dx", "dgamma", "dbeta"),
-        signature=lambda inputs, a: _signature(inputs, a, "xxcss", "xcc"),
-        reference=_layer_norm_grad,
-        attributes=_AXIS,
-        lower=_layer_norm_grad_lower,
-        flops_per_point=12,
-        cases=(
-            Case(("4 6", "4 6", "6", "4", "4"), {}, (), positive=True),
-            Case(("2 3 5", "2 3 5", "5", "2 3", "2 3"), {}, (), positive=True),
-            Case(("5", "5", "5", "", ""), {}, (), positive=True),
-            Case(("0 3", "0 3", "3", "0", "0"), {}, (), positive=True),
-            Case(("2 3 4", "2 3 4", "3 4", "2", "2"), {"axis": -2}, (), positive=True),
-        ),
-    )
+define(
+    name="layer_norm_grad",
+    inputs=("dy", "x", "gamma", "mean", "rstd"),
+    outputs=("dx", "dgamma", "dbeta"),
+    signature=lambda inputs, a: _signature(inputs, a, "xxcss", "xcc"),
+    reference=_layer_norm_grad,
+    attributes=_AXIS,
+    lower=_layer_norm_grad_lower,
+    flops_per_point=12,
+    cases=(
+        Case(("4 6", "4 6", "6", "4", "4"), {}, (), positive=True),
+        Case(("2 3 5", "2 3 5", "5", "2 3", "2 3"), {}, (), positive=True),
+        Case(("5", "5", "5", "", ""), {}, (), positive=True),
+        Case(("0 3", "0 3", "3", "0", "0"), {}, (), positive=True),
+        Case(("2 3 4", "2 3 4", "3 4", "2", "2"), {"axis": -2}, (), positive=True),
+    ),
 )
-register(
-    OpSpec(
-        name="rms_norm",
-        inputs=("x", "gamma"),
-        outputs=("y", "rstd"),
-        signature=lambda inputs, a: _signature(inputs, a, "xc", "xs"),
-        reference=_rms_norm,
-        attributes=_EPSILON | _AXIS,
-        gradient=_gradient,
-        lower=_rms_norm_lower,
-        flops_per_point=5,
-        onnx="RMSNormalization",
-        cases=(
-            Case(("4 6", "6")),
-            Case(("2 3 5", "5"), {"epsilon": 1e-3}),
-            Case(("5", "5")),
-            Case(("0 3", "3")),
-            Case(("2 3 2 2", "3 2 2"), {"axis": 1}),
-        ),
-        doc="x divided by the root of its mean square over its axes from `axis` on, scaled",
-    )
+define(
+    name="rms_norm",
+    inputs=("x", "gamma"),
+    outputs=("y", "rstd"),
+    signature=lambda inputs, a: _signature(inputs, a, "xc", "xs"),
+    reference=_rms_norm,
+    attributes=_EPSILON | _AXIS,
+    gradient=_gradient,
+    lower=_rms_norm_lower,
+    flops_per_point=5,
+    onnx="RMSNormalization",
+    cases=(
+        Case(("4 6", "6")),
+        Case(("2 3 5", "5"), {"epsilon": 1e-3}),
+        Case(("5", "5")),
+        Case(("0 3", "3")),
+        Case(("2 3 2 2", "3 2 2"), {"axis": 1}),
+    ),
+    doc="x divided by the root of its mean square over its axes from `axis` on, scaled",
 )
-register(
-    OpSpec(
-        name="rms_norm_grad",
-        inputs=("dy", "x", "gamma", "rstd"),
-        outputs=("dx", "dgamma"),
-        signature=lambda inputs, a: _signature(inputs, a, "xxcs", "xc"),
-        reference=_rms_norm_grad,
-        attributes=_AXIS,
-        lower=_rms_norm_grad_lower,
-        flops_per_point=9,
-        cases=(
-            Case(("4 6", "4 6", "6", "4"), {}, (), positive=True),
-            Case(("5", "5", "5", ""), {}, (), positive=True),
-            Case(("0 3", "0 3", "3", "0"), {}, (), positive=True),
-            Case(("2 3 4", "2 3 4", "3 4", "2"), {"axis": -2}, (), positive=True),
-        ),
-    )
+define(
+    name="rms_norm_grad",
+    inputs=("dy", "x", "gamma", "rstd"),
+    outputs=("dx", "dgamma"),
+    signature=lambda inputs, a: _signature(inputs, a, "xxcs", "xc"),
+    reference=_rms_norm_grad,
+    attributes=_AXIS,
+    lower=_rms_norm_grad_lower,
+    flops_per_point=9,
+    cases=(
+        Case(("4 6", "4 6", "6", "4"), {}, (), positive=True),
+        Case(("5", "5", "5", ""), {}, (), positive=True),
+        Case(("0 3", "0 3", "3", "0"), {}, (), positive=True),
+        Case(("2 3 4", "2 3 4", "3 4", "2"), {"axis": -2}, (), positive=True),
+    ),
 )

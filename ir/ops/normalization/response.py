@@ -13,7 +13,7 @@ from soapstone.ir.dims import Affine, DimTable, Operand, Signature, along, finis
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.windows.window import spatial_dims
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _ATTRIBUTES = {
@@ -122,33 +122,29 @@ _CASES = (
     ("0 3 2 2", {"size": 3}),
 )
 
-register(
-    OpSpec(
-        name="lrn",
-        inputs=("x",),
-        signature=lambda inputs, a: _signature(inputs, a, False),
-        reference=_lrn,
-        attributes=_ATTRIBUTES,
-        gradient=_gradient,
-        localize=_localize,
-        flops_per_point=10,
-        onnx="LRN",
-        layer={"size": 5},
-        cases=tuple(Case((shape,), attributes) for shape, attributes in _CASES),
-        doc="x / (bias + alpha / size * the sum of squares over size channels around)^beta\n"
-        "x: (n, c, …), which is also the result's shape",
-    )
+define(
+    name="lrn",
+    inputs=("x",),
+    signature=lambda inputs, a: _signature(inputs, a, False),
+    reference=_lrn,
+    attributes=_ATTRIBUTES,
+    gradient=_gradient,
+    localize=_localize,
+    flops_per_point=10,
+    onnx="LRN",
+    layer={"size": 5},
+    cases=tuple(Case((shape,), attributes) for shape, attributes in _CASES),
+    doc="x / (bias + alpha / size * the sum of squares over size channels around)^beta\n"
+    "x: (n, c, …), which is also the result's shape",
 )
-register(
-    OpSpec(
-        name="lrn_grad",
-        inputs=("dy", "x"),
-        outputs=("dx",),
-        signature=lambda inputs, a: _signature(inputs, a, True),
-        reference=_lrn_grad,
-        attributes=_ATTRIBUTES,
-        localize=_localize,
-        flops_per_point=20,
-        cases=tuple(Case((shape, shape), attributes, ()) for shape, attributes in _CASES),
-    )
+define(
+    name="lrn_grad",
+    inputs=("dy", "x"),
+    outputs=("dx",),
+    signature=lambda inputs, a: _signature(inputs, a, True),
+    reference=_lrn_grad,
+    attributes=_ATTRIBUTES,
+    localize=_localize,
+    flops_per_point=20,
+    cases=tuple(Case((shape, shape), attributes, ()) for shape, attributes in _CASES),
 )

@@ -16,7 +16,7 @@ from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.operands import aligned, front_axis
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define, register
 from soapstone.ir.tensor import Array, TensorSpec
 
 _AXIS = {"axis": Attribute("axis", -1)}
@@ -96,22 +96,20 @@ def _gradient(g: GradientContext) -> Sequence[str | None]:
     return [g.emit(f"{g.node.operator}_grad", g.grad(), g.outputs[0], axis=g.attributes["axis"])]
 
 
-_SOFTMAX = register(
-    OpSpec(
-        name="softmax",
-        inputs=("x",),
-        signature=_signature,
-        reference=_softmax,
-        attributes=_AXIS,
-        gradient=_gradient,
-        lower=_lower,
-        flops_per_point=9,
-        forms=laws_sequence.SOFTMAX_FORMS,
-        laws=laws_sequence.SOFTMAX_LAWS,
-        onnx="Softmax",
-        cases=_CASES,
-        doc="exp(x) over its sum along the axis\nx: any shape, which is also the result's",
-    )
+_SOFTMAX = define(
+    name="softmax",
+    inputs=("x",),
+    signature=_signature,
+    reference=_softmax,
+    attributes=_AXIS,
+    gradient=_gradient,
+    lower=_lower,
+    flops_per_point=9,
+    forms=laws_sequence.SOFTMAX_FORMS,
+    laws=laws_sequence.SOFTMAX_LAWS,
+    onnx="Softmax",
+    cases=_CASES,
+    doc="exp(x) over its sum along the axis\nx: any shape, which is also the result's",
 )
 register(
     replace(
@@ -126,18 +124,16 @@ register(
         "x: any shape, which is also the result's",
     )
 )
-_SOFTMAX_GRAD = register(
-    OpSpec(
-        name="softmax_grad",
-        inputs=("dy", "y"),
-        outputs=("dx",),
-        signature=_signature,
-        reference=_softmax_grad,
-        attributes=_AXIS,
-        lower=_grad_lower,
-        flops_per_point=4,
-        cases=tuple(Case(case.inputs * 2, case.attributes, ()) for case in _CASES),
-    )
+_SOFTMAX_GRAD = define(
+    name="softmax_grad",
+    inputs=("dy", "y"),
+    outputs=("dx",),
+    signature=_signature,
+    reference=_softmax_grad,
+    attributes=_AXIS,
+    lower=_grad_lower,
+    flops_per_point=4,
+    cases=tuple(Case(case.inputs * 2, case.attributes, ()) for case in _CASES),
 )
 register(
     replace(

@@ -15,7 +15,7 @@ from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.normalization.statistics import emit_centred, emit_mean, mean
 from soapstone.ir.ops.operands import aligned, front_axis
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _TINY = 1e-9  # ONNX adds it to the deviation
@@ -102,48 +102,44 @@ def _mean_variance_gradient(g: GradientContext) -> Sequence[str | None]:
     return [e("div", inner, deviation)]
 
 
-register(
-    OpSpec(
-        name="lp_norm",
-        inputs=("x",),
-        signature=lambda inputs, a: _signature(inputs, (a["axis"],)),
-        reference=_lp_norm,
-        attributes={
-            "axis": Attribute("axis", -1),
-            "p": Attribute("int", 2, choices=(1, 2)),
-        },
-        gradient=_lp_gradient,
-        lower=_lp_lower,
-        flops_per_point=4,
-        onnx="LpNormalization",
-        cases=(
-            Case(("3 4",)),
-            Case(("2 3 4",), {"axis": 1, "p": 1}),
-            Case(("5",), {"axis": 0}),
-            Case(("2 1 3",), {"axis": -2}),
-            Case(("0 3",), {"p": 1}),
-        ),
-        doc="x divided by its sum of magnitudes (p 1) or Euclidean length (p 2) along an axis",
-    )
+define(
+    name="lp_norm",
+    inputs=("x",),
+    signature=lambda inputs, a: _signature(inputs, (a["axis"],)),
+    reference=_lp_norm,
+    attributes={
+        "axis": Attribute("axis", -1),
+        "p": Attribute("int", 2, choices=(1, 2)),
+    },
+    gradient=_lp_gradient,
+    lower=_lp_lower,
+    flops_per_point=4,
+    onnx="LpNormalization",
+    cases=(
+        Case(("3 4",)),
+        Case(("2 3 4",), {"axis": 1, "p": 1}),
+        Case(("5",), {"axis": 0}),
+        Case(("2 1 3",), {"axis": -2}),
+        Case(("0 3",), {"p": 1}),
+    ),
+    doc="x divided by its sum of magnitudes (p 1) or Euclidean length (p 2) along an axis",
 )
-register(
-    OpSpec(
-        name="mean_variance_norm",
-        inputs=("x",),
-        signature=lambda inputs, a: _signature(inputs, a["axes"]),
-        reference=_mean_variance,
-        attributes={"axes": Attribute("axes", (0, 2, 3))},
-        gradient=_mean_variance_gradient,
-        lower=_mean_variance_lower,
-        flops_per_point=7,
-        onnx="MeanVarianceNormalization",
-        cases=(
-            Case(("2 3 4 2",)),
-            Case(("3 5",), {"axes": (-1,)}),
-            Case(("4 2 3",), {"axes": (0, 1)}),
-            Case(("0 2 3 3",)),
-        ),
-        doc="x less its mean, divided by its deviation, over axes\n"
-        "x: any shape, which is also the result's",
-    )
+define(
+    name="mean_variance_norm",
+    inputs=("x",),
+    signature=lambda inputs, a: _signature(inputs, a["axes"]),
+    reference=_mean_variance,
+    attributes={"axes": Attribute("axes", (0, 2, 3))},
+    gradient=_mean_variance_gradient,
+    lower=_mean_variance_lower,
+    flops_per_point=7,
+    onnx="MeanVarianceNormalization",
+    cases=(
+        Case(("2 3 4 2",)),
+        Case(("3 5",), {"axes": (-1,)}),
+        Case(("4 2 3",), {"axes": (0, 1)}),
+        Case(("0 2 3 3",)),
+    ),
+    doc="x less its mean, divided by its deviation, over axes\n"
+    "x: any shape, which is also the result's",
 )

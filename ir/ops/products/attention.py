@@ -19,8 +19,8 @@ from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.operands import named
 from soapstone.ir.ops.products import attention_lower
-from soapstone.ir.ops.recurrent.rnn import CountedSpec
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.ops.recurrent.rnn import define_counted
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _ATTRIBUTES = {"scale": Attribute("float", None), "causal": Attribute("bool", False)}
@@ -185,79 +185,73 @@ _GRAD_HEADS = ("2 3 2 3", *_HEADS, "2 3 2 3", "2 2 3")
 _GRAD_SQUARE = ("1 4 2 3", *_SQUARE, "1 4 2 3", "1 2 4")
 _CAUSAL = {"causal": True}
 
-register(
-    CountedSpec(
-        name="attention",
-        half=True,
-        strided=True,
-        inputs=("q", "k", "v", "mask?"),
-        outputs=("y", "lse"),
-        signature=lambda inputs, a: _bind(inputs, (_Q, _K, _V), (_Y, _LSE), _LOWERED),
-        reference=_attention,
-        attributes=_ATTRIBUTES | _EMPTY,
-        gradient=_gradient,
-        localize=_localize,
-        lower=attention_lower.forward,
-        operations=lambda e: _flops(e, 2),
-        onnx="Attention",
-        layer=None,
-        cases=(
-            Case(_HEADS),
-            Case(_SQUARE, _CAUSAL),
-            Case((*_HEADS, "3 5")),
-            Case((*_HEADS, "2 1 1 5"), {"scale": 0.3}),
-            Case((*_SQUARE, "2 4 4"), {"causal": True, "scale": 1.0, "empty": "nan"}),
-            Case(("1 1 1 1", "1 1 1 1", "1 1 1 1")),
-            Case(("2 0 1 3", "2 4 1 3", "2 4 1 2")),
-            Case(("2 21 3 18", "2 35 3 18", "2 35 3 17", "1 3 21 35"), _CAUSAL, ()),
-        ),
-        doc="softmax(q k' scale + mask) v, and the logarithm of each row's sum (saved)",
-    )
+define_counted(
+    name="attention",
+    half=True,
+    strided=True,
+    inputs=("q", "k", "v", "mask?"),
+    outputs=("y", "lse"),
+    signature=lambda inputs, a: _bind(inputs, (_Q, _K, _V), (_Y, _LSE), _LOWERED),
+    reference=_attention,
+    attributes=_ATTRIBUTES | _EMPTY,
+    gradient=_gradient,
+    localize=_localize,
+    lower=attention_lower.forward,
+    operations=lambda e: _flops(e, 2),
+    onnx="Attention",
+    layer=None,
+    cases=(
+        Case(_HEADS),
+        Case(_SQUARE, _CAUSAL),
+        Case((*_HEADS, "3 5")),
+        Case((*_HEADS, "2 1 1 5"), {"scale": 0.3}),
+        Case((*_SQUARE, "2 4 4"), {"causal": True, "scale": 1.0, "empty": "nan"}),
+        Case(("1 1 1 1", "1 1 1 1", "1 1 1 1")),
+        Case(("2 0 1 3", "2 4 1 3", "2 4 1 2")),
+        Case(("2 21 3 18", "2 35 3 18", "2 35 3 17", "1 3 21 35"), _CAUSAL, ()),
+    ),
+    doc="softmax(q k' scale + mask) v, and the logarithm of each row's sum (saved)",
 )
-register(
-    CountedSpec(
-        name="attention_grad",
-        strided=True,
-        inputs=("dy", "q", "k", "v", "y", "lse", "mask?"),
-        outputs=("dq", "dk", "dv"),
-        signature=lambda inputs, a: _bind(
-            inputs, _GRAD_INPUTS, (_Q, _K, _V), {"d": Kind.LOWERED, "dv": Kind.LOWERED}
-        ),
-        reference=_grad,
-        attributes=_ATTRIBUTES,
-        localize=_localize,
-        lower=attention_lower.backward,
-        operations=lambda e: _flops(e, 5),
-        cases=(
-            Case(_GRAD_HEADS, {}, ()),
-            Case(_GRAD_SQUARE, _CAUSAL, ()),
-            Case((*_GRAD_HEADS, "2 1 3 5"), {"scale": 0.3}, ()),
-            Case((*_GRAD_SQUARE, "1 4"), _CAUSAL, ()),
-            Case(("1 1 1 1", *("1 1 1 1",) * 4, "1 1 1"), {}, ()),
-        ),
-        doc="the gradients of queries, keys and values",
-    )
+define_counted(
+    name="attention_grad",
+    strided=True,
+    inputs=("dy", "q", "k", "v", "y", "lse", "mask?"),
+    outputs=("dq", "dk", "dv"),
+    signature=lambda inputs, a: _bind(
+        inputs, _GRAD_INPUTS, (_Q, _K, _V), {"d": Kind.LOWERED, "dv": Kind.LOWERED}
+    ),
+    reference=_grad,
+    attributes=_ATTRIBUTES,
+    localize=_localize,
+    lower=attention_lower.backward,
+    operations=lambda e: _flops(e, 5),
+    cases=(
+        Case(_GRAD_HEADS, {}, ()),
+        Case(_GRAD_SQUARE, _CAUSAL, ()),
+        Case((*_GRAD_HEADS, "2 1 3 5"), {"scale": 0.3}, ()),
+        Case((*_GRAD_SQUARE, "1 4"), _CAUSAL, ()),
+        Case(("1 1 1 1", *("1 1 1 1",) * 4, "1 1 1"), {}, ()),
+    ),
+    doc="the gradients of queries, keys and values",
 )
-register(
-    CountedSpec(
-        name="attention_mask_grad",
-        inputs=("dy", "q", "k", "v", "y", "lse", "mask"),
-        outputs=("dmask",),
-        signature=lambda inputs, a: _bind(
-            inputs, _GRAD_INPUTS, ("mask",), {"d": Kind.LOWERED, "dv": Kind.LOWERED}
-        ),
-        reference=_mask_grad,
-        attributes=_ATTRIBUTES,
-        localize=_localize,
-        lower=attention_lower.mask,
-        operations=lambda e: _flops(e, 2),
-        cases=(
-            Case((*_GRAD_HEADS, "3 5"), {}, ()),
-            Case((*_GRAD_HEADS, "2 1 3 1"), {"scale": 0.3}, ()),
-            Case((*_GRAD_SQUARE, "2 4 4"), _CAUSAL, ()),
-        ),
-        doc="the gradient of the mask, summed over the axes along which it is broadcast",
-    )
+define_counted(
+    name="attention_mask_grad",
+    inputs=("dy", "q", "k", "v", "y", "lse", "mask"),
+    outputs=("dmask",),
+    signature=lambda inputs, a: _bind(
+        inputs, _GRAD_INPUTS, ("mask",), {"d": Kind.LOWERED, "dv": Kind.LOWERED}
+    ),
+    reference=_mask_grad,
+    attributes=_ATTRIBUTES,
+    localize=_localize,
+    lower=attention_lower.mask,
+    operations=lambda e: _flops(e, 2),
+    cases=(
+        Case((*_GRAD_HEADS, "3 5"), {}, ()),
+        Case((*_GRAD_HEADS, "2 1 3 1"), {"scale": 0.3}, ()),
+        Case((*_GRAD_SQUARE, "2 4 4"), _CAUSAL, ()),
+    ),
+    doc="the gradient of the mask, summed over the axes along which it is broadcast",
 )
 
 
@@ -275,18 +269,16 @@ def _causal(attributes: Attributes, scores: Array) -> Array:
     return np.where(hidden, scores.dtype.type(-np.inf), scores)
 
 
-register(
-    OpSpec(
-        name="hide_later",
-        inputs=("scores",),
-        signature=_causal_signature,
-        reference=_causal,
-        localize=_localize,
-        cases=(
-            Case(("1 2 3 3",), {}, ()),
-            Case(("2 1 2 4",), {}, ()),
-            Case(("1 1 3 1",), {}, ()),
-        ),
-        doc="scores (b, heads, tq, tk), minus infinity where the key stands after the query",
-    )
+define(
+    name="hide_later",
+    inputs=("scores",),
+    signature=_causal_signature,
+    reference=_causal,
+    localize=_localize,
+    cases=(
+        Case(("1 2 3 3",), {}, ()),
+        Case(("2 1 2 4",), {}, ()),
+        Case(("1 1 3 1",), {}, ()),
+    ),
+    doc="scores (b, heads, tq, tk), minus infinity where the key stands after the query",
 )

@@ -20,10 +20,9 @@ from soapstone.ir.spec import (
     Attributes,
     Case,
     GradientContext,
-    OpSpec,
     SignatureRule,
+    define,
     operator,
-    register,
 )
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -101,37 +100,35 @@ def _matrix_dims(rank: int, last: str) -> dict[str, str]:
     }
 
 
-register(
-    OpSpec(
-        name="matmul",
-        half=True,
-        epilogue=True,
-        strided=True,
-        inputs=("a", "b"),
-        signature=_signature,
-        reference=_matmul,
-        attributes={
-            "transpose_a": Attribute("bool", False),
-            "transpose_b": Attribute("bool", False),
-        },
-        gradient=_matmul_grad,
-        flops_per_point=2,
-        forms=laws_matmul.MATMUL_FORMS,
-        constants=(laws_matmul.IDENTITY_MATRIX,),
-        laws=laws_matmul.MATMUL_LAWS + laws_batched.MATMUL_BATCHED_LAWS,
-        onnx="MatMul",
-        cases=(
-            Case(("3 5", "5 4")),
-            Case(("5 3", "5 4"), {"transpose_a": True}),
-            Case(("3 5", "4 5"), {"transpose_b": True}),
-            Case(("5 3", "4 5"), {"transpose_a": True, "transpose_b": True}),
-            Case(("2 3 5", "2 5 4")),
-            Case(("2 1 3 5", "3 5 4")),
-            Case(("1 1", "1 1")),
-            Case(("0 3", "3 2")),
-            Case(("2 0", "0 3")),
-        ),
-    )
+define(
+    name="matmul",
+    half=True,
+    epilogue=True,
+    strided=True,
+    inputs=("a", "b"),
+    signature=_signature,
+    reference=_matmul,
+    attributes={
+        "transpose_a": Attribute("bool", False),
+        "transpose_b": Attribute("bool", False),
+    },
+    gradient=_matmul_grad,
+    flops_per_point=2,
+    forms=laws_matmul.MATMUL_FORMS,
+    constants=(laws_matmul.IDENTITY_MATRIX,),
+    laws=laws_matmul.MATMUL_LAWS + laws_batched.MATMUL_BATCHED_LAWS,
+    onnx="MatMul",
+    cases=(
+        Case(("3 5", "5 4")),
+        Case(("5 3", "5 4"), {"transpose_a": True}),
+        Case(("3 5", "4 5"), {"transpose_b": True}),
+        Case(("5 3", "4 5"), {"transpose_a": True, "transpose_b": True}),
+        Case(("2 3 5", "2 5 4")),
+        Case(("2 1 3 5", "3 5 4")),
+        Case(("1 1", "1 1")),
+        Case(("0 3", "3 2")),
+        Case(("2 0", "0 3")),
+    ),
 )
 
 
@@ -203,45 +200,39 @@ _LINEAR_CASES = (
     Case(("0 3", "3 2", "2")),
 )
 
-register(
-    OpSpec(
-        name="linear",
-        half=True,
-        epilogue=True,
-        inputs=("x", "w", "b?"),
-        signature=_linear_signature,
-        reference=_linear,
-        attributes={"bias": Attribute("bool", True), "activation": ACTIVATION},
-        gradient=_linear_grad,
-        lower=_linear_lower,
-        flops_per_point=2,
-        onnx="Gemm",
-        layer=None,
-        cases=_LINEAR_CASES,
-        doc="x w + b, then an activation; w: (k, n)",
-    )
+define(
+    name="linear",
+    half=True,
+    epilogue=True,
+    inputs=("x", "w", "b?"),
+    signature=_linear_signature,
+    reference=_linear,
+    attributes={"bias": Attribute("bool", True), "activation": ACTIVATION},
+    gradient=_linear_grad,
+    lower=_linear_lower,
+    flops_per_point=2,
+    onnx="Gemm",
+    layer=None,
+    cases=_LINEAR_CASES,
+    doc="x w + b, then an activation; w: (k, n)",
 )
-register(
-    OpSpec(
-        name="linear_grad_input",
-        inputs=("dy", "w"),
-        signature=_product("... n, k n -> ... k"),
-        reference=lambda a, dy, w: np.matmul(dy, w.T),
-        flops_per_point=2,
-        cases=(Case(("4 3", "5 3"), {}, ()), Case(("2 4 3", "5 3"), {}, ())),
-    )
+define(
+    name="linear_grad_input",
+    inputs=("dy", "w"),
+    signature=_product("... n, k n -> ... k"),
+    reference=lambda a, dy, w: np.matmul(dy, w.T),
+    flops_per_point=2,
+    cases=(Case(("4 3", "5 3"), {}, ()), Case(("2 4 3", "5 3"), {}, ())),
 )
-register(
-    OpSpec(
-        name="linear_grad_weight",
-        inputs=("x", "dy"),
-        signature=_product("... k, ... n -> k n"),
-        reference=lambda a, x, dy: np.matmul(_rows(x).T, _rows(dy)),
-        flops_per_point=2,
-        cases=(
-            Case(("4 5", "4 3"), {}, ()),
-            Case(("2 4 5", "2 4 3"), {}, ()),
-            Case(("4 0", "4 3"), {}, ()),
-        ),
-    )
+define(
+    name="linear_grad_weight",
+    inputs=("x", "dy"),
+    signature=_product("... k, ... n -> k n"),
+    reference=lambda a, x, dy: np.matmul(_rows(x).T, _rows(dy)),
+    flops_per_point=2,
+    cases=(
+        Case(("4 5", "4 3"), {}, ()),
+        Case(("2 4 5", "2 4 3"), {}, ()),
+        Case(("4 0", "4 3"), {}, ()),
+    ),
 )

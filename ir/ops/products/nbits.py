@@ -15,7 +15,7 @@ from soapstone.dtypes import learn
 from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float
-from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 BITS = (2, 4, 8, 16)
@@ -101,41 +101,37 @@ _ZEROS = {"zeros": True}
 _FLOAT8 = {"bits": 8, "numbers": "float8_e4m3fn"}
 _OTHER = {"numbers": "float8_e5m2"}
 _HALF, _SHORT = {"bits": 16, "numbers": "float16"}, {"numbers": "bfloat16"}
-register(
-    OpSpec(
-        name="matmul_nbits",
-        inputs=("x", "w", "scales", "zeros?"),
-        signature=_signature,
-        reference=_matmul_nbits,
-        attributes={
-            "bits": Attribute("int", 4, choices=BITS),
-            "zeros": Attribute("bool", False),
-            "numbers": Attribute("str", WHOLE, choices=tuple(KINDS)),
-            "coarse": Attribute("bool", False),
-        },
-        flops_per_point=2,
-        layer=None,
-        cases=(
-            Case(("3 32", _BYTES.format("5 2 8"), "5 2"), {}, ()),
-            Case(("2 2 48", _BYTES.format("33 2 16"), "33 2", "33 2"), _ZEROS, ()),
-            Case(
-                ("7 16", _BYTES.format("18 1 16"), "18 1", "18 1"), {"bits": 8, "zeros": True}, ()
-            ),
-            Case(("24", _BYTES.format("3 2 16"), "3 2"), {"bits": 8}, ()),
-            Case(("1 16", _BYTES.format("4 1 4"), "4 1"), {"bits": 2}, ()),
-            Case(("1 30", _BYTES.format("4 1 16"), "4 1"), {}, ()),
-            Case(("0 16", _BYTES.format("4 1 8"), "4 1"), {}, ()),
-            Case(("2 48", _BYTES.format("18 2 16"), "18 2"), {"numbers": "float4_e2m1fn"}, ()),
-            Case(("3 48", "uint8 17 2 32 >=0 <127", "17 2"), _FLOAT8, ()),
-            Case(("1 16", "uint8 4 1 16 >=128 <252", "4 1"), _FLOAT8 | _OTHER, ()),
-            Case(("2 32", "uint8 17 1 64 >=0 <120", "17 1"), _HALF, ()),
-            Case(("1 16", "uint8 3 1 32 >=0 <120", "3 1"), _HALF | _SHORT, ()),
-        ),
-        doc="x w', whose blocks of numbers of few bits have a scale each and maybe a zero point\n"
-        "x: (…, k); w: (n, blocks, bytes) uint8, the first of a byte's numbers in its lowest\n"
-        "bits, and integers or codes of `numbers`; scales, zeros: (n, blocks); coarse: kernels\n"
-        "may round numbers of x to eight bits of the largest of their block",
-    )
+define(
+    name="matmul_nbits",
+    inputs=("x", "w", "scales", "zeros?"),
+    signature=_signature,
+    reference=_matmul_nbits,
+    attributes={
+        "bits": Attribute("int", 4, choices=BITS),
+        "zeros": Attribute("bool", False),
+        "numbers": Attribute("str", WHOLE, choices=tuple(KINDS)),
+        "coarse": Attribute("bool", False),
+    },
+    flops_per_point=2,
+    layer=None,
+    cases=(
+        Case(("3 32", _BYTES.format("5 2 8"), "5 2"), {}, ()),
+        Case(("2 2 48", _BYTES.format("33 2 16"), "33 2", "33 2"), _ZEROS, ()),
+        Case(("7 16", _BYTES.format("18 1 16"), "18 1", "18 1"), {"bits": 8, "zeros": True}, ()),
+        Case(("24", _BYTES.format("3 2 16"), "3 2"), {"bits": 8}, ()),
+        Case(("1 16", _BYTES.format("4 1 4"), "4 1"), {"bits": 2}, ()),
+        Case(("1 30", _BYTES.format("4 1 16"), "4 1"), {}, ()),
+        Case(("0 16", _BYTES.format("4 1 8"), "4 1"), {}, ()),
+        Case(("2 48", _BYTES.format("18 2 16"), "18 2"), {"numbers": "float4_e2m1fn"}, ()),
+        Case(("3 48", "uint8 17 2 32 >=0 <127", "17 2"), _FLOAT8, ()),
+        Case(("1 16", "uint8 4 1 16 >=128 <252", "4 1"), _FLOAT8 | _OTHER, ()),
+        Case(("2 32", "uint8 17 1 64 >=0 <120", "17 1"), _HALF, ()),
+        Case(("1 16", "uint8 3 1 32 >=0 <120", "3 1"), _HALF | _SHORT, ()),
+    ),
+    doc="x w', whose blocks of numbers of few bits have a scale each and maybe a zero point\n"
+    "x: (…, k); w: (n, blocks, bytes) uint8, the first of a byte's numbers in its lowest\n"
+    "bits, and integers or codes of `numbers`; scales, zeros: (n, blocks); coarse: kernels\n"
+    "may round numbers of x to eight bits of the largest of their block",
 )
 
 
@@ -174,30 +170,28 @@ def _pack_nbits(attributes: Attributes, w: Array) -> Array:
     return packed
 
 
-register(
-    OpSpec(
-        name="pack_nbits",
-        inputs=("w",),
-        signature=_pack_signature,
-        reference=_pack_nbits,
-        attributes={
-            "bits": Attribute("int", 4, choices=BITS),
-            "block": Attribute("int", 128, minimum=1),
-            "numbers": Attribute("str", WHOLE, choices=tuple(KINDS)),
-            "shift": Attribute("int", 0, minimum=0),
-        },
-        flops_per_point=1,
-        layer=None,
-        cases=(
-            Case(("int8 5 40 >=-8 <8",), {"block": 32, "shift": 8}),
-            Case(("uint8 3 20 >=0 <256",), {"bits": 8, "block": 16}),
-            Case(("uint8 1 6 >=0 <4",), {"bits": 2, "block": 4}),
-            Case(("4 16",), {"block": 16, "numbers": "float4_e2m1fn"}),
-            Case(("2 20",), {"bits": 8, "block": 16, "numbers": "float8_e5m2"}),
-            Case(("int8 0 16",), {"block": 16, "shift": 8}),
-            Case(("3 20",), {"bits": 16, "block": 16, "numbers": "bfloat16"}),
-        ),
-        doc="the numbers of weights (n, k) packed as `matmul_nbits` reads them: integers, with\n"
-        "`shift` added, or the nearest ones of a type `numbers`",
-    )
+define(
+    name="pack_nbits",
+    inputs=("w",),
+    signature=_pack_signature,
+    reference=_pack_nbits,
+    attributes={
+        "bits": Attribute("int", 4, choices=BITS),
+        "block": Attribute("int", 128, minimum=1),
+        "numbers": Attribute("str", WHOLE, choices=tuple(KINDS)),
+        "shift": Attribute("int", 0, minimum=0),
+    },
+    flops_per_point=1,
+    layer=None,
+    cases=(
+        Case(("int8 5 40 >=-8 <8",), {"block": 32, "shift": 8}),
+        Case(("uint8 3 20 >=0 <256",), {"bits": 8, "block": 16}),
+        Case(("uint8 1 6 >=0 <4",), {"bits": 2, "block": 4}),
+        Case(("4 16",), {"block": 16, "numbers": "float4_e2m1fn"}),
+        Case(("2 20",), {"bits": 8, "block": 16, "numbers": "float8_e5m2"}),
+        Case(("int8 0 16",), {"block": 16, "shift": 8}),
+        Case(("3 20",), {"bits": 16, "block": 16, "numbers": "bfloat16"}),
+    ),
+    doc="the numbers of weights (n, k) packed as `matmul_nbits` reads them: integers, with\n"
+    "`shift` added, or the nearest ones of a type `numbers`",
 )

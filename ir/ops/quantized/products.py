@@ -17,20 +17,9 @@ from soapstone.ir.dims import Kind, Operand, Signature, einsum
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float, need_rank
 from soapstone.ir.ops.quantized.rounding import BYTES
-from soapstone.ir.ops.windows.convolution import (
-    GROUPS,
-    ChannelAxes,
-    convolve,
-    localize,
-    windowed,
-)
-from soapstone.ir.ops.windows.window import (
-    case_shape,
-    case_window,
-    spatial_dims,
-    window_attributes,
-)
-from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
+from soapstone.ir.ops.windows.convolution import GROUPS, ChannelAxes, convolve, localize, windowed
+from soapstone.ir.ops.windows.window import case_shape, case_window, spatial_dims, window_attributes
+from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 # Sums of products of two bytes are exact in this type: 2 ** 38 terms are.
@@ -125,43 +114,39 @@ def _declare_conv(rank: int) -> None:
         at = {**case_window(given, rank, high=1), **more}
         cases.append(_case(x, w, str(filters[0]), at, kind))
     axes = ", ".join(f"k{dim}" for dim in spatial_dims(rank))
-    register(
-        OpSpec(
-            name=f"quantized_conv{rank}d",
-            epilogue=True,
-            inputs=("x", "w", "zero", "scale?", "b?"),
-            signature=partial(_conv_signature, rank),
-            reference=_conv,
-            attributes=window | _OWN,
-            localize=partial(localize, rank),
-            flops_per_point=2,
-            cases=tuple(cases),
-            doc=f"cross-correlation of x - zero with w: (o, c/groups, {axes}), times scale, plus b",
-        )
+    define(
+        name=f"quantized_conv{rank}d",
+        epilogue=True,
+        inputs=("x", "w", "zero", "scale?", "b?"),
+        signature=partial(_conv_signature, rank),
+        reference=_conv,
+        attributes=window | _OWN,
+        localize=partial(localize, rank),
+        flops_per_point=2,
+        cases=tuple(cases),
+        doc=f"cross-correlation of x - zero with w: (o, c/groups, {axes}), times scale, plus b",
     )
 
 
 for _rank in (1, 2, 3):
     _declare_conv(_rank)
 
-register(
-    OpSpec(
-        name="quantized_linear",
-        epilogue=True,
-        inputs=("x", "w", "zero", "scale?", "b?"),
-        signature=_linear_signature,
-        reference=_linear,
-        attributes=_OWN | {"w_zero": Attribute("int", 0)},
-        flops_per_point=2,
-        cases=(
-            _case("4 5", "5 3", "3", {"bias": True}),
-            _case("3 6", "6 4", "4", {"w_zero": -51}, "int8"),
-            _case("3 6", "6 4", "4", {"w_zero": 90, "to": "int32"}),
-            _case("2 3 5", "5 4", "4", {}, "int8"),
-            _case("4 5", "5 3", "3", {"to": "int32"}),
-            _case("1 1", "1 1", "1", {}),
-            _case("0 3", "3 2", "2", {}),
-        ),
-        doc="x - zero times w - w_zero, times scale, plus b; w: (k, n)",
-    )
+define(
+    name="quantized_linear",
+    epilogue=True,
+    inputs=("x", "w", "zero", "scale?", "b?"),
+    signature=_linear_signature,
+    reference=_linear,
+    attributes=_OWN | {"w_zero": Attribute("int", 0)},
+    flops_per_point=2,
+    cases=(
+        _case("4 5", "5 3", "3", {"bias": True}),
+        _case("3 6", "6 4", "4", {"w_zero": -51}, "int8"),
+        _case("3 6", "6 4", "4", {"w_zero": 90, "to": "int32"}),
+        _case("2 3 5", "5 4", "4", {}, "int8"),
+        _case("4 5", "5 3", "3", {"to": "int32"}),
+        _case("1 1", "1 1", "1", {}),
+        _case("0 3", "3 2", "2", {}),
+    ),
+    doc="x - zero times w - w_zero, times scale, plus b; w: (k, n)",
 )

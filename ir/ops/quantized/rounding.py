@@ -13,7 +13,7 @@ from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import Expression, make
 from soapstone.ir.ops.elementwise.pointwise import declare, need_type, pointwise
-from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 BYTES = ("uint8", "int8")
@@ -114,21 +114,19 @@ def _scale(attributes: Attributes, x: Array) -> tuple[Array, Array]:
     return np.asarray(scale, x.dtype), np.asarray(zero, np.uint8)
 
 
-register(
-    OpSpec(
-        name="byte_scale",
-        inputs=("x",),
-        outputs=("scale", "zero"),
-        signature=_scale_signature,
-        reference=_scale,
-        flops_per_point=2,
-        cases=(
-            Case(("3 4",)),
-            Case(("2 3 5 4",)),
-            Case(("6",), {}, (), positive=True),
-            Case(("",)),
-            Case(("0 3",)),
-        ),
-        doc="the scale and zero by which unsigned bytes reach from x's least to its greatest value",
-    )
+define(
+    name="byte_scale",
+    inputs=("x",),
+    outputs=("scale", "zero"),
+    signature=_scale_signature,
+    reference=_scale,
+    flops_per_point=2,
+    cases=(
+        Case(("3 4",)),
+        Case(("2 3 5 4",)),
+        Case(("6",), {}, (), positive=True),
+        Case(("",)),
+        Case(("0 3",)),
+    ),
+    doc="the scale and zero by which unsigned bytes reach from x's least to its greatest value",
 )

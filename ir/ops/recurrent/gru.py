@@ -16,9 +16,9 @@ from soapstone.ir.expression import variable
 from soapstone.ir.ops.recurrent.cells import GRU, GRU_FIRST, GRU_SECOND, D
 from soapstone.ir.ops.recurrent.rnn import (
     REVERSE,
-    CountedSpec,
     Rows,
     Within,
+    define_counted,
     gated,
     grad_or_zeros,
     meaning,
@@ -27,7 +27,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     refuse_saved,
     step_order,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext
 
 _LINEAR = {"linear_before_reset": Attribute("bool", True)}
 
@@ -152,54 +152,50 @@ _LARGE_GRAD = ("2 19 33", "19 33", "2 19 99", "2 19 33", "2 19 33", "33 99")
 _AFTER = {"linear_before_reset": False}
 _BACK = {"reverse": True}
 
-register(
-    CountedSpec(
-        name="gru",
-        half=True,
-        strided=True,
-        inputs=("x", "w", "r", "b", "rb", "h0", "lengths?"),
-        outputs=("y", "h", "gates", "hidden"),
-        signature=gated("t n k, k g, h g, g, g, n h -> t n h, n h, t n g, t n h", 3),
-        **meaning(_gru, 3),
-        attributes={**REVERSE, **_LINEAR},
-        gradient=_gru_gradient,
-        operations=products,
-        onnx="GRU",
-        cases=(
-            Case(_SMALL),
-            Case(_SMALL, _BACK),
-            Case(_SMALL, _AFTER),
-            Case(_SMALL, {**_AFTER, **_BACK}),
-            Case(("1 1 1", "1 3", "1 3", "3", "3", "1 1")),
-            Case(("2 0 3", "3 6", "2 6", "6", "6", "0 2")),
-            Case(("3 19 20", "20 99", "33 99", "99", "99", "19 33"), {}, ()),
-            Case(("3 19 20", "20 99", "33 99", "99", "99", "19 33"), _AFTER, ()),
-            Case(("3 3 2", "2 9", "3 9", "9", "9", "3 3", "int32 3 >=1 <4")),
-            Case(("3 3 2", "2 9", "3 9", "9", "9", "3 3", "int32 3 >=1 <4"), {**_AFTER, **_BACK}),
-        ),
-        doc="all states, the last state, then the gates and `hidden` of every step (saved)",
-    )
+define_counted(
+    name="gru",
+    half=True,
+    strided=True,
+    inputs=("x", "w", "r", "b", "rb", "h0", "lengths?"),
+    outputs=("y", "h", "gates", "hidden"),
+    signature=gated("t n k, k g, h g, g, g, n h -> t n h, n h, t n g, t n h", 3),
+    **meaning(_gru, 3),
+    attributes={**REVERSE, **_LINEAR},
+    gradient=_gru_gradient,
+    operations=products,
+    onnx="GRU",
+    cases=(
+        Case(_SMALL),
+        Case(_SMALL, _BACK),
+        Case(_SMALL, _AFTER),
+        Case(_SMALL, {**_AFTER, **_BACK}),
+        Case(("1 1 1", "1 3", "1 3", "3", "3", "1 1")),
+        Case(("2 0 3", "3 6", "2 6", "6", "6", "0 2")),
+        Case(("3 19 20", "20 99", "33 99", "99", "99", "19 33"), {}, ()),
+        Case(("3 19 20", "20 99", "33 99", "99", "99", "19 33"), _AFTER, ()),
+        Case(("3 3 2", "2 9", "3 9", "9", "9", "3 3", "int32 3 >=1 <4")),
+        Case(("3 3 2", "2 9", "3 9", "9", "9", "3 3", "int32 3 >=1 <4"), {**_AFTER, **_BACK}),
+    ),
+    doc="all states, the last state, then the gates and `hidden` of every step (saved)",
 )
-register(
-    CountedSpec(
-        name="gru_grad",
-        strided=True,
-        inputs=("dy", "dh", "gates", "hidden", "before", "r", "lengths?"),
-        outputs=("dgates", "dproduct", "dh0"),
-        signature=gated("t n h, n h, t n g, t n h, t n h, h g -> t n g, t n g, n h", 3),
-        **meaning(_gru_grad, 3),
-        attributes={**REVERSE, **_LINEAR},
-        operations=products,
-        cases=(
-            Case(_SMALL_GRAD, {}, ()),
-            Case(_SMALL_GRAD, _BACK, ()),
-            Case(_SMALL_GRAD, _AFTER, ()),
-            Case(("1 1 1", "1 1", "1 1 3", "1 1 1", "1 1 1", "1 3"), {}, ()),
-            Case(_LARGE_GRAD, {}, (), True),
-            Case((*_LARGE_GRAD, "int32 19 <4"), _BACK, (), True),
-        ),
-        doc="the gradients before the gates' functions and of the products at all steps, and of h0",
-    )
+define_counted(
+    name="gru_grad",
+    strided=True,
+    inputs=("dy", "dh", "gates", "hidden", "before", "r", "lengths?"),
+    outputs=("dgates", "dproduct", "dh0"),
+    signature=gated("t n h, n h, t n g, t n h, t n h, h g -> t n g, t n g, n h", 3),
+    **meaning(_gru_grad, 3),
+    attributes={**REVERSE, **_LINEAR},
+    operations=products,
+    cases=(
+        Case(_SMALL_GRAD, {}, ()),
+        Case(_SMALL_GRAD, _BACK, ()),
+        Case(_SMALL_GRAD, _AFTER, ()),
+        Case(("1 1 1", "1 1", "1 1 3", "1 1 1", "1 1 1", "1 3"), {}, ()),
+        Case(_LARGE_GRAD, {}, (), True),
+        Case((*_LARGE_GRAD, "int32 19 <4"), _BACK, (), True),
+    ),
+    doc="the gradients before the gates' functions and of the products at all steps, and of h0",
 )
 
 
@@ -231,42 +227,38 @@ def _cell_gradient(g: GradientContext) -> Sequence[str | None]:
 _CELL = ("2 5", "2 3", "5 9", "3 9", "9", "9")
 _CELL_GRAD = ("2 3", "2 9", "2 3", "2 3", "3 9")
 
-register(
-    CountedSpec(
-        name="gru_cell",
-        half=True,
-        inputs=("x", "h", "w", "r", "b", "rb"),
-        outputs=("y", "gates", "hidden"),
-        signature=gated("n k, n h, k g, h g, g, g -> n h, n g, n h", 3),
-        **meaning(_cell, 2),
-        attributes=_LINEAR,
-        gradient=_cell_gradient,
-        operations=products,
-        cases=(
-            Case(_CELL),
-            Case(_CELL, _AFTER),
-            Case(("1 1", "1 1", "1 3", "1 3", "3", "3")),
-            Case(("0 3", "0 2", "3 6", "2 6", "6", "6")),
-            Case(("19 20", "19 33", "20 99", "33 99", "99", "99"), {}, ()),
-        ),
-        doc="one step of gru: the state, then the gates and `hidden` (saved)",
-    )
+define_counted(
+    name="gru_cell",
+    half=True,
+    inputs=("x", "h", "w", "r", "b", "rb"),
+    outputs=("y", "gates", "hidden"),
+    signature=gated("n k, n h, k g, h g, g, g -> n h, n g, n h", 3),
+    **meaning(_cell, 2),
+    attributes=_LINEAR,
+    gradient=_cell_gradient,
+    operations=products,
+    cases=(
+        Case(_CELL),
+        Case(_CELL, _AFTER),
+        Case(("1 1", "1 1", "1 3", "1 3", "3", "3")),
+        Case(("0 3", "0 2", "3 6", "2 6", "6", "6")),
+        Case(("19 20", "19 33", "20 99", "33 99", "99", "99"), {}, ()),
+    ),
+    doc="one step of gru: the state, then the gates and `hidden` (saved)",
 )
-register(
-    CountedSpec(
-        name="gru_cell_grad",
-        inputs=("dy", "gates", "hidden", "h", "r"),
-        outputs=("dgates", "dproduct", "dh"),
-        signature=gated("n h, n g, n h, n h, h g -> n g, n g, n h", 3),
-        **meaning(_cell_grad, 2),
-        attributes=_LINEAR,
-        operations=products,
-        cases=(
-            Case(_CELL_GRAD, {}, ()),
-            Case(_CELL_GRAD, _AFTER, ()),
-            Case(("0 2", "0 6", "0 2", "0 2", "2 6"), {}, ()),
-            Case(("19 33", "19 99", "19 33", "19 33", "33 99"), {}, (), True),
-        ),
-        doc="the gradients before the gates' functions, of the products, and of the state before",
-    )
+define_counted(
+    name="gru_cell_grad",
+    inputs=("dy", "gates", "hidden", "h", "r"),
+    outputs=("dgates", "dproduct", "dh"),
+    signature=gated("n h, n g, n h, n h, h g -> n g, n g, n h", 3),
+    **meaning(_cell_grad, 2),
+    attributes=_LINEAR,
+    operations=products,
+    cases=(
+        Case(_CELL_GRAD, {}, ()),
+        Case(_CELL_GRAD, _AFTER, ()),
+        Case(("0 2", "0 6", "0 2", "0 2", "2 6"), {}, ()),
+        Case(("19 33", "19 99", "19 33", "19 33", "33 99"), {}, (), True),
+    ),
+    doc="the gradients before the gates' functions, of the products, and of the state before",
 )

@@ -14,9 +14,9 @@ from typing import Any
 from soapstone.ir.ops.recurrent.cells import DC, LSTM, D
 from soapstone.ir.ops.recurrent.rnn import (
     REVERSE,
-    CountedSpec,
     Rows,
     Within,
+    define_counted,
     gated,
     grad_or_zeros,
     meaning,
@@ -25,7 +25,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     step_order,
     weight_gradients,
 )
-from soapstone.ir.spec import Attributes, Case, GradientContext, register
+from soapstone.ir.spec import Attributes, Case, GradientContext
 
 
 def _lstm(
@@ -95,54 +95,48 @@ def _lstm_grad(
 
 _LARGE = ("2 19 33", "19 33", "19 33", "2 19 132", "2 19 33", "33 132", "19 33")
 
-register(
-    CountedSpec(
-        name="lstm",
-        half=True,
-        strided=True,
-        inputs=("x", "w", "r", "b", "h0", "c0", "lengths?"),
-        outputs=("y", "h", "c", "gates", "cells"),
-        signature=gated("t n k, k g, h g, g, n h, n h -> t n h, n h, n h, t n g, t n h", 4),
-        **meaning(_lstm, 3),
-        attributes=REVERSE,
-        gradient=_lstm_gradient,
-        operations=products,
-        onnx="LSTM",
-        cases=(
-            Case(("3 2 5", "5 12", "3 12", "12", "2 3", "2 3")),
-            Case(("3 2 5", "5 12", "3 12", "12", "2 3", "2 3"), {"reverse": True}),
-            Case(("2 4 3", "3 8", "2 8", "8", "4 2", "4 2")),
-            Case(("1 1 1", "1 4", "1 4", "4", "1 1", "1 1")),
-            Case(("2 0 3", "3 8", "2 8", "8", "0 2", "0 2")),
-            Case(("3 19 20", "20 132", "33 132", "132", "19 33", "19 33"), {}, ()),
-            Case(("3 1 20", "20 264", "66 264", "264", "1 66", "1 66"), {"reverse": True}, ()),
-            Case(("3 3 2", "2 12", "3 12", "12", "3 3", "3 3", "int32 3 >=1 <4")),
-            Case(
-                ("3 3 2", "2 12", "3 12", "12", "3 3", "3 3", "int32 3 >=1 <4"), {"reverse": True}
-            ),
-        ),
-        doc="all states, the last state and cell, then the gates and cells of every step (saved)",
-    )
+define_counted(
+    name="lstm",
+    half=True,
+    strided=True,
+    inputs=("x", "w", "r", "b", "h0", "c0", "lengths?"),
+    outputs=("y", "h", "c", "gates", "cells"),
+    signature=gated("t n k, k g, h g, g, n h, n h -> t n h, n h, n h, t n g, t n h", 4),
+    **meaning(_lstm, 3),
+    attributes=REVERSE,
+    gradient=_lstm_gradient,
+    operations=products,
+    onnx="LSTM",
+    cases=(
+        Case(("3 2 5", "5 12", "3 12", "12", "2 3", "2 3")),
+        Case(("3 2 5", "5 12", "3 12", "12", "2 3", "2 3"), {"reverse": True}),
+        Case(("2 4 3", "3 8", "2 8", "8", "4 2", "4 2")),
+        Case(("1 1 1", "1 4", "1 4", "4", "1 1", "1 1")),
+        Case(("2 0 3", "3 8", "2 8", "8", "0 2", "0 2")),
+        Case(("3 19 20", "20 132", "33 132", "132", "19 33", "19 33"), {}, ()),
+        Case(("3 1 20", "20 264", "66 264", "264", "1 66", "1 66"), {"reverse": True}, ()),
+        Case(("3 3 2", "2 12", "3 12", "12", "3 3", "3 3", "int32 3 >=1 <4")),
+        Case(("3 3 2", "2 12", "3 12", "12", "3 3", "3 3", "int32 3 >=1 <4"), {"reverse": True}),
+    ),
+    doc="all states, the last state and cell, then the gates and cells of every step (saved)",
 )
-register(
-    CountedSpec(
-        name="lstm_grad",
-        strided=True,
-        inputs=("dy", "dh", "dc", "gates", "cells", "r", "c0", "lengths?"),
-        outputs=("dgates", "dh0", "dc0"),
-        signature=gated("t n h, n h, n h, t n g, t n h, h g, n h -> t n g, n h, n h", 4),
-        **meaning(_lstm_grad, 3),
-        attributes=REVERSE,
-        operations=products,
-        cases=(
-            Case(("3 2 3", "2 3", "2 3", "3 2 12", "3 2 3", "3 12", "2 3"), {}, ()),
-            Case(("3 2 3", "2 3", "2 3", "3 2 12", "3 2 3", "3 12", "2 3"), {"reverse": True}, ()),
-            Case(("1 1 1", "1 1", "1 1", "1 1 4", "1 1 1", "1 4", "1 1"), {}, ()),
-            Case(_LARGE, {}, (), True),
-            Case((*_LARGE, "int32 19 <4"), {"reverse": True}, (), True),
-        ),
-        doc="the gradients before the gates' functions at all steps, of the first state and cell",
-    )
+define_counted(
+    name="lstm_grad",
+    strided=True,
+    inputs=("dy", "dh", "dc", "gates", "cells", "r", "c0", "lengths?"),
+    outputs=("dgates", "dh0", "dc0"),
+    signature=gated("t n h, n h, n h, t n g, t n h, h g, n h -> t n g, n h, n h", 4),
+    **meaning(_lstm_grad, 3),
+    attributes=REVERSE,
+    operations=products,
+    cases=(
+        Case(("3 2 3", "2 3", "2 3", "3 2 12", "3 2 3", "3 12", "2 3"), {}, ()),
+        Case(("3 2 3", "2 3", "2 3", "3 2 12", "3 2 3", "3 12", "2 3"), {"reverse": True}, ()),
+        Case(("1 1 1", "1 1", "1 1", "1 1 4", "1 1 1", "1 4", "1 1"), {}, ()),
+        Case(_LARGE, {}, (), True),
+        Case((*_LARGE, "int32 19 <4"), {"reverse": True}, (), True),
+    ),
+    doc="the gradients before the gates' functions at all steps, of the first state and cell",
 )
 
 
@@ -165,40 +159,36 @@ def _cell_gradient(g: GradientContext) -> Sequence[str | None]:
     return [dx, dh, dc, rows.weight(x, dgates, "k"), rows.weight(h, dgates), rows.total(dgates)]
 
 
-register(
-    CountedSpec(
-        name="lstm_cell",
-        half=True,
-        inputs=("x", "h", "c", "w", "r", "b"),
-        outputs=("y", "cell", "gates"),
-        signature=gated("n k, n h, n h, k g, h g, g -> n h, n h, n g", 4),
-        **meaning(_cell, 2),
-        gradient=_cell_gradient,
-        operations=products,
-        cases=(
-            Case(("2 5", "2 3", "2 3", "5 12", "3 12", "12")),
-            Case(("4 1", "4 2", "4 2", "1 8", "2 8", "8")),
-            Case(("1 1", "1 1", "1 1", "1 4", "1 4", "4")),
-            Case(("0 3", "0 2", "0 2", "3 8", "2 8", "8")),
-            Case(("19 20", "19 33", "19 33", "20 132", "33 132", "132"), {}, ()),
-        ),
-        doc="one step of lstm: the state, the cell, and the gates (saved)",
-    )
+define_counted(
+    name="lstm_cell",
+    half=True,
+    inputs=("x", "h", "c", "w", "r", "b"),
+    outputs=("y", "cell", "gates"),
+    signature=gated("n k, n h, n h, k g, h g, g -> n h, n h, n g", 4),
+    **meaning(_cell, 2),
+    gradient=_cell_gradient,
+    operations=products,
+    cases=(
+        Case(("2 5", "2 3", "2 3", "5 12", "3 12", "12")),
+        Case(("4 1", "4 2", "4 2", "1 8", "2 8", "8")),
+        Case(("1 1", "1 1", "1 1", "1 4", "1 4", "4")),
+        Case(("0 3", "0 2", "0 2", "3 8", "2 8", "8")),
+        Case(("19 20", "19 33", "19 33", "20 132", "33 132", "132"), {}, ()),
+    ),
+    doc="one step of lstm: the state, the cell, and the gates (saved)",
 )
-register(
-    CountedSpec(
-        name="lstm_cell_grad",
-        inputs=("dy", "dcell", "gates", "cell", "c"),
-        outputs=("dgates", "dc"),
-        signature=gated("n h, n h, n g, n h, n h -> n g, n h", 4),
-        **meaning(lambda rows, attributes, *given: _step_grad(rows, *given), 2),
-        operations=lambda extents: 30.0 * extents["n"] * extents["h"],
-        cases=(
-            Case(("2 3", "2 3", "2 12", "2 3", "2 3"), {}, ()),
-            Case(("1 1", "1 1", "1 4", "1 1", "1 1"), {}, ()),
-            Case(("0 2", "0 2", "0 8", "0 2", "0 2"), {}, ()),
-            Case(("19 33", "19 33", "19 132", "19 33", "19 33"), {}, ()),
-        ),
-        doc="the gradients before the gates' functions, and of the cell before",
-    )
+define_counted(
+    name="lstm_cell_grad",
+    inputs=("dy", "dcell", "gates", "cell", "c"),
+    outputs=("dgates", "dc"),
+    signature=gated("n h, n h, n g, n h, n h -> n g, n h", 4),
+    **meaning(lambda rows, attributes, *given: _step_grad(rows, *given), 2),
+    operations=lambda extents: 30.0 * extents["n"] * extents["h"],
+    cases=(
+        Case(("2 3", "2 3", "2 12", "2 3", "2 3"), {}, ()),
+        Case(("1 1", "1 1", "1 4", "1 1", "1 1"), {}, ()),
+        Case(("0 2", "0 2", "0 8", "0 2", "0 2"), {}, ()),
+        Case(("19 33", "19 33", "19 132", "19 33", "19 33"), {}, ()),
+    ),
+    doc="the gradients before the gates' functions, and of the cell before",
 )

@@ -13,15 +13,15 @@ from typing import Any
 
 from soapstone.ir.ops.recurrent.cells import DC, NAS, PRODUCT, D
 from soapstone.ir.ops.recurrent.rnn import (
-    CountedSpec,
     Rows,
+    define_counted,
     gated,
     grad_or_zeros,
     meaning,
     products,
     refuse_saved,
 )
-from soapstone.ir.spec import Attributes, Case, GradientContext, register
+from soapstone.ir.spec import Attributes, Case, GradientContext
 
 
 def _cell(
@@ -52,40 +52,36 @@ def _cell_grad(
     return [rows.joined(*made[:8]), rows.joined(*made[8:]), dc]
 
 
-register(
-    CountedSpec(
-        name="nas_cell",
-        half=True,
-        inputs=("x", "h", "c", "w", "r", "b"),
-        outputs=("y", "cell", "gates", "left", "right"),
-        signature=gated("n k, n h, n h, k g, h g, g -> n h, n h, n g, n h, n h", 8),
-        **meaning(_cell, 2),
-        gradient=_gradient,
-        operations=products,
-        cases=(
-            Case(("2 5", "2 3", "2 3", "5 24", "3 24", "24")),
-            Case(("3 2", "3 1", "3 1", "2 8", "1 8", "8")),
-            Case(("1 1", "1 1", "1 1", "1 8", "1 8", "8")),
-            Case(("0 3", "0 2", "0 2", "3 16", "2 16", "16")),
-            Case(("19 20", "19 33", "19 33", "20 264", "33 264", "264"), {}, (), True),
-        ),
-        doc="one step: the state, the cell, then (saved) the gates and the factors of one",
-    )
+define_counted(
+    name="nas_cell",
+    half=True,
+    inputs=("x", "h", "c", "w", "r", "b"),
+    outputs=("y", "cell", "gates", "left", "right"),
+    signature=gated("n k, n h, n h, k g, h g, g -> n h, n h, n g, n h, n h", 8),
+    **meaning(_cell, 2),
+    gradient=_gradient,
+    operations=products,
+    cases=(
+        Case(("2 5", "2 3", "2 3", "5 24", "3 24", "24")),
+        Case(("3 2", "3 1", "3 1", "2 8", "1 8", "8")),
+        Case(("1 1", "1 1", "1 1", "1 8", "1 8", "8")),
+        Case(("0 3", "0 2", "0 2", "3 16", "2 16", "16")),
+        Case(("19 20", "19 33", "19 33", "20 264", "33 264", "264"), {}, (), True),
+    ),
+    doc="one step: the state, the cell, then (saved) the gates and the factors of one",
 )
-register(
-    CountedSpec(
-        name="nas_cell_grad",
-        inputs=("dy", "dcell", "gates", "left", "right", "c"),
-        outputs=("dinputs", "dstates", "dc"),
-        signature=gated("n h, n h, n g, n h, n h, n h -> n g, n g, n h", 8),
-        **meaning(_cell_grad, 2),
-        operations=lambda extents: 80.0 * extents["n"] * extents["h"],
-        cases=(
-            Case(("2 3", "2 3", "2 24", "2 3", "2 3", "2 3"), {}, ()),
-            Case(("1 1", "1 1", "1 8", "1 1", "1 1", "1 1"), {}, ()),
-            Case(("0 2", "0 2", "0 16", "0 2", "0 2", "0 2"), {}, ()),
-            Case(("19 33", "19 33", "19 264", "19 33", "19 33", "19 33"), {}, (), True),
-        ),
-        doc="the gradients of x w and of h r + b, and of the cell before",
-    )
+define_counted(
+    name="nas_cell_grad",
+    inputs=("dy", "dcell", "gates", "left", "right", "c"),
+    outputs=("dinputs", "dstates", "dc"),
+    signature=gated("n h, n h, n g, n h, n h, n h -> n g, n g, n h", 8),
+    **meaning(_cell_grad, 2),
+    operations=lambda extents: 80.0 * extents["n"] * extents["h"],
+    cases=(
+        Case(("2 3", "2 3", "2 24", "2 3", "2 3", "2 3"), {}, ()),
+        Case(("1 1", "1 1", "1 8", "1 1", "1 1", "1 1"), {}, ()),
+        Case(("0 2", "0 2", "0 16", "0 2", "0 2", "0 2"), {}, ()),
+        Case(("19 33", "19 33", "19 264", "19 33", "19 33", "19 33"), {}, (), True),
+    ),
+    doc="the gradients of x w and of h r + b, and of the cell before",
 )

@@ -32,8 +32,9 @@ from soapstone.ir.spec import (
     GradientContext,
     OpSpec,
     SignatureRule,
+    define,
+    defining,
     operator,
-    register,
 )
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.records import dataclass
@@ -55,6 +56,9 @@ class CountedSpec(OpSpec):
 
     def flops(self, signature: Signature) -> float:
         return self.operations({dim.name: dim.extent for dim in signature.dims})
+
+
+define_counted = defining(CountedSpec)
 
 
 def products(extents: Extents) -> float:
@@ -349,25 +353,23 @@ def _previous(
     return [rows.stacked([*after, start])]
 
 
-register(
-    OpSpec(
-        name="previous_step",
-        strided=True,
-        inputs=("y", "first", "lengths?"),
-        signature=gated("t n h, n h -> t n h", 1),
-        **meaning(_previous, 3),
-        attributes=REVERSE,
-        flops_per_point=0,
-        cases=(
-            Case(("3 2 4", "2 4"), {}, ()),
-            Case(("3 2 4", "2 4"), {"reverse": True}, ()),
-            Case(("1 2 3", "2 3"), {}, ()),
-            Case(("2 0 3", "0 3"), {}, ()),
-            Case(("4 3 4", "3 4", "int32 3 >=1 <4"), {"reverse": True}, ()),
-        ),
-        doc="y a step later: (first, y[0], y[1], …), or (…, y[-1], first) in reverse, with first\n"
-        "from a sample's last step on",
-    )
+define(
+    name="previous_step",
+    strided=True,
+    inputs=("y", "first", "lengths?"),
+    signature=gated("t n h, n h -> t n h", 1),
+    **meaning(_previous, 3),
+    attributes=REVERSE,
+    flops_per_point=0,
+    cases=(
+        Case(("3 2 4", "2 4"), {}, ()),
+        Case(("3 2 4", "2 4"), {"reverse": True}, ()),
+        Case(("1 2 3", "2 3"), {}, ()),
+        Case(("2 0 3", "0 3"), {}, ()),
+        Case(("4 3 4", "3 4", "int32 3 >=1 <4"), {"reverse": True}, ()),
+    ),
+    doc="y a step later: (first, y[0], y[1], …), or (…, y[-1], first) in reverse, with first\n"
+    "from a sample's last step on",
 )
 
 
@@ -435,49 +437,45 @@ def _rnn_grad(
 
 _ACTIVATION = {"activation": Attribute("str", "tanh", choices=("tanh", "relu"))}
 
-register(
-    CountedSpec(
-        name="rnn",
-        half=True,
-        strided=True,
-        inputs=("x", "w", "r", "b", "h0", "lengths?"),
-        outputs=("y", "h"),
-        signature=gated("t n k, k h, h h, h, n h -> t n h, n h", 1),
-        **meaning(_rnn, 3),
-        attributes={**REVERSE, **_ACTIVATION},
-        gradient=_rnn_gradient,
-        operations=products,
-        onnx="RNN",
-        cases=(
-            Case(("3 2 5", "5 4", "4 4", "4", "2 4")),
-            Case(("3 2 5", "5 4", "4 4", "4", "2 4"), {"reverse": True}),
-            Case(("2 3 2", "2 3", "3 3", "3", "3 3"), {"activation": "relu"}),
-            Case(("1 1 1", "1 1", "1 1", "1", "1 1")),
-            Case(("2 0 3", "3 2", "2 2", "2", "0 2")),
-            Case(("2 17 20", "20 33", "33 33", "33", "17 33"), {}, ()),
-            Case(("3 3 2", "2 4", "4 4", "4", "3 4", "int32 3 >=1 <4")),
-            Case(("3 3 2", "2 4", "4 4", "4", "3 4", "int32 3 >=1 <4"), {"reverse": True}),
-        ),
-        doc="h = activation(x w + b + h r) over steps: all values, and the last one",
-    )
+define_counted(
+    name="rnn",
+    half=True,
+    strided=True,
+    inputs=("x", "w", "r", "b", "h0", "lengths?"),
+    outputs=("y", "h"),
+    signature=gated("t n k, k h, h h, h, n h -> t n h, n h", 1),
+    **meaning(_rnn, 3),
+    attributes={**REVERSE, **_ACTIVATION},
+    gradient=_rnn_gradient,
+    operations=products,
+    onnx="RNN",
+    cases=(
+        Case(("3 2 5", "5 4", "4 4", "4", "2 4")),
+        Case(("3 2 5", "5 4", "4 4", "4", "2 4"), {"reverse": True}),
+        Case(("2 3 2", "2 3", "3 3", "3", "3 3"), {"activation": "relu"}),
+        Case(("1 1 1", "1 1", "1 1", "1", "1 1")),
+        Case(("2 0 3", "3 2", "2 2", "2", "0 2")),
+        Case(("2 17 20", "20 33", "33 33", "33", "17 33"), {}, ()),
+        Case(("3 3 2", "2 4", "4 4", "4", "3 4", "int32 3 >=1 <4")),
+        Case(("3 3 2", "2 4", "4 4", "4", "3 4", "int32 3 >=1 <4"), {"reverse": True}),
+    ),
+    doc="h = activation(x w + b + h r) over steps: all values, and the last one",
 )
-register(
-    CountedSpec(
-        name="rnn_grad",
-        strided=True,
-        inputs=("dy", "dh", "y", "r", "lengths?"),
-        outputs=("dgates", "dh0"),
-        signature=gated("t n h, n h, t n h, h h -> t n h, n h", 1),
-        **meaning(_rnn_grad, 3),
-        attributes={**REVERSE, **_ACTIVATION},
-        operations=products,
-        cases=(
-            Case(("3 2 4", "2 4", "3 2 4", "4 4"), {}, ()),
-            Case(("3 2 4", "2 4", "3 2 4", "4 4"), {"reverse": True, "activation": "relu"}, ()),
-            Case(("1 1 1", "1 1", "1 1 1", "1 1"), {}, ()),
-            Case(("2 17 33", "17 33", "2 17 33", "33 33"), {}, (), True),
-            Case(("3 5 33", "5 33", "3 5 33", "33 33", "int32 5 <4"), {}, ()),
-        ),
-        doc="the gradients before the activation at all steps, and of the first state",
-    )
+define_counted(
+    name="rnn_grad",
+    strided=True,
+    inputs=("dy", "dh", "y", "r", "lengths?"),
+    outputs=("dgates", "dh0"),
+    signature=gated("t n h, n h, t n h, h h -> t n h, n h", 1),
+    **meaning(_rnn_grad, 3),
+    attributes={**REVERSE, **_ACTIVATION},
+    operations=products,
+    cases=(
+        Case(("3 2 4", "2 4", "3 2 4", "4 4"), {}, ()),
+        Case(("3 2 4", "2 4", "3 2 4", "4 4"), {"reverse": True, "activation": "relu"}, ()),
+        Case(("1 1 1", "1 1", "1 1 1", "1 1"), {}, ()),
+        Case(("2 17 33", "17 33", "2 17 33", "33 33"), {}, (), True),
+        Case(("3 5 33", "5 33", "3 5 33", "33 33", "int32 5 <4"), {}, ()),
+    ),
+    doc="the gradients before the activation at all steps, and of the first state",
 )

@@ -19,16 +19,16 @@ from soapstone.ir.ops.recurrent.cells import DC, SRU, D
 from soapstone.ir.ops.recurrent.rnn import (
     KINDS,
     REVERSE,
-    CountedSpec,
     Rows,
     Within,
+    define_counted,
     grad_or_zeros,
     meaning,
     refuse_saved,
     step_order,
     with_lengths,
 )
-from soapstone.ir.spec import Attributes, Case, GradientContext, register
+from soapstone.ir.spec import Attributes, Case, GradientContext
 from soapstone.ir.tensor import TensorSpec
 
 _FORWARD = "t n k, k g, e, n h -> t n h, n h, t n g, t n h"
@@ -145,51 +145,47 @@ def _sru_grad(
     return [rows.joined(*parts), direct, rows.shaped(cell, 2)]
 
 
-register(
-    CountedSpec(
-        name="sru",
-        half=True,
-        strided=True,
-        inputs=("x", "w", "b", "c0", "lengths?"),
-        outputs=("y", "c", "gates", "cells"),
-        signature=lambda inputs, attributes: _bind(_FORWARD, inputs),
-        **meaning(_sru, 3),
-        attributes=REVERSE,
-        gradient=_gradient,
-        operations=lambda e: 2.0 * e["t"] * e["n"] * e["g"] * (e["k"] + 10),
-        cases=(
-            Case(("3 2 3", "3 9", "6", "2 3")),
-            Case(("3 2 3", "3 9", "6", "2 3"), {"reverse": True}),
-            Case(("3 2 5", "5 12", "6", "2 3")),
-            Case(("1 1 1", "1 4", "2", "1 1")),
-            Case(("2 0 3", "3 8", "4", "0 2")),
-            Case(("2 3 2", "2 0", "0", "3 0")),
-            Case(("3 19 20", "20 132", "66", "19 33"), {}, ()),
-            Case(("3 19 33", "33 99", "66", "19 33"), {"reverse": True}, ()),
-            Case(("3 3 2", "2 12", "6", "3 3", "int32 3 >=1 <4")),
-            Case(("3 3 3", "3 9", "6", "3 3", "int32 3 >=1 <4"), {"reverse": True}),
-        ),
-        doc="all states, the last cell, then the columns and the cells of every step (saved)",
-    )
+define_counted(
+    name="sru",
+    half=True,
+    strided=True,
+    inputs=("x", "w", "b", "c0", "lengths?"),
+    outputs=("y", "c", "gates", "cells"),
+    signature=lambda inputs, attributes: _bind(_FORWARD, inputs),
+    **meaning(_sru, 3),
+    attributes=REVERSE,
+    gradient=_gradient,
+    operations=lambda e: 2.0 * e["t"] * e["n"] * e["g"] * (e["k"] + 10),
+    cases=(
+        Case(("3 2 3", "3 9", "6", "2 3")),
+        Case(("3 2 3", "3 9", "6", "2 3"), {"reverse": True}),
+        Case(("3 2 5", "5 12", "6", "2 3")),
+        Case(("1 1 1", "1 4", "2", "1 1")),
+        Case(("2 0 3", "3 8", "4", "0 2")),
+        Case(("2 3 2", "2 0", "0", "3 0")),
+        Case(("3 19 20", "20 132", "66", "19 33"), {}, ()),
+        Case(("3 19 33", "33 99", "66", "19 33"), {"reverse": True}, ()),
+        Case(("3 3 2", "2 12", "6", "3 3", "int32 3 >=1 <4")),
+        Case(("3 3 3", "3 9", "6", "3 3", "int32 3 >=1 <4"), {"reverse": True}),
+    ),
+    doc="all states, the last cell, then the columns and the cells of every step (saved)",
 )
-register(
-    CountedSpec(
-        name="sru_grad",
-        strided=True,
-        inputs=("dy", "dc", "gates", "cells", "x", "c0", "lengths?"),
-        outputs=("dgates", "direct", "dc0"),
-        signature=lambda inputs, attributes: _bind(_BACKWARD, inputs),
-        **meaning(_sru_grad, 3),
-        attributes=REVERSE,
-        operations=lambda e: 20.0 * e["t"] * e["n"] * e["h"],
-        cases=(
-            Case(("3 2 3", "2 3", "3 2 9", "3 2 3", "3 2 3", "2 3"), {}, ()),
-            Case(("3 2 3", "2 3", "3 2 12", "3 2 3", "3 2 5", "2 3"), {"reverse": True}, ()),
-            Case(("1 1 1", "1 1", "1 1 4", "1 1 1", "1 1 1", "1 1"), {}, ()),
-            Case(("3 19 33", "19 33", "3 19 99", "3 19 33", "3 19 33", "19 33"), {}, ()),
-            Case(("2 3 0", "3 0", "2 3 0", "2 3 0", "2 3 2", "3 0"), {}, ()),
-            Case(("3 2 3", "2 3", "3 2 12", "3 2 3", "3 2 5", "2 3", "int32 2 <4"), {}, ()),
-        ),
-        doc="the gradients of x w, of x along the highway (zeros if x is none), and of c0",
-    )
+define_counted(
+    name="sru_grad",
+    strided=True,
+    inputs=("dy", "dc", "gates", "cells", "x", "c0", "lengths?"),
+    outputs=("dgates", "direct", "dc0"),
+    signature=lambda inputs, attributes: _bind(_BACKWARD, inputs),
+    **meaning(_sru_grad, 3),
+    attributes=REVERSE,
+    operations=lambda e: 20.0 * e["t"] * e["n"] * e["h"],
+    cases=(
+        Case(("3 2 3", "2 3", "3 2 9", "3 2 3", "3 2 3", "2 3"), {}, ()),
+        Case(("3 2 3", "2 3", "3 2 12", "3 2 3", "3 2 5", "2 3"), {"reverse": True}, ()),
+        Case(("1 1 1", "1 1", "1 1 4", "1 1 1", "1 1 1", "1 1"), {}, ()),
+        Case(("3 19 33", "19 33", "3 19 99", "3 19 33", "3 19 33", "19 33"), {}, ()),
+        Case(("2 3 0", "3 0", "2 3 0", "2 3 0", "2 3 2", "3 0"), {}, ()),
+        Case(("3 2 3", "2 3", "3 2 12", "3 2 3", "3 2 5", "2 3", "int32 2 <4"), {}, ()),
+    ),
+    doc="the gradients of x w, of x along the highway (zeros if x is none), and of c0",
 )

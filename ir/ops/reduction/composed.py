@@ -29,7 +29,7 @@ from soapstone.ir.ops.reduction.folds import (
     reduction_signature,
     unit_rename,
 )
-from soapstone.ir.spec import Attributes, Case, GradientContext, OpSpec, register
+from soapstone.ir.spec import Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -234,41 +234,37 @@ declare(
     flops_per_point=4,
 )
 _KEPT = {"axes": AXES["axes"]}
-register(
-    OpSpec(
-        name="reduce_prod_grad",
-        inputs=("dy", "x"),
-        outputs=("dx",),
-        signature=_kept_grad_signature,
-        reference=_prod_grad,
-        attributes=_KEPT,
-        flops_per_point=4,
-        cases=(
-            Case(("1 4", "3 4"), {"axes": (0,)}, ()),
-            Case(("3 1 1", "3 4 2"), {"axes": (2, 1)}, ()),
-            Case(("1 1", "2 3"), {}, ()),
-            Case(("2 3", "2 3"), {"axes": ()}, ()),
-            Case(("0 1", "0 3"), {"axes": (1,)}, ()),
-            Case(("2 1", "2 0"), {"axes": (1,)}, ()),
-        ),
-        doc="dy, whose reduced axes are kept, times the product of the other elements of x",
-    )
+define(
+    name="reduce_prod_grad",
+    inputs=("dy", "x"),
+    outputs=("dx",),
+    signature=_kept_grad_signature,
+    reference=_prod_grad,
+    attributes=_KEPT,
+    flops_per_point=4,
+    cases=(
+        Case(("1 4", "3 4"), {"axes": (0,)}, ()),
+        Case(("3 1 1", "3 4 2"), {"axes": (2, 1)}, ()),
+        Case(("1 1", "2 3"), {}, ()),
+        Case(("2 3", "2 3"), {"axes": ()}, ()),
+        Case(("0 1", "0 3"), {"axes": (1,)}, ()),
+        Case(("2 1", "2 0"), {"axes": (1,)}, ()),
+    ),
+    doc="dy, whose reduced axes are kept, times the product of the other elements of x",
 )
-register(
-    OpSpec(
-        name="reduce_l2_grad",
-        inputs=("dy", "x", "y"),
-        outputs=("dx",),
-        signature=_kept_grad_signature,
-        reference=_norm_grad,
-        attributes=_KEPT,
-        flops_per_point=2,
-        cases=(
-            Case(("1 4", "3 4", "1 4"), {"axes": (0,)}, ()),
-            Case(("3 1 1", "3 4 2", "3 1 1"), {"axes": (2, 1)}, ()),
-            Case(("1 1", "2 3", "1 1"), {}, ()),
-            Case(("0 1", "0 3", "0 1"), {"axes": (1,)}, ()),
-        ),
-        doc="x dy / y, and 0 where the norm y is 0; dy and y keep their reduced axes",
-    )
+define(
+    name="reduce_l2_grad",
+    inputs=("dy", "x", "y"),
+    outputs=("dx",),
+    signature=_kept_grad_signature,
+    reference=_norm_grad,
+    attributes=_KEPT,
+    flops_per_point=2,
+    cases=(
+        Case(("1 4", "3 4", "1 4"), {"axes": (0,)}, ()),
+        Case(("3 1 1", "3 4 2", "3 1 1"), {"axes": (2, 1)}, ()),
+        Case(("1 1", "2 3", "1 1"), {}, ()),
+        Case(("0 1", "0 3", "0 1"), {"axes": (1,)}, ()),
+    ),
+    doc="x dy / y, and 0 where the norm y is 0; dy and y keep their reduced axes",
 )

@@ -29,6 +29,7 @@ from soapstone.ir.spec import (
     OpSpec,
     SignatureRule,
     Tile,
+    define,
     register,
 )
 from soapstone.ir.tensor import Array, TensorSpec
@@ -320,22 +321,20 @@ for _name, _function, _of_none, _doc in (
         (*reduction_cases(empty=False), *_OTHERS),
         f"{_doc} value of the type",
     )
-register(
-    OpSpec(
-        name="reduce_max_grad",
-        inputs=("dy", "x", "y"),
-        signature=_max_grad_signature,
-        reference=_max_grad,
-        attributes=AXES,
-        flops_per_point=3,
-        cases=(
-            Case(("4", "3 4", "4"), {"axes": (0,)}, ()),
-            Case(("3 1", "3 4", "3 1"), {"axes": (1,), "keepdims": True}, ()),
-            Case(("", "2 3", ""), {"axes": (0, 1)}, ()),
-            Case(("0", "0 3", "0"), {"axes": (1,)}, ()),
-        ),
-        doc="dy where x equals y, the maximum or minimum, split evenly among ties",
-    )
+define(
+    name="reduce_max_grad",
+    inputs=("dy", "x", "y"),
+    signature=_max_grad_signature,
+    reference=_max_grad,
+    attributes=AXES,
+    flops_per_point=3,
+    cases=(
+        Case(("4", "3 4", "4"), {"axes": (0,)}, ()),
+        Case(("3 1", "3 4", "3 1"), {"axes": (1,), "keepdims": True}, ()),
+        Case(("", "2 3", ""), {"axes": (0, 1)}, ()),
+        Case(("0", "0 3", "0"), {"axes": (1,)}, ()),
+    ),
+    doc="dy where x equals y, the maximum or minimum, split evenly among ties",
 )
 
 
@@ -362,27 +361,25 @@ def box_shape(box: tuple[Any, Any]) -> tuple[int, ...]:
     return tuple(int(hi) - int(lo) for lo, hi in zip(*box))
 
 
-register(
-    OpSpec(
-        name="broadcast",
-        strided=True,
-        inputs=("x",),
-        signature=_broadcast_signature,
-        reference=lambda a, x: np.broadcast_to(x, a["shape"]).copy(),
-        attributes={"shape": Attribute("ints", minimum=0)},
-        gradient=lambda g: [unbroadcast(g, g.grad(), g.inputs[0])],
-        localize=lambda a, tile: {"shape": box_shape(tile.outputs[0])},
-        flops_per_point=0,
-        onnx=Onnx("Expand", attributes={"shape": OnnxAttribute(input=1)}),
-        layer=None,
-        cases=(
-            Case(("3 1",), {"shape": (3, 4)}),
-            Case(("4",), {"shape": (2, 3, 4)}),
-            Case(("",), {"shape": (2, 3)}),
-            Case(("2 1 3",), {"shape": (2, 4, 3)}),
-            Case(("3",), {"shape": (3,)}),
-            Case(("1 3",), {"shape": (0, 3)}),
-            Case(("int32 3 1 <9",), {"shape": (3, 2)}, ()),
-        ),
-    )
+define(
+    name="broadcast",
+    strided=True,
+    inputs=("x",),
+    signature=_broadcast_signature,
+    reference=lambda a, x: np.broadcast_to(x, a["shape"]).copy(),
+    attributes={"shape": Attribute("ints", minimum=0)},
+    gradient=lambda g: [unbroadcast(g, g.grad(), g.inputs[0])],
+    localize=lambda a, tile: {"shape": box_shape(tile.outputs[0])},
+    flops_per_point=0,
+    onnx=Onnx("Expand", attributes={"shape": OnnxAttribute(input=1)}),
+    layer=None,
+    cases=(
+        Case(("3 1",), {"shape": (3, 4)}),
+        Case(("4",), {"shape": (2, 3, 4)}),
+        Case(("",), {"shape": (2, 3)}),
+        Case(("2 1 3",), {"shape": (2, 4, 3)}),
+        Case(("3",), {"shape": (3,)}),
+        Case(("1 3",), {"shape": (0, 3)}),
+        Case(("int32 3 1 <9",), {"shape": (3, 2)}, ()),
+    ),
 )

@@ -20,7 +20,7 @@ from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.operands import numbered
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.ops.training.loss import COUNT, mean_of
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _NC = {"d0": "n", "d1": "c"}
@@ -95,51 +95,47 @@ def _pick_grad(g: GradientContext) -> list[str | None]:
 
 
 _WINDOW = {"base": Attribute("int", 0, minimum=0), "total": Attribute("int", None, minimum=0)}
-register(
-    OpSpec(
-        name="one_hot",
-        inputs=("labels",),
-        signature=_one_hot_signature,
-        reference=_one_hot,
-        attributes={
-            "classes": Attribute("int", minimum=0),
-            "dtype": Attribute("str", "float32", choices=("float32", "float64")),
-            **_WINDOW,
-        },
-        gradient=lambda g: [None],
-        localize=_one_hot_localize,
-        onnx="OneHot",
-        cases=(
-            Case(("int64 4 <3",), {"classes": 3}),
-            Case(("int32 2 3 <5",), {"classes": 5, "dtype": "float64"}),
-            Case(("int32 6 <5",), {"classes": 2, "base": 1, "total": 5}),
-            Case(("int64 <2",), {"classes": 2}),
-            Case(("int64 0 <2",), {"classes": 2}),
-        ),
-        doc="1 where base + column is the label, else 0\n"
-        "labels: integers of any shape, from 0 to total - 1, or base + classes - 1 without a\n"
-        "total; result: (*labels, classes)",
-    )
+define(
+    name="one_hot",
+    inputs=("labels",),
+    signature=_one_hot_signature,
+    reference=_one_hot,
+    attributes={
+        "classes": Attribute("int", minimum=0),
+        "dtype": Attribute("str", "float32", choices=("float32", "float64")),
+        **_WINDOW,
+    },
+    gradient=lambda g: [None],
+    localize=_one_hot_localize,
+    onnx="OneHot",
+    cases=(
+        Case(("int64 4 <3",), {"classes": 3}),
+        Case(("int32 2 3 <5",), {"classes": 5, "dtype": "float64"}),
+        Case(("int32 6 <5",), {"classes": 2, "base": 1, "total": 5}),
+        Case(("int64 <2",), {"classes": 2}),
+        Case(("int64 0 <2",), {"classes": 2}),
+    ),
+    doc="1 where base + column is the label, else 0\n"
+    "labels: integers of any shape, from 0 to total - 1, or base + classes - 1 without a\n"
+    "total; result: (*labels, classes)",
 )
-register(
-    OpSpec(
-        name="pick",
-        inputs=("x", "labels"),
-        signature=_pick_signature,
-        reference=_pick,
-        attributes=_WINDOW,
-        gradient=_pick_grad,
-        localize=_pick_localize,
-        flops_per_point=0,
-        cases=(
-            Case(("4 3", "int64 4 <3")),
-            Case(("5 2", "int32 5 <6"), {"base": 3, "total": 6}),
-            Case(("1 1", "int64 1 <1")),
-            Case(("0 3", "int64 0 <3")),
-        ),
-        layer=None,
-        doc="x[i, labels[i] - base], or 0 where the column is not held; x: (n, c), labels: (n)",
-    )
+define(
+    name="pick",
+    inputs=("x", "labels"),
+    signature=_pick_signature,
+    reference=_pick,
+    attributes=_WINDOW,
+    gradient=_pick_grad,
+    localize=_pick_localize,
+    flops_per_point=0,
+    cases=(
+        Case(("4 3", "int64 4 <3")),
+        Case(("5 2", "int32 5 <6"), {"base": 3, "total": 6}),
+        Case(("1 1", "int64 1 <1")),
+        Case(("0 3", "int64 0 <3")),
+    ),
+    layer=None,
+    doc="x[i, labels[i] - base], or 0 where the column is not held; x: (n, c), labels: (n)",
 )
 
 
@@ -372,34 +368,30 @@ for _name, _second, _dims, _references, _lowers, _rule, _doc, _cases, _grad_case
         ),
     ),
 ):
-    register(
-        OpSpec(
-            name=_name,
-            inputs=("logits", _second),
-            outputs=("loss", "lse"),
-            signature=partial(_signature, _dims),
-            reference=_references[0],
-            attributes=COUNT,
-            gradient=_rule,
-            localize=lambda a, tile: _localize_rows(a, tile, 0),
-            lower=_lowers[0],
-            flops_per_point=8,
-            layer=None,
-            cases=_cases,
-            doc=_doc,
-        )
+    define(
+        name=_name,
+        inputs=("logits", _second),
+        outputs=("loss", "lse"),
+        signature=partial(_signature, _dims),
+        reference=_references[0],
+        attributes=COUNT,
+        gradient=_rule,
+        localize=lambda a, tile: _localize_rows(a, tile, 0),
+        lower=_lowers[0],
+        flops_per_point=8,
+        layer=None,
+        cases=_cases,
+        doc=_doc,
     )
-    register(
-        OpSpec(
-            name=f"{_name}_grad",
-            inputs=("dloss", "logits", _second, "lse"),
-            outputs=("dlogits",),
-            signature=partial(_grad_signature, _dims),
-            reference=_references[1],
-            attributes=COUNT,
-            localize=lambda a, tile: _localize_rows(a, tile, 1),
-            lower=_lowers[1],
-            flops_per_point=8,
-            cases=_grad_cases,
-        )
+    define(
+        name=f"{_name}_grad",
+        inputs=("dloss", "logits", _second, "lse"),
+        outputs=("dlogits",),
+        signature=partial(_grad_signature, _dims),
+        reference=_references[1],
+        attributes=COUNT,
+        localize=lambda a, tile: _localize_rows(a, tile, 1),
+        lower=_lowers[1],
+        flops_per_point=8,
+        cases=_grad_cases,
     )

@@ -17,7 +17,7 @@ import numpy as np
 from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _KINDS = {"t": Kind.WHOLE, "c": Kind.WHOLE, "l": Kind.WHOLE}
@@ -98,30 +98,28 @@ def _gradient(g: GradientContext) -> list[str | None]:
     return [made, *(None for _ in g.inputs[1:])]
 
 
-register(
-    OpSpec(
-        name="ctc",
-        inputs=("logits", "labels", "lengths?"),
-        outputs=("loss", "slopes"),
-        signature=_signature,
-        reference=_ctc,
-        attributes={
-            "blank": Attribute("int", 0, minimum=0),
-            "zero_infinity": Attribute("bool", False),
-        },
-        gradient=_gradient,
-        flops_per_point=40,
-        layer=None,
-        cases=(
-            Case(("2 6 5", "int32 2 2 >=1 <5")),
-            Case(("2 5 4", "int32 2 4 >=-1 <3"), {"blank": 3, "zero_infinity": True}),
-            Case(("3 6 4", "int64 3 3 >=1 <4", "int32 3 <7"), {"zero_infinity": True}),
-            Case(("1 1 2", "int32 1 1 >=1 <2")),
-            Case(("0 3 4", "int32 0 2 >=1 <4")),
-            Case(("2 2 3", "int32 2 3 >=1 <3"), {}, ()),
-            Case(("3 33 29", "int32 3 9 >=-1 <29", "int32 3 <34"), {"zero_infinity": True}, ()),
-        ),
-        doc="minus the logarithm of the probability of each row of labels, which ends at the first"
-        " -1,\nand the gradient of the logits of each (saved)",
-    )
+define(
+    name="ctc",
+    inputs=("logits", "labels", "lengths?"),
+    outputs=("loss", "slopes"),
+    signature=_signature,
+    reference=_ctc,
+    attributes={
+        "blank": Attribute("int", 0, minimum=0),
+        "zero_infinity": Attribute("bool", False),
+    },
+    gradient=_gradient,
+    flops_per_point=40,
+    layer=None,
+    cases=(
+        Case(("2 6 5", "int32 2 2 >=1 <5")),
+        Case(("2 5 4", "int32 2 4 >=-1 <3"), {"blank": 3, "zero_infinity": True}),
+        Case(("3 6 4", "int64 3 3 >=1 <4", "int32 3 <7"), {"zero_infinity": True}),
+        Case(("1 1 2", "int32 1 1 >=1 <2")),
+        Case(("0 3 4", "int32 0 2 >=1 <4")),
+        Case(("2 2 3", "int32 2 3 >=1 <3"), {}, ()),
+        Case(("3 33 29", "int32 3 9 >=-1 <29", "int32 3 <34"), {"zero_infinity": True}, ()),
+    ),
+    doc="minus the logarithm of the probability of each row of labels, which ends at the first"
+    " -1,\nand the gradient of the logits of each (saved)",
 )

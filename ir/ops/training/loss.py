@@ -14,7 +14,7 @@ from soapstone.ir.errors import ShapeError
 from soapstone.ir.operations import NUMPY
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.operands import aligned
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 COUNT = {"count": Attribute("int", None, minimum=1)}
@@ -111,43 +111,39 @@ def _bce_gradient(g: GradientContext) -> list[str | None]:
 
 
 _BCE = COUNT | {"from_logits": Attribute("bool", False)}
-register(
-    OpSpec(
-        name="mse",
-        inputs=("prediction", "target"),
-        outputs=("loss",),
-        signature=_pair_signature,
-        reference=_mse,
-        attributes=COUNT,
-        gradient=_mse_gradient,
-        localize=_pair_localize,
-        flops_per_point=3,
-        cases=(
-            Case(("4 3", "4 3")),
-            Case(("2 3 2", "2 3 2"), {"count": 5}),
-            Case(("", "")),
-            Case(("0 2", "0 2"), {"count": 1}),
-        ),
-        layer=None,
-        doc="sum of (prediction - target)^2 over count; count: the elements unless given",
-    )
+define(
+    name="mse",
+    inputs=("prediction", "target"),
+    outputs=("loss",),
+    signature=_pair_signature,
+    reference=_mse,
+    attributes=COUNT,
+    gradient=_mse_gradient,
+    localize=_pair_localize,
+    flops_per_point=3,
+    cases=(
+        Case(("4 3", "4 3")),
+        Case(("2 3 2", "2 3 2"), {"count": 5}),
+        Case(("", "")),
+        Case(("0 2", "0 2"), {"count": 1}),
+    ),
+    layer=None,
+    doc="sum of (prediction - target)^2 over count; count: the elements unless given",
 )
-register(
-    OpSpec(
-        name="mse_grad",
-        inputs=("dloss", "prediction", "target"),
-        outputs=("dp",),
-        signature=_pair_grad_signature,
-        reference=_mse_grad,
-        attributes=COUNT,
-        localize=_pair_grad_localize,
-        flops_per_point=2,
-        cases=(
-            Case(("", "4 3", "4 3"), {}, ()),
-            Case(("", "5", "5"), {"count": 3}, ()),
-            Case(("", "0 2", "0 2"), {}, ()),
-        ),
-    )
+define(
+    name="mse_grad",
+    inputs=("dloss", "prediction", "target"),
+    outputs=("dp",),
+    signature=_pair_grad_signature,
+    reference=_mse_grad,
+    attributes=COUNT,
+    localize=_pair_grad_localize,
+    flops_per_point=2,
+    cases=(
+        Case(("", "4 3", "4 3"), {}, ()),
+        Case(("", "5", "5"), {"count": 3}, ()),
+        Case(("", "0 2", "0 2"), {}, ()),
+    ),
 )
 _BCE_CASES = (
     Case(("4 3", "4 3"), positive=True),
@@ -155,41 +151,37 @@ _BCE_CASES = (
     Case(("2 1", "2 1"), {"from_logits": True, "count": 5}),
     Case(("0 2", "0 2"), {"count": 1}),
 )
-register(
-    OpSpec(
-        name="bce",
-        inputs=("prediction", "target"),
-        outputs=("loss",),
-        signature=_pair_signature,
-        reference=_bce,
-        attributes=_BCE,
-        gradient=_bce_gradient,
-        localize=_pair_localize,
-        flops_per_point=16,
-        cases=_BCE_CASES,
-        layer=None,
-        doc="binary cross-entropy of probabilities (clipped to [1e-7, 1 - 1e-7]) or of logits",
-    )
+define(
+    name="bce",
+    inputs=("prediction", "target"),
+    outputs=("loss",),
+    signature=_pair_signature,
+    reference=_bce,
+    attributes=_BCE,
+    gradient=_bce_gradient,
+    localize=_pair_localize,
+    flops_per_point=16,
+    cases=_BCE_CASES,
+    layer=None,
+    doc="binary cross-entropy of probabilities (clipped to [1e-7, 1 - 1e-7]) or of logits",
 )
 for _name, _reference, _operands in (
     ("bce_grad", _bce_grad, ("dloss", "prediction", "target")),
     ("bce_target_grad", _bce_target_grad, ("dloss", "prediction")),
 ):
-    register(
-        OpSpec(
-            name=_name,
-            inputs=_operands,
-            outputs=("dx",),
-            signature=_pair_grad_signature,
-            reference=_reference,
-            attributes=_BCE,
-            localize=_pair_grad_localize,
-            flops_per_point=10,
-            cases=tuple(
-                Case(("", *case.inputs)[: len(_operands)], case.attributes, (), case.positive)
-                for case in _BCE_CASES
-            ),
-        )
+    define(
+        name=_name,
+        inputs=_operands,
+        outputs=("dx",),
+        signature=_pair_grad_signature,
+        reference=_reference,
+        attributes=_BCE,
+        localize=_pair_grad_localize,
+        flops_per_point=10,
+        cases=tuple(
+            Case(("", *case.inputs)[: len(_operands)], case.attributes, (), case.positive)
+            for case in _BCE_CASES
+        ),
     )
 
 
@@ -214,29 +206,25 @@ def _is_finite_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes)
     return finish(table, operands, [Operand(())], ["bool"], None, "min")
 
 
-register(
-    OpSpec(
-        name="correct",
-        inputs=("logits", "labels"),
-        outputs=("count",),
-        signature=_correct_signature,
-        reference=_correct,
-        cases=(
-            Case(("6 3", "int64 6 <3")),
-            Case(("4 2", "int32 4 <2")),
-            Case(("1 1", "int64 1 <1")),
-            Case(("0 3", "int64 0 <3")),
-        ),
-        doc="how many rows have their first largest value at the label, as float32",
-    )
+define(
+    name="correct",
+    inputs=("logits", "labels"),
+    outputs=("count",),
+    signature=_correct_signature,
+    reference=_correct,
+    cases=(
+        Case(("6 3", "int64 6 <3")),
+        Case(("4 2", "int32 4 <2")),
+        Case(("1 1", "int64 1 <1")),
+        Case(("0 3", "int64 0 <3")),
+    ),
+    doc="how many rows have their first largest value at the label, as float32",
 )
-register(
-    OpSpec(
-        name="is_finite",
-        inputs=("x",),
-        signature=_is_finite_signature,
-        reference=lambda a, x: np.asarray(np.all(np.isfinite(x))),
-        cases=(Case(("3 4",)), Case(("",)), Case(("2 1 3",)), Case(("0 2",))),
-        doc="whether no element is NaN or infinite",
-    )
+define(
+    name="is_finite",
+    inputs=("x",),
+    signature=_is_finite_signature,
+    reference=lambda a, x: np.asarray(np.all(np.isfinite(x))),
+    cases=(Case(("3 4",)), Case(("",)), Case(("2 1 3",)), Case(("0 2",))),
+    doc="whether no element is NaN or infinite",
 )

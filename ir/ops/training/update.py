@@ -14,7 +14,7 @@ from soapstone.ir.dims import DimTable, Operand, Signature, Whole, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
 from soapstone.ir.ops.operands import aligned
-from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -86,63 +86,59 @@ def _adam(
 
 
 _OK = "bool"
-register(
-    OpSpec(
-        name="sgd",
-        inputs=("w", "g", "v?", "lr", "ok"),
-        outputs=("w'", "v'"),
-        signature=_sgd_signature,
-        reference=_sgd,
-        attributes={
-            "momentum": Attribute("float", 0.0, minimum=0),
-            "nesterov": Attribute("bool", False),
-            "weight_decay": Attribute("float", 0.0, minimum=0),
-        },
-        flops_per_point=6,
-        updates=((0, 0), (1, 2)),
-        cases=(
-            Case(("3 4", "3 4", "", _OK), {}, ()),
-            Case(("3 4", "3 4", "", _OK), {"weight_decay": 0.1}, ()),
-            Case(("3 4", "3 4", "3 4", "", _OK), {"momentum": 0.9}, ()),
-            Case(
-                ("2 1", "2 1", "2 1", "", _OK),
-                {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-                (),
-            ),
-            Case(("", "", "", _OK), {}, ()),
-            Case(("0 2", "0 2", "0 2", "", _OK), {"momentum": 0.5}, ()),
+define(
+    name="sgd",
+    inputs=("w", "g", "v?", "lr", "ok"),
+    outputs=("w'", "v'"),
+    signature=_sgd_signature,
+    reference=_sgd,
+    attributes={
+        "momentum": Attribute("float", 0.0, minimum=0),
+        "nesterov": Attribute("bool", False),
+        "weight_decay": Attribute("float", 0.0, minimum=0),
+    },
+    flops_per_point=6,
+    updates=((0, 0), (1, 2)),
+    cases=(
+        Case(("3 4", "3 4", "", _OK), {}, ()),
+        Case(("3 4", "3 4", "", _OK), {"weight_decay": 0.1}, ()),
+        Case(("3 4", "3 4", "3 4", "", _OK), {"momentum": 0.9}, ()),
+        Case(
+            ("2 1", "2 1", "2 1", "", _OK),
+            {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+            (),
         ),
-        doc="v' = momentum v + g + weight_decay w; w' = w - lr v'; without momentum there is no v",
-    )
+        Case(("", "", "", _OK), {}, ()),
+        Case(("0 2", "0 2", "0 2", "", _OK), {"momentum": 0.5}, ()),
+    ),
+    doc="v' = momentum v + g + weight_decay w; w' = w - lr v'; without momentum there is no v",
 )
-register(
-    OpSpec(
-        name="adam",
-        inputs=("w", "g", "m", "v", "lr", "step", "ok"),
-        outputs=("w'", "m'", "v'"),
-        signature=_adam_signature,
-        reference=_adam,
-        attributes={
-            "beta1": Attribute("float", 0.9, minimum=0),
-            "beta2": Attribute("float", 0.999, minimum=0),
-            "epsilon": Attribute("float", 1e-8, minimum=0),
-            "weight_decay": Attribute("float", 0.0, minimum=0),
-            "decoupled": Attribute("bool", False),
-        },
-        flops_per_point=14,
-        updates=((0, 0), (1, 2), (2, 3)),
-        cases=tuple(
-            Case((*[shape] * 4, "", f"{integer} <9", _OK), attributes, (), positive=True)
-            for shape, integer, attributes in (
-                ("3 4", "int64", {}),
-                ("3 4", "int64", {"weight_decay": 0.1}),
-                ("2 3", "int32", {"weight_decay": 0.1, "decoupled": True}),
-                ("", "int64", {"beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3}),
-                ("0 2", "int64", {}),
-            )
-        ),
-        doc="Adam (Kingma and Ba 2015); decoupled: AdamW, w shrinks by lr weight_decay first",
-    )
+define(
+    name="adam",
+    inputs=("w", "g", "m", "v", "lr", "step", "ok"),
+    outputs=("w'", "m'", "v'"),
+    signature=_adam_signature,
+    reference=_adam,
+    attributes={
+        "beta1": Attribute("float", 0.9, minimum=0),
+        "beta2": Attribute("float", 0.999, minimum=0),
+        "epsilon": Attribute("float", 1e-8, minimum=0),
+        "weight_decay": Attribute("float", 0.0, minimum=0),
+        "decoupled": Attribute("bool", False),
+    },
+    flops_per_point=14,
+    updates=((0, 0), (1, 2), (2, 3)),
+    cases=tuple(
+        Case((*[shape] * 4, "", f"{integer} <9", _OK), attributes, (), positive=True)
+        for shape, integer, attributes in (
+            ("3 4", "int64", {}),
+            ("3 4", "int64", {"weight_decay": 0.1}),
+            ("2 3", "int32", {"weight_decay": 0.1, "decoupled": True}),
+            ("", "int64", {"beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3}),
+            ("0 2", "int64", {}),
+        )
+    ),
+    doc="Adam (Kingma and Ba 2015); decoupled: AdamW, w shrinks by lr weight_decay first",
 )
 
 
@@ -171,22 +167,20 @@ def _store(attributes: Attributes, *inputs: Array) -> tuple[Array, ...]:
 
 
 MOST_STORED = 256  # pairs of one operator
-register(
-    OpSpec(
-        name="store",
-        inputs=("x*",),
-        outputs=("y*",),
-        signature=lambda inputs, attributes: _store_signature(inputs),
-        reference=_store,
-        updates=tuple((pair, 2 * pair + 1) for pair in range(MOST_STORED)),
-        flops_per_point=0,
-        cases=(
-            Case(("3 4", "3 4"), {}, ()),
-            Case(("", ""), {}, ()),
-            Case(("0 2", "0 2"), {}, ()),
-            Case(("3 4", "3 4", _OK), {}, ()),
-            Case(("3 4", "3 4", "2", "2", _OK), {}, ()),
-        ),
-        doc="of pairs of a next value and an old one the next, if a flag after them is true",
-    )
+define(
+    name="store",
+    inputs=("x*",),
+    outputs=("y*",),
+    signature=lambda inputs, attributes: _store_signature(inputs),
+    reference=_store,
+    updates=tuple((pair, 2 * pair + 1) for pair in range(MOST_STORED)),
+    flops_per_point=0,
+    cases=(
+        Case(("3 4", "3 4"), {}, ()),
+        Case(("", ""), {}, ()),
+        Case(("0 2", "0 2"), {}, ()),
+        Case(("3 4", "3 4", _OK), {}, ()),
+        Case(("3 4", "3 4", "2", "2", _OK), {}, ()),
+    ),
+    doc="of pairs of a next value and an old one the next, if a flag after them is true",
 )

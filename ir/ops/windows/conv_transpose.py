@@ -28,7 +28,7 @@ from soapstone.ir.ops.windows.window import (
     spatial_dims,
     window_attributes,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 
@@ -183,28 +183,26 @@ def _case(rank: int, number: int) -> Case:
 
 def _declare(rank: int) -> None:
     shape = ", ".join(f"k{dim}" for dim in spatial_dims(rank))
-    register(
-        OpSpec(
-            name=f"conv_transpose{rank}d",
-            half=True,
-            inputs=("x", "w", "b?"),
-            signature=partial(_signature, rank),
-            reference=_conv_transpose,
-            attributes=window_attributes(rank)
-            | GROUPS
-            | {
-                "output_padding": Attribute("ints", (0,) * rank, minimum=0),
-                "bias": Attribute("bool", True),
-            },
-            gradient=partial(_gradient, rank),
-            localize=partial(_localize, rank),
-            lower=partial(_lower, rank),
-            flops_per_point=2,
-            onnx=Onnx("ConvTranspose", attributes=ONNX_WINDOW, implied=("bias",)),
-            layer=None,
-            cases=tuple(_case(rank, number) for number in range(len(_WINDOWS))),
-            doc=f"the transpose of conv{rank}d with w: (c, o/groups, {shape}), plus b",
-        )
+    define(
+        name=f"conv_transpose{rank}d",
+        half=True,
+        inputs=("x", "w", "b?"),
+        signature=partial(_signature, rank),
+        reference=_conv_transpose,
+        attributes=window_attributes(rank)
+        | GROUPS
+        | {
+            "output_padding": Attribute("ints", (0,) * rank, minimum=0),
+            "bias": Attribute("bool", True),
+        },
+        gradient=partial(_gradient, rank),
+        localize=partial(_localize, rank),
+        lower=partial(_lower, rank),
+        flops_per_point=2,
+        onnx=Onnx("ConvTranspose", attributes=ONNX_WINDOW, implied=("bias",)),
+        layer=None,
+        cases=tuple(_case(rank, number) for number in range(len(_WINDOWS))),
+        doc=f"the transpose of conv{rank}d with w: (c, o/groups, {shape}), plus b",
     )
 
 

@@ -36,7 +36,7 @@ from soapstone.ir.ops.windows.window import (
     window_attributes,
     windows_of,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.records import dataclass
 
@@ -354,57 +354,50 @@ def _declare(rank: int) -> None:
         to_input.append(Case((y, w), {**attributes, "size": size}, ()))
         to_weight.append(Case((x, y), {**attributes, **bias, "kernel": kernel}, ()))
     shape = ", ".join(f"k{dim}" for dim in spatial_dims(rank))
-    register(
-        OpSpec(
-            name=name,
-            half=True,
-            epilogue=True,
-            inputs=("x", "w", "b?"),
-            signature=partial(_signature, rank),
-            reference=convolve,
-            attributes=window | {"bias": Attribute("bool", True), "activation": ACTIVATION},
-            gradient=partial(_conv_grad, rank),
-            localize=partial(localize, rank),
-            lower=partial(_lower, rank),
-            flops_per_point=2,
-            forms=laws_convolution.CONV2D_FORMS if rank == 2 else (),
-            constants=(laws_convolution.IDENTITY_KERNEL,) if rank == 2 else (),
-            laws=laws_convolution.CONV2D_LAWS if rank == 2 else (),
-            onnx=Onnx("Conv", attributes=ONNX_WINDOW | {"activation": None}, implied=("bias",)),
-            cases=tuple(forward),
-            doc=f"cross-correlation of x with w: (o, c/groups, {shape}), plus b, then an"
-            " activation",
-        )
+    define(
+        name=name,
+        half=True,
+        epilogue=True,
+        inputs=("x", "w", "b?"),
+        signature=partial(_signature, rank),
+        reference=convolve,
+        attributes=window | {"bias": Attribute("bool", True), "activation": ACTIVATION},
+        gradient=partial(_conv_grad, rank),
+        localize=partial(localize, rank),
+        lower=partial(_lower, rank),
+        flops_per_point=2,
+        forms=laws_convolution.CONV2D_FORMS if rank == 2 else (),
+        constants=(laws_convolution.IDENTITY_KERNEL,) if rank == 2 else (),
+        laws=laws_convolution.CONV2D_LAWS if rank == 2 else (),
+        onnx=Onnx("Conv", attributes=ONNX_WINDOW | {"activation": None}, implied=("bias",)),
+        cases=tuple(forward),
+        doc=f"cross-correlation of x with w: (o, c/groups, {shape}), plus b, then an activation",
     )
-    register(
-        OpSpec(
-            name=f"{name}_grad_input",
-            inputs=("dy", "w"),
-            outputs=("dx",),
-            signature=partial(_grad_input_signature, rank),
-            reference=grad_input,
-            attributes=window | {"size": Attribute("ints", minimum=0)},
-            localize=partial(_grad_input_localize, rank),
-            flops_per_point=2,
-            cases=tuple(to_input),
-            doc=f"the gradient of {name} (without activation) with respect to x, of that size",
-        )
+    define(
+        name=f"{name}_grad_input",
+        inputs=("dy", "w"),
+        outputs=("dx",),
+        signature=partial(_grad_input_signature, rank),
+        reference=grad_input,
+        attributes=window | {"size": Attribute("ints", minimum=0)},
+        localize=partial(_grad_input_localize, rank),
+        flops_per_point=2,
+        cases=tuple(to_input),
+        doc=f"the gradient of {name} (without activation) with respect to x, of that size",
     )
-    register(
-        OpSpec(
-            name=f"{name}_grad_weight",
-            inputs=("x", "dy"),
-            outputs=("dw", "db"),
-            signature=partial(_grad_weight_signature, rank),
-            reference=_grad_weight,
-            attributes=window
-            | {"kernel": Attribute("ints", minimum=1), "bias": Attribute("bool", False)},
-            localize=partial(localize, rank),
-            lower=partial(_grad_weight_lower, rank),
-            flops_per_point=2,
-            cases=tuple(to_weight),
-            doc=f"the gradients of {name} (without activation) with respect to w and b",
-        )
+    define(
+        name=f"{name}_grad_weight",
+        inputs=("x", "dy"),
+        outputs=("dw", "db"),
+        signature=partial(_grad_weight_signature, rank),
+        reference=_grad_weight,
+        attributes=window
+        | {"kernel": Attribute("ints", minimum=1), "bias": Attribute("bool", False)},
+        localize=partial(localize, rank),
+        lower=partial(_grad_weight_lower, rank),
+        flops_per_point=2,
+        cases=tuple(to_weight),
+        doc=f"the gradients of {name} (without activation) with respect to w and b",
     )
 
 

@@ -20,7 +20,7 @@ from soapstone.ir.ops.windows.window import (
     scatter,
     spatial_dims,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _P = {"p": Attribute("int", 2, minimum=1)}
@@ -98,31 +98,27 @@ _CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("0 2 4", "0 2 3", {"kernel": (2,)}),
 )
 
-register(
-    OpSpec(
-        name="lp_pool",
-        inputs=("x",),
-        signature=_signature,
-        reference=_lp_pool,
-        attributes=_ATTRIBUTES | _P,
-        gradient=_gradient,
-        localize=_localize,
-        flops_per_point=3,
-        onnx=Onnx("LpPool", attributes=ONNX_WINDOW),
-        cases=tuple(Case((x,), attributes) for x, _, attributes in _CASES),
-        doc="(the sum of |x|^p)^(1/p) over each window; the rank is that of the kernel",
-    )
+define(
+    name="lp_pool",
+    inputs=("x",),
+    signature=_signature,
+    reference=_lp_pool,
+    attributes=_ATTRIBUTES | _P,
+    gradient=_gradient,
+    localize=_localize,
+    flops_per_point=3,
+    onnx=Onnx("LpPool", attributes=ONNX_WINDOW),
+    cases=tuple(Case((x,), attributes) for x, _, attributes in _CASES),
+    doc="(the sum of |x|^p)^(1/p) over each window; the rank is that of the kernel",
 )
-register(
-    OpSpec(
-        name="lp_pool_grad",
-        inputs=("dy", "y", "x"),
-        outputs=("dx",),
-        signature=_grad_signature,
-        reference=_lp_pool_grad,
-        attributes=_ATTRIBUTES | _P,
-        localize=_localize,
-        flops_per_point=4,
-        cases=tuple(Case((y, y, x), attributes, (), True) for x, y, attributes in _CASES),
-    )
+define(
+    name="lp_pool_grad",
+    inputs=("dy", "y", "x"),
+    outputs=("dx",),
+    signature=_grad_signature,
+    reference=_lp_pool_grad,
+    attributes=_ATTRIBUTES | _P,
+    localize=_localize,
+    flops_per_point=4,
+    cases=tuple(Case((y, y, x), attributes, (), True) for x, y, attributes in _CASES),
 )

@@ -36,7 +36,7 @@ from soapstone.ir.ops.windows.window import (
     window_attributes,
     windows_of,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 BYTE_POSITIONS = 256  # windows of more positions have indices of four bytes
@@ -303,69 +303,61 @@ def _declare(rank: int) -> None:
         x = f"{dtype} {case_shape((2, 3, 7, 6), rank, 4)} {limits}"
         maxima.append(Case((x,), _case(rank, _HALO)))
     maximum, average = f"max_pool{rank}d", f"avg_pool{rank}d"
-    register(
-        OpSpec(
-            name=maximum,
-            inputs=("x",),
-            outputs=("y", "index"),
-            signature=partial(pool_signature, rank, real=False),
-            reference=_max_pool,
-            attributes=window | _INDICES,
-            gradient=partial(_max_grad, rank),
-            localize=localize_pool,
-            chooses=True,
-            forms=laws_pooling.MAX_POOL2D_FORMS if rank == 2 else (),
-            laws=laws_pooling.MAX_POOL2D_LAWS if rank == 2 else (),
-            onnx=Onnx("MaxPool", attributes=ONNX_WINDOW, implied=("indices",), outputs=1),
-            layer=None,
-            cases=tuple(maxima),
-            doc="the maximum of each window; index: its first position in the window, row by row",
-        )
+    define(
+        name=maximum,
+        inputs=("x",),
+        outputs=("y", "index"),
+        signature=partial(pool_signature, rank, real=False),
+        reference=_max_pool,
+        attributes=window | _INDICES,
+        gradient=partial(_max_grad, rank),
+        localize=localize_pool,
+        chooses=True,
+        forms=laws_pooling.MAX_POOL2D_FORMS if rank == 2 else (),
+        laws=laws_pooling.MAX_POOL2D_LAWS if rank == 2 else (),
+        onnx=Onnx("MaxPool", attributes=ONNX_WINDOW, implied=("indices",), outputs=1),
+        layer=None,
+        cases=tuple(maxima),
+        doc="the maximum of each window; index: its first position in the window, row by row",
     )
-    register(
-        OpSpec(
-            name=f"{maximum}_grad",
-            inputs=("dy", "index"),
-            outputs=("dx",),
-            signature=partial(_grad_signature, rank),
-            reference=_max_pool_grad,
-            attributes=window | _SIZE,
-            localize=_grad_localize,
-            cases=tuple(to_maxima),
-            doc="dy of each window, added to the element that was its maximum",
-        )
+    define(
+        name=f"{maximum}_grad",
+        inputs=("dy", "index"),
+        outputs=("dx",),
+        signature=partial(_grad_signature, rank),
+        reference=_max_pool_grad,
+        attributes=window | _SIZE,
+        localize=_grad_localize,
+        cases=tuple(to_maxima),
+        doc="dy of each window, added to the element that was its maximum",
     )
     include = {"include_pad": Attribute("bool", True)}
-    register(
-        OpSpec(
-            name=average,
-            inputs=("x",),
-            signature=partial(pool_signature, rank),
-            reference=_avg_pool,
-            attributes=window | include,
-            gradient=partial(_avg_grad, rank),
-            localize=localize_pool,
-            forms=laws_pooling.AVG_POOL2D_FORMS if rank == 2 else (),
-            constants=(laws_pooling.POOL_KERNEL,) if rank == 2 else (),
-            laws=laws_pooling.AVG_POOL2D_LAWS if rank == 2 else (),
-            onnx=Onnx("AveragePool", attributes=ONNX_WINDOW | {"include_pad": "count_include_pad"}),
-            layer=None,
-            cases=tuple(averages),
-            doc="the average of each window, over all its positions or only those inside x",
-        )
+    define(
+        name=average,
+        inputs=("x",),
+        signature=partial(pool_signature, rank),
+        reference=_avg_pool,
+        attributes=window | include,
+        gradient=partial(_avg_grad, rank),
+        localize=localize_pool,
+        forms=laws_pooling.AVG_POOL2D_FORMS if rank == 2 else (),
+        constants=(laws_pooling.POOL_KERNEL,) if rank == 2 else (),
+        laws=laws_pooling.AVG_POOL2D_LAWS if rank == 2 else (),
+        onnx=Onnx("AveragePool", attributes=ONNX_WINDOW | {"include_pad": "count_include_pad"}),
+        layer=None,
+        cases=tuple(averages),
+        doc="the average of each window, over all its positions or only those inside x",
     )
-    register(
-        OpSpec(
-            name=f"{average}_grad",
-            inputs=("dy",),
-            outputs=("dx",),
-            signature=partial(_grad_signature, rank),
-            reference=_avg_pool_grad,
-            attributes=window | _SIZE | include,
-            localize=_grad_localize,
-            cases=tuple(to_averages),
-            doc="dy of each window, shared equally among the elements it averaged",
-        )
+    define(
+        name=f"{average}_grad",
+        inputs=("dy",),
+        outputs=("dx",),
+        signature=partial(_grad_signature, rank),
+        reference=_avg_pool_grad,
+        attributes=window | _SIZE | include,
+        localize=_grad_localize,
+        cases=tuple(to_averages),
+        doc="dy of each window, shared equally among the elements it averaged",
     )
 
 

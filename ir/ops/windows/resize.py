@@ -17,7 +17,7 @@ import numpy as np
 from soapstone.ir.dims import Axis, DimTable, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.records import dataclass
 
@@ -318,32 +318,28 @@ def _grad_case(shape: str, attributes: dict[str, Any]) -> Case:
     return Case((" ".join(map(str, attributes["sizes"])),), {**attributes, "size": size}, ())
 
 
-register(
-    OpSpec(
-        name="resize",
-        inputs=("x",),
-        signature=_signature,
-        reference=_resize,
-        attributes=_ATTRIBUTES,
-        gradient=_gradient,
-        localize=_localize,
-        flops_per_point=4,
-        onnx="Resize",
-        cases=tuple(Case((shape,), attributes) for shape, attributes in _CASES),
-        doc="x interpolated to `sizes`; `scales`, where given, are the exact ratios of sizes",
-    )
+define(
+    name="resize",
+    inputs=("x",),
+    signature=_signature,
+    reference=_resize,
+    attributes=_ATTRIBUTES,
+    gradient=_gradient,
+    localize=_localize,
+    flops_per_point=4,
+    onnx="Resize",
+    cases=tuple(Case((shape,), attributes) for shape, attributes in _CASES),
+    doc="x interpolated to `sizes`; `scales`, where given, are the exact ratios of sizes",
 )
-register(
-    OpSpec(
-        name="resize_grad",
-        inputs=("dy",),
-        outputs=("dx",),
-        signature=_grad_signature,
-        reference=_resize_grad,
-        attributes=_ATTRIBUTES | {"size": Attribute("ints", minimum=0)},
-        localize=_localize,
-        flops_per_point=4,
-        cases=tuple(_grad_case(shape, attributes) for shape, attributes in _CASES),
-        doc="the gradient of resize with respect to x, of that size",
-    )
+define(
+    name="resize_grad",
+    inputs=("dy",),
+    outputs=("dx",),
+    signature=_grad_signature,
+    reference=_resize_grad,
+    attributes=_ATTRIBUTES | {"size": Attribute("ints", minimum=0)},
+    localize=_localize,
+    flops_per_point=4,
+    cases=tuple(_grad_case(shape, attributes) for shape, attributes in _CASES),
+    doc="the gradient of resize with respect to x, of that size",
 )

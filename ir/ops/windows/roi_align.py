@@ -17,7 +17,7 @@ import numpy as np
 from soapstone.ir.dims import DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
-from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
+from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 MOST_PLACES = 1 << 12  # of a bin along an axis
@@ -140,32 +140,30 @@ def _roi_align(attributes: Attributes, x: Array, rois: Array, of: Array) -> Arra
 
 _REGIONS = {1: ((1, 1, 5, 4), (0, 2, 9, 7), (-3, -2, 2, 3)), 2: (0, 1, 0)}
 _SIZE = {"size": (2, 3)}
-register(
-    OpSpec(
-        name="roi_align",
-        inputs=("x", "rois", "images"),
-        signature=_signature,
-        reference=_roi_align,
-        attributes={
-            "size": Attribute("ints", minimum=1),
-            "mode": Attribute("str", "avg", choices=_MODES),
-            "sampling_ratio": Attribute("int", 0, minimum=0),
-            "spatial_scale": Attribute("float", 1.0),
-            "half_pixel": Attribute("bool", True),
-        },
-        flops_per_point=60,
-        cases=(
-            Case(("2 3 8 9", "3 4", "int32 3"), _SIZE, contents=_REGIONS),
-            Case(("2 3 8 9", "3 4", "int64 3"), {**_SIZE, "mode": "max"}, contents=_REGIONS),
-            Case(
-                ("2 1 8 9", "3 4", "int32 3"),
-                {**_SIZE, "sampling_ratio": 2, "spatial_scale": 0.5, "half_pixel": False},
-                contents=_REGIONS,
-            ),
-            Case(("1 1 1 1", "1 4", "int32 1"), {"size": (1, 1)}, contents={2: (0,)}),
-            Case(("1 2 3 3", "0 4", "int32 0"), _SIZE),
+define(
+    name="roi_align",
+    inputs=("x", "rois", "images"),
+    signature=_signature,
+    reference=_roi_align,
+    attributes={
+        "size": Attribute("ints", minimum=1),
+        "mode": Attribute("str", "avg", choices=_MODES),
+        "sampling_ratio": Attribute("int", 0, minimum=0),
+        "spatial_scale": Attribute("float", 1.0),
+        "half_pixel": Attribute("bool", True),
+    },
+    flops_per_point=60,
+    cases=(
+        Case(("2 3 8 9", "3 4", "int32 3"), _SIZE, contents=_REGIONS),
+        Case(("2 3 8 9", "3 4", "int64 3"), {**_SIZE, "mode": "max"}, contents=_REGIONS),
+        Case(
+            ("2 1 8 9", "3 4", "int32 3"),
+            {**_SIZE, "sampling_ratio": 2, "spatial_scale": 0.5, "half_pixel": False},
+            contents=_REGIONS,
         ),
-        doc="the bins (r, c, y, x) of regions of images x (n, c, h, w): rois (r, 4) are left, top,"
-        " right and bottom, images (r,) where each lies",
-    )
+        Case(("1 1 1 1", "1 4", "int32 1"), {"size": (1, 1)}, contents={2: (0,)}),
+        Case(("1 2 3 3", "0 4", "int32 0"), _SIZE),
+    ),
+    doc="the bins (r, c, y, x) of regions of images x (n, c, h, w): rois (r, 4) are left, top,"
+    " right and bottom, images (r,) where each lies",
 )
