@@ -87,17 +87,8 @@ def _weight_gradients(
 # gru
 
 
-def _gru(
-    rows: Any,
-    attributes: Attributes,
-    x: Any,
-    w: Any,
-    r: Any,
-    b: Any,
-    rb: Any,
-    h0: Any,
-    *lengths: Any,
-) -> Sequence[Any]:
+def _gru(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any]:
+    x, w, r, b, rb, h0, *lengths = operands
     within = Within(rows, lengths)
     gates = list(rows.steps(rows.product(x, w, b, k="k")))
     y, saved = list(gates), list(gates)
@@ -122,17 +113,8 @@ def _gru_gradient(g: GradientContext) -> Sequence[str | None]:
     return [dx, dw, dr, rows.total(made[0]), drb, made[2], *(None for _ in lengths)]
 
 
-def _gru_grad(
-    rows: Any,
-    attributes: Attributes,
-    dy: Any,
-    dh: Any,
-    gates: Any,
-    hidden: Any,
-    past: Any,
-    r: Any,
-    *lengths: Any,
-) -> Sequence[Any]:
+def _gru_grad(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any]:
+    dy, dh, gates, hidden, past, r, *lengths = operands
     linear, within = attributes["linear_before_reset"], Within(rows, lengths)
     made, saved = list(rows.steps(dy)), [rows.steps(value) for value in (gates, hidden, past)]
     dproduct, dh = list(made), rows.shaped(dh, 3)

@@ -28,17 +28,8 @@ from soapstone.ir.ops.recurrent.rnn import (
 from soapstone.ir.spec import Attributes, Case, GradientContext
 
 
-def _lstm(
-    rows: Any,
-    attributes: Attributes,
-    x: Any,
-    w: Any,
-    r: Any,
-    b: Any,
-    h0: Any,
-    c0: Any,
-    *lengths: Any,
-) -> Sequence[Any]:
+def _lstm(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any]:
+    x, w, r, b, h0, c0, *lengths = operands
     within = Within(rows, lengths)
     gates = list(rows.steps(rows.product(x, w, b, k="k")))
     y, kept = list(gates), list(gates)
@@ -75,10 +66,8 @@ def _lstm_gradient(g: GradientContext) -> Sequence[str | None]:
     return [*weight_gradients(g, made[0]), *made[1:], *(None for _ in lengths)]
 
 
-def _lstm_grad(
-    rows: Any, attributes: Attributes, dy: Any, dh: Any, dc: Any, gates: Any, cells: Any, *last: Any
-) -> Sequence[Any]:
-    r, c0, *lengths = last
+def _lstm_grad(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any]:
+    dy, dh, dc, gates, cells, r, c0, *lengths = operands
     within = Within(rows, lengths)
     made, all_gates, all_cells = list(rows.steps(dy)), rows.steps(gates), rows.steps(cells)
     hidden, cell, first = (rows.shaped(value, 3) for value in (dh, dc, c0))

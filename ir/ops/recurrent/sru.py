@@ -97,17 +97,8 @@ def _gradient(g: GradientContext) -> Sequence[str | None]:
     return [dx, rows.weight(x, made, "k"), db, dc0, *(None for _ in lengths)]
 
 
-def _sru_grad(
-    rows: Any,
-    attributes: Attributes,
-    dy: Any,
-    dc: Any,
-    gates: Any,
-    cells: Any,
-    x: Any,
-    c0: Any,
-    *lengths: Any,
-) -> Sequence[Any]:
+def _sru_grad(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any]:
+    dy, dc, gates, cells, x, c0, *lengths = operands
     within = Within(rows, lengths)
     candidate, *kept = _parts(rows, gates, c0)
     highway = kept[2:]
