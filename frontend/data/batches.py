@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -343,28 +344,24 @@ class StreamSource(Source):
 
 def source(x: Any, y: Any, cut: Cut, weights: Any = None) -> Source:
     """Return the source that fits what the user gave; see `Batches`."""
-    others = {"y: labels": y, f"{WEIGHTS}: they": weights}
-    more = next((what for what, value in others.items() if value is not None), None)
-    if isinstance(x, str | Path):
-        if more:
-            raise DataError(f"{more} of {str(x)!r} are read from its files; None needed")
-        return FolderSource(Path(x), cut)
     from soapstone.frontend.data.buckets import Buckets, BucketSource
     from soapstone.frontend.data.samples import Samples, SampleSource
 
-    if isinstance(x, Samples):
-        if more:
-            raise DataError(f"{more} come with the samples of x; None needed")
-        return SampleSource(x, cut)
-    if isinstance(x, Buckets):
-        if more:
-            raise DataError(f"{more} come with the buckets of x; None needed")
-        return BucketSource(x, cut)
-    if is_stream(x):
-        if more:
-            raise DataError(f"{more} come with the batches of x; None needed")
-        return StreamSource(x)
-    return ArraySource(*named_arrays(x, y, weights), cut)
+    make: Callable[[], Source]
+    if isinstance(x, str | Path):
+        make, come = partial(FolderSource, Path(x), cut), f"of {str(x)!r} are read from its files"
+    elif isinstance(x, Samples):
+        make, come = partial(SampleSource, x, cut), "come with the samples of x"
+    elif isinstance(x, Buckets):
+        make, come = partial(BucketSource, x, cut), "come with the buckets of x"
+    elif is_stream(x):
+        make, come = partial(StreamSource, x), "come with the batches of x"
+    else:
+        return ArraySource(*named_arrays(x, y, weights), cut)
+    for what, value in (("y: labels", y), (f"{WEIGHTS}: they", weights)):
+        if value is not None:
+            raise DataError(f"{what} {come}; None needed")
+    return make()
 
 
 def is_stream(x: object) -> bool:
