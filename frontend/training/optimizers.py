@@ -47,48 +47,30 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value = getattr(self, item.name)
+            value, where = getattr(self, item.name), f"{type(self).__name__}: {item.name}"
+            needed = ""  # what is, where it is not what was found
             if item.name == "decayed":
                 texts = isinstance(value, tuple) and all(isinstance(name, str) for name in value)
-                if value is not None and not texts:
-                    raise GraphError(
-                        f"{type(self).__name__}: decayed {value!r} found, a tuple of names needed"
-                    )
-                continue
-            if item.name == "rates":
+                needed = "" if value is None or texts else "a tuple of names"
+            elif item.name == "rates":
                 if value is not None and not isinstance(value, Mapping):
-                    raise GraphError(
-                        f"{type(self).__name__}: rates {value!r} found, factors by layer needed"
-                    )
+                    raise GraphError(f"{where} {value!r} found, factors by layer needed")
                 for name, factor in dict(value or {}).items():
-                    if number(f"{type(self).__name__}: rates[{name!r}]", factor) < 0:
-                        raise GraphError(
-                            f"{type(self).__name__}: rates[{name!r}] {factor!r} found, 0 or more"
-                            " needed"
-                        )
-                continue
-            if item.name == "learning_rate" and callable(value):
+                    if number(f"{where}[{name!r}]", factor) < 0:
+                        raise GraphError(f"{where}[{name!r}] {factor!r} found, 0 or more needed")
+            elif item.name == "learning_rate" and callable(value):
                 if isinstance(value, type) or not takes(value, 0):
-                    raise GraphError(
-                        f"{type(self).__name__}: learning_rate {shown_value(value)} found, a number"
-                        " or a function of the step needed"
-                    )
-                continue
-            if isinstance(item.default, bool):
-                continue
-            if item.name in ("clip_norm", "clip_value"):
-                if value is not None and number(f"{type(self).__name__}: {item.name}", value) <= 0:
-                    raise GraphError(
-                        f"{type(self).__name__}: {item.name} {value!r} found, a number above 0 or"
-                        " None needed"
-                    )
-                continue
-            most = 1.0 if item.name in _SHARES else math.inf
-            if not 0 <= number(f"{type(self).__name__}: {item.name}", value) <= most:
-                needed = "0 to 1" if most == 1 else "a number of 0 or more"
-                raise GraphError(
-                    f"{type(self).__name__}: {item.name} {value!r} found, {needed} needed"
-                )
+                    needed = "a number or a function of the step needed"
+                    raise GraphError(f"{where} {shown_value(value)} found, {needed}")
+            elif item.name in ("clip_norm", "clip_value"):
+                if value is not None and number(where, value) <= 0:
+                    needed = "a number above 0 or None"
+            elif not isinstance(item.default, bool):
+                most = 1.0 if item.name in _SHARES else math.inf
+                if not 0 <= number(where, value) <= most:
+                    needed = "0 to 1" if most == 1 else "a number of 0 or more"
+            if needed:
+                raise GraphError(f"{where} {value!r} found, {needed} needed")
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0.
