@@ -68,6 +68,15 @@ def _of_rank(
     return layer
 
 
+def _parameters(
+    label: str, weight: tuple[int, ...], channels: int, bias: bool, initial: str
+) -> Parameters:
+    """Return the parameters of a convolution; weight: the shape of its weight."""
+    first, shift = initials(label, initial, math.prod(weight[1:]))
+    parameters: Parameters = {"weight": (weight, first)}
+    return {**parameters, "bias": ((channels,), shift)} if bias else parameters
+
+
 class ConvolutionLayers(LayerBase):
     """Convolutions with their parameters.
 
@@ -96,15 +105,9 @@ class ConvolutionLayers(LayerBase):
         self._channels(operator, x, rank, node)
         per_group = self._grouped(label, x, channels, groups) // groups
         window, steps = spread("kernel", kernel, rank), spread("dilation", dilation, rank)
-        first, shift = initials(label, initial, per_group * math.prod(window))
-        parameters: Parameters = {"weight": ((channels, per_group, *window), first)}
-        if bias:
-            parameters["bias"] = ((channels,), shift)
+        weight = channels, per_group, *window
         return self._layer(
-            operator,
-            x,
-            parameters,
-            node,
+            *(operator, x, _parameters(label, weight, channels, bias, initial), node),
             stride=spread("stride", stride, rank),
             padding=pads(padding, window, steps),
             dilation=steps,
@@ -234,15 +237,9 @@ class ConvolutionLayers(LayerBase):
         label = f"{operator} {node!r}"
         given = self._grouped(label, x, channels, groups)
         window, steps = spread("kernel", kernel, rank), spread("dilation", dilation, rank)
-        first, shift = initials(label, initial, channels // groups * math.prod(window))
-        parameters: Parameters = {"weight": ((given, channels // groups, *window), first)}
-        if bias:
-            parameters["bias"] = ((channels,), shift)
+        weight = given, channels // groups, *window
         return self._layer(
-            operator,
-            x,
-            parameters,
-            node,
+            *(operator, x, _parameters(label, weight, channels, bias, initial), node),
             stride=spread("stride", stride, rank),
             padding=pads(padding, window, steps),
             dilation=steps,
