@@ -145,16 +145,6 @@ def address_of(typing: Any, place: Any) -> Any:
     return types.int64(place), emit
 
 
-@intrinsic
-def as_float(typing: Any, word: Any) -> Any:
-    """The float64 whose bits are the 64-bit word."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(types.int64), emit
-
-
 # ---------------------------------------------------------------------------------------- stack
 def room(builder: Any, kind: Any, align: int = 0) -> Any:
     """Return the pointer to room of an LLVM type on the stack of the function being built.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, update_wrapper
 from types import TracebackType
@@ -100,7 +100,7 @@ class Reused:
     def __enter__(self) -> Self:
         if self._modes:
             raise GraphError("reuse: already entered")
-        active = self._active() if self._how != "off" else _nothing()
+        active = self._active() if self._how != "off" else nullcontext()
         active.__enter__()
         self._modes.append(active)
         return self
@@ -134,11 +134,6 @@ class Reused:
         recorder = self._recorder
         seconds = dict(recorder.seconds)
         return TorchReport(self._how, recorder.flushes, tuple(cells), seconds, dict(recorder.plain))
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _autocast() -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 import soapstone
 from soapstone.native.entries import bind, native
-from soapstone.native.intrinsics import as_float, f32p, words
+from soapstone.native.intrinsics import f32p, words
 from soapstone.native.memory import (
     CHECKED,
     Address,
@@ -81,7 +81,7 @@ def test_what_is_no_array_has_no_address() -> None:
 @native()
 def _double(block: object) -> int:
     w = words(block)
-    f32p(w[1])[0] = f32p(w[0])[0] * as_float(w[2])
+    f32p(w[1])[0] = f32p(w[0])[0] * w[2]
     return 0
 
 
@@ -90,7 +90,7 @@ def test_an_entry_keeps_its_arrays() -> None:
     """Whatever is packed lives as long as the entry, and no longer; offsets of an array keep it."""
     y = np.zeros(2, np.float32)
     x = np.arange(8, dtype=np.float32)
-    entry = bind(_double, address(x, 12), y, 2.0)
+    entry = bind(_double, address(x, 12), y, 2)
     gone = weakref.ref(x)
     del x
     gc.collect()
