@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,21 +17,12 @@ from soapstone.dtypes import kind_of
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
 from soapstone.frontend.arguments import count, meant, shown_value, takes
-from soapstone.frontend.data.batches import (
-    Batches,
-    Labels,
-    is_stream,
-    named_arrays,
-    named_labels,
-    permutation,
-    rows_of,
-)
-from soapstone.frontend.data.buckets import Buckets
+from soapstone.frontend.data.batches import Batches, Labels, named_labels, rows_of
 from soapstone.frontend.data.feeding import PREDICT
-from soapstone.frontend.data.samples import Samples
 from soapstone.frontend.inference.in_batches import concatenated, in_order
 from soapstone.frontend.progress import ProgressBar, compiling
 from soapstone.frontend.training.compiled import together
+from soapstone.frontend.training.held_out import held_out_of, split
 from soapstone.frontend.training.resumable import Resumable
 from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.frontend.training.step_graph import KEEP
@@ -119,58 +110,6 @@ def _hooks(given: Any) -> tuple[Callback, ...]:
     return tuple(listed)
 
 
-def _held_out(data: object) -> tuple[Any, Any, Any]:
-    """Return x, y and the weights of a data set."""
-    if isinstance(data, Iterator):
-        raise DataError(
-            f"validation_data: {type(data).__name__} found, which one epoch uses up; a list of"
-            " batches, or a function that returns an iterator, needed"
-        )
-    if isinstance(data, str | Path | Samples | Buckets):
-        return data, None, None
-    if isinstance(data, tuple | list) and len(data) in (2, 3) and not isinstance(data[0], tuple):
-        return data[0], data[1], data[2] if len(data) == 3 else None
-    if is_stream(data):
-        return data, None, None
-    raise DataError(
-        f"validation_data: {type(data).__name__} found, a pair (x, y) or the path of npz files"
-        " needed, or batches"
-    )
-
-
-def split(
-    x: Any, y: Any, weights: Any, share: float, seed: int
-) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Return the samples to train on, and those that are held out, drawn by the seed.
-
-    x, y, weights: arrays, or dicts of them. share: of the samples, what is held out.
-
-    Raises:
-        DataError: a share that is not between 0 and 1, data that are no arrays, or too few.
-    """
-    if isinstance(share, bool) or not isinstance(share, float) or not 0 < share < 1:
-        raise DataError(f"validation_split: {share!r} found, a number between 0 and 1 needed")
-    if isinstance(x, str | Path) or y is None:
-        raise DataError("validation_split: arrays x and y needed; give validation_data instead")
-    rows = rows_of(named_arrays(x, y, weights)[0])
-    held = round(rows * share)
-    if not 0 < held < rows:
-        raise DataError(f"validation_split: {share} of {rows} samples leaves one part empty")
-    order = permutation(seed, 0, _SPLIT, rows)
-
-    def taken(value: Any, chosen: Array) -> Any:
-        if isinstance(value, Mapping):
-            return {name: np.asarray(each)[chosen] for name, each in value.items()}
-        return None if value is None else np.asarray(value)[chosen]
-
-    kept, apart = np.sort(order[held:]), np.sort(order[:held])
-    first, second = (tuple(taken(each, rows) for each in (x, y, weights)) for rows in (kept, apart))
-    return first, second
-
-
-_SPLIT = 1 << 32  # the stream of random numbers that splits draw from
-
-
 def accumulate(sums: dict[str, list[Any]], name: str, counted: list[Any]) -> None:
     """Add what a batch has counted to the sums of an epoch; both are lists of numbers or arrays."""
     before = sums.get(name)
@@ -212,7 +151,7 @@ class Trainer(Resumable):
             )
         batches = self._batches(x, y, size, "fit", shuffle, sample_weights, epochs)
         if validation_data is not None:
-            held_out = _held_out(validation_data)
+            held_out = held_out_of(validation_data)
             own = self._batches(*held_out[:2], size, "validation_data", weights=held_out[2])
             self._check_last(own, size)
         self._check_last(batches, size)
