@@ -95,7 +95,7 @@ class Moved:
             words = each.words.copy()
             for index, place, offset in each.moves:
                 words[index] = places[place] + offset
-            block = Block(words, (), ())
+            block = Block(words, ())
             places.append(block.address)
             kept.append(block)
         if block is not self.entry.arguments:
