@@ -2,28 +2,37 @@
 
 Where two graphs differ in extents alone, the graph for a third is the first with other shapes:
 those of values follow from its operators, and what attributes say of shapes lies on the line
-through both.
+through both; where several extents differ, it is a multiple of one, or of a product of some.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node, inferred
-from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.ir.tensor import Array, Role
 
 
-def differs(one: Graph, other: Graph, weights: Mapping[str, Array]) -> str:
+def differs(
+    one: Graph,
+    other: Graph,
+    weights: Mapping[str, Array],
+    others: Mapping[str, Array] | None = None,
+) -> str:
     """Return where two graphs of a model for inputs of other extents are not alike; "" for nowhere.
 
     They may differ in extents, and in how far weights go along such; not in numbers.
 
-    weights: the contents of parameters, states and constants of both, by name.
+    weights: the contents of parameters, states and constants of both, by name. others: those of the
+        other, where one name may have several.
     """
+    others = weights if others is None else others
     if len(one.nodes) != len(other.nodes):
         return f"graph {one.name!r}, of {len(one.nodes)} and of {len(other.nodes)} operators,"
     names = {name: name for name in one.inputs(Role.INPUT)}
@@ -32,9 +41,8 @@ def differs(one: Graph, other: Graph, weights: Mapping[str, Array]) -> str:
         if not same or not _same_attributes(one, other, a, b):
             return a.label
         for x, y in zip(a.inputs, b.inputs):
-            known = names.get(x) == y or (x == y and x in weights)
-            if not known and not (
-                x in weights and y in weights and _same_contents(weights[x], weights[y])
+            if names.get(x) != y and not (
+                x in weights and y in others and _same_contents(weights[x], others[y])
             ):
                 return a.label
             names[x] = y
@@ -44,17 +52,19 @@ def differs(one: Graph, other: Graph, weights: Mapping[str, Array]) -> str:
             return f"output {x!r}"
     for x, y in zip(one.roles, other.roles):
         # One that no node reads may be gone for what it says, which is known of those alone.
-        if x not in names and x in weights and not np.array_equal(weights[x], weights[y]):
+        if x not in names and x in weights and not np.array_equal(weights[x], others[y]):
             return f"weight {x!r}"
     return ""
 
 
-def same(one: Graph, other: Graph, weights: Mapping[str, Array]) -> bool:
+def same(
+    one: Graph, other: Graph, weights: Mapping[str, Array], others: Mapping[str, Array]
+) -> bool:
     """Return whether two graphs compute the same, operator by operator, whatever values are called.
 
-    weights: as of `differs`.
+    weights, others: as of `differs`.
     """
-    return not differs(one, other, weights) and all(
+    return not differs(one, other, weights, others) and all(
         a.items == b.items
         and all(
             one.tensors[x] == other.tensors[y]
@@ -120,24 +130,49 @@ class Between:
             for pair in zip(one.tensors[name].shape, other.tensors[name].shape)
             if pair[0] != pair[1]
         ]
-        # One number that extents depend on; of several, nothing but shapes of values may.
-        self._ends = pairs[0] if len(set(pairs)) == 1 else None
+        self._numbers = list(dict.fromkeys(pairs))  # that extents depend on, in both graphs
         self._free = {
-            name: [a != b for a, b in zip(one.tensors[name].shape, other.tensors[name].shape)]
+            name: [*zip(one.tensors[name].shape, other.tensors[name].shape)]
             for name in self._inputs
         }
         if any(min(pair) < 2 for pair in pairs):
             raise GraphError("extents of less than 2 found")  # what repeats is written otherwise
+        if any(a * d == b * c for (a, b), (c, d) in combinations(self._numbers, 2)):
+            raise GraphError("extents in one ratio found")  # a sum of such looks like a multiple
         self._items: dict[str, tuple[str, Ints, Ints]] = {}  # by node: an attribute that differs
         self._cut: dict[str, tuple[Array, Ints, Ints]] = {}  # by weight: the longer, both shapes
         self._match(one, other, weights)
-        if (self._items or self._cut) and self._ends is None:
-            raise GraphError("several extents found that attributes depend on")
+        if not self.one_number:
+            for _, before, after in (*self._items.values(), *self._cut.values()):
+                for ends in zip(before, after, strict=True):
+                    self._multiple(*ends)
 
     @property
     def one_number(self) -> bool:
         """Whether all extents that differ are the same number."""
-        return self._ends is not None
+        return len(self._numbers) == 1
+
+    @property
+    def ends(self) -> list[tuple[int, ...]]:
+        """The numbers in both graphs."""
+        return list(zip(*self._numbers))
+
+    def numbers(self, shapes: Mapping[str, Ints]) -> tuple[int, ...]:
+        """Return the numbers for inputs of shapes.
+
+        Raises:
+            GraphError: no graph is known for these.
+        """
+        found = dict[tuple[int, int], int]()
+        for name in self._inputs:
+            if len(shapes[name]) != len(self._free[name]):
+                raise GraphError(f"input {name!r}: another rank found")
+            for ends, now in zip(self._free[name], shapes[name]):
+                if (found.setdefault(ends, now) if ends[0] != ends[1] else ends[0]) != now:
+                    raise GraphError(f"input {name!r}: another extent found")
+        if min(found.values(), default=0) < 2:
+            raise GraphError("other extents found")
+        return tuple(found[ends] for ends in self._numbers)
 
     def _match(self, one: Graph, other: Graph, weights: Mapping[str, Array]) -> None:
         names = {name: name for name in self._inputs}
@@ -196,24 +231,12 @@ class Between:
             GraphError: it is not known.
         """
         known = self.graph
-        tensors, numbers = dict[str, TensorSpec](), set[int]()
-        for name in self._inputs:
-            spec, shape = known.tensors[name], shapes[name]
-            if len(shape) != spec.rank:
-                raise GraphError(f"input {name!r}: another rank found")
-            for free, before, now in zip(self._free[name], spec.shape, shape):
-                if free:
-                    numbers.add(now)
-                elif before != now:
-                    raise GraphError(f"input {name!r}: another extent found")
-            tensors[name] = replace(spec, shape=shape)
-        if min(numbers, default=0) < 2 or (self._ends is not None and len(numbers) > 1):
-            raise GraphError("other extents found")
-        number, weights = min(numbers), dict[str, Array]()
+        numbers, weights = dict(zip(self._numbers, self.numbers(shapes))), dict[str, Array]()
+        tensors = {n: replace(known.tensors[n], shape=shapes[n]) for n in self._inputs}
         for name in known.roles:
             if name in self._cut:
                 longer, one, other = self._cut[name]
-                shape = self._line(one, other, number)
+                shape = self._extents(one, other, numbers)
                 if any(now > most for now, most in zip(shape, longer.shape)):
                     raise GraphError(f"weight {name!r}: more rows needed")
                 weights[name] = longer[tuple(map(slice, shape))]
@@ -224,7 +247,7 @@ class Between:
         for node in known.nodes:
             if node.name in self._items:
                 name, one, other = self._items[node.name]
-                value = self._line(one, other, number)
+                value = self._extents(one, other, numbers)
                 items = tuple((n, value if n == name else v) for n, v in node.items)
                 node = replace(node, items=items)
             nodes.append(node)
@@ -235,15 +258,38 @@ class Between:
                 tensors[name] = spec
         return replace(known, nodes=tuple(nodes), tensors=tensors), weights
 
-    def _line(self, one: Ints, other: Ints, number: int) -> Ints:
-        """Return what lies for a number on the line through what two graphs have."""
-        if self._ends is None:
-            return one
-        first, second = self._ends
+    def _extents(self, one: Ints, other: Ints, numbers: Mapping[tuple[int, int], int]) -> Ints:
+        """Return what is to stand where two graphs have other extents.
+
+        On the line through both, if they depend on one number; of several, multiples of products.
+        """
         found = []
         for a, b in zip(one, other):
+            if not self.one_number:
+                times, of = self._multiple(a, b)
+                found.append(times * math.prod(numbers[each] for each in of))
+                continue
+            ((first, second), number), *_ = numbers.items()
             part, rest = divmod((b - a) * (number - first), second - first)
             if rest or a + part < 0:
                 raise GraphError("no whole extent found")
             found.append(a + part)
         return tuple(found)
+
+    def _multiple(self, a: int, b: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """Return which multiple of a product of numbers two extents are, in their graphs.
+
+        Raises:
+            GraphError: of none, or of several.
+        """
+        if a == b:
+            return a, ()
+        found = []
+        for count in range(1, len(self._numbers) + 1):
+            for of in combinations(self._numbers, count):
+                before, after = (math.prod(side) for side in zip(*of))
+                if a % before == 0 and a // before * after == b:
+                    found.append((a // before, of))
+        if len(found) != 1:
+            raise GraphError(f"extents {a} and {b} found, which several numbers determine")
+        return found[0]

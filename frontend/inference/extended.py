@@ -9,9 +9,13 @@ is compared with the one that is made: a pair that foretold it is trusted from t
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
+from itertools import combinations
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from soapstone.frontend.inference.sources import Notes
 from soapstone.ir.errors import GraphError
@@ -63,20 +67,21 @@ class Extended:
         self._compare(shapes, known, weights)
         if known.notes is None:
             return
+        found: dict[bool, _Pair] = {}  # the latest of one number, and of several
         for before, other in self._seen:
             if before.keys() != shapes.keys() or before == shapes or other.notes is None:
                 continue
-            try:
-                held = {**weights, **known.constants, **other.constants}
-                between = Between(known.graph, other.graph, held)
-            except GraphError:
+            if not alike(known.notes, other.notes, True):
                 continue
-            if not alike(known.notes, other.notes, between.one_number):
-                continue
-            pairs = [_Pair(between, known), *self._pairs]
-            kept = [[pair for pair in pairs if pair.trusted is each] for each in (True, False)]
-            self._pairs = [pair for each in kept for pair in each[:_MOST]]
-            break
+            held = {**weights, **known.constants, **other.constants}
+            with suppress(GraphError):
+                pair = _Pair(Between(known.graph, other.graph, held), known, other)
+                found.setdefault(pair.between.one_number, pair)
+            if True in found:
+                break
+        pairs = [*found.values(), *self._pairs]
+        kept = [[pair for pair in pairs if pair.trusted is each] for each in (True, False)]
+        self._pairs = [pair for each in kept for pair in each[:_MOST]]
         self._seen = [(shapes, known), *self._seen][:_MOST]
 
     def at(self, shapes: Shapes) -> Known | None:
@@ -96,10 +101,13 @@ class Extended:
         for pair in self._pairs:
             found = pair.at(shapes)
             if found is not None:
-                held = {**weights, **made.constants, **pair.known.constants}
-                pair.trusted = same(made.graph, found[0], held)
-            if found is None or pair.trusted:
-                kept.append(pair)
+                held = {**weights, **made.constants}
+                foretold = {**weights, **pair.known.constants, **found[1]}
+                noted = alike(made.notes, pair.known.notes, True)
+                if not noted or not same(made.graph, found[0], held, foretold):
+                    continue
+                pair.foretold(shapes)
+            kept.append(pair)
         self._pairs = kept
 
 
@@ -111,10 +119,22 @@ def alike(one: Notes | None, other: Notes | None, one_number: bool) -> bool:
 
 
 class _Pair:
-    """Two graphs of a model. known: the first. trusted: whether they foretold a third."""
+    """Two graphs of a model.
 
-    def __init__(self, between: Between, known: Known) -> None:
+    known: the first. trusted: whether they foretold a third; and where what was noted of both is
+        the same, but follows from several numbers, as many as show that it is a constant.
+    """
+
+    def __init__(self, between: Between, known: Known, other: Known) -> None:
         self.between, self.known, self.trusted = between, known, False
+        sure = between.one_number or known.notes == other.notes
+        self._points = None if sure else between.ends
+
+    def foretold(self, shapes: Shapes) -> None:
+        """Take note that they foretold the graph for these shapes."""
+        if self._points is not None:
+            self._points.append(self.between.numbers(shapes))
+        self.trusted = self._points is None or _spans(self._points)
 
     def at(self, shapes: Shapes) -> tuple[Graph, Mapping[str, Array]] | None:
         """Return the graph for inputs of these shapes and its own weights, or None: not known."""
@@ -122,3 +142,16 @@ class _Pair:
             return self.between.at(shapes)
         except GraphError:
             return None
+
+
+def _spans(points: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether what is linear in each of some numbers, and equal at points, is a constant."""
+    numbers = np.array(points, np.float64)
+    numbers /= numbers.max(axis=0)
+    count = numbers.shape[1]
+    products = [
+        numbers[:, list(of)].prod(1)
+        for n in range(count + 1)
+        for of in combinations(range(count), n)
+    ]
+    return bool(np.linalg.matrix_rank(np.stack(products, 1)) == len(products))

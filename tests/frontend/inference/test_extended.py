@@ -9,6 +9,7 @@ import pytest
 from soapstone import InferenceSession, from_onnx
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import Between
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 
 RANDOM = np.random.default_rng(0)
@@ -250,14 +251,48 @@ def test_a_fourth_extent_needs_no_graph(name: str) -> None:
             assert len(made) == min(number + 1, 3)
 
 
+@pytest.mark.parametrize("name", EVEN)
+def test_rows_and_lengths_that_change_together_need_no_fourth_graph(name: str) -> None:
+    """Of several numbers too two graphs make one, which is compared with the third.
+
+    Where what follows from several must be a constant ("heads", "joined"), a fourth shows that.
+    """
+    shapes = ((2, 31, 30), (5, 12, 14), (3, 20, 22), (6, 9, 11), (4, 24, 27), (5, 30, 9))
+    with InferenceSession(from_onnx(EVEN[name]), threads=1, tune=False) as session:
+        made = graphs_made(session)
+        for number, shape in enumerate(shapes):
+            feeds = arrays(session, *shape)
+            with InferenceSession(from_onnx(EVEN[name]), threads=1, tune=False) as fresh:
+                np.testing.assert_allclose(
+                    session.run(feeds)["y"], fresh.run(feeds)["y"], rtol=2e-5, atol=2e-5
+                )
+            assert len(made) == min(number + 1, 4 if name in ("heads", "joined") else 3)
+
+
 def test_pairs_that_are_trusted_outlive_those_that_are_not() -> None:
     with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
         made = graphs_made(session)
         lengths = [(2, 31), (2, 12), (2, 20)]
-        others = [(5, 31), (6, 12), (7, 20), (8, 20)]  # each of a pair with one of the first
+        others = [(1, 31), (4, 30), (1, 12)]  # of which no third is foretold
         for rows, length in (*lengths, *others, (2, 9)):
             session.run(arrays(session, rows, length))
         assert len(made) == len(lengths) + len(others)
+
+
+def test_several_extents_are_told_apart_by_products() -> None:
+    """What two graphs have is a multiple of one product, or of none; a sum is no multiple."""
+    body = """s = Shape(x)  t = Gather(s, v1)  n = Gather(s, v0)  nt = Mul(n, t)
+    shape = Concat<axis = 0>(nt, v8)  f = Reshape(x, shape)  h = MatMul(f, w)
+    y = Unsqueeze(h, v1)"""
+    model = from_onnx(model_of(body))
+
+    def graph(n: int, t: int) -> Graph:
+        return model.graph({"n": n, "t": t})
+
+    between = Between(graph(2, 5), graph(3, 9), model.weights)
+    assert str(between.at({"x": (7, 4, 8)})[0]) == str(graph(7, 4))
+    with pytest.raises(GraphError, match="ratio"):
+        Between(graph(2, 6), graph(3, 9), model.weights)
 
 
 def test_what_two_graphs_do_not_foretell_is_never_made_of_them() -> None:
