@@ -29,7 +29,7 @@ class Alike:
         self._traces: WeakValueDictionary[Hashable, Trace] = WeakValueDictionary()
 
     def analyse(
-        self, requests: Sequence[Request], analysis: CaptureAnalysis, recorder: Recorder
+        self, requests: list[Request], analysis: CaptureAnalysis, recorder: Recorder
     ) -> Hashable:
         """Analyse launches, or record what that of like ones found; return what they share.
 
