@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import threading
+from array import array as integers
 from collections.abc import (
     Callable,
     Hashable,
@@ -278,9 +279,9 @@ class Block:
     __slots__ = ("address", "keep", "words")
 
     def __init__(self, words: list[int], keep: tuple[Any, ...]) -> None:
-        self.words: Array = np.array(words or [0], np.int64)
+        self.words = integers("q", words or [0])
         self.keep = keep
-        self.address = int(self.words.ctypes.data)
+        self.address, _ = self.words.buffer_info()
 
     @property
     def arrays(self) -> tuple[Array, ...]:

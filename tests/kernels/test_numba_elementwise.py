@@ -223,5 +223,5 @@ def test_pack_flattens_and_keeps_bits() -> None:
     array = np.zeros(3)
     block = memory.pack(1, (2.5, [array, True]), (1 << 64) - 1)
     assert block.words[0] == 1 and block.words[3] == 1 and block.words[4] == -1
-    assert block.words[1:2].view(np.float64)[0] == 2.5
+    assert np.array(block.words[1:2]).view(np.float64)[0] == 2.5
     assert block.words[2] == array.ctypes.data
