@@ -132,8 +132,9 @@ class Constants(Mapping[str, Array]):
                 if small is None:
                     small = known["contents"] = self[name]
             return small
+        there = None if name in self._made else _in_file(self._weights[name])
         return Promise.of(
-            spec.shape, spec.dtype, lambda: self[name], lambda: self.lent(name), known, lock
+            spec.shape, spec.dtype, lambda: self[name], lambda: self.lent(name), known, lock, there
         )
 
     @contextmanager
@@ -222,6 +223,13 @@ def whole_file(array: Array) -> bool:
         base = base.base
     found = isinstance(base, np.ndarray) and base.nbytes == array.nbytes
     return found and mapping(array) is not None
+
+
+def _in_file(array: Array) -> Array | None:
+    """Return an array if it is part of a mapped file that nobody here writes to."""
+    flags = array.flags
+    fixed = flags.c_contiguous and not flags.writeable and mapping(array) is not None
+    return array if fixed else None
 
 
 def resident(array: Array) -> Array:

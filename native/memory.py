@@ -113,12 +113,14 @@ class Promise(mmap.mmap):
     lend: gives contents that are read at once and not kept. Both are C-contiguous and aligned.
     known: what has been made of the constant, by what that is (`shared.packed`); weakly.
     lock: held by whoever adds to `known`; one for all promises of the constant.
+    there: the contents where a mapped file has them, at any byte, or None.
     """
 
     make: Callable[[], Array]
     lend: Callable[[], AbstractContextManager[Array]]
     known: MutableMapping[Hashable, Array]
     lock: AbstractContextManager[object]
+    there: Array | None
     _lent: Array | None = None
 
     @staticmethod
@@ -129,11 +131,13 @@ class Promise(mmap.mmap):
         lend: Callable[[], AbstractContextManager[Array]],
         known: MutableMapping[Hashable, Array],
         lock: AbstractContextManager[object],
+        there: Array | None = None,
     ) -> Array:
         """Return the C-contiguous array, not empty, whose contents are promised."""
         kind, size = np.dtype(dtype), math.prod(shape)
         promise = Promise(-1, size * kind.itemsize)
         promise.make, promise.lend, promise.known, promise.lock = make, lend, known, lock
+        promise.there = there
         made: Array = np.frombuffer(promise, kind, size).reshape(shape)
         made.flags.writeable = False
         return made
@@ -181,11 +185,24 @@ def held(array: Array) -> Array:
 def contents(array: Array) -> Array:
     """Return an array with its contents, which only compiled code reads."""
     promise = promise_of(array)
-    if promise is None:
-        return array
+    return array if promise is None else _part(promise, promise.contents(), array)
+
+
+def lying(array: Array) -> Array:
+    """Return an array with its contents, of which little will be read: where a file has them.
+
+    There they need not be aligned.
+    """
+    promise = promise_of(array)
+    if promise is None or promise.there is None or "contents" in promise.known:
+        return held(array)
+    return _part(promise, promise.there, array)
+
+
+def _part(promise: Promise, contents: Array, array: Array) -> Array:
+    """Return of contents that were promised what an array is of them."""
     offset, shape, strides = promise.place(array)
-    flat = promise.contents().reshape(-1).view(np.uint8)
-    return np.ndarray(shape, array.dtype, flat, offset, strides)
+    return np.ndarray(shape, array.dtype, contents.reshape(-1).view(np.uint8), offset, strides)
 
 
 def start(array: Array) -> int:

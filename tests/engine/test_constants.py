@@ -11,7 +11,9 @@ import pytest
 
 from soapstone.engine.constants import Constants
 from soapstone.ir.graph import Graph
-from soapstone.native.memory import held
+from soapstone.kernels.entry import Call
+from soapstone.kernels.select import select
+from soapstone.native.memory import held, lying, run
 
 COUNT = 3_000_001  # numbers: more than are copied at once, and no multiple of it
 
@@ -34,6 +36,27 @@ def test_weights_of_a_file_are_what_it_has_at_any_byte(tmp_path: Path, at: int) 
     constants.bound()
     np.testing.assert_array_equal(constants["w"], values)
     np.testing.assert_array_equal(held(constants.promised("w")[5:77]), values[5:77])
+
+
+@pytest.mark.parametrize("at", [0, 4099])
+def test_rows_of_a_table_are_read_where_the_file_has_them(tmp_path: Path, at: int) -> None:
+    constants, values = _weights(tmp_path / "w.bin", at)
+    table = constants.promised("w")[: 3 * 1_000_000].reshape(-1, 3)
+    made = values[: table.size].reshape(-1, 3)
+    ids = np.array([[7, 0], [999_999, 7]])
+    for operator, inputs, attributes in (
+        ("embedding", (ids, table), {}),
+        ("gather", (table, ids), {"axis": 0}),
+    ):
+        y = np.empty((2, 2, 3), np.float32)
+        fixed = frozenset(n for n, each in enumerate(inputs) if each is table)
+        _, entry = select(Call(operator, attributes, inputs, (y,), constants=fixed))
+        assert entry is not None and run(entry) == 0
+        np.testing.assert_array_equal(y, made[ids])
+    if sys.platform == "linux":
+        assert _pages(tmp_path / "w.bin") < values.nbytes / 2
+    contents = held(table)  # now somebody has them all
+    assert np.shares_memory(lying(table), contents)
 
 
 def test_weights_whose_contents_somebody_has_are_lent_without_a_copy(tmp_path: Path) -> None:

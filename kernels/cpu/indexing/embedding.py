@@ -19,7 +19,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop
 from soapstone.native.intrinsics import i32p, i64p
-from soapstone.native.memory import Block
+from soapstone.native.memory import Block, held, lying
 from soapstone.native.moves import row_at
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.walks import merge
@@ -84,7 +84,7 @@ def rows_block(call: Call, ids: Array, y: Array, table: Array, factor: float = 1
         wide=ids.dtype == np.int64,
         count=ids.size,
         y=y,
-        table=table,
+        table=lying(table),
         step=table.strides[0],
         rows=table.shape[0],
         n=table.shape[1],
@@ -96,10 +96,11 @@ def rows_block(call: Call, ids: Array, y: Array, table: Array, factor: float = 1
     )
 
 
-@variant("embedding", "numba")
+@variant("embedding", "numba", promises=True)
 def embedding(call: Call) -> Entry | None:
     """The rows that the ids name; zeros for rows of other tiles of the table."""
     (ids, table), (y,) = call.inputs, call.outputs
+    ids = held(ids)
     block = rows_block(call, ids, y, table)
     if block is None:
         return None

@@ -22,7 +22,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy, fill
 from soapstone.native.entries import helper, native, noop, routine, sequence
 from soapstone.native.intrinsics import f32p, i32p, i64p
-from soapstone.native.memory import Block, Statuses, pack
+from soapstone.native.memory import Block, Statuses, held, lying, pack
 from soapstone.native.moves import copy_run, move, row_at, zero_run
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.walks import memory_order, merge
@@ -184,7 +184,7 @@ def elements_served(*arrays: Array) -> bool:
     return size in (1, 2, 4, 8) and all(a.itemsize == size and a.flags.aligned for a in arrays)
 
 
-@variant("gather", "numba")
+@variant("gather", "numba", promises=True)
 def gather(call: Call) -> Entry | None:
     """The elements of an axis that the ids name; zeros for those of other tiles."""
     (x, ids), (y,), a = call.inputs, call.outputs, call.attributes
@@ -192,6 +192,7 @@ def gather(call: Call) -> Entry | None:
         return None
     if y.size == 0:
         return noop() if ids.size == 0 else None
+    ids = held(ids)
     axis, size = a["axis"], x.itemsize
     total = a.get("total", x.shape[axis])
     after, rank = axis + 1, ids.ndim
@@ -201,7 +202,7 @@ def gather(call: Call) -> Entry | None:
     to = y.strides[axis + rank :]
     block = _GATHER.pack(
         *(ids_extents, ids_strides),
-        x=x,
+        x=lying(x),
         y=y,
         ids=ids,
         wide=ids.dtype == np.int64,
