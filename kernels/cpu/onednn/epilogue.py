@@ -174,6 +174,8 @@ class _Chain:
             self.steps.append(_RELU)
         if index == len(self.call.attributes["program"]) - 1:
             self.rounds = True  # the primitive does, within the type's limits
+            if zero % 2:  # ties go to even numbers before it is added
+                self.steps.append(Activation(ALGORITHMS["round"]))
         else:
             low, high = limits.min - zero, limits.max - zero
             self.steps.append(Activation(ALGORITHMS["round"]))
