@@ -21,7 +21,7 @@ from soapstone.frontend.training.loss_scale import mixes
 from soapstone.frontend.training.names import matching
 from soapstone.frontend.training.objective import Losses, Metrics, Penalty, objective
 from soapstone.frontend.training.optimizers import Optimizer, optimizer as as_optimizer
-from soapstone.frontend.training.state import Position
+from soapstone.frontend.training.state import Position, TrainingState
 from soapstone.frontend.training.step_graph import (
     GRADIENTS,
     evaluation_graph,
@@ -159,6 +159,7 @@ class Compiled:
         self._bounds: dict[tuple[str, int, tuple[int, ...]], Bound] = {}
         self._session: Session | None = None
         self._position = Position()
+        self._fitted = TrainingState()  # of the last fit
         self._sums: dict[str, list[Any]] = {}  # of the epoch so far, of what it ends with
         self._shuffle_seed = model.seed
         self._data: dict[str, int | None] = {}  # what a position counts in

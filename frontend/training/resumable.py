@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,6 +49,7 @@ class Resumable(Compiled):
             "model": self.model.name,
             "seed": self.model.seed,
             "position": position,
+            "rate": self._fitted.rate(),
             "sums": sums,
             "choices": dict(self.choices.made),
             "made_for": self._made_for(self.model.batch_size),
@@ -112,11 +114,14 @@ class Resumable(Compiled):
                 f"checkpoint: field 'sums': {found!r} found, numbers by name needed"
             ) from None
 
-    def _resume(self, path: str | Path) -> None:
+    def _resume(self, path: str | Path) -> float | None:
         """Go on where a checkpoint was; in the middle of an epoch, with as much data as there was.
 
+        Returns the learning rate that a callback had set, None where none had.
+
         Raises:
-            CheckpointError: besides those of a load, another number of batches.
+            CheckpointError: besides those of a load, another number of batches, or a rate that is
+                none.
         """
         _, metadata = self._load(path, True)
         made_in = metadata.get("data") or self._data
@@ -125,6 +130,12 @@ class Resumable(Compiled):
                 f"checkpoint {str(path)!r}: it is of the middle of an epoch with {made_in};"
                 f" {self._data} found"
             )
+        rate = metadata.get("rate")
+        if rate is not None and not (type(rate) in (int, float) and 0 <= rate < math.inf):
+            raise checkpoint.CheckpointError(
+                f"checkpoint {str(path)!r}: field 'rate': {rate!r} found, 0 or more needed"
+            )
+        return rate
 
     def state(self) -> dict[str, Array]:
         """Return copies of what is carried by now, by name."""

@@ -66,6 +66,10 @@ class TrainingState:
         """Say the rate of a step."""
         self.learning_rate = self._ran = rate
 
+    def goes_on(self, rate: float) -> None:
+        """Have the steps that follow go on at a rate that a callback had set before."""
+        self.learning_rate, self._set = rate, True
+
     def rate(self) -> float | None:
         """Return the rate that a callback has set, None where none has.
 

@@ -157,8 +157,9 @@ class Trainer(Resumable):
         self._check_last(batches, size)
         self.steps.expect(self.part_size(size), progress)
         self._data = {"batch_size": size, "steps_per_epoch": batches.steps}
+        rate = None
         if resume is not None:
-            self._resume(resume)
+            rate = self._resume(resume)
         else:
             self._start_epoch(0)
         with compiling(self.session.runtime) if progress and self.first else nullcontext():
@@ -168,9 +169,12 @@ class Trainer(Resumable):
             self.bound("train", self.part_size(first), whole, lengths)
         result = self._result = TrainingResult()
         state = TrainingState(epochs=epochs, steps_per_epoch=batches.steps, model=self.model)
+        self._fitted = state
         state.measured = self._measured(held_out is not None)
         state.higher = tuple(n for n, m in self.objective.by_name.items() if m and m.higher)
         state.ran(self.optimizer.rate(self._position.step))
+        if rate is not None:
+            state.goes_on(rate)
         began = time.perf_counter()
         busy: list[float] = []
         for hook in hooks:

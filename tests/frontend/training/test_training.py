@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from helpers.training_runs import (
 )
 
 from soapstone import SGD, Adam, Machine, Model, NonFiniteLoss, Strategy
+from soapstone.callbacks import Callback
 from soapstone.engine.mapper import GraphMapper
 from soapstone.frontend.training.checkpoint import CheckpointError
+from soapstone.frontend.training.state import TrainingState
 from soapstone.ir.strategy import Configuration
 from soapstone.ir.tensor import Array
 from soapstone.runtime import Launch
@@ -199,6 +202,32 @@ def test_steps_after_the_first_allocate_nothing() -> None:
         train(model, x, y, 3)
         assert model.peak_bytes == before
         assert model.statistics["runtime"]["allocations"] == counted
+
+
+class Halve(Callback):
+    """Halves the learning rate after each epoch."""
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        state.learning_rate /= 2
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_a_resumed_run_goes_on_at_the_rate_that_a_callback_set(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"c{suffix}"
+
+    def fit(epochs: int, **options: Any) -> dict[str, Array]:
+        with mlp() as model:
+            model.compile(SGD(0.5, momentum=0.9), cpus=1)
+            x, y = data(model)
+            model.fit(x, y, epochs=epochs, callbacks=[Halve()], progress=False, **options)
+            model.save_checkpoint(path)
+            return model.weights()
+
+    wanted = fit(6)
+    fit(2)
+    fit(4, resume=path)
+    for name, value in fit(6, resume=path).items():
+        np.testing.assert_array_equal(value, wanted[name])
 
 
 def test_a_batch_of_more_samples_than_there_are_is_one_of_all() -> None:
