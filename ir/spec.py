@@ -392,15 +392,25 @@ def register(spec: OpSpec) -> OpSpec:
 
 
 def defining(kind: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
-    """Return what makes an `OpSpec`, or another kind of one, of its fields, and registers it."""
+    """Return the function that makes a specification of its fields and registers it.
+
+    kind: `OpSpec`, or a class made from it.
+    """
 
     def define(*values: P.args, **fields: P.kwargs) -> OpSpec:
+        """Return the specification of an operator that these fields make, in the registry.
+
+        values, fields: those of `OpSpec`, or of the class made from it.
+
+        Raises:
+            GraphError: the name is taken.
+        """
         return register(kind(*values, **fields))
 
     return define
 
 
-define = defining(OpSpec)  # define(name=…, …): the fields of an `OpSpec`, which is returned
+define = defining(OpSpec)
 
 
 def when_registered(listener: Callable[[OpSpec], None]) -> None:
