@@ -87,7 +87,7 @@ def _forms(operands: tuple[Array, ...], constants: frozenset[int]) -> Hashable:
         forms += shape, strides, array.dtype.num
         if number in constants:
             if array.size == 1:  # which a kernel may make part of its code
-                forms.append(array.tobytes())
+                forms.append(memory.contents(array).tobytes())
             continue
         start = memory.start(array)
         low, high = _reach(shape, strides, array.itemsize)

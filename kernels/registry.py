@@ -60,12 +60,17 @@ class Variant:
 
     def entry(self, call: Call) -> Any:
         """Return the kernel's entry of a call, or None."""
-        if not self.promises and call.constants:
+        if call.constants:
             inputs = enumerate(call.inputs)
-            read = call.constants - {i for i, x in enumerate(call.inputs) if x.size == 1}
-            given = tuple(memory.held(x) if i in read else x for i, x in inputs)
+            given = tuple(self._taken(x) if i in call.constants else x for i, x in inputs)
             call = replace(call, inputs=given)
         return self.kernel(call)
+
+    def _taken(self, constant: Array) -> Array:
+        """Return a constant as the kernel takes it."""
+        if constant.size == 1:
+            return memory.contents(constant)
+        return constant if self.promises else memory.held(constant)
 
 
 def fenced(call: Call, kernel: Bind) -> Entry | None:
