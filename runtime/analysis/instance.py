@@ -335,7 +335,7 @@ class Instances:
 
     def _refine(self, tiling: Tiling) -> None:
         """Cut the cells at every face of a tiling."""
-        self.cut(np.concatenate([tiling.lo, tiling.hi]).T)
+        self.cut([*np.concatenate([tiling.lo, tiling.hi]).T])
 
     def cut(self, faces: Sequence[Array]) -> None:
         """Cut the cells at more faces. faces: coordinates for each axis."""

@@ -189,8 +189,8 @@ def _intersections(first: Tiling, second: Tiling) -> tuple[Array, Array]:
 def _of_few(first: Tiling, second: Tiling) -> tuple[Array, Array]:
     """The overlapping pairs, in row-major order, by testing all."""
     if first.points == second.points == 1:
-        (low, high), (start, stop) = first.boxes[0], second.boxes[0]
-        meet = all(max(a, c) < min(b, d) for a, b, c, d in zip(low, high, start, stop))
+        sides = zip(*first.boxes[0], *second.boxes[0])
+        meet = all(max(a, c) < min(b, d) for a, b, c, d in sides)
         return (_FIRST, _FIRST) if meet else (_NONE, _NONE)
     low, high = _intersections(first, second)
     rows, columns = np.nonzero((low < high).all(axis=2))
