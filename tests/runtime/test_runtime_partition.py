@@ -129,7 +129,8 @@ def test_tiles_cannot_be_changed() -> None:
         partition.lo[0] = 3
 
 
-def test_overlaps_and_cover_agree_with_brute_force() -> None:
+@pytest.mark.parametrize("points", [1, 5])
+def test_overlaps_and_cover_agree_with_brute_force(points: int) -> None:
     rng = np.random.default_rng(0)
     region = Region((6, 5), "f4")
 
@@ -143,7 +144,9 @@ def test_overlaps_and_cover_agree_with_brute_force() -> None:
         a = Partition.tiled(region, tuple(rng.integers(1, 4, size=2)))
         keep = np.nonzero(rng.integers(0, 2, size=a.points))[0]
         a = Partition.of(region, a.lo[keep], a.hi[keep], (keep.size,)) if keep.size else a
-        corners = np.sort(rng.integers(0, [7, 6], size=(2, 5, 2)), axis=0)
+        if points == 1:
+            a = Partition.of(region, a.lo[:1], a.hi[:1], (1,))
+        corners = np.sort(rng.integers(0, [7, 6], size=(2, points, 2)), axis=0)
         b = Partition.of(region, corners[0], corners[1])
         expected = {
             (i, j)
