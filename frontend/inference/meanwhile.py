@@ -11,6 +11,7 @@ from soapstone.runtime.forks import wait_for
 
 T = TypeVar("T")
 Key = tuple[object, ...]
+_REFUSED = 256  # keys that are remembered as such of which nothing was made
 
 
 class Meanwhile(Generic[T]):
@@ -36,6 +37,8 @@ class Meanwhile(Generic[T]):
                 try:
                     made = make()
                 except Exception:
+                    if len(self._refused) >= _REFUSED:
+                        self._refused.clear()  # to be tried once more
                     self._refused.add(key)
                     return
                 if not self._closed:

@@ -138,3 +138,16 @@ def test_one_thing_is_made_at_a_time_and_none_that_failed_again() -> None:
     meanwhile.wait()
     assert meanwhile.take() is None
     assert not meanwhile.begin(("b",), lambda: 2)
+
+
+def test_what_could_not_be_made_is_remembered_within_bounds() -> None:
+    meanwhile = Meanwhile[int]()
+
+    def make() -> int:
+        raise ValueError("none")
+
+    for number in range(600):
+        assert meanwhile.begin((number,), make)
+        meanwhile.wait()
+        assert not meanwhile.begin((number,), make)
+    assert len(meanwhile._refused) <= 256
