@@ -189,20 +189,22 @@ def contents(array: Array) -> Array:
 
 
 def lying(array: Array) -> Array:
-    """Return an array with its contents, of which little will be read: where a file has them.
+    """Return where the contents of an array lie of which little will be read: perhaps in a file.
 
-    There they need not be aligned.
+    In a file they are at any byte, so the elements are of no type but bytes (`numpy.void`).
     """
     promise = promise_of(array)
     if promise is None or promise.there is None or "contents" in promise.known:
         return held(array)
-    return _part(promise, promise.there, array)
+    raw: np.dtype[Any] = np.dtype((np.void, array.itemsize))
+    return _part(promise, promise.there, array, raw)
 
 
-def _part(promise: Promise, contents: Array, array: Array) -> Array:
+def _part(promise: Promise, contents: Array, array: Array, dtype: Any = None) -> Array:
     """Return of contents that were promised what an array is of them."""
     offset, shape, strides = promise.place(array)
-    return np.ndarray(shape, array.dtype, contents.reshape(-1).view(np.uint8), offset, strides)
+    flat = contents.reshape(-1).view(np.uint8)
+    return np.ndarray(shape, dtype or array.dtype, flat, offset, strides)
 
 
 def start(array: Array) -> int:
