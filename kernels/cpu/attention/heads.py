@@ -244,7 +244,9 @@ def forward(block: Any, begin: int, end: int) -> Any:
             row, to = part.scores + i * width * 4, part.weights + i * tk * 2
             n = visible(w, tk, query)
             mask = mask_at(w, b, h, query)
-            factor, most, total = scale, np.float32(-np.inf), np.float32(0.0)
+            most: Any = np.float32(-np.inf)
+            total: Any = np.float32(0.0)
+            factor = scale
             for t in range(0, n, width):
                 piece, keys = row + t * count * 4, min(width, n - t)
                 if mask == 0 and scale > 0.0:
