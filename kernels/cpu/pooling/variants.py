@@ -243,7 +243,7 @@ def _widened(call: Call) -> Entry | None:
         select(Call("cast", {"to": name_of(b.dtype)}, (a,), (b,), call.threads))[1]
         for a, b in casts
     )
-    pooled = _forward(replace(call, inputs=(wide,), outputs=(made,)), None, MAX)
+    _, pooled = select(replace(call, inputs=(wide,), outputs=(made,)))
     steps = [each for each in (before, pooled, after) if each is not None]
     return sequence(steps) if len(steps) == 3 else None
 
