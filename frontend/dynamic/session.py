@@ -349,8 +349,8 @@ class DynamicSession(Recorder):
                 total[...] = 0
             for runs in dict.fromkeys(run.cell for run in self._log):
                 runs.sums(sums)
-            rows = [table.gradients() for table in self.tables.values()]
-            self.optimizer.clip([*sums.values(), *rows])
+            used = [table.gradients() for table in self.tables.values()]
+            self.optimizer.clip([*sums.values(), *used])
         with self._timed("update"):
             rate = self.optimizer.rate(self.updates)
             self.updates += 1
@@ -360,7 +360,7 @@ class DynamicSession(Recorder):
                 if STEP in bound.feeds:
                     bound.feeds[STEP][...] = self.updates
                 self.graphs.run(bound)
-            for table, grad in zip(self.tables.values(), rows):
+            for table, grad in zip(self.tables.values(), used):
                 table.learn(grad, rate, self.updates)
 
     @property

@@ -130,7 +130,7 @@ class Resumable(Compiled):
                 f"checkpoint {str(path)!r}: it is of the middle of an epoch with {made_in};"
                 f" {self._data} found"
             )
-        rate = metadata.get("rate")
+        rate: float | None = metadata.get("rate")
         if rate is not None and not (type(rate) in (int, float) and 0 <= rate < math.inf):
             raise checkpoint.CheckpointError(
                 f"checkpoint {str(path)!r}: field 'rate': {rate!r} found, 0 or more needed"
