@@ -129,6 +129,7 @@ class Precision(Metric):
         average: over what: "binary", of labels of 0 and 1 or two classes, of the ones; "macro", the
             mean over classes; "micro", of all classes together.
         threshold: of "binary".
+        called: the metric's name; that of its kind by default, such as "f1".
 
     Raises:
         GraphError: another average, or a threshold beyond 0 to 1.
@@ -136,6 +137,7 @@ class Precision(Metric):
 
     average: str = "binary"
     threshold: float = 0.5
+    called: str | None = None
     arity = 3
 
     def __post_init__(self) -> None:
@@ -143,6 +145,10 @@ class Precision(Metric):
             where = f"{type(self).__name__}: average"
             raise GraphError(f"{where} {self.average!r} found; binary, macro or micro needed")
         _share(f"{type(self).__name__}: threshold", self.threshold)
+
+    @property
+    def name(self) -> str:
+        return self.called or super().name
 
     def emit(self, of: Values) -> tuple[str, ...]:
         builder, add = of.builder, adder(of.builder, self.name)
@@ -172,7 +178,7 @@ class Recall(Precision):
     """Of what is of a class, the share that is taken for it.
 
     Attributes:
-        average, threshold: those of `Precision`.
+        average, threshold, called: those of `Precision`.
     """
 
     def of(self, hits: Array, guesses: Array, labels: Array) -> Array:
@@ -183,7 +189,7 @@ class F1(Precision):
     """The harmonic mean of precision and recall.
 
     Attributes:
-        average, threshold: those of `Precision`.
+        average, threshold, called: those of `Precision`.
     """
 
     def of(self, hits: Array, guesses: Array, labels: Array) -> Array:
@@ -194,7 +200,7 @@ class IoU(Precision):
     """What is rightly taken for a class over all that is of it or taken for it: Jaccard's index.
 
     Attributes:
-        average, threshold: those of `Precision`; "macro" is the mean IoU of segmentation.
+        average, threshold, called: those of `Precision`; "macro" is the mean IoU of segmentation.
     """
 
     def of(self, hits: Array, guesses: Array, labels: Array) -> Array:

@@ -324,7 +324,7 @@ def test_metrics_of_classes() -> None:
 
     chosen = [
         *("accuracy", TopK(2), "perplexity", F1("macro"), Precision("macro"), Recall("micro")),
-        IoU("macro"),
+        *(IoU("macro"), F1("micro", called="all")),
         *(confidence, OfArrays(lambda y, labels: float(y.max()), "largest")),
         OfArrays(lambda a, b: float(a / b), "share", lambda y, labels: (labels.sum(), labels.size)),
     ]
@@ -342,6 +342,7 @@ def test_metrics_of_classes() -> None:
                 "top_2_accuracy": np.mean([label in row[:2] for row, label in zip(order, LABELS)]),
                 "perplexity": np.exp(functional.cross_entropy(T(y), OF_LABELS).item()),
                 "f1": np.mean(2 * found / (guesses.sum(0) + of)),
+                "all": found.sum() / of.sum(),
                 "precision": np.mean(found / np.maximum(guesses.sum(0), 1)),
                 "recall": found.sum() / of.sum(),
                 "iou": np.mean(found / (guesses.sum(0) + of - found)),
