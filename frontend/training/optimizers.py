@@ -128,7 +128,10 @@ class Optimizer:
         return found
 
     def clip(self, grads: Sequence[Array]) -> None:
-        """Clip arrays of gradients in place, all that there are, as `clipped` does in a graph."""
+        """Clip gradients in place, as `clipped` does in a graph.
+
+        grads: arrays, those of all that is trained.
+        """
         if self.clip_value is not None:
             for grad in grads:
                 np.clip(grad, -self.clip_value, self.clip_value, out=grad)
