@@ -141,7 +141,7 @@ class Moved:
         """Find what moves of a block and all that it points to."""
         if block.address in self._places:
             return
-        if block.address != start(block.words):
+        if block.address != block.words.buffer_info()[0]:
             raise FixedError  # a library's own
         self._places[block.address] = None
         for kept in _each(block.keep):
