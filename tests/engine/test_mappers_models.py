@@ -62,10 +62,10 @@ def test_all_processors_take_the_norm_of_a_large_gradient() -> None:
         graph, strategy = model.training_graph, model.strategy
         parts = {
             name: strategy.configuration(graph, graph.by_name[name]).parts
-            for name in ("fc.weight.square", "fc.bias.square")
+            for name in ("clip.fc.weight.square", "clip.fc.bias.square")
         }
-    assert list(parts["fc.weight.square"].values()) == [2]
-    assert not parts["fc.bias.square"]
+    assert list(parts["clip.fc.weight.square"].values()) == [2]
+    assert not parts["clip.fc.bias.square"]
 
 
 def _compiled(mapper: GraphMapper | str) -> list[int]:
