@@ -29,6 +29,7 @@ import ctypes
 import os
 import platform
 import sys
+import threading
 from functools import cache
 from typing import Any
 
@@ -67,7 +68,10 @@ _MASK_BYTES = 8 * _MASK_WORDS
 
 # Of the process
 _KEY, _THREADS, _AWAKE, _WORK, _FUTEX, _GETTID = range(6)
-_STATE = "soapstone_teams"  # by which compiled code knows them
+_NAME = "soapstone_teams"  # by which compiled code knows them
+_STATE = np.zeros(_LINE_WORDS, np.int64)
+system.keep(_STATE)
+loader.define(_NAME, _STATE.ctypes.data)
 
 # Of a thread: which part it runs of how many, and how deep in regions it is; how many threads it
 # asks for; the team it leads, and that in whose region it is; and the loop it has begun.
@@ -112,7 +116,7 @@ _NEEDED = (
 _SYSTEM_CALLS = {"x86_64": (202, 186), "aarch64": (98, 178)}  # futex and gettid, by machine
 _WAIT, _WAKE = 128, 129  # FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE
 _call = calling(VOID, POINTER)
-_state = symbol(_STATE)
+_state = symbol(_NAME)
 
 
 @helper
@@ -526,7 +530,6 @@ FUNCTIONS = {
 
 
 # ------------------------------------------------------------------------------------ in Python
-@cache
 def functions() -> dict[str, int] | None:
     """Return the addresses of OpenMP's functions by name, or None where there is none.
 
@@ -534,7 +537,13 @@ def functions() -> dict[str, int] | None:
     cores, if they do not say how many. OMP_WAIT_POLICY says how threads wait for work: "passive",
     asleep; "active", awake for 10 ms.
     """
-    if _supported():
+    with _MAKING:  # of several threads that ask at once, one prepares what all share
+        return _functions()
+
+
+@cache
+def _functions() -> dict[str, int] | None:
+    if supported():
         _prepare()
         return {name: function.address for name, function in FUNCTIONS.items()}
     library = system.openmp()
@@ -558,18 +567,18 @@ def set_threads(threads: int) -> int:
 
 def adopt(library: ctypes.CDLL) -> bool:
     """Let the regions of a library that was compiled to call GNU's be teams'; whether they are."""
-    found = functions() if _supported() else None
+    found = functions() if supported() else None
     return found is not None and replace(library, found, ("GOMP_", "omp_"))
 
 
 def available() -> bool:
     """Return whether there is OpenMP, so that one operator's kernel can run in several threads."""
-    return _supported() or system.openmp() is not None
+    return supported() or system.openmp() is not None
 
 
 def described() -> str:
     """Return whose OpenMP there is and how its threads wait, for what is measured to say."""
-    if _supported():
+    if supported():
         return f"teams awake {_awake_ns()} ns"
     library = system.openmp()
     return "none" if library is None else f"{library._name} {os.environ.get(_POLICY, '')}"
@@ -579,6 +588,7 @@ def _awake_ns() -> int:
     return _AWAKE_NS.get(os.environ.get(_POLICY, "").lower(), 80_000)
 
 
+_MAKING = threading.Lock()
 _POLICY = "OMP_WAIT_POLICY"
 _AWAKE_NS = {"passive": 0, "active": 10_000_000}
 _EVERYWHERE = (
@@ -589,7 +599,8 @@ _GET, _SET = ctypes.CFUNCTYPE(ctypes.c_int), ctypes.CFUNCTYPE(None, ctypes.c_int
 
 
 @cache
-def _supported() -> bool:
+def supported() -> bool:
+    """Return whether there are teams here, not the system's OpenMP alone."""
     if sys.platform != "linux" or platform.machine() not in _SYSTEM_CALLS:
         return False
     return system.core_numbers() is not None and all(
@@ -597,28 +608,24 @@ def _supported() -> bool:
     )
 
 
-@cache
-def _prepare() -> np.ndarray[Any, Any]:
-    """Make what all teams of the process share, and return it; compiled code has its address."""
-    state = np.zeros(_LINE_WORDS, np.int64)
-    loader.define(_STATE, state.ctypes.data)
+def _prepare() -> None:
+    """Fill in what all teams of the process share."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    state[_THREADS] = int(asked) if asked.isdigit() and int(asked) else system.usable_cores()
-    state[_AWAKE] = _awake_ns()
-    state[_FUTEX], state[_GETTID] = _SYSTEM_CALLS[platform.machine()]
+    _STATE[_THREADS] = int(asked) if asked.isdigit() and int(asked) else system.usable_cores()
+    _STATE[_AWAKE] = _awake_ns()
+    _STATE[_FUTEX], _STATE[_GETTID] = _SYSTEM_CALLS[platform.machine()]
     key = ctypes.c_uint()
     _made(ctypes.pythonapi.pthread_key_create, ctypes.byref(key), _forget.address)
-    state[_KEY] = key.value
-    state[_WORK] = _work.address
+    _STATE[_KEY] = key.value
+    _STATE[_WORK] = _work.address
     os.register_at_fork(after_in_child=_forked)
-    return state
 
 
 def _forked() -> None:
     """Forget the calling thread's team: its members are not in this process."""
     place = ctypes.pythonapi.pthread_getspecific
     place.argtypes, place.restype = (ctypes.c_uint,), ctypes.c_void_p
-    thread = place(int(_prepare()[_KEY]))
+    thread = place(int(_STATE[_KEY]))
     if thread:
         ctypes.memset(thread + 8 * _LEADS, 0, 8)
 

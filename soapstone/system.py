@@ -29,7 +29,6 @@ WINDOWS = sys.platform == "win32"
 _DEPTH, _CALL_BYTES = 100_000, 1 << 10  # of recursion; of the stack of C that one call may take
 _THREAD_BYTES = 1 << 20  # of stack that threads have, at least
 READ, WRITE, EXECUTE = 1, 2, 4  # PROT_READ and so on, which POSIX systems number alike
-_STAY: list[Any] = []  # views of pages whose addresses are known
 
 # -------------------------------------------------------------------------------------- processors
 
@@ -398,10 +397,15 @@ def writable(nbytes: int) -> mmap.mmap:
     return mmap.mmap(-1, max(nbytes, 1))
 
 
+def keep(thing: object) -> None:
+    """Let an object stay as long as the process: threads may use it while the interpreter ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 def start(memory: mmap.mmap) -> int:
     """Return the address of pages, which then stay as long as the process."""
     view = ctypes.c_char.from_buffer(memory)
-    _STAY.append(view)
+    keep(view)
     return int(ctypes.cast(ctypes.byref(view), ctypes.c_void_p).value or 0)
 
 

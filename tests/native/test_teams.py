@@ -21,7 +21,7 @@ from soapstone.native import teams
 from soapstone.native.linking import replace
 from soapstone.system import usable_cores
 
-pytestmark = pytest.mark.skipif(not teams._supported(), reason="OpenMP is the system's here")
+pytestmark = pytest.mark.skipif(not teams.supported(), reason="OpenMP is the system's here")
 BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 ARGUMENTS: dict[str, tuple[object, ...]] = {
     "GOMP_parallel": (BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint),
@@ -300,3 +300,54 @@ def test_a_library_calls_teams_or_is_left_as_it_was() -> None:
     assert not replace(library.library(), few, ("GOMP_", "omp_"))
     assert not replace(library.library(), {}, ())
     assert teams.adopt(library.library())
+
+
+def test_threads_that_ask_at_once_prepare_teams_once() -> None:
+    """Of two keys of threads' words, functions might each know one of their own."""
+    code = """
+        import ctypes, os, threading
+        from soapstone.native import teams
+
+        keys = []
+        made = teams._made
+        teams._made = lambda *of: (keys.append(1), made(*of))
+        ready = threading.Barrier(8)
+        ask = lambda: (ready.wait(), teams.functions())
+        asking = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+        print(len(keys))
+    """
+    assert run(code) == "1"
+
+
+def test_functions_may_be_loaded_before_teams_are_prepared() -> None:
+    """As those who compile all kernels ahead do."""
+    code = """
+        import ctypes
+        from soapstone.native import teams
+
+        loaded = {name: function.address for name, function in teams.FUNCTIONS.items()}
+        assert teams.functions() == loaded
+        print(ctypes.CFUNCTYPE(ctypes.c_int)(loaded["omp_get_max_threads"])())
+    """
+    assert run(code, OMP_NUM_THREADS="3") == "3"
+
+
+def test_a_process_ends_while_a_thread_of_it_runs_regions() -> None:
+    """The interpreter frees what it has while the thread, and its members, run on."""
+    code = """
+        import ctypes, threading, types
+        from soapstone.native import entries, memory, parallel
+        from soapstone.system import address
+
+        body = types.SimpleNamespace(address=address(ctypes.CDLL(None).sched_yield))
+        entry = parallel.parallel_for(body, memory.pack(), 4, 4)
+        assert memory.run(entry) == 0
+        for _ in range(2):
+            entry = entries.sequence([entry] * 3000)
+        threading.Thread(target=memory.run, args=(entry,), daemon=True).start()
+    """
+    run(code)
