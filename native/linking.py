@@ -18,6 +18,7 @@ from soapstone import system
 
 _LINK_MAP = 2  # RTLD_DI_LINKMAP
 _STRINGS, _SYMBOLS, _RELOCATIONS, _RELOCATIONS_BYTES, _CALLS_BYTES, _CALLS = 5, 6, 7, 8, 2, 23
+_PLACES = {_STRINGS, _SYMBOLS, _RELOCATIONS, _CALLS}  # the others of these are numbers of bytes
 _RELOCATION = np.dtype([("place", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 _IMPORTS = (6, 7, 1025, 1026)  # R_X86_64_GLOB_DAT, _JUMP_SLOT, and those of R_AARCH64
 _SYMBOL_BYTES = 24  # Elf64_Sym, whose first four are where its name is
@@ -76,16 +77,23 @@ def _loaded(library: C.CDLL) -> tuple[int, dict[int, int]]:
     while (tag := C.c_int64.from_address(place).value) != 0:
         table[tag] = C.c_uint64.from_address(place + 8).value
         place += 16
-    return found.contents.base, table
+    base = found.contents.base
+    for tag in _PLACES & table.keys():  # some systems leave them as they are in the file
+        table[tag] += base if table[tag] < base else 0
+    return base, table
 
 
 def _closed(base: int, place: int) -> bool:
-    """Return whether a library lets an address of it not be written to once it is loaded."""
+    """Return whether a library lets an address of it not be written to once it is loaded.
+
+    What it asks for so holds for whole pages: the last one, if only in part, is left as it is.
+    """
     header = _HEADER.unpack(C.string_at(base, _HEADER.size))
     for number in range(header[10]):
         kind, _, _, address, _, _, nbytes, _ = _SEGMENT.unpack(
             C.string_at(base + header[5] + number * header[9], _SEGMENT.size)
         )
-        if kind == _READ_ONLY and base + address <= place < base + address + nbytes:
+        end = (base + address + nbytes) // system.PAGE * system.PAGE
+        if kind == _READ_ONLY and base + address <= place < end:
             return True
     return False

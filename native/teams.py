@@ -566,9 +566,12 @@ def set_threads(threads: int) -> int:
 
 
 def adopt(library: ctypes.CDLL) -> bool:
-    """Let the regions of a library that was compiled to call GNU's be teams'; whether they are."""
+    """Let the regions of a library that was compiled to call GNU's be teams'; whether they are.
+
+    One that was compiled to call LLVM's has regions by other names: it is left as it is.
+    """
     found = functions() if supported() else None
-    return found is not None and replace(library, found, ("GOMP_", "omp_"))
+    return found is not None and replace(library, found, ("GOMP_", "omp_", "__kmpc_"))
 
 
 def available() -> bool:

@@ -111,7 +111,7 @@ def performance_frequency() -> int:
 # A region's pages come into being when they are touched, long after its allocation has succeeded;
 # by then the operating system can only end a process. So claims are compared beforehand with what
 # is really there.
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else mmap.PAGESIZE
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else mmap.PAGESIZE
 _UNKNOWN_BYTES = 4 << 30  # of physical memory, where the system does not tell
 # (files of a control group's limit, use, statistics), the statistic of pages it can give back
 _VERSIONS = {
@@ -131,7 +131,7 @@ class GroupLimit:
 def physical_bytes() -> int:
     """The bytes this process could have at most: physical memory, or its control group's limit."""
     try:
-        total = _PAGE * os.sysconf("SC_PHYS_PAGES")
+        total = PAGE * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         total = _windows_memory("total") or _UNKNOWN_BYTES
     return min([total, *(group.limit for group in group_limits())])
@@ -148,7 +148,7 @@ def available_bytes() -> int | None:
 def resident_bytes() -> int:
     """The bytes of this process that are in memory now (0 when unknown)."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -421,7 +421,7 @@ def protect(place: int, nbytes: int, rights: int) -> bool:
     except (AttributeError, OSError, TypeError):  # no such function; no such library on Windows
         return False
     change.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    first = place // _PAGE * _PAGE
+    first = place // PAGE * PAGE
     return bool(change(first, place + nbytes - first, rights) == 0)
 
 

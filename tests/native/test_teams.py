@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -351,3 +352,24 @@ def test_a_process_ends_while_a_thread_of_it_runs_regions() -> None:
         threading.Thread(target=memory.run, args=(entry,), daemon=True).start()
     """
     run(code)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no compiler of C")
+@pytest.mark.parametrize("region", ["GOMP_barrier", "__kmpc_barrier"])
+def test_a_library_that_calls_others_regions_is_left_as_it_was(region: str, tmp_path: Path) -> None:
+    """Of LLVM's OpenMP, whose questions have GNU's names: its threads would all be the first."""
+    (tmp_path / f"{region}.c").write_text(
+        f"int omp_get_thread_num(void) {{ return 7; }} void {region}(void) {{}}"
+    )
+    (tmp_path / "asks.c").write_text(
+        f"int omp_get_thread_num(void); void {region}(void);"
+        f"int ask(void) {{ {region}(); return omp_get_thread_num(); }}"
+    )
+    against = ("-L.", f"-l{region}", f"-Wl,-rpath,{tmp_path}")
+    for name, options in {region: (), "asks": against}.items():
+        made = ["gcc", "-shared", "-fPIC", "-o", f"lib{name}.so", f"{name}.c", *options]
+        subprocess.run(made, check=True, cwd=tmp_path)
+    library = ctypes.CDLL(str(tmp_path / "libasks.so"))
+    ours = region.startswith("GOMP_")
+    assert teams.adopt(library) is ours
+    assert library.ask() == (0 if ours else 7)
