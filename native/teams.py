@@ -8,13 +8,15 @@ twice as long as alone. Here a part is for whoever takes it first, and there are
 - Members run on other cores than their leader. Left to itself, the operating system puts them on
   the leader's where another process has the next one, and both take turns.
 - A member that another process has displaced in the midst of a part goes on, on the leader's core,
-  while the leader sleeps; otherwise all would wait for it for some milliseconds.
+  while the leader sleeps; otherwise all would wait for it for some milliseconds. The leader looks
+  for one such member at a time, each time after twice as long.
 
 So beside another process, work is slower by the share of the cores that this one takes. A thread
 that has nothing to do looks for work for 0.08 ms and then sleeps.
 
 All parts are run at once, each in a thread of its own, if they wait for each other, as in an
 OpenMP barrier: a part ends before the leader takes another, and there are as many threads as parts.
+Where the system does not let the process have those, it says so and ends.
 
 Each thread that begins regions leads a team of its own, which ends when it does. The functions are
 those of GNU's library, by name, arguments and results; `adopt` puts them in its place in a library
@@ -43,7 +45,6 @@ from soapstone.native.intrinsics import (
     POINTER,
     VOID,
     WORD,
-    address_of,
     calling,
     clock_ns,
     compare_exchange,
@@ -52,6 +53,7 @@ from soapstone.native.intrinsics import (
     i64p,
     load_acquire,
     pause,
+    rest,
     stack,
     store_release,
     symbol,
@@ -67,11 +69,17 @@ _MASK_WORDS = 16  # of a set of cores, of 1,024 (cpu_set_t)
 _MASK_BYTES = 8 * _MASK_WORDS
 
 # Of the process
-_KEY, _THREADS, _AWAKE, _WORK, _FUTEX, _GETTID = range(6)
+_KEY, _THREADS, _AWAKE, _WORK, _FUTEX, _GETTID, _COMPLAINT, _COMPLAINT_BYTES = range(8)
 _NAME = "soapstone_teams"  # by which compiled code knows them
 _STATE = np.zeros(_LINE_WORDS, np.int64)
 system.keep(_STATE)
 loader.define(_NAME, _STATE.ctypes.data)
+_NO_THREADS = np.frombuffer(
+    b"soapstone: a region needs more threads than the system lets this process have; "
+    b"OMP_NUM_THREADS says how many regions have\n",
+    np.uint8,
+)
+system.keep(_NO_THREADS)
 
 # Of a thread: which part it runs of how many, and how deep in regions it is; how many threads it
 # asks for; the team it leads, and that in whose region it is; and the loop it has begun.
@@ -82,21 +90,23 @@ _THREAD_BYTES = 128
 # Of a team
 _CLAIM = 0  # the region's number, the first part that nobody has taken, and how many there are
 _EPOCH, _SLEEPERS = 8, 9
-_FUNCTION, _DATA, _BEGAN, _CORE = 16, 17, 18, 19
+_FUNCTION, _DATA, _BEGAN, _CORE, _PLACED = range(16, 21)  # whether cores are known
 _DONE, _ASLEEP = 24, 25  # parts that have been run; whether the leader sleeps until all are
 _ARRIVED, _PHASE = 32, 33  # of a barrier
 _MEMBERS, _USERS, _ENDING = 40, 41, 42
-_OTHERS = 48  # cores that are not the leader's; none: not known
+_OTHERS = 48  # cores that are not the leader's
 _FIRST_MEMBER = _OTHERS + _MASK_WORDS
 
 # Of a member
-_TEAM, _BUSY, _ID, _MOVED = range(4)
+_TEAM, _BUSY, _ID, _MOVED, _USED = range(5)
 
 _PART_BITS = 0xFFFF
 _ONE_PART = 1 << 16
 _PATIENCE_NS = 20_000  # for which a leader waits awake, beside a quarter of its own time
 _LOOK_NS = 5_000  # in which a thread that runs is seen to have run
 _LOOKS = 16  # between two readings of the clock
+_NAP_NS, _LONGEST_NAP_NS = 1 << 20, 1 << 28  # of a leader, between looks for displaced members
+_TRIES = 10_000  # to make a thread, over half a second: others may be ending
 
 # -------------------------------------------------------------------------------- functions of C
 _get_specific = external("pthread_getspecific", WORD, INT)
@@ -109,6 +119,8 @@ _core = external("sched_getcpu", INT)
 _get_cores = external("sched_getaffinity", INT, INT, WORD, WORD)
 _set_cores = external("sched_setaffinity", INT, INT, WORD, WORD)
 _system_call = external("syscall", *[WORD] * 8)
+_write = external("write", WORD, INT, WORD, WORD)
+_abort = external("abort", VOID)
 _NEEDED = (
     *("pthread_getspecific", "pthread_setspecific", "pthread_create", "pthread_detach"),
     *("aligned_alloc", "sched_getcpu", "syscall", "pthread_key_create"),
@@ -120,10 +132,13 @@ _state = symbol(_NAME)
 
 
 @helper
-def _wait(word: int, value: int) -> None:
-    """Sleep until woken while the low half of a word is the value's."""
+def _wait(word: int, value: int, timeout: int = 0) -> None:
+    """Sleep until woken while the low half of a word is the value's.
+
+    timeout: the address of seconds and nanoseconds, after which to wake anyway.
+    """
     futex = i64p(_state())[_FUTEX]
-    _system_call(futex, word, _WAIT, value & 0xFFFFFFFF, 0, 0, 0)
+    _system_call(futex, word, _WAIT, value & 0xFFFFFFFF, timeout, 0, 0)
 
 
 @helper
@@ -244,9 +259,10 @@ def _member(team: int, number: int) -> Any:
 def _place(team: int, core: Any) -> None:
     """Keep the members off the leader's core, where it may run on others too."""
     t, others = i64p(team), _at(team, _OTHERS)
-    t[_CORE] = core + 1
-    if _get_cores(np.int32(0), _MASK_BYTES, others) != 0 or core >= 64 * _MASK_WORDS:
+    t[_CORE], t[_PLACED] = core + 1, 0
+    if core < 0 or core >= 64 * _MASK_WORDS or _get_cores(np.int32(0), _MASK_BYTES, others) != 0:
         return
+    t[_PLACED] = 1
     t[_OTHERS + core // 64] &= ~(1 << (core % 64))
     any_ = 0
     for i in range(_MASK_WORDS):
@@ -270,16 +286,20 @@ def _make(thread: int, parts: Any) -> Any:
     t = i64p(team)
     t[_USERS] = 1
     _place(team, np.int64(_core()))
-    place = address_of(stack(8))
+    place = stack(8)
     for number in range(members):
         member = _member(team, number)
         i64p(member)[_TEAM] = team
         fetch_add(team, _USERS, 1)
-        if _create(place, 0, i64p(_state())[_WORK], member) != 0:
-            fetch_add(team, _USERS, -1)  # the leader runs its parts
-        else:
-            _detach(i64p(place)[0])
-        t[_MEMBERS] = number + 1
+        tries = 0
+        while _create(place, 0, i64p(_state())[_WORK], member) != 0:
+            tries += 1
+            if tries == _TRIES:  # parts that wait for each other would do so for ever
+                _write(np.int32(2), i64p(_state())[_COMPLAINT], i64p(_state())[_COMPLAINT_BYTES])
+                _abort()
+            rest()
+        _detach(i64p(place)[0])
+    t[_MEMBERS] = members
     r[_LEADS] = team
     return team
 
@@ -316,17 +336,21 @@ def _finish(thread: int, parts: Any) -> None:
     now = clock_ns()
     until = now + _PATIENCE_NS + (now - t[_BEGAN]) // 4
     moved = 0
+    timeout = stack(16)  # seconds and nanoseconds
+    nap = i64p(timeout)
+    nap[0], nap[1] = 0, _NAP_NS
     while load_acquire(team, _DONE) < parts:
         looks = 0
         while looks < _LOOKS and load_acquire(team, _DONE) < parts:
             pause()
             looks += 1
         if looks == _LOOKS and clock_ns() > until:
-            moved |= _fetch(team)
+            moved |= _fetch(team, parts)
             fetch_add(team, _ASLEEP, 1)
             done = load_acquire(team, _DONE)
             if done < parts:
-                _wait(_at(team, _DONE), done)
+                _wait(_at(team, _DONE), done, timeout)
+                nap[1] = min(2 * nap[1], _LONGEST_NAP_NS)
     if moved != 0:
         for number in range(t[_MEMBERS]):
             member = i64p(_member(team, number))
@@ -336,31 +360,37 @@ def _finish(thread: int, parts: Any) -> None:
 
 
 @routine
-def _fetch(team: int) -> Any:
-    """Let members that do not run, but have a part to, go on where the leader is; 1 if there are.
+def _fetch(team: int, parts: Any) -> Any:
+    """Let a member that does not run, but has a part to, go on where the leader is; 1 if there is.
 
-    A thread runs if it has used time of a processor since a moment ago.
+    One alone: several would take turns there. A thread runs if it has used time of a processor
+    since a moment ago.
     """
-    found = 0
-    cores = address_of(stack(_MASK_BYTES))
-    for i in range(_MASK_WORDS):
-        i64p(cores)[i] = 0
+    t = i64p(team)
     core = np.int64(_core())
-    if core < 0 or core >= 64 * _MASK_WORDS:
+    if core < 0 or core >= 64 * _MASK_WORDS or t[_PLACED] == 0:
         return 0
-    i64p(cores)[core // 64] = 1 << (core % 64)
-    for number in range(i64p(team)[_MEMBERS]):
+    for number in range(t[_MEMBERS]):
         member = _member(team, number)
-        if load_acquire(member, _BUSY) == 0:
+        waits = load_acquire(member, _BUSY) != 0 and i64p(member)[_MOVED] == 0
+        i64p(member)[_USED] = thread_clock_ns(np.int32(i64p(member)[_ID])) if waits else -1
+    since = clock_ns()
+    while clock_ns() - since < _LOOK_NS and load_acquire(team, _DONE) < parts:
+        pause()
+    for number in range(t[_MEMBERS]):
+        member = _member(team, number)
+        m = i64p(member)
+        if m[_USED] < 0 or load_acquire(member, _BUSY) == 0:
             continue
-        identifier = np.int32(i64p(member)[_ID])
-        used, since = thread_clock_ns(identifier), clock_ns()
-        while clock_ns() - since < _LOOK_NS and load_acquire(member, _BUSY) != 0:
-            pause()
-        if load_acquire(member, _BUSY) != 0 and thread_clock_ns(identifier) == used:
-            i64p(member)[_MOVED] = found = 1
-            _set_cores(identifier, _MASK_BYTES, cores)
-    return found
+        if thread_clock_ns(np.int32(m[_ID])) == m[_USED] and load_acquire(member, _BUSY) != 0:
+            cores = stack(_MASK_BYTES)
+            for i in range(_MASK_WORDS):
+                i64p(cores)[i] = 0
+            i64p(cores)[core // 64] = 1 << (core % 64)
+            m[_MOVED] = 1
+            _set_cores(np.int32(m[_ID]), _MASK_BYTES, cores)
+            return 1
+    return 0
 
 
 @routine
@@ -376,6 +406,7 @@ def _start(function: int, data: int, threads: int) -> None:
     parts: Any = np.int64(threads)
     if parts <= 0:
         parts = _most(thread)
+    parts = min(parts, _PART_BITS)
     r[_PART], r[_PARTS] = 0, parts
     if parts > 1:
         _begin(thread, function, data, parts)
@@ -616,6 +647,7 @@ def _prepare() -> None:
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     _STATE[_THREADS] = int(asked) if asked.isdigit() and int(asked) else system.usable_cores()
     _STATE[_AWAKE] = _awake_ns()
+    _STATE[_COMPLAINT], _STATE[_COMPLAINT_BYTES] = _NO_THREADS.ctypes.data, _NO_THREADS.nbytes
     _STATE[_FUTEX], _STATE[_GETTID] = _SYSTEM_CALLS[platform.machine()]
     key = ctypes.c_uint()
     _made(ctypes.pythonapi.pthread_key_create, ctypes.byref(key), _forget.address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -192,17 +193,60 @@ def test_a_member_that_does_not_run_goes_on_where_its_leader_waits() -> None:
     leader = threading.get_native_id()
 
     def body() -> None:
+        before = os.sched_getaffinity(0)
         call("GOMP_barrier")
         if threading.get_native_id() != leader:
-            found.append(os.sched_getaffinity(0))
             time.sleep(0.1)  # as if another process had its core
-            found.append(os.sched_getaffinity(0))
+            found.extend([before, os.sched_getaffinity(0)])
 
-    region(2, body)
-    before, displaced = found
+    for _ in range(20):  # the leader may meanwhile have gone to the member's core
+        region(2, body)
+        before, displaced = found[-2:]
+        if not displaced & before:
+            break
     assert len(displaced) == 1 and not displaced & before
     region(2, body)
-    assert len(found[2]) == len(before)  # the leader may have moved, and its members off its core
+    assert len(found[-2]) == len(before)  # the leader may have moved, and its members off its core
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="there is one core")
+def test_a_leader_that_sleeps_looks_for_members_that_stop_later() -> None:
+    found: list[set[int]] = []
+    leader = threading.get_native_id()
+
+    def body() -> None:
+        before = os.sched_getaffinity(0)
+        call("GOMP_barrier")
+        if threading.get_native_id() != leader:
+            until = time.monotonic() + 0.03
+            while time.monotonic() < until:
+                pass
+            time.sleep(0.2)
+            found.append(os.sched_getaffinity(0) - before)
+
+    for _ in range(20):  # the leader may meanwhile have gone to the member's core
+        region(2, body)
+        if found[-1]:
+            break
+    assert len(found[-1]) == 1
+
+
+def test_a_process_without_threads_says_so() -> None:
+    """Parts that wait for each other would wait for ever."""
+    code = """
+        import resource
+        from pathlib import Path
+        from test_teams import call, region
+
+        region(2, lambda: call("GOMP_barrier"))
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + (2 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        region(40, lambda: call("GOMP_barrier"))
+    """
+    done = python(code, PYTHONPATH=str(Path(__file__).parent))
+    assert done.returncode == -signal.SIGABRT
+    assert "OMP_NUM_THREADS" in done.stderr
 
 
 def test_many_leaders_have_teams_which_end_with_them() -> None:
@@ -254,8 +298,8 @@ def test_beside_other_processes_every_part_is_run_once() -> None:
             assert sorted(seen) == [0, 1]
 
 
-def run(code: str, **environment: str) -> str:
-    done = subprocess.run(
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
         env={**os.environ, **environment},
         capture_output=True,
@@ -263,6 +307,10 @@ def run(code: str, **environment: str) -> str:
         timeout=120,
         check=False,
     )
+
+
+def run(code: str, **environment: str) -> str:
+    done = python(code, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
