@@ -93,9 +93,9 @@ def _forms(operands: tuple[Array, ...], constants: frozenset[int]) -> Hashable:
         low, high = _reach(shape, strides, array.itemsize)
         low, high = start + low, start + high
         forms.append(start % LINE)
-        for begin, end in spans:
+        for other, (begin, end) in enumerate(spans):
             if low < end and begin < high:
-                forms.append((len(forms), low - begin))
+                forms.append((other, low - begin))
         spans.append((low, high))
     return tuple(forms)
 

@@ -57,6 +57,7 @@ class Moved:
         self._packed = [(made, *_part(array, operands), key) for made, array, key in notes.packed]
         there = [_there(array) for array in operands] + [made for made, *_ in self._packed]
         self._spans = [(0, 0) if array is None else extent(array) for array in there]
+        self._tied = list(_overlaps(self._spans))
         # Places are operands, what was packed, then handles and blocks, pointed to before others.
         self._starts = _starts(there)
         self._count = len(operands)
@@ -83,7 +84,7 @@ class Moved:
         if found is None:
             return None
         places, kept = _starts(found), list[Any](found)
-        if not self._moved(places) <= self._shown:
+        if not self._moved(places) <= self._shown or not self._together(places):
             return None
         block = self.entry.arguments
         for each in self._moving:
@@ -111,12 +112,20 @@ class Moved:
         if found is None or (other.address, other.statuses) != self.entry[::2]:
             return
         starts = _starts(found)
-        if self._alike(self.entry.arguments, other.arguments, starts, {}):
+        if self._together(starts) and self._alike(
+            self.entry.arguments, other.arguments, starts, {}
+        ):
             self._shown |= self._moved(starts)
 
     def _moved(self, starts: list[int]) -> set[int]:
         """Return in which places something else lies than in the first call."""
         return {n for n, (a, b) in enumerate(zip(self._starts, starts)) if a != b}
+
+    def _together(self, starts: list[int]) -> bool:
+        """Return whether what overlaps in the first call, and is not told apart, does so again."""
+        return all(
+            starts[a] - starts[b] == self._starts[a] - self._starts[b] for a, b in self._tied
+        )
 
     def _found(self, operands: Sequence[Array]) -> list[Array | None] | None:
         """Return what is at each of the first places for a call, None where that is not made."""
@@ -243,6 +252,14 @@ def _each(kept: Sequence[Any]) -> Iterator[Any]:
             yield from _each(each)
         else:
             yield each
+
+
+def _overlaps(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of spans that overlap, two by two."""
+    for number, (low, high) in enumerate(spans):
+        for other, (begin, end) in enumerate(spans[:number]):
+            if low < end and begin < high:
+                yield number, other
 
 
 def _starts(arrays: Sequence[Array | None]) -> list[int]:

@@ -100,6 +100,37 @@ def test_calls_whose_operands_lie_otherwise_are_no_equal_ones():
     assert calls.bound == before + 1
 
 
+@pytest.mark.parametrize("constants", [frozenset(), frozenset({0, 1})])
+def test_operands_that_are_one_are_not_taken_for_two(constants):
+    """In other calls it may be another of them, or none."""
+
+    def kernel(x, z, y):
+        middle = memory.aligned_array(x.shape, np.float32)
+        return sequence([scaled(x, middle, 3.0), scaled(z, y, 1.0), scaled(z, middle, 3.0)])
+
+    calls = Calls(kernel, constants)
+    for _ in range(3):
+        x = numbers(1)
+        calls(x, x)
+    x, z = numbers(2), numbers(3)
+    np.testing.assert_array_equal(calls(x, z), z)
+
+
+def test_what_lies_in_its_first_operand_is_told_from_what_lies_in_its_second():
+    calls = Calls(lambda x, z, y: sequence([scaled(x, y, 1.0), scaled(z, y)]))
+    for inside in (0, 0, 0, 1):
+        given = numbers(1), numbers(2)
+        KEPT.append(given)
+        y = given[inside]
+        expected = 2 * given[0] if inside == 1 else 2 * given[1]
+        _, entry = calls.equal.select(
+            *(calls.name, "", given, (y,), frozenset()),
+            lambda given=given, y=y: ("kernel", calls.kernel(*given, y)),
+        )
+        assert run(entry) == 0
+        np.testing.assert_array_equal(y, expected)
+
+
 def test_an_address_that_is_in_no_operand_stays_unmoved():
     """A place before an operand is taken for a number of its own, so all such calls are bound."""
 
