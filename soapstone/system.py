@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import math
 import mmap
 import os
 import platform
@@ -28,15 +29,40 @@ from soapstone.records import dataclass
 WINDOWS = sys.platform == "win32"
 _DEPTH, _CALL_BYTES = 100_000, 1 << 10  # of recursion; of the stack of C that one call may take
 _THREAD_BYTES = 1 << 20  # of stack that threads have, at least
+# Of control groups: where they are, those of this process, and the files of their shares of time.
+_GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_SHARES = {2: ("cpu.max",), 1: ("cpu.cfs_quota_us", "cpu.cfs_period_us")}
 READ, WRITE, EXECUTE = 1, 2, 4  # PROT_READ and so on, which POSIX systems number alike
 
 # -------------------------------------------------------------------------------------- processors
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may run on, at least 1."""
+    """Return how many cores this process may use, at least 1.
+
+    They are those that it may run on, or fewer where a control group limits the time on them, as of
+    a container: more threads than that would all be stopped for the rest of each period.
+    """
     cores = core_numbers()
-    return max(1, len(cores) if cores is not None else os.cpu_count() or 1)
+    count = len(cores) if cores is not None else os.cpu_count() or 1
+    return max(1, math.ceil(min(count, _own_share())))
+
+
+@cache
+def _own_share() -> float:
+    return group_share()
+
+
+def group_share(root: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float:
+    """Return how many cores' time the control groups of this process have; infinite: no limit."""
+    found = math.inf
+    for group, version in _groups("cpu", root, membership):
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            texts = [(group / name).read_text() for name in _SHARES[version]]
+            quota, period = map(int, " ".join(texts).split())
+            if quota > 0 and period > 0:  # -1: no limit
+                found = min(found, quota / period)
+    return found
 
 
 def core_numbers() -> list[int] | None:
@@ -153,10 +179,14 @@ def resident_bytes() -> int:
         return 0
 
 
-def group_limits(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> list[GroupLimit]:
-    """The memory limits of the control groups of this process, of both versions of the interface.
+def group_limits(root: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> list[GroupLimit]:
+    """The memory limits of the control groups of this process."""
+    found = (_limit(group, version) for group, version in _groups("memory", root, membership))
+    return [limit for limit in found if limit is not None]
+
+
+def _groups(controller: str, root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the folders of this process's control groups, each with the interface's version.
 
     A group obeys the limits of all groups above it. Inside a container its own group may appear
     as the root.
@@ -164,23 +194,19 @@ def group_limits(
     try:
         lines = membership.read_text().splitlines()
     except OSError:
-        return []
-    found = []
+        return
     for line in lines:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
             version, top = 2, root
-        elif "memory" in controllers.split(","):
-            version, top = 1, root / "memory"
+        elif controller in controllers.split(","):
+            version, top = 1, root / controller
         else:
             continue
         group = PurePosixPath(path.lstrip("/"))
         for place in (group, *group.parents):
-            limit = _limit(top / place, version)
-            if limit is not None:
-                found.append(limit)
-    return found
+            yield top / place, version
 
 
 def _limit(group: Path, version: int) -> GroupLimit | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -35,8 +36,27 @@ def test_limits_of_control_groups_are_those_of_all_groups_above(tmp_path: Path) 
     assert found == {(10**18, 30), (500, 100), (300, 100)}
 
 
+def test_shares_of_cores_are_the_least_of_all_groups_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, membership = tmp_path / "cgroup", tmp_path / "self"
+    membership.write_text("4:memory:/\n2:cpu,cpuacct:/jobs/mine\n0::/other/one\n")
+    _group(root / "cpu/jobs", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100_000)
+    _group(root / "other/one", cpu__max="max 100000")
+    assert system.group_share(root, membership) == math.inf
+    _group(root / "cpu/jobs/mine", cpu__cfs_quota_us=350_000, cpu__cfs_period_us=100_000)
+    assert system.group_share(root, membership) == 3.5
+    _group(root / "other", cpu__max="150000 100000")
+    assert system.group_share(root, membership) == 1.5
+    monkeypatch.setattr(system, "core_numbers", lambda: list(range(64)))
+    for share, cores in ((math.inf, 64), (80.0, 64), (1.5, 2), (2.0, 2), (0.25, 1)):
+        monkeypatch.setattr(system, "_own_share", lambda share=share: share)
+        assert system.usable_cores() == cores
+
+
 def test_no_control_group_limits_nothing(tmp_path: Path) -> None:
     assert system.group_limits(tmp_path, tmp_path / "absent") == []
+    assert system.group_share(tmp_path, tmp_path / "absent") == math.inf
 
 
 def test_the_default_capacity_is_what_this_process_could_have() -> None:
