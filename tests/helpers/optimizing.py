@@ -75,13 +75,26 @@ class Launches(CostModel):
         return Cost(self.us * count + flops / 1e6, flops, 0.0, count, 0)
 
 
+def parts_of(builder: GraphBuilder, value: str, sizes: tuple[int, ...]) -> list[str]:
+    """Return the parts of a value along axis 1, each split from what the last has left.
+
+    Convolutions of what one split makes are one already, by lowering alone.
+    """
+    parts = []
+    for number, size in enumerate(sizes[:-1]):
+        rest = sum(sizes[number + 1 :])
+        part, value = builder.apply("split", value, axis=1, sizes=(size, rest))
+        parts.append(part)
+    return [*parts, value]
+
+
 def branches(count: int = 4, bias: bool = True) -> tuple[Graph, dict[str, Array]]:
     """A split image, a convolution for each part, and their concatenation with relu."""
     builder = GraphBuilder("branches")
     random = np.random.default_rng(0)
     x = builder.input("x", (2, 3 * count, 6, 5))
     weights: dict[str, Array] = {}
-    parts = builder.apply("split", x, axis=1, sizes=(3,) * count)
+    parts = parts_of(builder, x, (3,) * count)
     made = []
     for number, part in enumerate(parts):
         w = builder.input(f"w{number}", (2, 3, 3, 3), role=Role.PARAMETER)

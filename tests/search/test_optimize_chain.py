@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.optimizing import parts_of
 from typer.testing import CliRunner
 
 import soapstone
@@ -32,7 +33,7 @@ def model() -> tuple[Graph, dict[str, Array]]:
     value = builder.input("x", (1, 16, 8, 8))
     weights = {}
     for block in range(3):
-        parts = builder.apply("split", value, axis=1, sizes=(4, 4, 4, 4))
+        parts = parts_of(builder, value, (4, 4, 4, 4))
         made = []
         for branch, part in enumerate(parts):
             name = f"w{block}{branch}"

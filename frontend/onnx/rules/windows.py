@@ -158,8 +158,12 @@ def conv_transpose(n: Call) -> Value:
         "output_padding": tuple(more),
     }
     if any(extra >= stride for extra, stride in zip(more, strides)):
-        # More than the operator allows: it is zeros, which only the bias changes.
-        attributes["output_padding"] = (0,) * rank
+        # More than the operator allows: first what padding cut off, and behind that zeros, which
+        # only the bias changes.
+        kept = [min(extra, high) for extra, high in zip(more, pads[rank:])]
+        more = [extra - less for extra, less in zip(more, kept)]
+        pads[rank:] = [high - less for high, less in zip(pads[rank:], kept)]
+        attributes |= {"padding": tuple(pads), "output_padding": (0,) * rank}
         y = n(f"conv_transpose{rank}d", x, w, bias=False, **attributes)
         none = (0,) * (rank + 2)
         y = n("pad", y, low=none, high=(0, 0, *more), interior=none)
