@@ -191,7 +191,7 @@ def _nested(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 _KNOWN: dict[int, list[Handle]] = {}  # descriptors by bytes
-_MOST_KNOWN = 4096  # before all are forgotten
+_MOST_KNOWN = 1024  # before all are forgotten
 _KNOWING = threading.Lock()
 
 
