@@ -18,7 +18,7 @@ from pathlib import Path
 
 from soapstone.cache.objects import LEVELS, PACKAGED, packaged
 from soapstone.ir.spec import operators
-from soapstone.native import teams
+from soapstone.native import openmp, teams
 from soapstone.native.entries import MADE, Native
 from soapstone.system import usable_cores
 
@@ -44,7 +44,7 @@ def kernels() -> list[Native]:
     kept.append(fold_kernel("<f4", "sum", 0.0))
     kept += [native for each in DECLARED for native in each.natives]
     places = {each: each.function.__module__ for each in (*MADE, *kept)}
-    apart = () if teams.supported() else (teams.__name__,)
+    apart = () if teams.supported() else (openmp.__name__, teams.__name__)
     mine = [at for at, of in places.items() if of.startswith("soapstone.") and of not in apart]
     return sorted(mine, key=lambda each: (each.function.__module__, each.function.__qualname__))
 

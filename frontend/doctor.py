@@ -24,7 +24,7 @@ import numpy as np
 from soapstone import system
 from soapstone.cache import caches
 from soapstone.cache.environment import environment
-from soapstone.native import teams
+from soapstone.native import openmp
 
 State = Literal["works", "missing", "off", "broken"]
 _IMPORT_S = 120.0
@@ -175,8 +175,8 @@ def _openblas() -> Library:
 
 
 def _openmp() -> Library:
-    if teams.available():
-        return Library("OpenMP", "works", teams.described())
+    if openmp.available():
+        return Library("OpenMP", "works", openmp.described())
     cost = "an operator's kernel runs on one thread; train with more cpus instead of threads"
     return Library("OpenMP", "missing", problem="neither GNU's nor LLVM's is there", cost=cost)
 

@@ -28,7 +28,7 @@ from soapstone.deadline import Deadline
 from soapstone.dtypes import kind_of, name_of
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, home, registered
-from soapstone.native import teams
+from soapstone.native import openmp
 from soapstone.native.memory import call as native_call, run, strided
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
@@ -45,7 +45,7 @@ def environment() -> Mapping[str, str]:
     from soapstone.kernels.cpu.onednn import library as onednn
     from soapstone.kernels.cpu.openblas import library as openblas
 
-    found = {"onednn": "none", "openblas": "none", "openmp": teams.described()}
+    found = {"onednn": "none", "openblas": "none", "openmp": openmp.described()}
     if onednn.available():
         path = digest(str(onednn.library()._name))
         found["onednn"] = f"{onednn.version()} {onednn.instructions():x} {path}"

@@ -1,4 +1,4 @@
-"""Teams of threads that share out parallel regions: OpenMP as oneDNN and kernels call it.
+"""Teams of threads that share out parallel regions as they are worked on (`native.openmp`).
 
 A region is one function that is run for some parts. GNU's library gives each part to one thread, so
 that a region takes as long as its slowest one: where another process computes on one of two cores,
@@ -18,11 +18,7 @@ All parts are run at once, each in a thread of its own, if they wait for each ot
 OpenMP barrier: a part ends before the leader takes another, and there are as many threads as parts.
 Where the system does not let the process have those, it says so and ends.
 
-Each thread that begins regions leads a team of its own, which ends when it does. The functions are
-those of GNU's library, by name, arguments and results; `adopt` puts them in its place in a library
-that was compiled to call it. They need Linux; elsewhere OpenMP is the system's, if it has one.
-
-Source: GNU libgomp's manual, "The libgomp ABI"
+Each thread that begins regions leads a team of its own, which ends when it does. They need Linux.
 """
 
 from __future__ import annotations
@@ -31,7 +27,6 @@ import ctypes
 import os
 import platform
 import sys
-import threading
 from functools import cache
 from typing import Any
 
@@ -59,7 +54,6 @@ from soapstone.native.intrinsics import (
     symbol,
     thread_clock_ns,
 )
-from soapstone.native.linking import replace
 from soapstone.native.memory import LINE
 
 # ------------------------------------------------------------------------------- words in memory
@@ -83,8 +77,8 @@ system.keep(_NO_THREADS)
 
 # Of a thread: which part it runs of how many, and how deep in regions it is; how many threads it
 # asks for; the team it leads, and that in whose region it is; and the loop it has begun.
-_PART, _PARTS, _DEPTH, _OUTER_PART, _OUTER_PARTS, _ASKED, _LEADS, _WITHIN = range(8)
-_FIRST, _STOP, _STEP, _CHUNK, _TURN = range(8, 13)
+PART, PARTS, DEPTH, _OUTER_PART, OUTER_PARTS, ASKED, _LEADS, _WITHIN = range(8)
+LOOP = 8  # the first of the words that are the loop's (`openmp`)
 _THREAD_BYTES = 128
 
 # Of a team
@@ -107,6 +101,8 @@ _LOOK_NS = 5_000  # in which a thread that runs is seen to have run
 _LOOKS = 16  # between two readings of the clock
 _NAP_NS, _LONGEST_NAP_NS = 1 << 20, 1 << 28  # of a leader, between looks for displaced members
 _TRIES = 10_000  # to make a thread, over half a second: others may be ending
+POLICY = "OMP_WAIT_POLICY"  # by which users say how long threads wait awake
+_AWAKE_NS = {"passive": 0, "active": 10_000_000}
 
 # -------------------------------------------------------------------------------- functions of C
 _get_specific = external("pthread_getspecific", WORD, INT)
@@ -162,13 +158,13 @@ def _zeros(nbytes: int) -> Any:
 
 
 @routine
-def _thread() -> Any:
+def this_thread() -> Any:
     """The words of the calling thread."""
     key = np.int32(i64p(_state())[_KEY])
     found = _get_specific(key)
     if found == 0:
         found = _zeros(_THREAD_BYTES)
-        i64p(found)[_PARTS] = 1
+        i64p(found)[PARTS] = 1
         _set_specific(key, found)
     return found
 
@@ -190,9 +186,9 @@ def _run_part(team: int, member: int, thread: int) -> Any:
     t, r = i64p(team), i64p(thread)
     if member != 0:
         store_release(member, _BUSY, 1)
-    r[_PART], r[_PARTS], r[_DEPTH], r[_WITHIN] = part, parts, 1, team
+    r[PART], r[PARTS], r[DEPTH], r[_WITHIN] = part, parts, 1, team
     _call(t[_FUNCTION], t[_DATA])
-    r[_PART], r[_PARTS], r[_DEPTH] = 0, 1, 0
+    r[PART], r[PARTS], r[DEPTH] = 0, 1, 0
     if member != 0:
         store_release(member, _BUSY, 0)
     if fetch_add(team, _DONE, 1) + 1 == parts and load_acquire(team, _ASLEEP) != 0:
@@ -204,7 +200,7 @@ def _run_part(team: int, member: int, thread: int) -> Any:
 @native("int64(int64)")
 def _work(member: int) -> Any:
     team = i64p(member)[_TEAM]
-    thread = _thread()
+    thread = this_thread()
     store_release(member, _ID, _system_call(i64p(_state())[_GETTID], 0, 0, 0, 0, 0, 0))
     _set_cores(np.int32(0), _MASK_BYTES, _at(team, _OTHERS))
     awake = i64p(_state())[_AWAKE]
@@ -394,94 +390,50 @@ def _fetch(team: int, parts: Any) -> Any:
 
 
 @routine
-def _start(function: int, data: int, threads: int) -> None:
-    thread = _thread()
+def start_region(function: int, data: int, threads: int) -> None:
+    thread = this_thread()
     r = i64p(thread)
-    r[_DEPTH] += 1
-    if r[_DEPTH] == 2:  # a region within a part is one part
-        r[_OUTER_PART], r[_OUTER_PARTS] = r[_PART], r[_PARTS]
-        r[_PART], r[_PARTS] = 0, 1
-    if r[_DEPTH] > 1:
+    r[DEPTH] += 1
+    if r[DEPTH] == 2:  # a region within a part is one part
+        r[_OUTER_PART], r[OUTER_PARTS] = r[PART], r[PARTS]
+        r[PART], r[PARTS] = 0, 1
+    if r[DEPTH] > 1:
         return
     parts: Any = np.int64(threads)
     if parts <= 0:
-        parts = _most(thread)
+        parts = most_threads(thread)
     parts = min(parts, _PART_BITS)
-    r[_PART], r[_PARTS] = 0, parts
+    r[PART], r[PARTS] = 0, parts
     if parts > 1:
         _begin(thread, function, data, parts)
 
 
 @routine
-def _stop() -> None:
-    thread = _thread()
+def end_region() -> None:
+    thread = this_thread()
     r = i64p(thread)
-    r[_DEPTH] -= 1
-    if r[_DEPTH] == 1:
-        r[_PART], r[_PARTS] = r[_OUTER_PART], r[_OUTER_PARTS]
-    if r[_DEPTH] == 0:
-        parts = r[_PARTS]
-        r[_PART], r[_PARTS] = 0, 1
+    r[DEPTH] -= 1
+    if r[DEPTH] == 1:
+        r[PART], r[PARTS] = r[_OUTER_PART], r[OUTER_PARTS]
+    if r[DEPTH] == 0:
+        parts = r[PARTS]
+        r[PART], r[PARTS] = 0, 1
         if parts > 1:
             _finish(thread, parts)
 
 
 @routine
-def _most(thread: int) -> Any:
+def most_threads(thread: int) -> Any:
     """How many threads a region of the thread has that does not say so."""
-    asked = i64p(thread)[_ASKED]
+    asked = i64p(thread)[ASKED]
     return asked if asked > 0 else i64p(_state())[_THREADS]
 
 
-# ---------------------------------------------------------------- what libraries and kernels call
-@native("void(int64, int64, int32)")
-def _parallel_start(function: int, data: int, threads: int) -> None:
-    _start(function, data, threads)
-
-
-@native("void()")
-def _parallel_end() -> None:
-    _stop()
-
-
-@native("void(int64, int64, int32, int32)")
-def _parallel(function: int, data: int, threads: int, flags: int) -> None:
-    _start(function, data, threads)
-    _call(function, data)
-    _stop()
-
-
-@native("int32()")
-def _thread_num() -> Any:
-    return np.int32(i64p(_thread())[_PART])
-
-
-@native("int32()")
-def _num_threads() -> Any:
-    return np.int32(i64p(_thread())[_PARTS])
-
-
-@native("int32()")
-def _max_threads() -> Any:
-    return np.int32(_most(_thread()))
-
-
-@native("int32()")
-def _in_parallel() -> Any:
-    r = i64p(_thread())
-    within = (r[_DEPTH] > 0 and r[_PARTS] > 1) or (r[_DEPTH] > 1 and r[_OUTER_PARTS] > 1)
-    return np.int32(1 if within else 0)
-
-
-@native("void(int32)")
-def _set_num_threads(threads: int) -> None:
-    i64p(_thread())[_ASKED] = threads
-
-
-@native("void()")
-def _barrier() -> None:
-    r = i64p(_thread())
-    team, parts = r[_WITHIN], r[_PARTS]
+@routine
+def meet() -> None:
+    """Wait until all parts of the calling thread's region have come here."""
+    r = i64p(this_thread())
+    team, parts = r[_WITHIN], r[PARTS]
     if parts < 2:
         return
     phase = load_acquire(team, _PHASE)
@@ -497,44 +449,6 @@ def _barrier() -> None:
             _wait(_at(team, _PHASE), phase)
 
 
-@routine
-def _turn(thread: int, first: int, stop: int) -> Any:
-    """Write the bounds of the next iterations that are the calling thread's; 0: no more."""
-    r = i64p(thread)
-    step, chunk, turn = r[_STEP], r[_CHUNK], r[_TURN]
-    part, parts = r[_PART], r[_PARTS]
-    count = (r[_STOP] - r[_FIRST] + step - (1 if step > 0 else -1)) // step
-    if chunk == 0:  # a block each, as even as can be
-        each, more = count // parts, count % parts
-        begin = part * each + min(part, more)
-        end = begin + each + (1 if part < more else 0) if turn == 0 else begin
-    else:
-        begin = (turn * parts + part) * chunk
-        end = min(begin + chunk, count)
-    r[_TURN] = turn + 1
-    i64p(first)[0] = r[_FIRST] + begin * step
-    i64p(stop)[0] = r[_FIRST] + end * step
-    return np.int32(1 if begin < end else 0)
-
-
-@native("int32(int64, int64, int64, int64, int64, int64)")
-def _loop_start(start: int, end: int, step: int, chunk: int, first: int, stop: int) -> Any:
-    thread = _thread()
-    r = i64p(thread)
-    r[_FIRST], r[_STOP], r[_STEP], r[_CHUNK], r[_TURN] = start, end, step, chunk, 0
-    return _turn(thread, first, stop)
-
-
-@native("int32(int64, int64)")
-def _loop_next(first: int, stop: int) -> Any:
-    return _turn(_thread(), first, stop)
-
-
-@native("void()")
-def _nothing() -> None:
-    pass
-
-
 @native("void(int64)")
 def _forget(thread: int) -> None:
     """End what a thread leads, when it ends."""
@@ -544,94 +458,7 @@ def _forget(thread: int) -> None:
     _free(thread)
 
 
-FUNCTIONS = {
-    "GOMP_parallel": _parallel,
-    "GOMP_parallel_start": _parallel_start,
-    "GOMP_parallel_end": _parallel_end,
-    "GOMP_barrier": _barrier,
-    "GOMP_loop_static_start": _loop_start,
-    "GOMP_loop_static_next": _loop_next,
-    "GOMP_loop_end_nowait": _nothing,
-    "omp_get_thread_num": _thread_num,
-    "omp_get_num_threads": _num_threads,
-    "omp_get_max_threads": _max_threads,
-    "omp_set_num_threads": _set_num_threads,
-    "omp_in_parallel": _in_parallel,
-}
-
-
 # ------------------------------------------------------------------------------------ in Python
-def functions() -> dict[str, int] | None:
-    """Return the addresses of OpenMP's functions by name, or None where there is none.
-
-    Regions of the calling thread are of so many threads as OMP_NUM_THREADS says, or as there are
-    cores, if they do not say how many. OMP_WAIT_POLICY says how threads wait for work: "passive",
-    asleep; "active", awake for 10 ms.
-    """
-    with _MAKING:  # of several threads that ask at once, one prepares what all share
-        return _functions()
-
-
-@cache
-def _functions() -> dict[str, int] | None:
-    if supported():
-        _prepare()
-        return {name: function.address for name, function in FUNCTIONS.items()}
-    library = system.openmp()
-    if library is None:
-        return None
-    return {name: system.address(getattr(library, name)) for name in _EVERYWHERE}
-
-
-def set_threads(threads: int) -> int:
-    """Set how many threads regions have that the calling thread begins; return what it was.
-
-    Where there is no OpenMP, nothing is set.
-    """
-    found = functions()
-    if found is None:
-        return threads
-    before = _GET(found["omp_get_max_threads"])()
-    _SET(found["omp_set_num_threads"])(threads)
-    return int(before)
-
-
-def adopt(library: ctypes.CDLL) -> bool:
-    """Let the regions of a library that was compiled to call GNU's be teams'; whether they are.
-
-    One that was compiled to call LLVM's has regions by other names: it is left as it is.
-    """
-    found = functions() if supported() else None
-    return found is not None and replace(library, found, ("GOMP_", "omp_", "__kmpc_"))
-
-
-def available() -> bool:
-    """Return whether there is OpenMP, so that one operator's kernel can run in several threads."""
-    return supported() or system.openmp() is not None
-
-
-def described() -> str:
-    """Return whose OpenMP there is and how its threads wait, for what is measured to say."""
-    if supported():
-        return f"teams awake {_awake_ns()} ns"
-    library = system.openmp()
-    return "none" if library is None else f"{library._name} {os.environ.get(_POLICY, '')}"
-
-
-def _awake_ns() -> int:
-    return _AWAKE_NS.get(os.environ.get(_POLICY, "").lower(), 80_000)
-
-
-_MAKING = threading.Lock()
-_POLICY = "OMP_WAIT_POLICY"
-_AWAKE_NS = {"passive": 0, "active": 10_000_000}
-_EVERYWHERE = (
-    *("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"),
-    *("omp_get_max_threads", "omp_set_num_threads"),
-)
-_GET, _SET = ctypes.CFUNCTYPE(ctypes.c_int), ctypes.CFUNCTYPE(None, ctypes.c_int)
-
-
 @cache
 def supported() -> bool:
     """Return whether there are teams here, not the system's OpenMP alone."""
@@ -642,11 +469,11 @@ def supported() -> bool:
     )
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Fill in what all teams of the process share."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     _STATE[_THREADS] = int(asked) if asked.isdigit() and int(asked) else system.usable_cores()
-    _STATE[_AWAKE] = _awake_ns()
+    _STATE[_AWAKE] = awake_ns()
     _STATE[_COMPLAINT], _STATE[_COMPLAINT_BYTES] = _NO_THREADS.ctypes.data, _NO_THREADS.nbytes
     _STATE[_FUTEX], _STATE[_GETTID] = _SYSTEM_CALLS[platform.machine()]
     key = ctypes.c_uint()
@@ -669,3 +496,8 @@ def _made(create: Any, key: Any, end: int) -> None:
     status = create(key, ctypes.c_void_p(end))
     if status:
         raise OSError(status, "pthread_key_create: no key for threads' teams")
+
+
+def awake_ns() -> int:
+    """Return how long a thread without work looks for some before it sleeps."""
+    return _AWAKE_NS.get(os.environ.get(POLICY, "").lower(), 80_000)

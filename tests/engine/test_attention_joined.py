@@ -172,7 +172,7 @@ def test_weights_read_before_they_are_guarded_stay() -> None:
 def test_masks_as_exporters_write_them_agree_with_onnx_runtime(
     boolean: bool, guarded: bool
 ) -> None:
-    runtime = pytest.importorskip("onnxruntime")
+    runtime = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
     model = parser.parse_model(_exported(boolean, guarded))
     random = np.random.default_rng(3)
     given = {n: random.standard_normal((2, T, 48)).astype(np.float32) for n in "qkv"}

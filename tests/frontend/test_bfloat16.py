@@ -196,7 +196,7 @@ def test_the_other_interfaces_take_the_precision(tmp_path: Path) -> None:
     session = ort.InferenceSession(path, providers=given)
     session.run(None, {"x": drawn(rows())})
     assert NAME in session.session.variants({"x": drawn(rows())}).values()
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="pip install soapstone[torch]")
     import soapstone.torch
 
     module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))

@@ -168,7 +168,7 @@ def test_resize(sizes: tuple[int, int], mode: str, layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_maxima_of_bfloat16(layout: str) -> None:
     """NaN of either sign wins, and minus infinity is a number."""
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="pip install ml_dtypes")
     x = random(2, 37, 7, 9)
     x[0, :, 0], x[1, ::5] = -np.inf, -np.inf
     x[1, 3, 2, 2], x[1, 4, 5, 5] = np.nan, np.copysign(np.nan, -1)

@@ -110,11 +110,11 @@ WORK = """
     import numpy as np
     import soapstone
     from soapstone import Model, SGD, system
-    from soapstone.native import teams
+    from soapstone.native import openmp
 
     assert system.core_numbers() is None and system.usable_cores() >= 1
     assert system.resident_bytes() == 0 and system.group_limits() == []
-    assert not teams.available() and system.preemptions() == 0
+    assert not openmp.available() and system.preemptions() == 0
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((16, 3, 8, 8), np.float32), rng.integers(0, 4, 16)
 

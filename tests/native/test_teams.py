@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from soapstone.native import teams
+from soapstone.native import openmp, teams
 from soapstone.native.linking import replace
 from soapstone.system import usable_cores
 
@@ -35,7 +35,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
 
 def call(name: str, *arguments: object) -> int:
     """Call one of OpenMP's functions as a library does."""
-    found = teams.functions()
+    found = openmp.functions()
     assert found is not None
     kind = ctypes.CFUNCTYPE(ctypes.c_int, *ARGUMENTS.get(name, ()))
     return int(kind(found[name])(*arguments))
@@ -155,7 +155,7 @@ def test_static_loops_are_cut_as_openmp_says(
 
 
 def test_threads_are_set_for_the_calling_thread_alone() -> None:
-    before = teams.set_threads(3)
+    before = openmp.set_threads(3)
     try:
         assert call("omp_get_max_threads") == 3
         seen: list[int] = []
@@ -167,7 +167,7 @@ def test_threads_are_set_for_the_calling_thread_alone() -> None:
         thread.join()
         assert other != [3]
     finally:
-        assert teams.set_threads(before) == 3
+        assert openmp.set_threads(before) == 3
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="there is one core")
@@ -335,7 +335,9 @@ def test_a_forked_process_makes_teams_of_its_own() -> None:
 
 
 def test_users_say_how_threads_wait() -> None:
-    code = "from soapstone.native import teams; teams.functions(); print(teams.described())"
+    code = (
+        "from soapstone.native import openmp, teams; openmp.functions(); print(openmp.described())"
+    )
     said = {policy: run(code, OMP_WAIT_POLICY=policy) for policy in ("passive", "ACTIVE", "")}
     assert list(said.values()) == [f"teams awake {ns} ns" for ns in (0, 10_000_000, 80_000)]
 
@@ -344,24 +346,24 @@ def test_users_say_how_threads_wait() -> None:
 def test_a_library_calls_teams_or_is_left_as_it_was() -> None:
     from soapstone.kernels.cpu.onednn import library
 
-    assert teams.adopt(library.library())
+    assert openmp.adopt(library.library())
     few = {"GOMP_barrier": 1}
     assert not replace(library.library(), few, ("GOMP_", "omp_"))
     assert not replace(library.library(), {}, ())
-    assert teams.adopt(library.library())
+    assert openmp.adopt(library.library())
 
 
 def test_threads_that_ask_at_once_prepare_teams_once() -> None:
     """Of two keys of threads' words, functions might each know one of their own."""
     code = """
         import ctypes, os, threading
-        from soapstone.native import teams
+        from soapstone.native import openmp, teams
 
         keys = []
         made = teams._made
         teams._made = lambda *of: (keys.append(1), made(*of))
         ready = threading.Barrier(8)
-        ask = lambda: (ready.wait(), teams.functions())
+        ask = lambda: (ready.wait(), openmp.functions())
         asking = [threading.Thread(target=ask) for _ in range(8)]
         for thread in asking:
             thread.start()
@@ -376,10 +378,10 @@ def test_functions_may_be_loaded_before_teams_are_prepared() -> None:
     """As those who compile all kernels ahead do."""
     code = """
         import ctypes
-        from soapstone.native import teams
+        from soapstone.native import openmp
 
-        loaded = {name: function.address for name, function in teams.FUNCTIONS.items()}
-        assert teams.functions() == loaded
+        loaded = {name: function.address for name, function in openmp.FUNCTIONS.items()}
+        assert openmp.functions() == loaded
         print(ctypes.CFUNCTYPE(ctypes.c_int)(loaded["omp_get_max_threads"])())
     """
     assert run(code, OMP_NUM_THREADS="3") == "3"
@@ -420,5 +422,5 @@ def test_a_library_that_calls_others_regions_is_left_as_it_was(region: str, tmp_
     own = getattr(os, "RTLD_DEEPBIND", 0)  # other libraries of the process may have such names
     library = ctypes.CDLL(str(tmp_path / "libasks.so"), mode=os.RTLD_LOCAL | own)
     ours = region.startswith("GOMP_")
-    assert teams.adopt(library) is ours
+    assert openmp.adopt(library) is ours
     assert library.ask() == (0 if ours else 7)

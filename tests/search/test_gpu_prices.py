@@ -28,7 +28,7 @@ from soapstone.search.cost.gpus import BUSY_THREADS, HOST, LOADED_BYTES
 from soapstone.search.cost.machine import Device, DeviceError, RooflineCost
 from soapstone.search.placement.find import TIME, memory_plan
 
-pytest.importorskip("numba.cuda")
+pytest.importorskip("numba.cuda", reason="pip install soapstone[cuda]")
 GPUS = ("a100", "h100", "h200")
 H100 = Device.load("h100")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.kernels.entry import Declined
-from soapstone.native import teams
+from soapstone.native import openmp
 
 VARIABLE = "SOAPSTONE_ONEDNN"
 OFF = "off"
@@ -364,7 +364,7 @@ _MAKING = threading.Lock()  # objects of two engines do not go together
 
 @cache
 def _engine() -> int:
-    teams.adopt(library())  # whose regions are then in the threads that kernels' are in
+    openmp.adopt(library())  # whose regions are then in the threads that kernels' are in
     result = C.c_void_p()
     library().dnnl_engine_create(C.byref(result), _CPU, 0)
     return int(result.value or 0)
@@ -382,8 +382,8 @@ def threads(count: int) -> Iterator[None]:
     oneDNN fixes a primitive's thread count when it is created. The setting belongs to the
     calling thread, so two threads may bind with different counts.
     """
-    before = teams.set_threads(count)
+    before = openmp.set_threads(count)
     try:
         yield
     finally:
-        teams.set_threads(before)
+        openmp.set_threads(before)

@@ -2,7 +2,7 @@
 
 The wheel `scipy-openblas32` carries it for every platform; one of the system serves too. Products
 are cut over our own threads, so the library is told to use one; where there is no OpenMP to have
-threads of (`native.teams`), it uses its own.
+threads of (`native.openmp`), it uses its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from soapstone import system
-from soapstone.native import teams
+from soapstone.native import openmp
 
 VARIABLE = "SOAPSTONE_OPENBLAS"
 OFF = "off"
@@ -72,7 +72,7 @@ def _load(name: str) -> OpenBlas | str:
     text = config().decode()
     if "USE64BITINT" in text:
         return f"{name}: built for 64-bit integers, but 32-bit ones are needed"
-    threads(ctypes.c_int(1 if teams.available() else system.usable_cores()))
+    threads(ctypes.c_int(1 if openmp.available() else system.usable_cores()))
     sgemm = getattr(library, f"{prefix}cblas_sgemm")
     return OpenBlas(name, text.strip(), system.address(sgemm), system.address(dgemm))
 

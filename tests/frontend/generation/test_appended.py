@@ -184,7 +184,7 @@ def test_a_step_is_of_one_token() -> None:
 
 
 def test_a_file_without_a_past_keeps_one(tmp_path: Path) -> None:
-    ort = pytest.importorskip("onnxruntime")
+    ort = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
     path = tmp_path / "gpt.onnx"
     to_onnx(CAUSAL["spelled"], path, dims={"batch": "n"})
     session = InferenceSession(path)

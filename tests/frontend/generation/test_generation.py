@@ -31,7 +31,7 @@ PROMPTS = [RANDOM.integers(0, SMALL.words, count).tolist() for count in (5, 11, 
 
 def logits_of(model: onnx.ModelProto, sizes: Decoder, ids: Sequence[int]) -> Array:
     """Return the logits (tokens, words) of all tokens, by ONNX Runtime."""
-    ort = pytest.importorskip("onnxruntime")
+    ort = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     count, none = len(ids), (1, sizes.kv_heads, 0, sizes.width // sizes.heads)
     given = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, count), np.int64)}

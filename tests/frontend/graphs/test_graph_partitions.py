@@ -224,7 +224,7 @@ def test_vertices_in_another_order_are_the_same_graph() -> None:
 
 
 def test_metis_cuts_fewer_edges_and_trains_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("pymetis")
+    pytest.importorskip("pymetis", reason="pip install soapstone[metis]")
     mixed = DATA.renumbered(np.random.default_rng(5).permutation(90))
     found, cuts = renumbered_by_metis(mixed, 3)
 

@@ -13,7 +13,7 @@ from soapstone import InferenceSession, from_onnx
 from soapstone.frontend.onnx import OnnxError
 from soapstone.ir.tensor import Array
 
-ort = pytest.importorskip("onnxruntime")
+ort = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
 RANDOM = np.random.default_rng(0)
 CONSTANT = ("w", "scales", "zeros", "cosines", "sines", "gamma", "beta", "bias")
 

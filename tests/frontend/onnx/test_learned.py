@@ -36,7 +36,7 @@ def model_of(kind: str, outputs: tuple[int, ...], version: int = 3, **attributes
 
 def both(model: bytes, x: Array) -> tuple[list[Array], list[Array]]:
     """Return what ONNX Runtime and a session here give."""
-    ort = pytest.importorskip("onnxruntime")
+    ort = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
     theirs = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     with InferenceSession(from_onnx(model)) as session:
         return theirs, list(session.run({"x": x}).values())
@@ -244,7 +244,7 @@ def test_dictionaries_of_scores_are_the_scores(labels: list[Any]) -> None:
 
 
 def test_the_facade_gives_dictionaries() -> None:
-    ort = pytest.importorskip("onnxruntime")
+    ort = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
     text = """<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>
     g (float[n, 2] x) => (seq(map(string, float)) z) {
       z = ai.onnx.ml.ZipMap<classlabels_strings = ["b", "a"]>(x) }"""
@@ -376,7 +376,7 @@ TEXTS: dict[str, str] = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_are_encoded(name: str) -> None:
-    ort = pytest.importorskip("onnxruntime")
+    ort = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
     header = '<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>'
     model = onnx.parser.parse_model(f"{header}\ng {TEXTS[name]}").SerializeToString()
     session = InferenceSession(from_onnx(model), threads=1)

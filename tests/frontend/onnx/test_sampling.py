@@ -40,7 +40,7 @@ def test_images_are_sampled(
     mode: str, padding: str, extents: tuple[int, ...], aligned: bool
 ) -> None:
     """Beyond their borders too; of three dims as well, and of one row."""
-    ort = pytest.importorskip("onnxruntime")
+    ort = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
     random = np.random.default_rng(0)
     x = random.standard_normal((2, 3, *extents)).astype(np.float32)
     shape = (2, *(4, 6, 3)[: len(extents)], len(extents))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="pip install soapstone[torch]")
 
 import soapstone.torch  # noqa: E402
 from soapstone.ir.errors import GraphError  # noqa: E402
