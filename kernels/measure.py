@@ -12,7 +12,7 @@ import importlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -26,6 +26,7 @@ from soapstone.cache.sources import closure, modules_of, stamp, stamp_of
 from soapstone.cache.store import Store, default_path
 from soapstone.deadline import Deadline
 from soapstone.dtypes import kind_of, name_of
+from soapstone.kernels.choices import current
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, home, registered
 from soapstone.native import openmp
@@ -33,6 +34,7 @@ from soapstone.native.memory import call as native_call, run, strided
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7
+MARGIN = 0.95  # by which a later one must beat an earlier one, so that noise decides nothing
 _LARGE = 32 << 20  # bytes of a constant of which no two variants have something at once
 Times = Mapping[str, float | None]  # of the variants that serve a call; of a sole one it is None
 _MEASURING = threading.RLock()
@@ -108,6 +110,34 @@ def measured(call: Call, of: str, candidates: Sequence[Variant]) -> Times:
             return times
         held: Times = store().put(_question(of, candidates), times)
         return held
+
+
+def fastest(times: Times, names: Sequence[str]) -> str:
+    """Return the first of the names with times that no later one beats clearly."""
+    best, *later = (name for name in names if name in times)
+    for name in later:
+        us, least = times[name], times[best]
+        if us is not None and least is not None and us < least * MARGIN:
+            best = name
+    return best
+
+
+def of_computer(what: str, module: str, make: Callable[[], Mapping[str, Entry]]) -> Times | None:
+    """Return the times of entries that tell something of this computer, measured once.
+
+    None where nothing is recorded and kernels are not measured now, or where nothing may be asked.
+
+    what: says all of what is measured but its sources. module: that has them. make: returns the
+    entries by name.
+    """
+    tune, of = current().tune, json.dumps([what, stamp(module, compiled=True), _own_stamp()])
+    if not tune:
+        return None
+    with _MEASURING:
+        found: Times | None = store().get(of)
+        if found is None and tune == "now":
+            found = store().put(of, best_us(make()))
+        return found
 
 
 def _timed(harness: Any, call: Call, group: Sequence[Variant], sole: bool) -> Times:

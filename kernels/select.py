@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 from soapstone.ir.spec import operator, operators
 from soapstone.kernels.choices import Tune, current
 from soapstone.kernels.entry import Call, Entry
-from soapstone.kernels.measure import Times, form, known, measured
+from soapstone.kernels.measure import fastest, form, known, measured
 from soapstone.kernels.registry import Variant, variants
 
 if TYPE_CHECKING:
     from soapstone.kernels.cuda.entry import DeviceEntry
 
 REFERENCE = "reference"
-# A later variant must beat an earlier one by this factor, so that noise decides nothing.
-MARGIN = 0.95
 
 
 def run_reference(call: Call) -> None:
@@ -132,10 +130,10 @@ def _fastest(
     if times is None and tune == "now":
         times = measured(call, of, candidates)
     if times:
-        best = _best(candidates, times)
-        entry = best.bind(call)
+        name = fastest(times, [each.name for each in candidates])
+        entry = next(each for each in candidates if each.name == name).bind(call)
         if entry is not None:
-            return best.name, entry
+            return name, entry
     # Nothing is recorded, or what is served a call of other contents.
     expected = tune != "now"
     rest = sorted(candidates, key=lambda each: each.expects(call)) if expected else candidates
@@ -144,14 +142,3 @@ def _fastest(
         if entry is not None:
             return each.name, entry
     return REFERENCE, None
-
-
-def _best(candidates: Sequence[Variant], times: Times) -> Variant:
-    """Return the first of the variants with times that no later one beats clearly."""
-    serve = [each for each in candidates if each.name in times]
-    best = serve[0]
-    for each in serve[1:]:
-        us, least = times[each.name], times[best.name]
-        if us is not None and least is not None and us < least * MARGIN:
-            best = each
-    return best

@@ -16,13 +16,15 @@ import pytest
 from helpers.processes import PROGRAMS, TESTS, ranks
 
 from soapstone import Model
+from soapstone.cache.store import Store
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.kernels import measure
-from soapstone.kernels.choices import ChoiceError, Choices, ChoiceWarning
+from soapstone.kernels.choices import ChoiceError, Choices, ChoiceWarning, Tune
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.measure import form
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import select
+from soapstone.native.entries import noop
 from soapstone.native.memory import run
 from soapstone.runtime.errors import TaskError
 
@@ -139,6 +141,30 @@ def test_what_is_recorded_decides(call: Call) -> None:
     close = {name: 100.0 - i for i, name in enumerate(serving)}  # within the margin of noise
     measure.store().replace({question: close})
     assert select(call)[0] == serving[0]
+
+
+def test_what_is_measured_of_a_computer_is_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store("choice", tmp_path / "measured.sqlite")
+    monkeypatch.setattr(measure, "store", lambda: store)
+    made = []
+
+    def make() -> dict[str, Entry]:
+        made.append(1)
+        return {"nothing": noop()}
+
+    def asked(tune: Tune) -> measure.Times | None:
+        with Choices(tune=tune).current():
+            return measure.of_computer("nothing at all", __name__, make)
+
+    assert asked(True) is asked(False) is None
+    assert not made
+    times = asked("now")
+    assert times is not None and list(times) == ["nothing"]
+    assert asked(True) == asked("now") == times
+    assert asked(False) is None
+    assert len(made) == 1
 
 
 def test_of_a_large_constant_one_variant_at_a_time_is_measured(

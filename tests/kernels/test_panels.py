@@ -10,6 +10,8 @@ import pytest
 from helpers.operator_checks import named
 
 from soapstone.ir.spec import operator
+from soapstone.kernels.cpu.products import panels
+from soapstone.kernels.cpu.products.panels_lanes import READINGS
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import select
@@ -200,6 +202,34 @@ def test_what_is_left_to_others():
     assert bind(linear(random(2, 0), 50)) is None
     wide = np.zeros((2, 100), np.float32)
     assert other((x, w, b), (wide[:, ::2],)) is None
+
+
+def test_how_weights_are_asked_for_makes_no_difference(monkeypatch):
+    made = []
+    for number in range(len(READINGS)):
+        monkeypatch.setattr(panels, "_reading", lambda threads, number=number: number)
+        call = linear(random(3, 515), 320)
+        check(call)
+        made.append(call.outputs[0])
+    assert all((y == made[0]).all() for y in made)
+
+
+def test_weights_are_asked_for_as_was_measured(monkeypatch):
+    def reading(times):
+        monkeypatch.setattr(panels, "of_computer", lambda *_: times)
+        return list(READINGS)[panels._reading(2)]
+
+    assert reading(None) == "farther"
+    assert reading({"unasked 0": 5.0, "farther 1": 4.9, "nearest 2": 6.0}) == "unasked"
+    two = {"unasked 0": 5.0, "farther 0": 3.0, "nearest 0": 6.0, "unasked 1": 2.0}
+    assert reading(two) == "unasked"
+    assert reading({"unasked 0": 5.0, "farther 1": 4.0, "nearest 2": 2.0}) == "nearest"
+
+
+def test_what_is_measured_to_know_is_of_one_size():
+    entries = panels._readings(2)
+    assert len({name.split()[1] for name in entries}) * len(READINGS) == len(entries)
+    assert all(run(entry) == 0 for entry in entries.values())
 
 
 def test_select_knows_the_variant():

@@ -16,9 +16,10 @@ import numpy as np
 from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
 from soapstone.kernels.cpu.elementwise.steps import run_steps, step_rows
-from soapstone.kernels.cpu.products.panels_lanes import panel_product
+from soapstone.kernels.cpu.products.panels_lanes import READINGS, panel_product
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.measure import fastest, of_computer
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
@@ -31,11 +32,16 @@ from soapstone.native.shared import packed
 _ROWS = 4
 _WIDTHS = (64, 32, 16)  # columns of a panel; the last may be cut into narrower ones
 _MAX_PLACES = 32  # operands, y and registers of the program
+_USUAL = list(READINGS).index("farther")  # where nothing is measured
+_PIECES, _COLUMNS, _DEPTH = 8, 2048, 1024  # of the weights that are read to measure: 64 MB
 
 
 # cuts: first column and width of each panel; x: addresses of its rows; externals: of the program:
-# the product, operands, y; records: of these but the first; steps: the program's, at an address.
-_PANELS = Fields("rows depth columns cuts weights x externals registers records count steps")
+# the product, operands, y; records: of these but the first; steps: the program's, at an address;
+# reading: see `READINGS`.
+_PANELS = Fields(
+    "rows depth columns cuts weights x externals registers records count steps reading"
+)
 _CUT = Fields("column width")
 # wide: columns lie side by side, else one number serves them all; then the addresses of the rows.
 _EXTERNAL = Fields("wide")
@@ -73,7 +79,8 @@ def _panels(block: Any, begin: int, end: int) -> int:
     for panel in range(begin, end):
         cut = _cut_of(w.cuts + panel * _CUT_BYTES)
         column, width = cut.column, cut.width
-        panel_product(rows, width // 16, w.x, depth, w.weights + column * depth * 4, product)
+        weights = w.weights + column * depth * 4
+        panel_product(rows, width // 16, w.x, depth, weights, product, w.reading)
         for row in range(rows):
             _finish(w, row, product + row * 256, column, min(width, columns - column))
     return 0
@@ -182,8 +189,51 @@ def _entry(x: Array, w: Array, externals: list[Array], program: Program, threads
         records=pack(records),
         count=len(program.steps),
         steps=pack(step_rows(program, place)),
+        reading=_reading(threads),
     )
     return parallel_for(_panels, block, len(cuts), threads)
+
+
+def _reading(threads: int) -> int:
+    """Return the place of the best of `READINGS`, as this computer's memory was measured.
+
+    Processors differ: one delivers twice as much of what is asked for early, another half.
+    """
+    of = f"panels by {threads} threads"
+    times = of_computer(of, __name__, lambda: _readings(threads))
+    if times is None:
+        return _USUAL
+    least = {n: min(us for name, us in times.items() if name.startswith(n)) for n in READINGS}
+    return list(READINGS).index(fastest(least, list(READINGS)))
+
+
+def _readings(threads: int) -> dict[str, Entry]:
+    """Return entries that read pieces of more weights than caches hold, for each of `READINGS`.
+
+    Each takes so little time that some run is not disturbed. In turns, none finds in a cache what
+    another has just read.
+    """
+    weights = np.ones((_PIECES, _COLUMNS, _DEPTH), np.float32)
+    cuts = _cuts(_COLUMNS, 64)
+    given = {
+        "rows": 1,
+        "depth": _DEPTH,
+        "columns": _COLUMNS,
+        "cuts": pack([_CUT.row(column=column, width=width) for column, width in cuts]),
+        "x": pack(_rows(np.ones((1, _DEPTH), np.float32))),
+        "externals": 1,
+        "registers": 0,
+        "records": 0,
+        "count": 0,
+        "steps": 0,
+    }
+    made = {}
+    for turn in range(_PIECES):
+        for number, name in enumerate(READINGS):
+            piece = (turn + number * _PIECES // len(READINGS)) % _PIECES
+            block = _PANELS.pack(**given, weights=weights[piece], reading=number)
+            made[f"{name} {piece}"] = parallel_for(_panels, block, len(cuts), threads)
+    return made
 
 
 def _rows(array: Array) -> list[Address]:

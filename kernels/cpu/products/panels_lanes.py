@@ -23,12 +23,20 @@ from soapstone.native.simd import vectorised
 _LINE = 64  # bytes
 _STEPS = 4  # values of k in one turn of the loop
 _STREAMS = 4  # pieces of a panel that are read side by side: prefetchers end at a page's bound
-_AHEAD = 32  # lines of each piece that are asked for before they are used
+# How weights are asked for before they are used, by number: not at all, since the processor does so
+# itself; or by so many lines, for the cache that `prefetch` says. Sums are the same.
+READINGS = {"unasked": (0, 0), "farther": (16, 2), "nearest": (32, 3)}
 _SUMS = 4  # vectors of a row: fewer would wait for one another
 
 
 def _product(
-    rows: int, vectors: int, places: Lanes, depth: Lanes, weights: Lanes, to: Lanes
+    rows: int,
+    vectors: int,
+    places: Lanes,
+    depth: Lanes,
+    weights: Lanes,
+    to: Lanes,
+    reading: Lanes,
 ) -> None:
     sets = _SUMS // vectors  # of sums, which take the values of k in turns
     builder = depth.builder
@@ -37,8 +45,12 @@ def _product(
     def turn(k: Lanes, sums: list[Lanes], steps: int) -> list[Lanes]:
         sums = list(sums)
         line = weights + k * (vectors * _LINE)
-        for ahead in range(steps * vectors):
-            prefetch(line + (_AHEAD + ahead) * _LINE)
+
+        def ask(ahead: int, nearness: int) -> None:
+            for number in range(steps * vectors if ahead else 0):
+                prefetch(line + (ahead + number) * _LINE, nearness)
+
+        chosen(reading, {n: partial(ask, *each) for n, each in enumerate(READINGS.values())})
         for step in range(steps):
             right = [load_lanes(line, (step * vectors + v) * LANES) for v in range(vectors)]
             for row in range(rows):
@@ -69,15 +81,22 @@ def _product(
 
 @vectorised
 def panel_product(
-    rows: Lanes, vectors: Lanes, places: Lanes, depth: Lanes, weights: Lanes, to: Lanes
+    rows: Lanes,
+    vectors: Lanes,
+    places: Lanes,
+    depth: Lanes,
+    weights: Lanes,
+    to: Lanes,
+    reading: Lanes,
 ) -> None:
     """Write the products of one to four rows, whose addresses lie at `places`, with a panel.
 
-    vectors: 1, 2 or 4; weights: (depth, 16 * vectors); to: (rows, 64).
+    vectors: 1, 2 or 4; weights: (depth, 16 * vectors); to: (rows, 64); reading: the place of one of
+    `READINGS`.
     """
 
     def of_rows(count: int) -> None:
-        each = {n: partial(_product, count, n, places, depth, weights, to) for n in (1, 2, 4)}
-        chosen(vectors, each)
+        given = places, depth, weights, to, reading
+        chosen(vectors, {n: partial(_product, count, n, *given) for n in (1, 2, 4)})
 
     chosen(rows, {count: partial(of_rows, count) for count in (1, 2, 3, 4)})
