@@ -165,35 +165,50 @@ def described(record: Mapping[str, Any]) -> str:
     )
 
 
+def _processor(described: str) -> str:
+    """Return what a text says of processor and cores, without what it says beside."""
+    return described.split(" on ", 1)[-1].split(", Python")[0]
+
+
+def _others(path: Path, made: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the records in a file that other processors made, the newest first."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    records = [kept, *kept.pop("others", [])] if kept else []
+    return [each for each in records if _processor(each["machine"]) != _processor(made["machine"])]
+
+
 def save_section(
     name: str, title: str, command: str, columns: Sequence[str], rows: list[dict[str, Any]]
 ) -> str:
     """Write results as JSON, replace this benchmark's section in RESULTS.md, and return it.
 
-    All rows are of this run: a section is replaced as a whole.
+    All rows are of this run: they replace those of this processor as a whole. What other processors
+    made stays below.
     """
     record = {"benchmark": name, "command": command, **provenance(), "rows": rows}
     folder = HERE / "results"
     folder.mkdir(exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    path = folder / f"{name}.json"
+    others = _others(path, record)
+    path.write_text(json.dumps({**record, "others": others}, indent=1) + "\n")
 
     def cell(value: object) -> str:
         return f"{value:.3g}" if isinstance(value, float) else str(value)
 
-    lines = [f"## {title}", "", described(record), ""]
-    lines.append("| " + " | ".join(columns) + " |")
+    lines = [described(record), "", "| " + " | ".join(columns) + " |"]
     lines.append("|" + " --- |" * len(columns))
     lines += ["| " + " | ".join(cell(row.get(c, "")) for c in columns) + " |" for row in rows]
-    section = "\n".join(lines) + "\n"
     path = HERE / "RESULTS.md"
     text = path.read_text() if path.exists() else "# Results\n"
     begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
-    if begin in text:
-        head, rest = text.split(begin, 1)
-        text = head + begin + section + end + rest.split(end, 1)[1]
-    else:
-        text = text.rstrip("\n") + "\n\n" + begin + section + end
-    path.write_text(text)
+    head, found, rest = text.partition(begin)
+    before, _, rest = rest.partition(end)
+    tables = ["\n".join(lines)]  # each begins with its command, in backquotes
+    for table in before.rstrip("\n").split("\n\n`")[1:]:
+        if _processor(table.split("\n", 1)[0]) != _processor(record["machine"]):
+            tables.append("`" + table)
+    section = "\n\n".join([f"## {title}", *tables]) + "\n"
+    path.write_text((head if found else head.rstrip("\n") + "\n\n") + begin + section + end + rest)
     return section
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from harness import geometric_means, in_turns, median, rounds_of, serve, show, write
+from harness import geometric_means, in_turns, median, ratio, rounds_of, serve, show, write
 from models import MODELS, NEWER, OPSET, arrays, export, network
 
 from soapstone.system import core_numbers, peak_bytes, resident_bytes, usable_cores
@@ -160,7 +160,7 @@ def main() -> None:
             row[f"{p} ms"] = ms[p]
         for other in PEERS[1:]:
             if other in ms and "soapstone" in ms:
-                row[f"/ {other}"] = ms["soapstone"] / ms[other]
+                row[f"/ {other}"] = ratio(measured["soapstone"], measured[other])
         if options.beside:
             with beside(options.beside, options.pinned):
                 slowed = in_turns(commands, options.rounds)
