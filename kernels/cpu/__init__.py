@@ -59,6 +59,7 @@ _FAMILIES = (
     "normalization.rms_norm",
     "movement.variants",
     "products.depthwise",
+    "products.grouped",
     "normalization.dropout",
     "graphs.spmm",
     "graphs.attention",

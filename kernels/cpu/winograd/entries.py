@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.kernels.cpu.products.finish import Finish
 from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
 from soapstone.kernels.cpu.winograd.loops import (
     BLOCK,
@@ -36,16 +36,6 @@ _KEPT = 2 << 20  # bytes of transformed weights that every block of tiles may re
 _FEW_TILES = 64  # so many, or fewer, do not pay for storing all transformed weights
 _PASS = 4 << 20  # bytes of values for which weights are transformed once
 _FEWEST_VALUES = 12288  # pixels of the fewer of channels and filters: else transforms cost too much
-
-
-@dataclass(frozen=True)
-class Finish:
-    """What is done to a sum: raised to `before`, `added` to, and kept within bounds."""
-
-    before: float = -math.inf
-    added: Array | None = None
-    low: float = -math.inf
-    high: float = math.inf
 
 
 def _ceil(value: int, step: int) -> int:

@@ -10,16 +10,10 @@ Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2016)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
-import numpy as np
-
-from soapstone.kernels.cpu.elementwise.epilogue import inner
-from soapstone.kernels.cpu.winograd.entries import Finish, Plan, Problem, entry
+from soapstone.kernels.cpu.products.finish import Finish, finished
+from soapstone.kernels.cpu.winograd.entries import Plan, Problem, entry
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -64,62 +58,16 @@ def grad_input(call: Call, plan: Plan | None = None) -> Entry | None:
     return entry(problem, 2, plan) if problem.served() else None
 
 
-_OWN = {None: Finish(), "relu": Finish(low=0.0)}
-
-
-def _plain(call: Call, size: int) -> Entry | None:
-    """Return the entry of a convolution by F(size x size, 3x3)."""
-    finish = _OWN.get(call.attributes.get("activation"))
-    return None if finish is None else bind(call, size, finish)
-
-
-def _fused(call: Call, size: int) -> Entry | None:
-    """Return the entry of such a convolution with the steps on its results."""
-    if call.attributes["operator"] != "conv2d":
+def _finished(call: Call, size: int) -> Entry | None:
+    """Return the entry of a convolution by F(size x size, 3x3), with what follows it."""
+    found = finished(call)
+    if found is None or found[0].operator != "conv2d":
         return None
-    conv2d = inner(call)
-    finish = _OWN.get(conv2d.attributes.get("activation"))
-    for step in _chain(call):
-        finish = None if finish is None or step is None else _after(finish, step)
-    return None if finish is None else bind(conv2d, size, finish)
-
-
-_Step: TypeAlias = Array | tuple[float, float]  # what is added to the result, or its bounds
-
-
-def _chain(call: Call) -> Iterator[_Step | None]:
-    """Yield the steps on the result; None is one that no `Finish` can hold."""
-    y, operands = call.outputs[0], call.inputs[call.attributes["arity"] :]
-    result = 0
-    for index, (name, numbers, items) in enumerate(call.attributes["program"]):
-        settings = dict(items)
-        others = [number for number in numbers if number != result]
-        if numbers == (result,) and name == "relu":
-            yield 0.0, math.inf
-        elif numbers == (result,) and name == "clip":
-            low, high = settings.get("low"), settings.get("high")
-            yield -math.inf if low is None else low, math.inf if high is None else high
-        elif name == "add" and len(others) == 1 and len(numbers) == 2:
-            known = 1 <= others[0] <= len(operands)
-            operand = operands[others[0] - 1] if known else None
-            yield operand if operand is not None and operand.shape == y.shape else None
-        else:
-            yield None
-        result = len(operands) + index + 1
-
-
-def _after(finish: Finish, step: _Step) -> Finish | None:
-    """Return the finish with one more step, or None where it has no place for that."""
-    if isinstance(step, np.ndarray):
-        if finish.added is not None or finish.high != math.inf:
-            return None
-        return Finish(before=finish.low, added=step)
-    low, high = (min(max(bound, step[0]), step[1]) for bound in (finish.low, finish.high))
-    return replace(finish, low=low, high=high)
+    conv2d, finish = found
+    return bind(conv2d, size, finish)
 
 
 # What they usually take of the direct form's time, where they serve a convolution at all.
 for _size, _expected in ((2, 0.6), (4, 0.4)):
     _registered = partial(variant, name=f"winograd{_size}", expected=_expected, promises=True)
-    _registered("conv2d")(partial(_plain, size=_size))
-    _registered("with_epilogue")(partial(_fused, size=_size))
+    _registered(("conv2d", "with_epilogue"))(partial(_finished, size=_size))
