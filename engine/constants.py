@@ -96,16 +96,22 @@ class Constants(Mapping[str, Array]):
         self._weights = weights
         self._prologue = prologue
         self._found = found or Found()
+        self._promised: dict[str, Array] | None = None
         self._numbers = {name: self._found.weight(array) for name, array in weights.items()}
         for node in prologue.nodes:
             inputs = tuple(self._numbers[name] for name in node.inputs)
             self._numbers.update(zip(node.outputs, self._found.outputs(node, inputs)))
         self._made = prologue.producers
-        self.read_bytes = 0
+        self.read_bytes = self._told_bytes = 0
         self._one_large = threading.RLock()
         self._room = threading.local()  # where a processor's thread copies what is not aligned
         total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
         check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
+
+    @property
+    def found(self) -> Found:
+        """What kernels made of them."""
+        return self._found
 
     def __contains__(self, name: object) -> bool:
         return name in self._made or name in self._weights
@@ -121,8 +127,14 @@ class Constants(Mapping[str, Array]):
         made = self._value(name, resident)
         return made if name in self._made and made.flags.writeable else shared(made)
 
+    def keep_promises(self) -> None:
+        """Promise each constant once: many graphs are bound to them."""
+        self._promised = {}
+
     def promised(self, name: str) -> Array:
         """Return a constant whose contents are promised, where it is large enough to be shared."""
+        if self._promised is not None and name in self._promised:
+            return self._promised[name]
         spec = self._like(name)
         number = self._numbers[name]
         known, lock = self._found.known(number), self._found.lock(number)
@@ -133,9 +145,12 @@ class Constants(Mapping[str, Array]):
                     small = known["contents"] = self[name]
             return small
         there = None if name in self._made else _in_file(self._weights[name])
-        return Promise.of(
+        promise = Promise.of(
             spec.shape, spec.dtype, lambda: self[name], lambda: self.lent(name), known, lock, there
         )
+        if self._promised is not None:
+            self._promised[name] = promise
+        return promise
 
     @contextmanager
     def lent(self, name: str) -> Iterator[Array]:
@@ -174,7 +189,8 @@ class Constants(Mapping[str, Array]):
     def bound(self) -> None:
         """Say that all that kernels keep has been made, and the files of weights have been read."""
         self._room = threading.local()
-        if self.read_bytes > _MANY:
+        read, self._told_bytes = self.read_bytes - self._told_bytes, self.read_bytes
+        if read > _MANY:
             files = {id(base): base for base in map(mapping, self._weights.values())}
             for base in files.values():
                 if base is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import field
 from functools import cached_property
@@ -139,8 +139,30 @@ class Session:
             GraphError: the mapper's memory plan is of something else.
         """
         with self.lock:
-            halves = all(each.kind == CUDA for each in self.machine.processors)
-            prepared = prepare(graph, strategy, constants.keys(), fuse=fuse, halves=halves)
+            prepared = self.prepared(graph, strategy, constants.keys(), fuse=fuse)
+            return self.bind_prepared(graph, prepared, constants, names=names, lent=lent)
+
+    def prepared(
+        self, graph: Graph, strategy: Strategy, constants: Set[str], *, fuse: bool = True
+    ) -> Prepared:
+        """Return a graph as it is launched here; see `bind`."""
+        halves = all(each.kind == CUDA for each in self.machine.processors)
+        return prepare(graph, strategy, constants, fuse=fuse, halves=halves)
+
+    def bind_prepared(
+        self,
+        graph: Graph,
+        prepared: Prepared,
+        constants: Mapping[str, Array] = NOTHING,
+        *,
+        names: Sequence[str] | None = None,
+        lent: Mapping[str, Array] = NOTHING,
+    ) -> Bound:
+        """Return what `bind` does of a graph that is prepared.
+
+        graph: that one, or another of its inputs and outputs.
+        """
+        with self.lock:
             lowered = prepared.graph
             regions: dict[str, Region] = {}
             for name, role in graph.roles.items():

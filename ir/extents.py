@@ -141,16 +141,32 @@ class Between:
             raise GraphError("extents in one ratio found")  # a sum of such looks like a multiple
         self._items: dict[str, tuple[str, Ints, Ints]] = {}  # by node: an attribute that differs
         self._cut: dict[str, tuple[Array, Ints, Ints]] = {}  # by weight: the longer, both shapes
-        self._match(one, other, weights)
-        if not self.one_number:
-            for _, before, after in (*self._items.values(), *self._cut.values()):
-                for ends in zip(before, after, strict=True):
-                    self._multiple(*ends)
+        self.names: Mapping[str, str] = self._match(one, other, weights)
+        for _, before, after in (*self._items.values(), *self._cut.values()):
+            self.check(before, after)
 
     @property
     def one_number(self) -> bool:
         """Whether all extents that differ are the same number."""
         return len(self._numbers) == 1
+
+    @property
+    def cut(self) -> Set[str]:
+        """The weights that are longer in one graph than in the other."""
+        return self._cut.keys()
+
+    def changed(self, graph: Graph) -> bool:
+        """Return whether attributes of nodes differ that a graph, a part of the first, has."""
+        return not self._items.keys().isdisjoint(graph.by_name)
+
+    def check(self, one: Ints, other: Ints) -> None:
+        """Check that it is known which multiples numbers are that stand in both graphs.
+
+        Raises:
+            GraphError: it is not.
+        """
+        for ends in zip(one, other, strict=True) if not self.one_number else ():
+            self._multiple(*ends)
 
     @property
     def ends(self) -> list[tuple[int, ...]]:
@@ -174,7 +190,8 @@ class Between:
             raise GraphError("other extents found")
         return tuple(found[ends] for ends in self._numbers)
 
-    def _match(self, one: Graph, other: Graph, weights: Mapping[str, Array]) -> None:
+    def _match(self, one: Graph, other: Graph, weights: Mapping[str, Array]) -> dict[str, str]:
+        """Return what values of the first graph are called in the other."""
         names = {name: name for name in self._inputs}
         fixed = set(one.roles) - set(self._inputs)  # what no input determines
         for a, b in zip(one.nodes, other.nodes):
@@ -203,6 +220,7 @@ class Between:
             raise GraphError("a value that is two others found")
         if tuple(names.get(name, name) for name in one.outputs) != other.outputs:
             raise GraphError("other outputs found")
+        return names
 
     def _weight(self, x: str, y: str, weights: Mapping[str, Array]) -> None:
         a, b = weights[x], weights[y]
@@ -231,12 +249,12 @@ class Between:
             GraphError: it is not known.
         """
         known = self.graph
-        numbers, weights = dict(zip(self._numbers, self.numbers(shapes))), dict[str, Array]()
+        numbers, weights = self.numbers(shapes), dict[str, Array]()
         tensors = {n: replace(known.tensors[n], shape=shapes[n]) for n in self._inputs}
         for name in known.roles:
             if name in self._cut:
                 longer, one, other = self._cut[name]
-                shape = self._extents(one, other, numbers)
+                shape = self.extents(one, other, numbers)
                 if any(now > most for now, most in zip(shape, longer.shape)):
                     raise GraphError(f"weight {name!r}: more rows needed")
                 weights[name] = longer[tuple(map(slice, shape))]
@@ -247,7 +265,7 @@ class Between:
         for node in known.nodes:
             if node.name in self._items:
                 name, one, other = self._items[node.name]
-                value = self._extents(one, other, numbers)
+                value = self.extents(one, other, numbers)
                 items = tuple((n, value if n == name else v) for n, v in node.items)
                 node = replace(node, items=items)
             nodes.append(node)
@@ -258,18 +276,23 @@ class Between:
                 tensors[name] = spec
         return replace(known, nodes=tuple(nodes), tensors=tensors), weights
 
-    def _extents(self, one: Ints, other: Ints, numbers: Mapping[tuple[int, int], int]) -> Ints:
+    def extents(self, one: Ints, other: Ints, numbers: Ints) -> Ints:
         """Return what is to stand where two graphs have other extents.
 
         On the line through both, if they depend on one number; of several, multiples of products.
+
+        one, other: what stands in them. numbers: those that inputs have (`numbers`).
+
+        Raises:
+            GraphError: it is not known.
         """
-        found = []
+        found, by_ends = list[int](), dict(zip(self._numbers, numbers))
         for a, b in zip(one, other):
             if not self.one_number:
                 times, of = self._multiple(a, b)
-                found.append(times * math.prod(numbers[each] for each in of))
+                found.append(times * math.prod(by_ends[each] for each in of))
                 continue
-            ((first, second), number), *_ = numbers.items()
+            ((first, second),), number = self._numbers, numbers[0]
             part, rest = divmod((b - a) * (number - first), second - first)
             if rest or a + part < 0:
                 raise GraphError("no whole extent found")

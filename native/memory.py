@@ -121,7 +121,7 @@ class Promise(mmap.mmap):
     known: MutableMapping[Hashable, Array]
     lock: AbstractContextManager[object]
     there: Array | None
-    _lent: Array | None = None
+    _lent: tuple[int, Array] | None = None  # to which thread
 
     @staticmethod
     def of(
@@ -149,7 +149,9 @@ class Promise(mmap.mmap):
 
     def contents(self) -> Array:
         """Return the contents: made now, unless somebody has them."""
-        found = self.known.get("contents", self._lent)
+        found = self.known.get("contents")
+        if found is None and (lent := self._lent) is not None and lent[0] == threading.get_ident():
+            found = lent[1]
         if found is None:
             found = self.known["contents"] = self.make()
         return found
@@ -160,7 +162,8 @@ class Promise(mmap.mmap):
         if "contents" in self.known:
             yield
             return
-        with self.lend() as self._lent:
+        with self.lend() as lent:
+            self._lent = threading.get_ident(), lent
             try:
                 yield
             finally:

@@ -16,6 +16,7 @@ from soapstone.engine.constants import Constants, Found
 from soapstone.engine.lower import fold_weights, split_constants
 from soapstone.engine.lower.few_bits import ROUNDING
 from soapstone.engine.mapper import GraphMapper
+from soapstone.engine.served import Served
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.inference.extended import Extended, Known
@@ -137,14 +138,30 @@ class Binder:
         # Of sequences and optional values no graph is made, which the source says.
         arrays = {name: each for name, each in given.items() if isinstance(each, np.ndarray)}
         shapes = {name: array.shape for name, array in arrays.items()}
-        found = self.packed.extended.at(shapes) if len(arrays) == len(given) else None
+        extended = self.packed.extended
+        found = extended.at(shapes, self._plain) if len(arrays) == len(given) else None
         if found is not None:
             return found, NOTHING
         graph, contents, notes = self.source.noted(given)
         known = self.folded(replace(graph, updates={}), notes=notes)
         if self.extends and known.layouts is None and not contents:
-            self.packed.extended.note(shapes, known, self.source.weights())
+            extended.note(shapes, known, self.source.weights())
         return known, contents
+
+    @property
+    def _plain(self) -> bool:
+        """Whether graphs are launched alike for all extents, as far as passes see to it."""
+        return self.extends and len(self.machine.workers) == 1
+
+    def serve(self, session: Session) -> None:
+        """Let graphs for inputs that have not come be launched without passes, where they may."""
+        if self._plain:
+            self.packed.extended.serve(lambda known: self._served(session, known))
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is something for `serve` to do."""
+        return self._plain and self.packed.extended.waits
 
     def folded(
         self, graph: Graph, constants: Mapping[str, Array] = NOTHING, notes: Notes | None = None
@@ -161,7 +178,7 @@ class Binder:
         if self.plans is None and not self.plain:
             kind = self.machine.processors[0].kind
             pruned = fold_weights(pruned, held, processor=kind, precision=self.precision)
-        return Known(pruned, graph.outputs, held, graph, layouts, notes)
+        return Known.of(pruned, held, graph.outputs, graph, layouts, notes)
 
     def bind(self, session: Session, values: dict[str, Array], known: Known) -> Bound:
         """Return a graph compiled to a trace, over constant or streamed weights.
@@ -171,26 +188,42 @@ class Binder:
         Raises:
             DataError: a weight is missing, or of another type or shape.
         """
-        graph = known.graph
-        held = _held(graph, {**self.source.weights(), **known.constants})
-        fixed: Mapping[str, Array]
-        if self.plans is not None:
-            fixed = {name: held.pop(name) for name in graph.inputs(Role.CONSTANT)}
-            values.update(held)
-        else:
-            prologue = replace(graph, nodes=(), outputs=())
-            if not self.plain:
-                prologue, graph = split_constants(graph, graph.roles.keys() & held.keys())
-            self.packed.found.bound()
-            fixed = Constants(held, prologue, self.packed.found)
         try:
-            strategy = self.followed.of(known.given or known.graph, graph, known.layouts)
+            if self.plans is None and not self.plain:
+                served = known.served or self._served(session, known)
+                self.packed.found.bound()
+                bound = session.bind_prepared(
+                    served.prepared.graph, served.prepared, served.constants, names=known.outputs
+                )
+                served.constants.bound()
+                return bound
+            graph, held = known.graph, self._held(known)
+            fixed: Mapping[str, Array]
+            if self.plans is not None:
+                fixed = {name: held.pop(name) for name in graph.inputs(Role.CONSTANT)}
+                values.update(held)
+            else:
+                self.packed.found.bound()
+                prologue = replace(graph, nodes=(), outputs=())
+                fixed = Constants(held, prologue, self.packed.found)
+            strategy = self.followed.of(known.given or graph, graph, known.layouts)
             bound = session.bind(graph, strategy, fixed, names=known.outputs, fuse=not self.plain)
+            if isinstance(fixed, Constants):
+                fixed.bound()
+            return bound
         finally:
             values.clear()
-        if isinstance(fixed, Constants):
-            fixed.bound()
-        return bound
+
+    def _held(self, known: Known) -> dict[str, Array]:
+        return _held(known.graph, {**self.source.weights(), **known.constants})
+
+    def _served(self, session: Session, known: Known) -> Served:
+        """Return what is bound of a graph over constant weights."""
+        graph, held = known.graph, self._held(known)
+        prologue, rest = split_constants(graph, graph.roles.keys() & held.keys())
+        constants = Constants(held, prologue, self.packed.found)
+        strategy = self.followed.of(known.given or graph, rest, known.layouts)
+        return Served(held, prologue, constants, session.prepared(rest, strategy, {*constants}))
 
     def _orders(self, graph: Graph) -> Layouts | None:
         """Return the axis orders of a graph's values; a file's are for all extents of its dims."""

@@ -160,7 +160,11 @@ class Bounds:
         source = self._binder.source
         plain = all(not field.holds and field.dtype != TEXT for field in source.inputs)
         if known.notes is not None and self._binder.extends and plain and not self._telling:
-            self._binder.packed.foretold.begin(source, given, make)
+            foretold = self._binder.packed.foretold
+            serve = partial(self._binder.serve, self.session)
+            foretold.begin(source, given, make, serve)
+            if self._binder.serves:
+                foretold.later(serve)
 
     def _leave_room(self, runs: int = 1) -> None:
         if len(self.held) >= self.most * runs:

@@ -9,14 +9,16 @@ is compared with the one that is made: a pair that foretold it is trusted from t
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
+from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.engine.served import Served, ServedBetween
 from soapstone.frontend.inference.sources import Notes
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import Between, same
@@ -36,18 +38,43 @@ class Known:
     """A graph that is ready to be bound.
 
     Attributes:
-        graph: with what its weights allow to fold. outputs: what its results are called.
-        constants: the contents of what it was made with, and of what is another than the model's.
+        make: returns the graph, with what its weights allow to fold, and the contents of what it
+            was made with, and of what is another than the model's. outputs: what its results are
+            called.
         given: the graph as it was, None where it was never made. layouts: see `InferenceSession`.
         notes: see `Source`; None where extents may matter otherwise than by shapes.
+        served: what is bound of it, where that is known.
     """
 
-    graph: Graph
+    make: Callable[[], tuple[Graph, Mapping[str, Array]]]
     outputs: tuple[str, ...]
-    constants: Mapping[str, Array]
     given: Graph | None = None
     layouts: Layouts | None = None
     notes: Notes | None = field(default=None)
+    served: Served | None = None
+
+    @staticmethod
+    def of(graph: Graph, constants: Mapping[str, Array], *others: Any) -> Known:
+        """Return a graph that is made already; others: the fields that follow `make`."""
+        return Known(lambda: (graph, constants), *others)
+
+    @cached_property
+    def _made(self) -> tuple[Graph, Mapping[str, Array]]:
+        return self.make()
+
+    @property
+    def graph(self) -> Graph:
+        """The graph.
+
+        Raises:
+            GraphError: it is not known, although what is bound of it is.
+        """
+        return self._made[0]
+
+    @property
+    def constants(self) -> Mapping[str, Array]:
+        """The contents that come with it."""
+        return self._made[1]
 
 
 class Extended:
@@ -84,16 +111,39 @@ class Extended:
         self._pairs = [pair for each in kept for pair in each[:_MOST]]
         self._seen = [(shapes, known), *self._seen][:_MOST]
 
-    def at(self, shapes: Shapes) -> Known | None:
-        """Return the graph for inputs of these shapes, or None where it has to be made."""
+    def at(self, shapes: Shapes, plain: bool = False) -> Known | None:
+        """Return the graph for inputs of these shapes, or None where it has to be made.
+
+        plain: whether it is launched as those of `serve` are.
+        """
+        trusted = [pair for pair in self._pairs if pair.trusted]
+        for pair in trusted if plain else ():
+            served = pair.served_at(shapes)
+            if served is not None:
+                return served
         for seen, known in self._seen:
             if seen == shapes:
                 return known
-        for pair in self._pairs:
-            found = pair.at(shapes) if pair.trusted else None
+        for pair in trusted:
+            found = pair.at(shapes)
             if found is not None:
-                return Known(found[0], pair.known.outputs, found[1], notes=pair.known.notes)
+                return Known.of(*found, pair.known.outputs, None, None, pair.known.notes)
         return None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are pairs of which it is not known yet how others are launched."""
+        return any(pair.trusted and pair.served is None for pair in self._pairs)
+
+    def serve(self, make: Callable[[Known], Served]) -> None:
+        """Find out how graphs are launched that trusted pairs foretell.
+
+        It is taken to be arithmetic too where that holds for a third that was made.
+
+        make: returns how a graph is.
+        """
+        for pair in [each for each in self._pairs if each.trusted and each.served is None]:
+            pair.serve(make, self._seen)
 
     def _compare(self, shapes: Shapes, made: Known, weights: Mapping[str, Array]) -> None:
         """Trust the pairs that foretell the graph that was made for these shapes; drop others."""
@@ -126,7 +176,8 @@ class _Pair:
     """
 
     def __init__(self, between: Between, known: Known, other: Known) -> None:
-        self.between, self.known, self.trusted = between, known, False
+        self.between, self.known, self.other, self.trusted = between, known, other, False
+        self.served: ServedBetween | bool | None = None  # None: not known yet, False: it is not
         sure = between.one_number or known.notes == other.notes
         self._points = None if sure else between.ends
 
@@ -135,6 +186,42 @@ class _Pair:
         if self._points is not None:
             self._points.append(self.between.numbers(shapes))
         self.trusted = self._points is None or _spans(self._points)
+
+    def serve(
+        self, make: Callable[[Known], Served], others: Sequence[tuple[Shapes, Known]]
+    ) -> None:
+        """Find out how the graphs that they foretell are launched; see `Extended.serve`.
+
+        others: graphs that were made, of which one may be the third.
+        """
+        third = next(
+            (
+                (shapes, known)
+                for shapes, known in others
+                if known not in (self.known, self.other) and self.at(shapes) is not None
+            ),
+            None,
+        )
+        if third is None:
+            self.served = False
+            return
+        shapes, known = third
+        try:
+            made = ServedBetween(make(self.known), make(self.other))
+            self.served = made if made.foretells(shapes, make(known)) else False
+        except GraphError:
+            self.served = False
+
+    def served_at(self, shapes: Shapes) -> Known | None:
+        """Return the graph for inputs of these shapes and what is bound of it, or None."""
+        if not isinstance(self.served, ServedBetween):
+            return None
+        try:
+            served = self.served.at(shapes)
+        except GraphError:
+            return None
+        outputs, notes = self.known.outputs, self.known.notes
+        return Known(lambda: self.between.at(shapes), outputs, notes=notes, served=served)
 
     def at(self, shapes: Shapes) -> tuple[Graph, Mapping[str, Array]] | None:
         """Return the graph for inputs of these shapes and its own weights, or None: not known."""

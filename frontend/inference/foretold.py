@@ -38,11 +38,17 @@ class Foretold:
         self._first = threading.Lock()  # is taken by the first session that begins, for good
         wait_for(self)
 
-    def begin(self, source: Source, given: Given, make: Callable[[Given], Known | None]) -> None:
+    def begin(
+        self,
+        source: Source,
+        given: Given,
+        make: Callable[[Given], Known | None],
+        then: Callable[[], None],
+    ) -> None:
         """Begin to make them, if that has not begun.
 
         given: the inputs that came. make: returns the graph for such and takes note of it, or None
-        where it depends on their contents.
+        where it depends on their contents. then: is done when they are made.
         """
         if self._stopped or not self._first.acquire(blocking=False):
             return
@@ -58,7 +64,16 @@ class Foretold:
                     continue  # the model has none for these
                 if rows and known is not None:
                     self.rows = inputs, known
+            then()
 
+        self._start(work)
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Let something be done, unless anything is."""
+        if not self._stopped and not (self._thread is not None and self._thread.is_alive()):
+            self._start(work)
+
+    def _start(self, work: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=work, name="soapstone-foretold", daemon=True)
         self._thread.start()
 

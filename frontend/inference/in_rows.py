@@ -19,6 +19,7 @@ from soapstone.engine.session import Bound
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.extended import Known, alike
 from soapstone.frontend.inference.sources import Source
+from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import differs
 from soapstone.ir.graph import Graph
 from soapstone.ir.samples import meeting_samples
@@ -76,9 +77,12 @@ class InRows:
         first, other = kind.seen
         if first == number:
             return
+        try:
+            graphs = other.graph, known.graph
+        except GraphError:
+            return  # what is bound of one is known alone
         kind.apart = alike(other.notes, known.notes, True)
         weights = {**self._source.weights(), **other.constants, **known.constants}
-        graphs = other.graph, known.graph
         if kind.apart and not _lengthens(*graphs) and not differs(*graphs, weights):
             several = known if number > 1 else other
             kind.apart = not meeting_samples(several.graph, weights)

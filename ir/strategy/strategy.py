@@ -84,6 +84,12 @@ class Strategy:
         """Whether operators without a configuration of their own are one point task anywhere."""
         return self.configurations.get(DEFAULT) == Configuration()
 
+    @property
+    def plain(self) -> bool:
+        """Whether it says nothing of operators, and of values no more than layouts."""
+        more = self.reshards or self.tensors or self.variants
+        return self._whole and len(self.configurations) == 1 and not more
+
     @cached_property
     def _resolved(self) -> dict[str, tuple[tuple[object, ...], Configuration]]:
         """What each node's configuration was worked out from, and what it is."""

@@ -65,7 +65,7 @@ def gather_elements(n: Call) -> Any:
     return n.declared(x, _places(n, x.shape[axis]))
 
 
-@rule("GatherND")
+@rule("GatherND", even=Even(places=True))
 def gather_nd(n: Call) -> Any:
     x, ids, lead = n.value(0), n.value(1), n.attribute("batch_dims", 0)
     ids = _places(n, x.shape[lead : lead + (ids.shape[-1] if ids.rank else 0)])

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from test_extended import EVEN, UNEVEN, arrays, model_of
 from test_in_rows import APART, MEETING, given
 
 from soapstone import InferenceSession, from_onnx
+from soapstone.engine import prepare
 from soapstone.frontend.inference.foretold import _FEW, _even, _odd
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 
 NAMES = {**EVEN, **UNEVEN}
@@ -182,3 +186,51 @@ def test_what_is_foretold_is_odd_and_even_and_no_longer() -> None:
         found = {_odd(extent), _even(extent)}
         assert len(found | {extent}) == 3 and {each % 2 for each in found} == {0, 1}
         assert extent < _FEW or max(found) < extent
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The graphs that passes are applied to from now on."""
+    passes, lower = list[object](), prepare.lower
+
+    def lowered(graph: Graph, strategy: Strategy, **how: Any) -> Graph:
+        passes.append(graph)
+        return lower(graph, strategy, **how)
+
+    monkeypatch.setattr(prepare, "lower", lowered)
+    return passes
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_a_further_extent_needs_no_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How graphs are launched is arithmetic on that for two: of each value, view and constant."""
+    with InferenceSession(from_onnx(EVEN[name]), threads=1, tune=False) as session:
+        session.run(arrays(session, 2, 31, 31))
+        settled(session)
+        passes = counted(monkeypatch)
+        found = []
+        for length in (12, 8, 20, 9, 22):
+            feeds = arrays(session, 2, length, length)
+            found.append((feeds, session.run(feeds)["y"]))
+        monkeypatch.undo()
+        assert not passes
+    for feeds, made in found:
+        with InferenceSession(from_onnx(EVEN[name]), threads=1, tune=False) as fresh:
+            np.testing.assert_array_equal(made, fresh.run(feeds)["y"])
+
+
+# Of several numbers, places behind a first token are multiples of none.
+@pytest.mark.parametrize("name", [name for name in EVEN if name != "joined"])
+def test_rows_and_lengths_that_change_together_need_no_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with InferenceSession(from_onnx(EVEN[name]), threads=1, tune=False) as session:
+        for shape in ((2, 31, 30), (5, 12, 14), (3, 20, 22), (6, 9, 11), (4, 24, 27)):
+            session.run(arrays(session, *shape))
+            settled(session)
+        passes = counted(monkeypatch)
+        feeds = arrays(session, 7, 19, 17)
+        found = session.run(feeds)["y"]
+        monkeypatch.undo()
+        assert not passes
+    with InferenceSession(from_onnx(EVEN[name]), threads=1, tune=False) as fresh:
+        np.testing.assert_array_equal(found, fresh.run(feeds)["y"])
