@@ -12,9 +12,10 @@ import numpy as np
 
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import permutation
+from soapstone.frontend.dynamic import saved
 from soapstone.frontend.dynamic.session import DynamicSession
 from soapstone.frontend.dynamic.values import Lazy
-from soapstone.frontend.progress import ProgressBar
+from soapstone.frontend.training.hooks import Hooks
 from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.frontend.training.trainer import TrainingResult
 
@@ -72,10 +73,11 @@ def fit(
         raise DataError("fit: 0 samples found, 1 or more needed")
     data = {"batch_size": batch_size, "steps_per_epoch": -(-len(samples) // batch_size)}
     session.data = data
+    counted = None
     if resume is None:
         session.position.start_epoch(0)
     else:
-        session.load_checkpoint(resume)
+        counted = saved.load(session, resume, True).get("callbacks")
     position = session.position
     state = TrainingState(
         epochs=epochs,
@@ -84,16 +86,14 @@ def fit(
         model=cast("Any", session),  # which is saved as a model is
         measured=("loss", "accuracy"),
     )
-    hooks = [*callbacks, *([ProgressBar()] if progress else [])]
+    hooks = session.hooks = Hooks(callbacks, progress)
     result = TrainingResult()
     began, busy = time.perf_counter(), []
-    for hook in hooks:
-        hook.on_train_begin(state)
+    hooks.begin(state, counted)
     try:
         while position.epoch < epochs and not state.stop:
             state.epoch = position.epoch
-            for hook in hooks:
-                hook.on_epoch_begin(state)
+            hooks.call("on_epoch_begin", state)
             order = permutation(session.seed, state.epoch, 0, len(samples)) if shuffle else None
             for batch in list(_batches(samples, batch_size, order))[position.batch :]:
                 start = time.perf_counter()
@@ -110,8 +110,7 @@ def fit(
                 state.step, state.loss, state.step_us = session.updates, loss, spent * 1e6
                 state.samples_per_s = len(batch) / spent
                 state.metrics = {"accuracy": position.correct / position.samples}
-                for hook in hooks:
-                    hook.on_step_end(state)
+                hooks.call("on_step_end", state)
                 if state.stop:
                     return result
             state.loss = position.loss_sum / position.samples
@@ -119,12 +118,10 @@ def fit(
             record = {"epoch": float(state.epoch), "loss": state.loss, **state.metrics}
             result.epochs.append(record)
             position.start_epoch(state.epoch + 1)
-            for hook in hooks:
-                hook.on_epoch_end(state)
+            hooks.call("on_epoch_end", state)
     finally:
         result.ended(time.perf_counter() - began, busy, batch_size)
-        for hook in hooks:
-            hook.on_train_end(state)
+        hooks.end(state)
     return result
 
 

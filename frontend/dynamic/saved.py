@@ -40,13 +40,14 @@ def save(session: DynamicSession, path: str | Path) -> None:
         "choices": dict(session.session.choices.made),
         "made_for": _made_for(session),
         "data": dict(session.data),
+        "callbacks": session.hooks.saved(),
         "machine": session.session.machine.name,
     }
     checkpoint.save(path, state, metadata)
 
 
 def load(session: DynamicSession, path: str | Path, strict: bool) -> Mapping[str, Any]:
-    """Read a session; see `DynamicSession.load_checkpoint`."""
+    """Read a session and return the file's metadata; see `DynamicSession.load_checkpoint`."""
     arrays, metadata = checkpoint.load(path)
     label = f"checkpoint {str(path)!r}"
     made_for = metadata.get("made_for")
@@ -69,7 +70,7 @@ def load(session: DynamicSession, path: str | Path, strict: bool) -> Mapping[str
     choices = metadata.get("choices")
     if not isinstance(choices, dict):
         raise CheckpointError(f"{label}: choices {choices!r} found, variants by form needed")
-    data: Mapping[str, Any] = metadata.get("data") or {}
+    data = metadata.get("data") or {}
     if position["batch"] and session.data and data != session.data:
         raise CheckpointError(
             f"{label}: it is of the middle of an epoch with {data}; {session.data} found"
@@ -79,7 +80,7 @@ def load(session: DynamicSession, path: str | Path, strict: bool) -> Mapping[str
     session.session.choices = Choices(choices)
     session.position = Position(**position)
     session.updates = session.position.step
-    return data
+    return metadata
 
 
 def _other_names(kind: str, there: Iterable[str], here: Iterable[str]) -> list[str]:

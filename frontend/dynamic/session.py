@@ -30,6 +30,7 @@ from soapstone.frontend.dynamic.schedule import Agenda
 from soapstone.frontend.dynamic.table import Table
 from soapstone.frontend.dynamic.tape import RESULTS, Units, placed
 from soapstone.frontend.dynamic.values import Lazy
+from soapstone.frontend.training.hooks import Hooks
 from soapstone.frontend.training.optimizers import Optimizer, optimizer as as_optimizer
 from soapstone.frontend.training.state import Position
 from soapstone.frontend.training.trainer import NonFiniteLoss
@@ -114,6 +115,7 @@ class DynamicSession(Recorder):
         super().__init__(name, seed, reuse, Graphs(self.session))
         self.position = Position()  # in the data, of `fit`, which says what `data` are
         self.data: dict[str, int] = {}
+        self.hooks = Hooks()
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self._training = True
         self.tables: dict[str, Table] = {}
@@ -462,7 +464,7 @@ class DynamicSession(Recorder):
                 cells that are first called later raise it too. Nothing is loaded then.
             DataError, GraphError: another shape; nothing is loaded.
         """
-        return saved.load(self, path, strict)
+        return saved.load(self, path, strict).get("data") or {}
 
 
 def update_inputs(builder: GraphBuilder) -> str:

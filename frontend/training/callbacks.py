@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from soapstone.files import check_targets
 from soapstone.frontend.arguments import count, meant, named_arguments, number
@@ -70,13 +70,23 @@ class Monitored(Callback):
         """Return whether the epoch is the best one so far, which it then is."""
         values = {"loss": state.loss, **state.metrics}
         self._check(values)
-        value = values[self.monitor]
+        value = float(values[self.monitor])
+        if not math.isfinite(value):
+            return False
         higher = self.monitor.removeprefix("validation_") in (*state.higher, "accuracy")
         gain = 0.0 if self.best is None else (value - self.best) * (1 if higher else -1)
         if self.best is not None and not gain > self.minimum_delta:
             return False
         self.best = value
         return True
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the best value so far."""
+        return {"monitor": self.monitor, "best": self.best}
+
+    def load_state(self, saved: Mapping[str, Any], state: TrainingState) -> None:
+        """Go on comparing with the best value of the run that is resumed."""
+        self.best = saved["best"]
 
 
 @named_arguments
@@ -126,6 +136,18 @@ class EarlyStopping(Monitored):
         if weights is not None:
             _model(self, state).set_weights(weights)
 
+    def save_state(self) -> dict[str, Any]:
+        """Return what it compares with, how long it has waited, and the best weights."""
+        return {**super().save_state(), "waited": self.waited, "weights": self._weights}
+
+    def load_state(self, saved: Mapping[str, Any], state: TrainingState) -> None:
+        """Go on waiting; a run that had stopped is over."""
+        super().load_state(saved, state)
+        self.waited = saved["waited"]
+        self._weights = saved["weights"] if self.restore_best else None
+        if self.waited >= self.patience:
+            state.stop = True
+
 
 @named_arguments
 class ReduceOnPlateau(Monitored):
@@ -174,11 +196,21 @@ class ReduceOnPlateau(Monitored):
             lower = max(state.learning_rate * self.factor, self.minimum_rate)
             state.learning_rate = min(lower, state.learning_rate)
 
+    def save_state(self) -> dict[str, Any]:
+        """Return what it compares with, and how long it has waited."""
+        return {**super().save_state(), "waited": self.waited}
+
+    def load_state(self, saved: Mapping[str, Any], state: TrainingState) -> None:
+        """Go on waiting."""
+        super().load_state(saved, state)
+        self.waited = saved["waited"]
+
 
 @named_arguments
 class Checkpoint(Callback):
     """Saves a checkpoint every so many epochs (by default each) or steps, or of the best epoch.
 
+    It does so once all callbacks have been called, so that it has what each of them has counted.
     `saved` is the path of the last one written by this fit, None before.
 
     Args:
@@ -223,13 +255,22 @@ class Checkpoint(Callback):
     def on_step_end(self, state: TrainingState) -> None:
         """Save, where an interval of steps is over."""
         if self.every_steps and state.step % self.every_steps == 0:
-            self._save(state)
+            state.afterwards(self._save)
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Save, where an interval of epochs is over."""
         due = self.every_epochs and (state.epoch + 1) % self.every_epochs == 0
         if due and (self._monitored is None or self._monitored.improved(state)):
-            self._save(state)
+            state.afterwards(self._save)
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the best value so far, where only the best epochs are saved."""
+        return {} if self._monitored is None else self._monitored.save_state()
+
+    def load_state(self, saved: Mapping[str, Any], state: TrainingState) -> None:
+        """Go on comparing with the best value of the run that is resumed."""
+        if self._monitored is not None:
+            self._monitored.load_state(saved, state)
 
     def _save(self, state: TrainingState) -> None:
         before = _identity(self.path)

@@ -25,6 +25,7 @@ FORMAT = "soapstone-checkpoint"
 VERSION = 1
 SUFFIXES = (".safetensors", ".npz")
 KEY = "soapstone"  # where a file keeps its metadata; no array may have this name
+_BESIDE = f"{KEY}.metadata."  # and with a number, what arrays in the metadata are called
 
 Metadata = dict[str, Any]
 Writer = Callable[[IO[bytes]], object]
@@ -42,7 +43,7 @@ def save(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, A
     Args:
         path: a name that ends in .safetensors or .npz.
         arrays: arrays of numbers by name, of any shape.
-        metadata: anything that JSON can say.
+        metadata: anything that JSON can say, and arrays of numbers.
 
     Raises:
         CheckpointError: another suffix, an array that is not numeric, or metadata JSON cannot say.
@@ -52,6 +53,9 @@ def save(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, A
     label = f"checkpoint {str(path)!r}"
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{label}: there is no folder {str(path.parent)!r}")
+    beside: dict[str, Array] = {}
+    metadata = {name: _apart(value, beside) for name, value in metadata.items()}
+    arrays = {**arrays, **beside}
     for name, array in arrays.items():
         if name == KEY or kind_of(np.asarray(array).dtype) not in "biuf":
             raise CheckpointError(
@@ -69,7 +73,7 @@ def save(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, A
     header = {
         "format": FORMAT,
         "version": VERSION,
-        "metadata": dict(metadata),
+        "metadata": metadata,
         "checksums": {name: storage.digest(array) for name, array in dense.items()},
     }
     try:
@@ -109,7 +113,7 @@ def load(path: str | Path) -> tuple[dict[str, Array], Metadata]:
         raise CheckpointError(f"{label}: the checksum of its metadata is gone; it was damaged")
     if seal is None:
         warnings.warn(f"{label} has no checksums; it is taken as it is", stacklevel=2)
-        return arrays, metadata
+        return _together(arrays, metadata)
     sums = header["checksums"]
     if sums.keys() != arrays.keys():
         raise CheckpointError(
@@ -119,7 +123,38 @@ def load(path: str | Path) -> tuple[dict[str, Array], Metadata]:
     for name, array in arrays.items():
         if sums[name] != storage.digest(array):
             raise CheckpointError(f"{label}: array {name!r}: its checksum differs; it was damaged")
-    return arrays, metadata
+    return _together(arrays, metadata)
+
+
+def _apart(value: Any, beside: dict[str, Array]) -> Any:
+    """Return metadata as JSON can say it: arrays go to `beside`, and their names stay."""
+    if isinstance(value, np.ndarray):
+        name = f"{_BESIDE}{len(beside)}"
+        beside[name] = value
+        return {_BESIDE: name}
+    if isinstance(value, Mapping):
+        return {name: _apart(each, beside) for name, each in value.items()}
+    return [_apart(each, beside) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _together(arrays: Mapping[str, Array], metadata: Metadata) -> tuple[dict[str, Array], Metadata]:
+    """Return the arrays of a checkpoint, and its metadata with those that are a part of it."""
+    beside = {name: array for name, array in arrays.items() if name.startswith(_BESIDE)}
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, list):
+            return [whole(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        name = value.get(_BESIDE)
+        if name is None:
+            return {name: whole(each) for name, each in value.items()}
+        if not isinstance(name, str) or name not in beside:
+            raise CheckpointError(f"checkpoint: array {name!r} of its metadata is missing")
+        return beside[name]
+
+    rest = {name: array for name, array in arrays.items() if name not in beside}
+    return rest, {name: whole(value) for name, value in metadata.items()}
 
 
 def check_path(path: str | Path) -> Path:

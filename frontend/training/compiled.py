@@ -17,6 +17,7 @@ from soapstone.frontend.data.feeding import Feeding
 from soapstone.frontend.optimization.training import Ground, Steps
 from soapstone.frontend.planned import Plans
 from soapstone.frontend.precision import check_tf32
+from soapstone.frontend.training.hooks import Hooks
 from soapstone.frontend.training.loss_scale import mixes
 from soapstone.frontend.training.names import matching
 from soapstone.frontend.training.objective import Losses, Metrics, Penalty, objective
@@ -159,7 +160,7 @@ class Compiled:
         self._bounds: dict[tuple[str, int, tuple[int, ...]], Bound] = {}
         self._session: Session | None = None
         self._position = Position()
-        self._fitted = TrainingState()  # of the last fit
+        self._fitted, self._hooks = TrainingState(), Hooks()  # of the last fit
         self._sums: dict[str, list[Any]] = {}  # of the epoch so far, of what it ends with
         self._shuffle_seed = model.seed
         self._data: dict[str, int | None] = {}  # what a position counts in

@@ -50,6 +50,7 @@ class Resumable(Compiled):
             "seed": self.model.seed,
             "position": position,
             "rate": self._fitted.rate(),
+            "callbacks": self._hooks.saved(),
             "sums": sums,
             "choices": dict(self.choices.made),
             "made_for": self._made_for(self.model.batch_size),
@@ -114,10 +115,11 @@ class Resumable(Compiled):
                 f"checkpoint: field 'sums': {found!r} found, numbers by name needed"
             ) from None
 
-    def _resume(self, path: str | Path) -> float | None:
+    def _resume(self, path: str | Path) -> tuple[float | None, Any]:
         """Go on where a checkpoint was; in the middle of an epoch, with as much data as there was.
 
-        Returns the learning rate that a callback had set, None where none had.
+        Returns the learning rate that a callback had set, None where none had, and what callbacks
+        had counted.
 
         Raises:
             CheckpointError: besides those of a load, another number of batches, or a rate that is
@@ -135,7 +137,7 @@ class Resumable(Compiled):
             raise checkpoint.CheckpointError(
                 f"checkpoint {str(path)!r}: field 'rate': {rate!r} found, 0 or more needed"
             )
-        return rate
+        return rate, metadata.get("callbacks")
 
     def state(self) -> dict[str, Array]:
         """Return copies of what is carried by now, by name."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -61,6 +62,17 @@ class TrainingState:
     higher: tuple[str, ...] = ()
     _ran: float = 0.0  # the rate that the last step had
     _set: bool = False
+    _later: list[Callable[[TrainingState], None]] = field(default_factory=list)
+
+    def afterwards(self, action: Callable[[TrainingState], None]) -> None:
+        """Have something done once all callbacks have been called, as saving what they count is."""
+        self._later.append(action)
+
+    def called(self) -> None:
+        """Do what callbacks have put off until all of them were called."""
+        later, self._later = self._later, []
+        for action in later:
+            action(self)
 
     def ran(self, rate: float) -> None:
         """Say the rate of a step."""
@@ -89,7 +101,8 @@ class Callback:
     """Hooks that a fit calls; those that are not overridden do nothing.
 
     An exception in a hook ends the fit. `on_train_end` is called in any case. Every hook is given
-    state: where training is, and how to stop it (`TrainingState`).
+    state: where training is, and how to stop it (`TrainingState`). What a callback counts goes on
+    in a resumed run if `save_state` returns it and `load_state` takes it.
     """
 
     def __repr__(self) -> str:
@@ -116,3 +129,18 @@ class Callback:
 
     def on_train_end(self, state: TrainingState) -> None:
         """Called when training ends, be it by an exception."""
+
+    def save_state(self) -> dict[str, Any]:
+        """Return what a checkpoint has of the callback, for `load_state`; by default nothing.
+
+        Values are arrays, and what JSON can say. Of several callbacks of a class, `monitor` tells
+        one from the other; those that are alike are told by their order.
+        """
+        return {}
+
+    def load_state(self, saved: Mapping[str, Any], state: TrainingState) -> None:
+        """Go on from what a checkpoint has of the callback, after `on_train_begin`.
+
+        Args:
+            saved: what `save_state` returned; only if it was not empty. state: that of hooks.
+        """

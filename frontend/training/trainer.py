@@ -16,13 +16,14 @@ import numpy as np
 from soapstone.dtypes import kind_of
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
-from soapstone.frontend.arguments import count, meant, shown_value, takes
+from soapstone.frontend.arguments import count
 from soapstone.frontend.data.batches import Batches, Labels, named_labels, rows_of
 from soapstone.frontend.data.feeding import PREDICT
 from soapstone.frontend.inference.in_batches import concatenated, in_order
-from soapstone.frontend.progress import ProgressBar, compiling
+from soapstone.frontend.progress import compiling
 from soapstone.frontend.training.compiled import together
 from soapstone.frontend.training.held_out import held_out_of, split
+from soapstone.frontend.training.hooks import Hooks
 from soapstone.frontend.training.resumable import Resumable
 from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.frontend.training.step_graph import KEEP
@@ -82,34 +83,6 @@ class TrainingResult:
         return self.epochs[-1].get(key) if self.epochs else None
 
 
-_HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
-
-
-def _hooks(given: Any) -> tuple[Callback, ...]:
-    """Return callbacks from what `fit` was given: several, or one."""
-    listed = (given,) if isinstance(given, Callback | type) or callable(given) else given
-    if not isinstance(listed, Sequence):
-        raise GraphError(f"fit: callbacks: {given!r} found, a list of callbacks needed")
-    for each in listed:
-        if isinstance(each, type) or not hasattr(each, "on_train_begin"):
-            raise GraphError(
-                f"fit: callbacks: {shown_value(each)} found, one of soapstone.callbacks, or of a"
-                " class made from Callback, needed"
-            )
-        for name in dir(each):
-            if name not in _HOOKS and name.startswith("on_"):
-                raise GraphError(
-                    f"callback {type(each).__name__}: {name!r} found, hooks are"
-                    f" {', '.join(_HOOKS)}{meant(name, _HOOKS)}"
-                )
-            if name in _HOOKS and not takes(getattr(each, name), None):
-                raise GraphError(
-                    f"callback {type(each).__name__}: {name} takes other arguments than (self,"
-                    " state)"
-                )
-    return tuple(listed)
-
-
 def accumulate(sums: dict[str, list[Any]], name: str, counted: list[Any]) -> None:
     """Add what a batch has counted to the sums of an epoch; both are lists of numbers or arrays."""
     before = sums.get(name)
@@ -139,7 +112,7 @@ class Trainer(Resumable):
     ) -> TrainingResult:
         """Train; see `Model.fit`."""
         count("epochs", epochs, 0, DataError)
-        hooks = [*_hooks(callbacks), *([ProgressBar()] if progress and self.first else [])]
+        hooks = Hooks(callbacks, progress and self.first)
         size = self._size(batch_size)
         self._check_trained("fit")
         held_out = None
@@ -157,9 +130,9 @@ class Trainer(Resumable):
         self._check_last(batches, size)
         self.steps.expect(self.part_size(size), progress)
         self._data = {"batch_size": size, "steps_per_epoch": batches.steps}
-        rate = None
+        rate, counted = None, None
         if resume is not None:
-            rate = self._resume(resume)
+            rate, counted = self._resume(resume)
         else:
             self._start_epoch(0)
         with compiling(self.session.runtime) if progress and self.first else nullcontext():
@@ -169,7 +142,7 @@ class Trainer(Resumable):
             self.bound("train", self.part_size(first), whole, lengths)
         result = self._result = TrainingResult()
         state = TrainingState(epochs=epochs, steps_per_epoch=batches.steps, model=self.model)
-        self._fitted = state
+        self._fitted, self._hooks = state, hooks
         state.measured = self._measured(held_out is not None)
         state.higher = tuple(n for n, m in self.objective.by_name.items() if m and m.higher)
         state.ran(self.optimizer.rate(self._position.step))
@@ -177,14 +150,12 @@ class Trainer(Resumable):
             state.goes_on(rate)
         began = time.perf_counter()
         busy: list[float] = []
-        for hook in hooks:
-            hook.on_train_begin(state)
         position = self._position
+        hooks.begin(state, counted)
         try:
             while position.epoch < epochs and not state.stop:
                 state.epoch = position.epoch
-                for hook in hooks:
-                    hook.on_epoch_begin(state)
+                hooks.call("on_epoch_begin", state)
                 for inputs, labels in batches.epoch(position.epoch, position.batch):
                     if labels is None:
                         raise DataError("fit: labels are missing; y, or files with y, needed")
@@ -194,8 +165,7 @@ class Trainer(Resumable):
                     busy.append(spent)
                     state.step_us = spent * 1e6
                     state.samples_per_s = samples / spent
-                    for hook in hooks:
-                        hook.on_step_end(state)
+                    hooks.call("on_step_end", state)
                     if state.stop:
                         return result
                 if not position.samples:
@@ -209,13 +179,11 @@ class Trainer(Resumable):
                 state.metrics = {k: v for k, v in record.items() if k not in ("epoch", "loss")}
                 result.epochs.append(record)
                 self._start_epoch(position.epoch + 1)
-                for hook in hooks:
-                    hook.on_epoch_end(state)
+                hooks.call("on_epoch_end", state)
         finally:
             batches.close()
             result.ended(time.perf_counter() - began, busy, size)
-            for hook in hooks:
-                hook.on_train_end(state)
+            hooks.end(state)
         return result
 
     def _check_trained(self, what: str) -> None:

@@ -21,6 +21,7 @@ from soapstone.frontend.training.callbacks import (
     TensorBoard,
 )
 from soapstone.frontend.training.checkpoint import CheckpointError
+from soapstone.frontend.training.hooks import Hooks
 from soapstone.frontend.training.state import Callback, TrainingState
 
 
@@ -47,20 +48,20 @@ def drive(
     steps: int = 3,
     fail_at: int | None = None,
     known: bool = True,
+    saved: object = None,
 ) -> tuple[TrainingState, Recorder]:
     """Call the hooks as a fit does: one epoch for each loss."""
     recorder = Recorder()
     state = TrainingState(epochs=len(losses), steps_per_epoch=steps if known else None)
     state.model = cast(Any, recorder)
-    for hook in hooks:
-        hook.on_train_begin(state)
+    every = Hooks(hooks)
+    every.begin(state, saved)
     try:
         for epoch, loss in enumerate(losses):
             if state.stop:
                 break
             state.epoch = epoch
-            for hook in hooks:
-                hook.on_epoch_begin(state)
+            every.call("on_epoch_begin", state)
             for _ in range(steps):
                 if state.step == fail_at:
                     raise KeyboardInterrupt
@@ -69,14 +70,11 @@ def drive(
                 state.loss, state.learning_rate = loss, 0.1
                 state.samples_per_s, state.step_us = 1234.5, 1e5
                 state.metrics = {"accuracy": 1 - loss}
-                for hook in hooks:
-                    hook.on_step_end(state)
+                every.call("on_step_end", state)
             state.metrics["validation_loss"] = 2 * loss
-            for hook in hooks:
-                hook.on_epoch_end(state)
+            every.call("on_epoch_end", state)
     finally:
-        for hook in hooks:
-            hook.on_train_end(state)
+        every.end(state)
     return state, recorder
 
 
