@@ -50,7 +50,7 @@ def padded(
     lengths = np.array([len(row) if row.ndim else -1 for row in rows], np.int32)
     most = int(lengths.max()) if length is None else length
     like = next((row for row in rows if row.size), rows[0])
-    made = np.full((len(rows), most, *like.shape[1:]), value, _type(rows))
+    made = np.full((len(rows), most, *like.shape[1:]), value, _type(rows, value))
     for number, row in enumerate(rows):
         if len(row.shape) != like.ndim or (row.size and row.shape[1:] != like.shape[1:]):
             raise DataError(
@@ -62,9 +62,11 @@ def padded(
     return made, lengths
 
 
-def _type(rows: Sequence[Array]) -> np.dtype[Any]:
-    """Return the element type of an array that holds all rows: models have no float64."""
+def _type(rows: Sequence[Array], value: float) -> np.dtype[Any]:
+    """Return the element type of an array that holds all rows and a value; none is float64."""
     found = np.result_type(*{row.dtype for row in rows if row.size} or {np.dtype(np.float32)})
+    if found.kind == "u" and value < 0:
+        found = np.promote_types(found, np.int8) if found.itemsize < 8 else np.dtype(np.int64)
     return np.dtype(np.float32) if found == np.float64 else found
 
 

@@ -7,9 +7,12 @@ not installed.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +88,31 @@ class ImageFolder:
         file = self._files[index]
         try:
             with self._pillow.open(file) as image:
-                image = image.convert(self._mode)
-                if self._size is not None and image.size != self._size[::-1]:
-                    image = image.resize(self._size[::-1], self._pillow.Resampling.BILINEAR)
-                pixels = np.asarray(image, np.float32) / np.float32(255)
-        except OSError as error:
+                pixels = self._pixels(image)
+        except Exception as error:  # of Pillow, whose readers raise whatever a file makes of them
             raise DataError(f"image {str(file)!r}: {error}") from None
-        return (pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)), self.labels[index]
+        return pixels, self.labels[index]
+
+    def _pixels(self, image: Any) -> Array:
+        """Return an image as (c, h, w) float32 in [0, 1].
+
+        Raises:
+            DataError: pixels of more than 16 bits, of which nothing says how white the whitest is.
+        """
+        white, grey = 255, image.mode.startswith(("I", "F"))  # 16 bits or more: Pillow would clip
+        if grey:
+            numbers, white = np.asarray(image, np.float32), 65535
+            if image.mode == "F" or numbers.min() < 0 or numbers.max() > white:
+                raise DataError("pixels of 32 bits found; 8 or 16 needed")
+            image = self._pillow.fromarray(numbers)
+        else:
+            image = image.convert(self._mode)
+        if self._size is not None and image.size != self._size[::-1]:
+            image = image.resize(self._size[::-1], self._pillow.Resampling.BILINEAR)
+        pixels = np.asarray(image, np.float32) / np.float32(white)
+        if pixels.ndim == 3:
+            return pixels.transpose(2, 0, 1)
+        return np.repeat(pixels[None], 3, 0) if self._mode == "RGB" else pixels[None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +146,15 @@ def read_table(
 
     Args:
         label: the column of the labels.
-        columns: those to read; by default all.
-        missing: the number that stands for one that is not there; by default that is refused.
-        like: a table whose texts get the numbers that they have there, as test data need.
+        columns: those to read; by default all, or those of `like`, in its order.
+        missing: the number that stands for one that is not there, or NaN; by default that is
+            refused.
+        like: a table whose columns are the same, and whose texts get the numbers that they have
+            there, as test data need.
 
     Raises:
-        DataError: a file that is none, a column that there is not, a number that is missing, or a
-            text that `like` does not have; names the column and the row.
+        DataError: a file that is none, a column that there is not or is there twice, a number that
+            is missing, or a text that `like` does not have; names the column and the row.
     """
     where = Path(path)
     if not where.is_file():
@@ -142,6 +165,8 @@ def read_table(
             f"table {str(where)!r}: suffix {where.suffix!r} found, .csv or .parquet needed"
         )
     found = readers[where.suffix.lower()](where)
+    if columns is None and like is not None:
+        columns = (*like.columns, *like.ids)
     wanted = list(found) if columns is None else [*columns]
     for name in [*wanted, *([] if label is None else [label])]:
         if name not in found:
@@ -154,6 +179,8 @@ def read_table(
         what = f"table {str(where)!r}: column {name!r}"
         known = None if like is None else like.texts.get(name)
         array, made = _column(what, found[name], missing, known, name == label)
+        if made is not None and like is not None and name in like.columns:
+            raise DataError(f"{what}: texts found, such as {made[-1]!r}; numbers needed, as before")
         if made is not None:
             texts[name] = made
         if name == label:
@@ -168,21 +195,26 @@ def read_table(
 
 
 def _csv(path: Path) -> dict[str, list[Any]]:
-    with path.open(newline="", encoding="utf-8-sig") as stream:
-        lines = csv.reader(stream)
-        names = next(lines, None)
-        if not names:
-            raise DataError(f"table {str(path)!r}: it is empty; a line of names needed")
-        rows = []
-        for number, line in enumerate(lines):
-            if line and len(line) != len(names):
-                raise DataError(
-                    f"table {str(path)!r}: row {number}: {len(line)} fields found,"
-                    f" {len(names)} needed"
-                )
-            if line:
-                rows.append(line)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            names, *rows = [line for line in csv.reader(stream) if line] or [[]]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"table {str(path)!r}: {error}; UTF-8 and commas needed") from None
+    if not names:
+        raise DataError(f"table {str(path)!r}: it is empty; a line of names needed")
+    _once(path, names)
+    for number, row in enumerate(rows):
+        if len(row) != len(names):
+            raise DataError(
+                f"table {str(path)!r}: row {number}: {len(row)} fields found, {len(names)} needed"
+            )
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+def _once(path: Path, names: Sequence[str]) -> None:
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise DataError(f"table {str(path)!r}: column {name!r} is there twice; once needed")
 
 
 def _parquet(path: Path) -> dict[str, list[Any]]:
@@ -191,7 +223,22 @@ def _parquet(path: Path) -> dict[str, list[Any]]:
         table = reader.read_table(path)
     except (ValueError, OSError) as error:
         raise DataError(f"table {str(path)!r}: {' '.join(str(error).split())}") from None
+    _once(path, table.column_names)
     return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, None where there is none: nothing, or NaN.
+
+    Raises:
+        ValueError: it is a text, such as 1_000 too, which Python would take for a number.
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, str) and "_" in value:
+        raise ValueError(value)
+    found = float(value)
+    return None if math.isnan(found) else found
 
 
 def _column(
@@ -202,18 +249,22 @@ def _column(
     label: bool,
 ) -> tuple[Array, tuple[str, ...] | None]:
     """Return a column as numbers, and the texts that these stand for if it is one of texts."""
-    absent = [row for row, value in enumerate(values) if value is None or value == ""]
+    for row, value in enumerate(values):
+        if not isinstance(value, (str, Real, Decimal, type(None))):
+            raise DataError(
+                f"{what}: {type(value).__name__} at row {row}; a number or a text needed"
+            )
     if known is None:
+        given: list[float | None] | None
         try:
-            given = [missing if value is None or value == "" else float(value) for value in values]
+            given = [_number(value) for value in values]
         except ValueError:
             given = None
         if given is not None:
+            absent = [row for row, value in enumerate(given) if value is None]
             if absent and (missing is None or label):
-                raise DataError(
-                    f"{what}: nothing at row {absent[0]}; a number needed, or missing=…"
-                )
-            array = np.array(given, np.float64)
+                raise DataError(f"{what}: no number at row {absent[0]}; one needed, or missing=…")
+            array = np.array([missing if each is None else each for each in given], np.float64)
             whole = label and array.size and bool((array == np.round(array)).all())
             return array.astype(np.int64 if whole else np.float32), None
     words = ["" if value is None else str(value) for value in values]
@@ -258,7 +309,11 @@ def token_ids(
             raise DataError(f"tokenizer {path!r}: {' '.join(str(error).split())}") from None
     many: Callable[[Sequence[str]], list[Any]] | None = getattr(tokenizer, "encode_batch", None)
     if many is not None:
-        found = [each.ids for each in many(list(texts))]
+        # What the tokenizer pads itself, by settings of its file, is no token.
+        found = [
+            [token for token, there in zip(each.ids, each.attention_mask) if there]
+            for each in many(list(texts))
+        ]
     elif callable(tokenizer):
         found = [list(tokenizer(text)) for text in texts]
     else:

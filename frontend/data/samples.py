@@ -24,6 +24,7 @@ from soapstone.frontend.data.batches import (
     Source,
     Specs,
     named_arrays,
+    numeric,
     permutation,
     rows_of,
     specs_of,
@@ -77,7 +78,7 @@ class Samples:
         balance: Any = None,
     ) -> None:
         if isinstance(dataset, tuple):
-            self._arrays: tuple[Any, ...] | None = dataset
+            self._arrays: tuple[Any, ...] | None = tuple(_arrays(each) for each in dataset)
             self.rows = rows_of(named_arrays(*dataset, *(None,) * (2 - len(dataset)))[0])
         else:
             self._arrays, self.rows = None, _length(dataset)
@@ -136,7 +137,7 @@ class Samples:
         if self._arrays is not None and self._augment is None:
             return named_arrays(*(_rows(each, rows) for each in self._arrays), *self._missing)
         items = [self._item(int(row), seed, epoch, first + at) for at, row in enumerate(rows)]
-        parts = [item if isinstance(item, tuple) else (item,) for item in items]
+        parts = [tuple(item) if _several(item) else (item,) for item in items]
         for row, part in zip(rows, parts):
             if len(part) != len(parts[0]) or not 1 <= len(part) <= 3:
                 raise DataError(
@@ -171,10 +172,24 @@ class Samples:
         return item
 
 
+def _arrays(value: Any) -> Any:
+    """Return arrays of what was given as lists; files mapped into memory stay there."""
+    if isinstance(value, Mapping):
+        return {name: _arrays(each) for name, each in value.items()}
+    return numeric("samples", value)
+
+
+def _several(item: Any) -> bool:
+    """Return whether an item is x and more: a tuple, or a list that begins with an array."""
+    return isinstance(item, tuple) or (
+        isinstance(item, list) and len(item) > 1 and bool(getattr(item[0], "shape", ()))
+    )
+
+
 def _rows(value: Any, rows: Any) -> Any:
     if isinstance(value, dict):
         return {name: each[rows] for name, each in value.items()}
-    return np.asarray(value)[rows]
+    return value[rows]
 
 
 def _length(dataset: Any) -> int:
@@ -201,7 +216,7 @@ def _stacked(values: list[Any], rows: Array) -> Any:
             raise DataError(f"sample {row}: {found} found, {needed} needed as of sample {rows[0]}")
     if isinstance(values[0], dict):
         return {name: _stacked([each[name] for each in values], rows) for name in values[0]}
-    arrays = [np.asarray(each) for each in values]
+    arrays = [_array(each, row) for each, row in zip(values, rows)]
     for row, array in zip(rows, arrays):
         if array.shape != arrays[0].shape:
             raise DataError(
@@ -209,6 +224,16 @@ def _stacked(values: list[Any], rows: Array) -> Any:
                 f" {rows[0]}"
             )
     return np.stack(arrays)
+
+
+def _array(value: Any, row: int) -> Array:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise DataError(
+            f"sample {row}: a {type(value).__name__} of unlike parts found; an array, or (x, y) or"
+            " (x, y, weight) as a tuple, needed"
+        ) from None
 
 
 _Place = tuple[int, int]  # of a batch: its epoch, and its number there

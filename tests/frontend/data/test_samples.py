@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -248,7 +249,83 @@ def test_tables_of_both_kinds(tmp_path: Path) -> None:
         assert read_table(path, "size", columns=["colour"]).x.shape == (3, 0)
     (tmp_path / "u.csv").write_text("colour\ngreen\n")
     with pytest.raises(DataError, match="'green' at row 0 is unknown; one of blue, red needed"):
-        read_table(tmp_path / "u.csv", like=table)
+        read_table(tmp_path / "u.csv", columns=["colour"], like=table)
+
+
+def test_a_table_like_another_has_its_columns_in_its_order(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b,colour,y\n1,2,red,0\n3,4,blue,1\n")
+    (tmp_path / "u.csv").write_text("extra,y,colour,b,a\n9,1,red,20,10\n")
+    table = read_table(tmp_path / "t.csv", "y")
+    other = read_table(tmp_path / "u.csv", "y", like=table)
+    assert other.columns == ("a", "b") and other.x.tolist() == [[10, 20]]
+    assert other.ids["colour"].tolist() == [1] and other.y is not None and other.y.tolist() == [1]
+    assert read_table(tmp_path / "u.csv", like=table).x.tolist() == [[10, 20]]
+    (tmp_path / "v.csv").write_text("a,b,colour\n1,none,red\n")
+    with pytest.raises(DataError, match="column 'b': texts found, such as 'none'; numbers needed"):
+        read_table(tmp_path / "v.csv", like=table)
+
+
+def test_what_is_no_number_is_none(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("code,n\n1_0,1\n10,nan\n")
+    table = read_table(tmp_path / "t.csv", missing=-1)
+    assert table.texts["code"] == ("10", "1_0") and table.x.tolist() == [[1], [-1]]
+    columns = {"n": [1.0, float("nan"), None]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet", missing=0).x.tolist() == [[1], [0], [0]]
+
+
+def test_pixels_of_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    wide = np.random.default_rng(0).integers(0, 65536, (6, 5)).astype(np.uint16)
+    Image.fromarray(wide).save(tmp_path / "a" / "0.png")
+    for grey, channels in ((True, 1), (False, 3)):
+        image, _ = ImageFolder(tmp_path, grey=grey)[0]
+        assert image.shape == (channels, 6, 5) and image.dtype == np.float32
+        np.testing.assert_allclose(image, np.stack([wide] * channels) / 65535, rtol=1e-6)
+    small, _ = ImageFolder(tmp_path, (3, 3))[0]
+    assert small.shape == (3, 3, 3) and 0 <= small.min() < small.max() <= 1
+    Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "a" / "0.tiff")
+    (tmp_path / "a" / "0.png").unlink()
+    with pytest.raises(DataError, match=r"0\.tiff': pixels of 32 bits found; 8 or 16 needed"):
+        ImageFolder(tmp_path)[0]
+
+
+@pytest.mark.parametrize("suffix", ["ppm", "bmp", "gif", "png"])
+def test_every_damaged_image_is_named(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    path, random = tmp_path / "a" / f"0.{suffix}", np.random.default_rng(1)
+    Image.fromarray(random.integers(0, 256, (9, 9, 3), np.uint8)).save(path)
+    whole, refused = path.read_bytes(), 0
+    for number in range(100):
+        data = bytearray(whole[: random.integers(1, len(whole))] if number % 2 else whole)
+        for _ in range(3):
+            data[random.integers(min(len(data), 60))] = random.integers(256)
+        path.write_bytes(bytes(data))
+        try:
+            ImageFolder(tmp_path)[0]
+        except DataError as error:
+            assert path.name in str(error)
+            refused += 1
+    assert refused
+
+
+def test_arrays_may_be_lists_and_items_too() -> None:
+    x, y = X[:6].reshape(6, -1), Y[:6]
+    needed = drawn(Samples((x, y)), shuffle=False)
+
+    class Listed:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return [x[index], y[index]]
+
+    for given in (Samples(({"x": x.tolist()}, y.tolist())), Samples(Listed())):
+        for (one, kind), (other, wanted) in zip(drawn(given, shuffle=False), needed, strict=True):
+            values = one["x"] if isinstance(one, dict) else one
+            others = other["x"] if isinstance(other, dict) else other
+            np.testing.assert_allclose(values, others, rtol=1e-6)
+            assert np.array_equal(kind, wanted)
 
 
 def test_texts_become_ids(tmp_path: Path) -> None:
@@ -264,6 +341,9 @@ def test_texts_become_ids(tmp_path: Path) -> None:
             ["a b a", "b"] if callable(given) is False else ["aba", "b"], given, 2
         )
         assert ids.tolist() == [[1, 2], [2, 0]] and lengths.tolist() == [2, 1]
+    tokenizer.enable_padding(length=5)  # as files of many models say
+    ids, lengths = token_ids(["a b a", "b", ""], tokenizer, 4)
+    assert ids.tolist() == [[1, 2, 1, 0], [2, 0, 0, 0], [0] * 4] and lengths.tolist() == [3, 1, 0]
 
 
 def read(item: Any) -> None:
@@ -281,8 +361,13 @@ def read(item: Any) -> None:
         (lambda path: ImageFolder(path), "none found in 0 folders of classes"),
         (lambda path: read_table(path / "none.csv"), "no such file"),
         (lambda path: read_table(path / "t.csv", "knd"), "did you mean 'kind'?"),
-        (lambda path: read_table(path / "t.csv"), "column 'n': nothing at row 1"),
+        (lambda path: read_table(path / "t.csv"), "column 'n': no number at row 1"),
         (lambda path: read_table(path / "short.csv"), "row 0: 1 fields found, 2 needed"),
+        (lambda path: read_table(path / "twice.csv"), "column 'n' is there twice; once needed"),
+        (lambda path: read_table(path / "latin.csv"), "UTF-8 and commas needed"),
+        (lambda path: read_table(path / "long.csv"), "larger than field limit"),
+        (lambda path: read_table(path / "when.parquet"), "'when': date at row 0; a number or a"),
+        (lambda path: read(([1, [2, 3]], 0)), "sample 1: a list of unlike parts found; an array, or"),
         (lambda path: read_table(path / "t.txt"), "suffix '.txt' found"),
         (lambda path: read_table(path / "bad.parquet"), "bad.parquet"),
         (lambda path: token_ids(["a"], path / "none.json", 3), "tokenizer"),
@@ -307,6 +392,11 @@ def test_files_and_settings_that_do_not_serve(
 ) -> None:
     (tmp_path / "t.csv").write_text("kind,n\na,1\nb,\n")
     (tmp_path / "short.csv").write_text("kind,n\na\n")
+    (tmp_path / "twice.csv").write_text("n,n\n1,2\n")
+    (tmp_path / "latin.csv").write_bytes("größe\n1\n".encode("latin-1"))
+    (tmp_path / "long.csv").write_text(f"a\n{'x' * 200_000}\n")
+    when = pyarrow.table({"when": [datetime.date(2020, 1, 1)]})
+    pyarrow.parquet.write_table(when, tmp_path / "when.parquet")
     for name in ("t.txt", "bad.parquet"):
         (tmp_path / name).write_text("kind")
     with pytest.raises(DataError) as raised:
