@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -35,6 +35,7 @@ _LEAST = 32  # tokens that a prompt is filled up to
 _ROWS = 128  # of a buffer at least
 _USUAL = 512  # rows of a first buffer, where it may get that long
 _NOISE = 100.0
+_GRAPHS = 4  # that are kept: a step and a prompt need the same ones several times
 
 
 def room(length: int) -> int:
@@ -75,7 +76,7 @@ class Decoder:
             raise DataError(f"{self.label}: inputs {have} found; {IDS!r} needed")
         self.mask, self.places = fields.get(MASK), fields.get(PLACES)
         self.past = {each.name: _time_axis(each, self.label) for each in past}
-        self.pasts = {each.name: each for each in past}
+        self.past_fields = {each.name: each for each in past}
         if LOGITS not in session.outputs and len(session.outputs) > 1:
             raise DataError(
                 f"{self.label}: outputs {', '.join(session.outputs)} found; {LOGITS!r} needed"
@@ -85,6 +86,8 @@ class Decoder:
         self.kept = self.given or len(fields) == 1  # whether keys and values are
         self.filled = True  # whether prompts are
         self.presents: dict[str, str] = {}  # by input, the output that continues it
+        # By samples, new tokens and those of the past: graphs, with what keeps their constants.
+        self.graphs: dict[tuple[int, int, int], tuple[Graph, list[Array]]] = {}
         self.derived: dict[tuple[int, int], Step | str] = {}  # by samples and tokens
         self.samples: dict[str, int] = {}  # by input, the axis of them in that output, if not 0
         self.tried: set[str] = set()  # what has been found to have no effect
@@ -134,15 +137,22 @@ class Decoder:
                 found[each.name] = np.zeros((samples, new), each.dtype)
         if self.mask is not None:
             found[self.mask.name] = np.zeros((samples, past + new), self.mask.dtype)
-        for name, each in self.pasts.items():
+        for name, each in self.past_fields.items():
             shape = [samples, *(past if not isinstance(d, int) else d for d in each.shape[1:])]
             shape[self.past[name]] = past
             found[name] = np.zeros(shape, each.dtype)
         return found
 
     def graph(self, samples: int, new: int, past: int) -> Graph:
-        """Return the model's graph for these lengths."""
-        return self.session.graph_of(self.feeds(samples, new, past))
+        """Return the model's graph for these lengths, of which the last few are kept."""
+        key = samples, new, past
+        found = self.graphs.get(key)
+        if found is None:
+            made, weights = self.session.graph_of(self.feeds(*key)), self.session.weights()
+            _make_room(self.graphs, _GRAPHS)
+            found = made, [weights[name] for name in made.roles if name in weights]
+            self.graphs[key] = found
+        return found[0]
 
     def whole(self, samples: int, extent: int) -> Graph:
         """Return the graph of so many tokens from the first one on, with logits of some alone."""
@@ -186,8 +196,7 @@ class Decoder:
         if found is None:
             graph = self.graph(samples, extent, 0)
             found = appended(graph, self.ids.name, self.logits, self.session.weights())
-            if len(self.derived) >= self.session.most_bound:
-                del self.derived[next(iter(self.derived))]
+            _make_room(self.derived, self.session.most_bound)
             self.derived[key] = found
         return found
 
@@ -211,6 +220,12 @@ class Decoder:
             why = f"{where} depends on the length of the past" if where else ""
         self.presents = {pair.past: pair.present for pair in found}
         return why or grouped(keeping(graph, found, self.logits), self.session.weights())
+
+
+def _make_room(kept: dict[Any, Any], most: int) -> None:
+    """Forget the first that was kept where there are as many as may be."""
+    if len(kept) >= most:
+        kept.pop(next(iter(kept)), None)
 
 
 def _are_ids(each: Field) -> bool:

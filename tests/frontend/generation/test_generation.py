@@ -22,7 +22,7 @@ from soapstone.cli.main import app
 from soapstone.frontend.generation.decoder import room
 from soapstone.frontend.generation.kept import STARTS
 from soapstone.frontend.generation.sampling import Sampling
-from soapstone.ir.graph import Initial
+from soapstone.ir.graph import Graph, Initial
 from soapstone.ir.tensor import Array
 
 RANDOM = np.random.default_rng(1)
@@ -310,6 +310,23 @@ def test_models_of_layers_are_the_files_that_they_are_twins_of(
     with SMALL.network(32, small).inference() as layers:
         for prompt in PROMPTS:
             assert layers.generate(prompt, 16) == session.generate(prompt, 16)
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_no_graph_of_a_decoder_is_built_twice(
+    small: onnx.ModelProto, layers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = InferenceSession(SMALL.network(40, small) if layers else from_onnx(small))
+    built: list[dict[str, tuple[int, ...]]] = []
+    build = session.graph_of
+
+    def counted(given: dict[str, Array]) -> Graph:
+        built.append({name: array.shape for name, array in given.items()})
+        return build(given)
+
+    monkeypatch.setattr(session, "graph_of", counted)
+    assert len(session.generate(PROMPTS[0], 4)) == 4
+    assert built and all(built.count(each) == 1 for each in built)
 
 
 def test_keys_that_queries_share_are_not_repeated(session: InferenceSession) -> None:
