@@ -54,7 +54,7 @@ from soapstone.native.intrinsics import (
     symbol,
     thread_clock_ns,
 )
-from soapstone.native.memory import LINE
+from soapstone.native.memory import LINE, start
 
 # ------------------------------------------------------------------------------- words in memory
 # What different threads write lies in different cache lines, of 8 words each.
@@ -67,7 +67,7 @@ _KEY, _THREADS, _AWAKE, _WORK, _FUTEX, _GETTID, _COMPLAINT, _COMPLAINT_BYTES = r
 _NAME = "soapstone_teams"  # by which compiled code knows them
 _STATE = np.zeros(_LINE_WORDS, np.int64)
 system.keep(_STATE)
-loader.define(_NAME, _STATE.ctypes.data)
+loader.define(_NAME, start(_STATE))
 _NO_THREADS = np.frombuffer(
     b"soapstone: a region needs more threads than the system lets this process have; "
     b"OMP_NUM_THREADS says how many regions have\n",
@@ -474,7 +474,7 @@ def prepare() -> None:
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     _STATE[_THREADS] = int(asked) if asked.isdigit() and int(asked) else system.usable_cores()
     _STATE[_AWAKE] = awake_ns()
-    _STATE[_COMPLAINT], _STATE[_COMPLAINT_BYTES] = _NO_THREADS.ctypes.data, _NO_THREADS.nbytes
+    _STATE[_COMPLAINT], _STATE[_COMPLAINT_BYTES] = start(_NO_THREADS), _NO_THREADS.nbytes
     _STATE[_FUTEX], _STATE[_GETTID] = _SYSTEM_CALLS[platform.machine()]
     key = ctypes.c_uint()
     _made(ctypes.pythonapi.pthread_key_create, ctypes.byref(key), _forget.address)

@@ -15,12 +15,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import soapstone
 from soapstone.cache.places import root
 from soapstone.files import write
 
-ROOT = Path(soapstone.__file__).resolve().parent.parent
-FOLDERS = ("apps", "benchmarks", "frontend", "ir", "kernels", "mappers", "runtime", "search")
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = [ROOT / "benchmarks", *(each.parent for each in ROOT.glob("*/__init__.py"))]
 HOME = ROOT / "soapstone" / "system.py"
 ABSENT = {  # what some system lacks, by module
     "os": (
@@ -37,8 +36,8 @@ LIBRARIES = ("libgomp", "libc.so", "libomp")
 
 
 def _files() -> Iterator[Path]:
-    for folder in (*FOLDERS, "soapstone"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
+    for folder in FOLDERS:
+        for file in sorted(folder.rglob("*.py")):
             if file != HOME:
                 yield file
 
