@@ -138,6 +138,11 @@ class Tile:
         return hi - lo
 
 
+def box_shape(box: tuple[Ints, Ints]) -> tuple[int, ...]:
+    """Return the extents of a tile's box, of the first index of each axis and those after."""
+    return tuple(int(hi) - int(lo) for lo, hi in zip(*box))
+
+
 @dataclass(frozen=True)
 class Case:
     """An example call, from which the checks of an operator are made.

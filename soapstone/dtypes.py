@@ -43,6 +43,8 @@ _KINDS = {
     "uint2": "u",
 }
 DTYPES = tuple(_KINDS)
+BYTES = ("uint8", "int8")  # of which products are sums of whole numbers
+HALVES = ("float16", "bfloat16")
 
 # The type in which operators compute what they are given in a narrower one (`OpSpec.run`).
 WIDE = {

@@ -54,7 +54,7 @@ def joined(site: Site, node: Node) -> str | None:
         if found is None or masks is None or not scale * found[1] > 0:
             continue
         parts = (product, *scaling, *steps, softmax, *guard, node)
-        made = site.builder.apply(
+        made = site.emit(
             "attention",
             *found[0],
             *masks[0],
@@ -63,10 +63,10 @@ def joined(site: Site, node: Node) -> str | None:
             scale=scale * found[1],
             causal=masks[1],
             empty=empty,
-        )[0]
-        made = site.builder.apply("transpose", made, permutation=_BY_TIME)[0]
+        )
+        made = site.emit("transpose", made, permutation=_BY_TIME)
         shape = (*scores.shape[:-1], site.builder.spec(made).shape[-1])
-        return made if scores.rank == 4 else site.builder.apply("reshape", made, shape=shape)[0]
+        return made if scores.rank == 4 else site.emit("reshape", made, shape=shape)
     return None
 
 
@@ -99,9 +99,9 @@ def _by_time(site: Site, value: str, turned: bool) -> str:
     """
     shape = site.builder.spec(value).shape
     if len(shape) == 3:
-        value = site.builder.apply("reshape", value, shape=(shape[0], 1, *shape[1:]))[0]
+        value = site.emit("reshape", value, shape=(shape[0], 1, *shape[1:]))
     order = (0, 3, 1, 2) if turned else _BY_TIME
-    return site.builder.apply("transpose", value, permutation=order)[0]
+    return site.emit("transpose", value, permutation=order)
 
 
 def _unmasked(site: Site, scores: str) -> Iterator[tuple[str, str | None, tuple[Node, ...]]]:
@@ -119,11 +119,9 @@ def _unmasked(site: Site, scores: str) -> Iterator[tuple[str, str | None, tuple[
         fill = sides[1 - place]
         least = number(site.constants, fill)
         if least is not None and least <= _HIDES:
-            zero = site.constant("full", shape=(), value=0.0)
+            zero = site.emit("full", shape=(), value=0.0)
             both = (fill, zero) if place else (zero, fill)
-            emit = site.constant if shown in site.fixed else site.builder.apply
-            made = emit("where", shown, *both)
-            yield value, made if isinstance(made, str) else made[0], (node,)
+            yield value, site.emit("where", shown, *both), (node,)
 
 
 def _mask(site: Site, value: str | None, shape: tuple[int, ...]) -> tuple[list[str], bool] | None:
@@ -139,7 +137,7 @@ def _mask(site: Site, value: str | None, shape: tuple[int, ...]) -> tuple[list[s
     if known is not None and _is_causal(known, shape):
         return [], True
     if spec.rank == len(shape) == 3:  # of one head
-        value = site.builder.apply("reshape", value, shape=(aligned[0], 1, *aligned[1:]))[0]
+        value = site.emit("reshape", value, shape=(aligned[0], 1, *aligned[1:]))
     return [value], False
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from soapstone.ir.graph import Node
+from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
 
 if TYPE_CHECKING:
     from soapstone.engine.lower.weights import Site
-
-CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
 
 def grouped(site: Site, node: Node) -> str | None:
@@ -34,10 +33,10 @@ def grouped(site: Site, node: Node) -> str | None:
     ):
         return None
     operands = [
-        site.constant("concat", *(path.inputs[position] for path in paths), axis=0)
+        site.emit("concat", *(path.inputs[position] for path in paths), axis=0)
         for position in range(1, len(first.inputs))
     ]
     sources = tuple(name for path in (*paths, node) for name in path.work_of)
     at = {**first.attributes, "groups": len(paths) * first.attributes["groups"]}
     inputs = (split.inputs[0], *operands)
-    return site.builder.apply(first.operator, *inputs, name=node.name, sources=sources, **at)[0]
+    return site.emit(first.operator, *inputs, name=node.name, sources=sources, **at)

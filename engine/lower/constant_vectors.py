@@ -40,9 +40,9 @@ def _along(site: Site, value: str, extent: int) -> str:
         if site.builder.spec(whole).shape == (extent,):
             return whole
     if spec.rank != 1:
-        value = site.constant("reshape", value, shape=(spec.size,))
+        value = site.emit("reshape", value, shape=(spec.size,))
     if spec.size != extent:
-        value = site.constant("broadcast", value, shape=(extent,))
+        value = site.emit("broadcast", value, shape=(extent,))
     return value
 
 
@@ -53,7 +53,7 @@ def _behind(site: Site, maker: Node, value: str, shape: tuple[int, ...], axis: i
     if maker.operator == "broadcast":
         return vector_over(site, maker.inputs[0], shape, axis)
     if maker.operator == "full":
-        return site.constant("full", **{**at, "shape": (shape[axis],)})
+        return site.emit("full", **{**at, "shape": (shape[axis],)})
     if maker.spec.view == "concat" and at["axis"] == own:
         parts = []
         for name in maker.inputs:
@@ -62,7 +62,7 @@ def _behind(site: Site, maker: Node, value: str, shape: tuple[int, ...], axis: i
             if part is None:
                 return None
             parts.append(part)
-        return site.constant("concat", *parts, axis=0)
+        return site.emit("concat", *parts, axis=0)
     if maker.spec.view == "split" and at["axis"] == own:
         bounds = list(itertools.accumulate(at["sizes"], initial=0))
         whole = vector_over(site, maker.inputs[0], _with(shape, axis, bounds[-1]), axis)
@@ -70,11 +70,11 @@ def _behind(site: Site, maker: Node, value: str, shape: tuple[int, ...], axis: i
         start, stop = bounds[index : index + 2]
         if whole is None:
             return None
-        return site.constant("slice", whole, starts=(start,), stops=(stop,), steps=(1,))
+        return site.emit("slice", whole, starts=(start,), stops=(stop,), steps=(1,))
     if maker.spec.elementwise and maker.spec.localize is None and len(maker.outputs) == 1:
         operands = [vector_over(site, name, shape, axis) for name in maker.inputs]
         if operands and None not in operands:
-            return site.constant(maker.operator, *filter(None, operands), **at)
+            return site.emit(maker.operator, *filter(None, operands), **at)
     return None
 
 
@@ -90,7 +90,5 @@ def _by_contents(site: Site, value: str, shape: tuple[int, ...], axis: int) -> s
     if array.size == 0 or not (array == array[first]).all():
         return None
     stops = tuple(e if i == own else 1 for i, e in enumerate(array.shape))
-    cut = site.constant(
-        "slice", value, starts=(0,) * array.ndim, stops=stops, steps=(1,) * array.ndim
-    )
+    cut = site.emit("slice", value, starts=(0,) * array.ndim, stops=stops, steps=(1,) * array.ndim)
     return _along(site, cut, shape[axis])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from soapstone.dtypes import BYTES, HALVES
 from soapstone.engine.lower.rebuild import merged, substituted
 from soapstone.ir.graph import Graph, Items, Node
 from soapstone.ir.strategy import Strategy
 
 FUSED = "fused_elementwise"
-BYTES, HALVES = ("uint8", "int8"), ("float16", "bfloat16")
 Program = tuple[tuple[str, tuple[int, ...], Items], ...]  # operator, operands, attributes
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from soapstone.engine.lower.elementwise import BYTES, follows, program_of
+from soapstone.dtypes import BYTES
+from soapstone.engine.lower.elementwise import follows, program_of
 from soapstone.engine.lower.halves import reads_halves, widens
 from soapstone.engine.lower.rebuild import merged, substituted
 from soapstone.ir.graph import Graph, Node

@@ -25,7 +25,8 @@ _BLOCK = 128  # numbers of a block where the file has one scale for a column, or
 _FEW = 4  # rows, as of products that read float32 weights at memory's speed
 _FINE = 32  # of a block where they are rounded here
 # What is added to integers so that they are codes, which begin with 0.
-_SHIFTS = {"int2": 2, "uint2": 0, "int4": 8, "uint4": 0, "int8": 128, "uint8": 0}
+_SHIFTS = {f"int{bits}": 1 << (bits - 1) for bits in (2, 4, 8)}
+_SHIFTS |= {f"u{name}": 0 for name in _SHIFTS}
 
 
 @dataclass(frozen=True)
@@ -114,19 +115,19 @@ def _by_blocks(site: Site, value: str, axis: int, shape: tuple[int, int], block:
             return None
         extents = site.builder.spec(found[0]).shape
         flat = tuple(extent for place, extent in enumerate(extents) if place != axis + 1)
-        rows = site.constant("reshape", found[0], shape=flat)
+        rows = site.emit("reshape", found[0], shape=flat)
         if axis == 0:
-            rows = site.constant("transpose", rows, permutation=(1, 0))
+            rows = site.emit("transpose", rows, permutation=(1, 0))
     else:
         extents = site.builder.spec(value).shape
         extents = (1,) * (2 - len(extents)) + extents
         if len(extents) != 2 or extents[axis] != 1:
             return None
-        column = site.constant("reshape", value, shape=(extents[1 - axis], 1))
-        rows = site.constant("broadcast", column, shape=shape)
+        column = site.emit("reshape", value, shape=(extents[1 - axis], 1))
+        rows = site.emit("broadcast", column, shape=shape)
     if site.builder.spec(rows).dtype == "float32":
         return rows
-    return site.constant("cast", rows, to="float32")
+    return site.emit("cast", rows, to="float32")
 
 
 def _is_zero(site: Site, value: str) -> bool:
@@ -160,24 +161,24 @@ def _packed(site: Site, node: Node, halves: bool) -> str | None:
     if depth % _STEP or block % _STEP or numbers.shape != along:
         return None
     shape = columns, -(-depth // block)
-    one = site.constant("full", shape=(), value=1.0, dtype="float32")
+    one = site.emit("full", shape=(), value=1.0, dtype="float32")
     parts = [_by_blocks(site, *(found.scale or (one, 0)), shape, block)]
     shift = _SHIFTS.get(numbers.dtype, 0)
     if found.zero is not None and not _is_zero(site, found.zero[0]):
         parts.append(_by_blocks(site, *found.zero, shape, block))
     elif kind == WHOLE and shift != 1 << (bits - 1):
-        parts.append(site.constant("full", shape=shape, value=0.0, dtype="float32"))
+        parts.append(site.emit("full", shape=shape, value=0.0, dtype="float32"))
     known = [part for part in parts if part and site.builder.spec(part).shape == shape]
     if len(known) < len(parts) or (kind != WHOLE and len(parts) > 1):
         return None
-    known[1:] = [site.constant("affine", each, shift=float(shift)) for each in known[1:]]
+    known[1:] = [site.emit("affine", each, shift=float(shift)) for each in known[1:]]
     values, wide = found.numbers, WIDE.get(numbers.dtype, numbers.dtype)
     if wide != numbers.dtype:
-        values = site.constant("cast", values, to=wide)
+        values = site.emit("cast", values, to=wide)
     if found.axis == 0:
-        values = site.constant("transpose", values, permutation=(1, 0))
+        values = site.emit("transpose", values, permutation=(1, 0))
     at = {"bits": bits, "numbers": kind}
-    codes = site.constant("pack_nbits", values, block=block, shift=shift, **at)
+    codes = site.emit("pack_nbits", values, block=block, shift=shift, **at)
     return _product(site, node, codes, known, at)
 
 
@@ -187,11 +188,11 @@ def _product(
     """Emit a product with packed weights in place of `linear`. parts: scales, maybe zero points."""
     x, _, *bias = node.inputs
     attributes = {**attributes, "zeros": len(parts) > 1}
-    y = site.builder.apply("matmul_nbits", x, codes, *parts, name=node.name, **attributes)[0]
+    y = site.emit("matmul_nbits", x, codes, *parts, name=node.name, **attributes)
     if bias:
-        y = site.builder.apply("add", y, bias[0], name=f"{node.name}.biased")[0]
+        y = site.emit("add", y, bias[0], name=f"{node.name}.biased")
     if node.attributes["activation"] is not None:
-        y = site.builder.apply(node.attributes["activation"], y)[0]
+        y = site.emit(node.attributes["activation"], y)
     return y
 
 
@@ -207,7 +208,7 @@ def _rounded(site: Site, node: Node, bits: int) -> str | None:
     block = _FINE if depth % _FINE == 0 else _STEP
     if depth % block or not depth * columns:
         return None
-    emit, shape, lowest = site.constant, (depth // block, columns), -(1 << (bits - 1))
+    emit, shape, lowest = site.emit, (depth // block, columns), -(1 << (bits - 1))
     blocks = emit("reshape", w, shape=(shape[0], block, columns))
     high, low = (
         emit(each, blocks, axes=(1,), keepdims=True) for each in ("reduce_max", "reduce_min")

@@ -28,8 +28,6 @@ from soapstone.ir.strategy import Strategy
 from soapstone.kernels.cpu.onednn.library import available, gains_by_bfloat16
 from soapstone.kernels.entry import BFLOAT16
 
-_MOVES = ("reshape", "transpose", "concat", "split", "slice")  # views
-
 
 def widen_partials(graph: Graph, strategy: Strategy) -> Graph:
     """Return the graph with single-precision twins of half-precision nodes that leave partials."""
@@ -51,7 +49,7 @@ def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
 
 def _moves(node: Node) -> bool:
     """Return whether results are elements of the operands, rounded before or after."""
-    return node.spec.view in _MOVES or (node.spec.chooses and len(node.outputs) == 1)
+    return node.spec.view is not None or (node.spec.chooses and len(node.outputs) == 1)
 
 
 def reads_halves(graph: Graph, node: Node) -> bool:

@@ -8,19 +8,17 @@ Where none do, products of bytes, which some files have, become products of real
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import BYTES
 from soapstone.engine.lower.weights import CHANNELS, Fold, Site
 from soapstone.ir.graph import Node
-from soapstone.ir.spec import operators
+from soapstone.ir.spec import operator, operators
 from soapstone.kernels.registry import variants
 
 _PRODUCTS = {name: f"quantized_{name}" for name in CHANNELS}
-_BYTES = ("uint8", "int8")
 _MOVES = ("reshape", "transpose", "slice", *(each.name for each in operators() if each.chooses))
 _EXACT = 1 << 24  # integers up to this are float32 too
 _LEVELS = 255 * 255  # the largest product of two bytes less their zeros
@@ -37,7 +35,7 @@ def _bytes_of(site: Site, value: str) -> tuple[str, str, str] | None:
     if maker is None or maker.operator != "dequantize":
         return None
     source, scale, zero = maker.inputs
-    known = site.builder.spec(source).dtype in _BYTES and site.builder.spec(scale).dtype
+    known = site.builder.spec(source).dtype in BYTES and site.builder.spec(scale).dtype
     return (source, scale, zero) if known == "float32" else None
 
 
@@ -45,15 +43,8 @@ def _is_number(site: Site, value: str) -> bool:
     return site.builder.spec(value).size == 1
 
 
-def _emit(site: Site, operator: str, *values: str, **attributes: Any) -> str:
-    """Emit an operator, on constants where all its operands are."""
-    if site.fixed.issuperset(values):
-        return site.constant(operator, *values, **attributes)
-    return site.builder.apply(operator, *values, **attributes)[0]
-
-
 def _number(site: Site, value: str) -> str:
-    return value if site.builder.spec(value).rank == 0 else _emit(site, "reshape", value, shape=())
+    return value if site.builder.spec(value).rank == 0 else site.emit("reshape", value, shape=())
 
 
 def _weights(site: Site, value: str, axis: int, centred: bool) -> tuple[str, str, int] | None:
@@ -69,7 +60,7 @@ def _weights(site: Site, value: str, axis: int, centred: bool) -> tuple[str, str
     if maker is not None and maker.operator == "transpose":
         order = maker.attributes["permutation"]
         inner = _weights(site, maker.inputs[0], order[axis], centred)
-        return inner and (site.constant("transpose", inner[0], permutation=order), *inner[1:])
+        return inner and (site.emit("transpose", inner[0], permutation=order), *inner[1:])
     found = _bytes_of(site, value)
     if found is None:
         return None
@@ -83,9 +74,9 @@ def _weights(site: Site, value: str, axis: int, centred: bool) -> tuple[str, str
     if any(extent != 1 for i, extent in enumerate(extents) if i != axis):
         return None
     if extents[axis] == 1:
-        vector = site.constant("broadcast", _number(site, scale), shape=(channels,))
+        vector = site.emit("broadcast", _number(site, scale), shape=(channels,))
     else:
-        vector = site.constant("reshape", scale, shape=(channels,))
+        vector = site.emit("reshape", scale, shape=(channels,))
     left = 0
     if contents.dtype != np.int8 or off.any():
         shifted = contents.astype(np.int16) - off
@@ -93,12 +84,12 @@ def _weights(site: Site, value: str, axis: int, centred: bool) -> tuple[str, str
         if not fits and (centred or off.size != 1):
             return None
         if fits or contents.dtype != np.int8:
-            by = site.constant("cast", zero, to="int16")
+            by = site.emit("cast", zero, to="int16")
             if not fits:
                 left = int(off.reshape(())) - 128
-                by = site.constant("full", shape=(), value=128, dtype="int16")
-            wide = site.constant("cast", source, to="int16")
-            source = site.constant("cast", site.constant("sub", wide, by), to="int8")
+                by = site.emit("full", shape=(), value=128, dtype="int16")
+            wide = site.emit("cast", source, to="int16")
+            source = site.emit("cast", site.emit("sub", wide, by), to="int8")
         else:
             left = int(off.reshape(()))
     return source, vector, left
@@ -111,18 +102,16 @@ def _product(site: Site, node: Node) -> str | None:
     if left is None or x in site.fixed or node.attributes["activation"] is not None:
         return None
     source, scale, zero = left
-    linear = node.operator == "linear"
-    right = _weights(site, w, CHANNELS[node.operator][0], not linear)
+    product = operator(_PRODUCTS[node.operator])
+    shifts = "w_zero" in product.attributes  # whether what the weights call 0 may be another number
+    right = _weights(site, w, CHANNELS[node.operator][0], not shifts)
     if right is None or not (_is_number(site, scale) and _is_number(site, zero)):
         return None
-    scales = _emit(site, "mul", right[1], _number(site, scale))
+    scales = site.emit("mul", right[1], _number(site, scale))
     inputs = (source, right[0], _number(site, zero), scales, *bias)
-    at = {name: v for name, v in node.attributes.items() if name != "activation"}
-    if linear:
-        at["w_zero"] = right[2]
-    return site.builder.apply(
-        _PRODUCTS[node.operator], *inputs, name=node.name, **{**at, "bias": bool(bias)}
-    )[0]
+    at = {**node.attributes, "bias": bool(bias)} | ({"w_zero": right[2]} if shifts else {})
+    del at["activation"]
+    return site.emit(product.name, *inputs, name=node.name, **at)
 
 
 def _moved(site: Site, node: Node) -> str | None:
@@ -139,7 +128,7 @@ def _moved(site: Site, node: Node) -> str | None:
 
 def _meaning(site: Site, node: Node, value: str, scale: str, zero: str) -> str:
     numbers = _number(site, scale), _number(site, zero)
-    return site.builder.apply("dequantize", value, *numbers, name=f"{node.name}.real")[0]
+    return site.emit("dequantize", value, *numbers, name=f"{node.name}.real")
 
 
 def _same(site: Site, first: Sequence[str], second: Sequence[str]) -> bool:
@@ -202,31 +191,27 @@ def _rounded(site: Site, node: Node) -> str | None:
 
 def _summed(site: Site, node: Node) -> str | None:
     """Sums of products that become real at once are made real by the product."""
-    host = site.builder.maker(node.inputs[0])
-    if host is None or site.readers.get(node.inputs[0]) != 1 or host.operator not in _QUANTIZED:
-        return None
-    if host.attributes["to"] != "int32" or node.attributes["to"] != "float32":
+    host = site.only(node.inputs[0], *_QUANTIZED)
+    if host is None or (host.attributes["to"], node.attributes["to"]) != ("int32", "float32"):
         return None
     channels = site.builder.spec(host.inputs[1]).shape[CHANNELS[_QUANTIZED[host.operator]][0]]
-    ones = site.constant("full", shape=(channels,), value=1.0, dtype="float32")
+    ones = site.emit("full", shape=(channels,), value=1.0, dtype="float32")
     return site.changed(host, [*host.inputs, ones], to="float")
 
 
 def _scaled(site: Site, node: Node) -> str | None:
     """A product of bytes takes the factor that follows it: a number, or one a channel."""
     for value, other in (node.inputs, node.inputs[::-1]):
-        host = site.builder.maker(value)
-        if host is None or site.readers.get(value) != 1 or host.operator not in _QUANTIZED:
-            continue
-        if host.attributes["to"] == "int32" or host.attributes["bias"]:
+        host = site.only(value, *_QUANTIZED)
+        if host is None or host.attributes["to"] == "int32" or host.attributes["bias"]:
             continue
         spec, factor = site.builder.spec(value), site.builder.spec(other)
         axis = CHANNELS[_QUANTIZED[host.operator]][1] % spec.rank
         extents = (1,) * (spec.rank - factor.rank) + factor.shape
         if len(extents) > spec.rank or any(e != 1 for i, e in enumerate(extents) if i != axis):
             continue
-        vector = _emit(site, "reshape", other, shape=(factor.size,))
-        scales = _emit(site, "mul", host.inputs[3], vector)
+        vector = site.emit("reshape", other, shape=(factor.size,))
+        scales = site.emit("mul", host.inputs[3], vector)
         return site.changed(host, [*host.inputs[:3], scales])
     return None
 
@@ -235,48 +220,35 @@ def _real(site: Site, node: Node) -> str | None:
     """A product of bytes is one of the integers that they are, in floating point."""
     name = _QUANTIZED[node.operator]
     x, w, zero, *vectors = node.inputs
-    terms = math.prod(site.builder.spec(w).shape) // max(1, site.builder.spec(w).shape[0])
-    if name == "linear":
-        terms = site.builder.spec(w).shape[0]
+    weights, (of_weights, of_result) = site.builder.spec(w), CHANNELS[name]
+    terms = weights.size // max(1, weights.shape[of_weights])
     whole = node.attributes["to"] == "int32"
     real = site.builder.spec(vectors[0]).dtype if vectors else "float32"
     if whole and terms * _LEVELS >= _EXACT:
         real = "float64"
-    left, right, off = (_emit(site, "cast", each, to=real) for each in (x, w, zero))
+    left, right, off = (site.emit("cast", each, to=real) for each in (x, w, zero))
     at = {n: v for n, v in node.attributes.items() if n not in ("to", "bias", "w_zero")}
     if node.attributes.get("w_zero"):
-        right = _emit(site, "affine", right, shift=-float(node.attributes["w_zero"]))
+        right = site.emit("affine", right, shift=-float(node.attributes["w_zero"]))
     bias = vectors[1:]
     if vectors and vectors[0] in site.fixed:
-        axis = CHANNELS[name][0]
-        rank = site.builder.spec(w).rank
-        shape = tuple(-1 if i == axis % rank else 1 for i in range(rank))
-        channels = site.builder.spec(vectors[0]).size
-        shape = tuple(channels if extent == -1 else 1 for extent in shape)
-        right = _emit(site, "mul", right, site.constant("reshape", vectors[0], shape=shape))
+        right = site.emit("mul", right, site.along(vectors[0], of_weights, weights.rank))
         vectors = []
-    centred = _emit(site, "sub", left, off)
-    made = site.builder.apply(
+    centred = site.emit("sub", left, off)
+    made = site.emit(
         name, centred, right, *(() if vectors else bias), bias=bool(bias) and not vectors, **at
-    )[0]
+    )
     if whole:
-        return site.builder.apply("cast", made, name=node.name, to="int32")[0]
-    for operator, vector in zip(("mul", "add"), vectors):
-        rank = site.builder.spec(made).rank
-        axis = CHANNELS[name][1] % rank
-        shape = tuple(site.builder.spec(vector).size if i == axis else 1 for i in range(rank))
-        made = site.builder.apply(operator, made, _emit(site, "reshape", vector, shape=shape))[0]
+        return site.emit("cast", made, name=node.name, to="int32")
+    for step, vector in zip(("mul", "add"), vectors):
+        made = site.emit(step, made, site.along(vector, of_result, site.builder.spec(made).rank))
     return made
 
 
 def _scale(site: Site, node: Node) -> tuple[str, str]:
     """The scale and zero of a range, by its least and its greatest value."""
-    x = node.inputs[0]
+    x, emit = node.inputs[0], site.emit
     spec = site.builder.spec(x)
-
-    def emit(operator: str, *values: str, **attributes: Any) -> str:
-        return site.builder.apply(operator, *values, **attributes)[0]
-
     axes, none = tuple(range(spec.rank)), emit("full", shape=(), value=0.0, dtype=spec.dtype)
     low = emit("minimum", emit("reduce_min", x, axes=axes, keepdims=False), none)
     high = emit("maximum", emit("reduce_max", x, axes=axes, keepdims=False), none)

@@ -26,9 +26,9 @@ def named(site: Site, node: Node) -> str | None:
         if vector is not None and found is not None:
             x, epsilon, parts = found
             sources = tuple(name for part in (*parts, scaled, node) for name in part.work_of)
-            return site.builder.apply(
+            return site.emit(
                 "rms_norm", x, vector, name=node.name, sources=sources, epsilon=epsilon
-            )[0]
+            )
     return None
 
 

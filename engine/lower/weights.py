@@ -20,11 +20,12 @@ from soapstone.engine.lower.rebuild import kept, rebuild
 from soapstone.ir.activations import Made, Recogniser
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
 from soapstone.ir.tensor import Array, Role
 from soapstone.records import dataclass
 
 # The axis of the weights, operand 1, that runs over the result's channels; and the result's.
-CHANNELS = {"conv1d": (0, 1), "conv2d": (0, 1), "conv3d": (0, 1), "linear": (1, -1)}
+CHANNELS = dict.fromkeys(CONVOLUTIONS, (0, 1)) | {"linear": (1, -1)}
 
 
 def fold_biases(graph: Graph, weights: Set[str]) -> Graph:
@@ -83,11 +84,18 @@ class Site:
         read = self.readers.get(value) == readers
         return node if node is not None and node.operator in operators and read else None
 
-    def constant(self, operator: str, *values: str, **attributes: Any) -> str:
-        """Emit an operator on constants."""
+    def emit(self, operator: str, *values: str, **attributes: Any) -> str:
+        """Emit an operator, whose result is known to be a constant where all its operands are."""
         made = self.builder.apply(operator, *values, **attributes)[0]
-        self.fixed.add(made)
+        if self.fixed.issuperset(values):
+            self.fixed.add(made)
         return made
+
+    def along(self, vector: str, axis: int, rank: int) -> str:
+        """Emit a vector as what has so many axes, and runs along one that may be negative."""
+        spread = [1] * rank
+        spread[axis] = self.builder.spec(vector).size
+        return self.emit("reshape", vector, shape=tuple(spread))
 
     def channel_vector(self, node: Node, value: str) -> str | None:
         """Return a constant that varies over a product's channels only, as a vector; or None."""
@@ -109,15 +117,12 @@ class Site:
 
     def scaled(self, node: Node, scale: str, shift: str | None) -> str:
         """Emit a product whose result is scaled by, then shifted by, vectors over its channels."""
-        axis = CHANNELS[node.operator][0]
         rank = self.builder.spec(node.inputs[1]).rank
-        channels = self.builder.spec(scale).shape[0]
-        shape = tuple(channels if i == axis else 1 for i in range(rank))
-        column = self.constant("reshape", scale, shape=shape)
-        weights = self.constant("mul", node.inputs[1], column)
-        bias = self.constant("mul", node.inputs[2], scale) if node.attributes["bias"] else None
+        column = self.along(scale, CHANNELS[node.operator][0], rank)
+        weights = self.emit("mul", node.inputs[1], column)
+        bias = self.emit("mul", node.inputs[2], scale) if node.attributes["bias"] else None
         if bias and shift:
-            bias = self.constant("add", bias, shift)
+            bias = self.emit("add", bias, shift)
         return self.with_weights(node, weights, bias or shift)
 
 
@@ -173,7 +178,7 @@ def _number(site: Site, node: Node) -> str | None:
         "mul": (number, 0.0),
         "div": (1 / number if number else 0.0, 0.0),
     }[node.operator]
-    return site.builder.apply("affine", x, name=node.name, scale=scale, shift=shift)[0]
+    return site.emit("affine", x, name=node.name, scale=scale, shift=shift)
 
 
 # Activations that files write out as arithmetic, by the names that `Recogniser` gives.
@@ -204,7 +209,7 @@ def _named(site: Site, node: Node) -> str | None:
     if not math.isclose(scale, 1.0, rel_tol=1e-5):
         return None
     operator, attributes = _SPELLED[name]
-    return site.builder.apply(operator, x, name=node.name, **attributes)[0]
+    return site.emit(operator, x, name=node.name, **attributes)
 
 
 def _product(site: Site, node: Node) -> str | None:
@@ -215,8 +220,8 @@ def _product(site: Site, node: Node) -> str | None:
     if weights not in site.fixed or x in site.fixed or site.builder.spec(weights).rank != 2:
         return None
     if node.attributes["transpose_b"]:
-        weights = site.constant("transpose", weights, permutation=(1, 0))
-    return site.builder.apply("linear", x, weights, name=node.name, bias=False)[0]
+        weights = site.emit("transpose", weights, permutation=(1, 0))
+    return site.emit("linear", x, weights, name=node.name, bias=False)
 
 
 def _plain_product(site: Site, node: Node) -> str | None:
@@ -232,7 +237,7 @@ def _reshaped(site: Site, node: Node) -> str | None:
     shape, width = node.attributes["shape"], site.builder.spec(host.inputs[0]).shape[-1]
     if shape[-1:] != site.builder.spec(node.inputs[0]).shape[-1:]:
         return None
-    x = site.builder.apply("reshape", host.inputs[0], shape=(*shape[:-1], width))[0]
+    x = site.emit("reshape", host.inputs[0], shape=(*shape[:-1], width))
     return site.changed(host, (x, *host.inputs[1:]))
 
 
@@ -241,17 +246,16 @@ def _batch_norm(site: Site, node: Node) -> str | None:
     if not site.fixed.issuperset(node.inputs[1:]):
         return None
     x, gamma, beta, mean, var = node.inputs
-    spread = site.constant("affine", var, shift=node.attributes["epsilon"])
-    scale = site.constant("mul", gamma, site.constant("power", spread, exponent=-0.5))
-    shift = site.constant("sub", beta, site.constant("mul", mean, scale))
+    spread = site.emit("affine", var, shift=node.attributes["epsilon"])
+    scale = site.emit("mul", gamma, site.emit("power", spread, exponent=-0.5))
+    shift = site.emit("sub", beta, site.emit("mul", mean, scale))
     host = site.host(x)
     spec = site.builder.spec(x)
     if host is not None and CHANNELS[host.operator][1] % spec.rank == 1:
         return site.scaled(host, scale, shift)
-    shape = (spec.shape[1], *(1,) * (spec.rank - 2))
-    scale, shift = (site.constant("reshape", value, shape=shape) for value in (scale, shift))
-    product = site.builder.apply("mul", x, scale, name=f"{node.name}.scale")[0]
-    return site.builder.apply("add", product, shift, name=node.name)[0]
+    scale, shift = (site.along(value, 0, spec.rank - 1) for value in (scale, shift))
+    product = site.emit("mul", x, scale, name=f"{node.name}.scale")
+    return site.emit("add", product, shift, name=node.name)
 
 
 def _operands(site: Site, node: Node) -> tuple[Node, str] | None:
@@ -289,7 +293,7 @@ def _scale_seen(site: Site, node: Node) -> str | None:
         value = look.inputs[0]
     channels = site.builder.spec(value).shape[CHANNELS[host.operator][1]]
     scale, shift = (
-        site.constant(
+        site.emit(
             "full",
             shape=(channels,),
             value=node.attributes[name],
@@ -309,7 +313,7 @@ def _bias(site: Site, node: Node) -> str | None:
         return None
     host, vector = found
     if host.attributes["bias"]:
-        vector = site.constant("add", host.inputs[2], vector)
+        vector = site.emit("add", host.inputs[2], vector)
     return site.with_weights(host, host.inputs[1], vector)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
-from soapstone.dtypes import kind_of
+from soapstone.dtypes import BYTES, kind_of
 from soapstone.errors import DataError
 from soapstone.files import check_targets, write
 from soapstone.frontend.inference.session import InferenceSession
@@ -24,7 +24,6 @@ from soapstone.frontend.quantization.choice import choose
 from soapstone.frontend.quantization.network import Network
 from soapstone.frontend.quantization.ranges import Ranges
 from soapstone.frontend.quantization.rewrite import rewrite
-from soapstone.ir.ops.quantized.rounding import BYTES
 from soapstone.ir.tensor import Array
 
 METHODS = ("minmax", "percentile", "entropy")

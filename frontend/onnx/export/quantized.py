@@ -8,6 +8,7 @@ from soapstone.frontend.onnx.errors import UnsupportedError
 from soapstone.frontend.onnx.export.rules import Given, export
 from soapstone.frontend.onnx.file.tensors import ONNX_OF
 from soapstone.ir.builder import Emitter
+from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
 
 
 def _axis(g: Given) -> int | None:
@@ -106,7 +107,7 @@ def _linear(g: Given) -> None:
     _sums(g, g("MatMulInteger", *_operands(g)), (-1,))
 
 
-@export("quantized_conv1d", "quantized_conv2d", "quantized_conv3d")
+@export(*(f"quantized_{name}" for name in CONVOLUTIONS))
 def _conv(g: Given) -> None:
     window = {"strides": g["stride"], "pads": g["padding"], "dilations": g["dilation"]}
     total = g("ConvInteger", *_operands(g), **window, group=g["groups"])

@@ -15,6 +15,7 @@ from soapstone.frontend.onnx.file.tensors import ONNX_OF
 from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.elementwise.fused import program_steps
+from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
 from soapstone.ir.tensor import TensorSpec
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def _linear(g: Given) -> None:
     activated(g, g["activation"], make)
 
 
-@export("conv1d", "conv2d", "conv3d")
+@export(*CONVOLUTIONS)
 def _conv(g: Given) -> None:
     def make(to: str | None) -> str:
         window = {"strides": g["stride"], "pads": g["padding"], "dilations": g["dilation"]}

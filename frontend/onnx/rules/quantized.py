@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.dtypes import integers, kind_of
+from soapstone.dtypes import BYTES, integers, kind_of
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.tensors import dtype_of
 from soapstone.frontend.onnx.rules.products import product
 from soapstone.frontend.onnx.rules.windows import convolved, windowed
 from soapstone.frontend.onnx.values import ALIGNED, PLAIN, STRIDED, Value, rule
-from soapstone.ir.ops.quantized.rounding import BYTES
 
 _LEVELS = 255 * 255  # the largest product of two bytes
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import BYTES
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.values import PLAIN, STRIDED, Value, rule
@@ -180,7 +181,7 @@ def max_pool(n: Call) -> Any:
     size = _spatial(x)
     windows = window(n, size, None)
     attributes = {"kernel": windows.kernel, "ceil_mode": windows.ceil, **windows.attributes()}
-    own = x.spec.is_float or x.dtype in ("uint8", "int8")
+    own = x.spec.is_float or x.dtype in BYTES
     name, real = f"max_pool{windows.rank}d", x if own else n.cast(x, "float32")
     if not n.wants(1):
         return [n.cast(n(name, real, **attributes), x.dtype)]

@@ -17,8 +17,7 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_integer
 from soapstone.ir.ops.operands import named, need_axis
-from soapstone.ir.ops.reduction.folds import box_shape
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

@@ -29,8 +29,7 @@ from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.movement import laws_movement
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.operands import need_axis, need_numbers, numbered
-from soapstone.ir.ops.reduction.folds import box_shape
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 _COLUMNS = 64  # of a large transposed array that are copied together

@@ -15,8 +15,7 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.movement import laws_movement
 from soapstone.ir.ops.operands import need_numbers, numbered
-from soapstone.ir.ops.reduction.folds import box_shape
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.dtypes import learn
+from soapstone.dtypes import BYTES, learn
 from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float
@@ -139,7 +139,7 @@ def _pack_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
     _need_kind(attributes)
     (w,), bits, block = inputs, attributes["bits"], attributes["block"]
     whole = attributes["numbers"] == WHOLE
-    fits = w.dtype in ("int8", "uint8") if whole else w.is_float
+    fits = w.dtype in BYTES if whole else w.is_float
     if w.rank != 2 or not fits or block * bits % 8:
         raise ShapeError(
             f"input 0 has type {w.dtype} and shape {w.shape}, blocks {block} numbers;"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import BYTES
 from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import Expression, make
@@ -16,7 +17,6 @@ from soapstone.ir.ops.elementwise.pointwise import declare, need_type, pointwise
 from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
-BYTES = ("uint8", "int8")
 _WHOLE = (*BYTES, "int32")
 
 

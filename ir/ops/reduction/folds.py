@@ -29,6 +29,7 @@ from soapstone.ir.spec import (
     OpSpec,
     SignatureRule,
     Tile,
+    box_shape,
     define,
     register,
 )
@@ -354,11 +355,6 @@ def _broadcast_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes)
         else:
             axes.append(along(table, f"d{axis}", extent, "input 0"))
     return finish(table, [Operand(tuple(axes))], [output], [x.dtype])
-
-
-def box_shape(box: tuple[Any, Any]) -> tuple[int, ...]:
-    """Return the extents of a tile's box (lo, hi)."""
-    return tuple(int(hi) - int(lo) for lo, hi in zip(*box))
 
 
 define(

@@ -36,10 +36,12 @@ from soapstone.ir.ops.windows.window import (
     window_attributes,
     windows_of,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.records import dataclass
 
+RANKS = (1, 2, 3)
+CONVOLUTIONS = tuple(f"conv{rank}d" for rank in RANKS)
 GROUPS = {"groups": Attribute("int", 1, minimum=1)}
 
 
@@ -247,12 +249,11 @@ def grad_input(attributes: Attributes, dy: Array, w: Array) -> Array:
 
 def _grad_input_localize(rank: int, attributes: Attributes, tile: Tile) -> Attributes:
     kernel = [tile.size(f"k{dim}") for dim in spatial_dims(rank)]
-    lo, hi = tile.outputs[0]
     return {
         **attributes,
         "padding": local_padding(attributes, tile, tile.outputs[0], kernel),
         "groups": max(1, tile.size("g")),
-        "size": tuple(int(extent) for extent in (hi - lo)[2:]),
+        "size": box_shape(tile.outputs[0])[2:],
     }
 
 
@@ -401,5 +402,5 @@ def _declare(rank: int) -> None:
     )
 
 
-for _rank in (1, 2, 3):
+for _rank in RANKS:
     _declare(_rank)

@@ -36,7 +36,7 @@ from soapstone.ir.ops.windows.window import (
     window_attributes,
     windows_of,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 
 BYTE_POSITIONS = 256  # windows of more positions have indices of four bytes
@@ -137,7 +137,7 @@ def _local(attributes: Attributes, tile: Tile, box: tuple[Ints, Ints]) -> dict[s
     at the borders the divisors that they have in the whole image. `excess` is how much of the
     padding at each end lies past the image's own.
     """
-    size = tuple(int(extent) for extent in (box[1] - box[0])[2:])
+    size = box_shape(box)[2:]
     padding = local_padding(attributes, tile, box, attributes["kernel"])
     rank = len(size)
     excess = []

@@ -17,7 +17,7 @@ import numpy as np
 from soapstone.ir.dims import Axis, DimTable, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.records import dataclass
 
@@ -230,14 +230,14 @@ def _localize(attributes: Attributes, tile: Tile) -> Attributes:
     local: dict[str, Any] = {
         **attributes,
         "full_sizes": full,
-        "sizes": tuple(int(extent) for extent in box[1] - box[0]),
+        "sizes": box_shape(box),
         "offsets": tuple(int(start) for start in box[0]),
     }
     # An axis left as it is is split in the input too, where the tile's part begins at zero.
     image = tile.inputs[0] if "size" not in attributes else tile.outputs[0]
     shape = tile.input_shapes[0] if "size" not in attributes else tile.output_shapes[0]
     cut = [_plain(attributes, axis, extent, full[axis]) for axis, extent in enumerate(shape)]
-    extents = tuple(int(extent) for extent in image[1] - image[0])
+    extents = box_shape(image)
     local["offsets"] = tuple(0 if plain else o for plain, o in zip(cut, local["offsets"]))
     local["full_sizes"] = tuple(
         extent if plain else count for plain, extent, count in zip(cut, extents, full)

@@ -12,6 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from soapstone.dtypes import BYTES, HALVES
 from soapstone.ir.spec import operator as declared
 from soapstone.kernels.cpu.elementwise.conversions import KINDS
 from soapstone.kernels.cpu.elementwise.formulas import instruction_of, names, parameters_of
@@ -21,8 +22,7 @@ from soapstone.records import dataclass
 _UNBOUNDED = {"low": -math.inf, "high": math.inf}  # where an attribute is None
 
 _FLOAT, _BOOL = "float32", "bool"
-_HALVES = ("float16", "bfloat16")
-_INTEGERS = ("int32", "int64", "uint8", "int8")
+_INTEGERS = ("int32", "int64", *BYTES)
 _COMPARISONS = frozenset({"equal", "less", "less_equal", "greater", "greater_equal"})
 _LOGIC = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
 _TESTS = frozenset({"is_nan", "is_inf"})
@@ -71,7 +71,7 @@ def result_type(
     kinds = set(operands)
     if operator == "cast":
         source, target = operands[0], str(attributes["to"])
-        exact = source in (_FLOAT, *_HALVES, _BOOL, "uint8", "int8") or target == _FLOAT
+        exact = source in (_FLOAT, *HALVES, _BOOL, *BYTES) or target == _FLOAT
         exact = exact or (target == _BOOL and source in _INTEGERS)
         return target if exact and {source, target} <= KINDS.keys() else None
     if operator in _COMPARISONS:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import BYTES
 from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_DIFF_DST,
     ARG_DIFF_SRC,
@@ -42,7 +43,6 @@ from soapstone.records import dataclass
 
 _TRAINING, _INFERENCE = 64, 96
 _MAX, _AVERAGE_ALL, _AVERAGE_INSIDE = 0x1FF, 0x2FF, 0x3FF
-_BYTES = ("uint8", "int8")
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _indices(program: Program, primitive: Primitive, index: Array, order: Any) -
 def max_pool2d(call: Call) -> Entry | None:
     """Return the entry of the maximum of each window, with the attribute `indices` also where."""
     (x,), (y, *index) = call.inputs, call.outputs
-    whole = x.dtype.name in _BYTES and not index
+    whole = x.dtype.name in BYTES and not index
     kind = x.dtype.name if whole else "float32"
     if not served(Call(call.operator, {}, (x,), (y,)), kind) or x.ndim != 4:
         return None

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from soapstone.dtypes import BYTES
 from soapstone.kernels.cpu.onednn import convolution, matmul
 from soapstone.kernels.cpu.onednn.descriptors import ALGORITHMS, Activation, Step
 from soapstone.kernels.cpu.onednn.execute import Program, empty, served
@@ -21,20 +22,20 @@ from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.memory import held
 
-_BYTES, _RESULTS = ("uint8", "int8"), ("float32", "int32")
+_RESULTS = ("float32", "int32")
 
 
 def _scaling(call: Call, rounds: bool) -> Scaling | None:
     """Return what a call's operands are scaled by, or None where types are not oneDNN's."""
     x, w, zero, *vectors = call.inputs
     (y,) = call.outputs
-    if x.dtype.name not in _BYTES or w.dtype != np.int8:
+    if x.dtype.name not in BYTES or w.dtype != np.int8:
         return None
     if zero.dtype not in (np.int32, x.dtype):
         return None
     if any(vector.dtype != np.float32 for vector in vectors):
         return None
-    if y.dtype.name not in (_BYTES if rounds else _RESULTS):
+    if y.dtype.name not in (BYTES if rounds else _RESULTS):
         return None
     centred = 2 in call.constants and not held(zero).any()
     w_zero = call.attributes.get("w_zero", 0)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soapstone.dtypes import HALVES
 from soapstone.ir.expression import Expression, evaluate, parameter, variable
 from soapstone.ir.operations import NUMPY
 from soapstone.ir.spec import OpSpec, operator
@@ -19,7 +20,6 @@ from soapstone.ir.tensor import TensorSpec
 from soapstone.kernels.entry import Declined
 
 Number = int | float
-HALVES = ("float16", "bfloat16")
 
 
 class Value(NamedTuple):

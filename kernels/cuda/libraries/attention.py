@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from soapstone.dtypes import HALVES
 from soapstone.ir.ops.products.attention import scale_of
 from soapstone.kernels.cuda.elementwise.pointwise import pointwise
-from soapstone.kernels.cuda.elementwise.text import HALVES
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.libraries.cudnn import (
     Graph,

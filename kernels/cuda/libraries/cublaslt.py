@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cuda.elementwise.text import HALVES
+from soapstone.dtypes import HALVES
 from soapstone.kernels.cuda.entry import DeviceEntry
 from soapstone.kernels.cuda.libraries.device import (
     address,

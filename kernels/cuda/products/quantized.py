@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
 from soapstone.kernels.cuda.elementwise.pointwise import pointwise
 from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
@@ -57,6 +58,6 @@ def quantized(of: Product) -> DeviceEntry:
     return sequence((*before, bound(made, "int32")))
 
 
-for _name in ("conv1d", "conv2d", "conv3d", "linear"):
+for _name in (*CONVOLUTIONS, "linear"):
     BINDS[f"quantized_{_name}"] = quantized
     variant(f"quantized_{_name}", "tiled", processor="cuda")(tiled)
