@@ -106,7 +106,7 @@ def plan(
     members, groups = _groups(tiling)
     distinct = _tiling(tiling.shape, groups)
     disjoint = distinct.disjoint
-    buckets, place = _buckets(tiling, members)
+    buckets, place = _buckets(members)
     found = folds(tiling, itemsize, processors)
     mode = COMBINE if not initialise else FIRST if disjoint else IDENTITY
     launches = _launches(tiling, buckets, place, found, reduction, mode, disjoint, spread)
@@ -145,7 +145,7 @@ def _groups(tiling: Tiling) -> tuple[dict[Box, list[int]], list[Box]]:
 
 
 def _buckets(
-    tiling: Tiling, members: dict[Box, list[int]]
+    members: dict[Box, list[int]],
 ) -> tuple[list[Bucket], dict[int, tuple[int, int]]]:
     """One bucket a tile shape, slices ordered by box and then by point; where each point is."""
     by_shape: dict[Shape, list[int]] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import heapq
-import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +69,6 @@ class LocalExecutor:
         self._own = threads is None  # whether its threads end with it
         self._threads = Threads(machine) if threads is None else threads
         self._processes: dict[int, WorkerProcess] = {}  # of processors of kind "process"
-        self._ticket = itertools.count()
         self.workers = self._threads.identifiers
         self.here = False  # whether the calling thread does what one processor alone is to do
         self._closed = ""  # why it is of no use any more

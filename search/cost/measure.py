@@ -28,7 +28,6 @@ from soapstone.runtime.tracing.program import NativeProgram, assemble
 from soapstone.search.cost.database import ROUNDS, interleaved
 from soapstone.system import cache_bytes, preemptions
 
-_MiB = 1 << 20
 _SIDE, _SLOW, _LOOKS = 192, 1.3, 9
 _REST_S = 0.002  # a process that has slept is not preempted at once
 

@@ -442,10 +442,10 @@ class _Run:
         contents = dict(written.contents)
         for name, value in written.values.items():
             if self.pool.fixed[value] and name in written.graph.roles and name not in contents:
-                contents[name] = self.weight(name, value)
+                contents[name] = self._weight(value)
         return self.model.cost(written.graph, contents, _named(written, layouts or {}))
 
-    def weight(self, name: str, value: int) -> Array:
+    def _weight(self, value: int) -> Array:
         """Return the contents of a weight; those of a piece are of no account but for numbers."""
         maker = self.pool.makers[value]
         if isinstance(maker, Leaf) and maker.name in self.constants:

@@ -102,7 +102,7 @@ class Encoder:
         for i in range(count):
             mine = slice(first[i], first[i + 1])
             self._own(i, times[:, mine], late[:, mine], updates[:, mine])
-        if not self._in_reverse(updates[0], first):
+        if not self._in_reverse():
             updates[1] = 0
         delays, marks = self._delays()
         partner, joint_first, joint, joint_lasts = self._joint()
@@ -176,7 +176,7 @@ class Encoder:
         places = p.tasks["place"]
         return bool(places[update].min(initial=len(places)) > places[~update].max(initial=-1))
 
-    def _in_reverse(self, updates: Array, first: Array) -> bool:
+    def _in_reverse(self) -> bool:
         """Return whether every device runs updates in the reverse order of operators."""
         p = self.model.problem
         places: dict[int, list[int]] = {}

@@ -44,16 +44,15 @@ def marked_spine(count: int, edges: Sequence[tuple[int, int]]) -> Spine:
     at = {op: place for place, op in enumerate(order)}
     reach = [max((at[j] for j in readers[i]), default=at[i]) for i in range(count)]
     longest = sorted(range(count), key=lambda i: (at[i] - reach[i], i))
-    best, score = _cut(order, at, reach, set()), 0.0
-    least = len(best) + 0.5  # far operators make all tables larger
-    spine, far = best, set[int]()
+    spine, far = _cut(order, reach, set()), set[int]()
+    least = len(spine) + 0.5  # far operators make all tables larger
     for many in range(1, min(FAR, count) + 1):
         tried = set(longest[:many])
         for _ in range(2):
-            cuts = _cut(order, at, reach, tried)
+            cuts = _cut(order, reach, tried)
             block = _blocks(order, cuts)
             tried = {i for i in tried if len({block[j] for j in readers[i]}) >= BLOCKS}
-        cuts = _cut(order, at, reach, tried)
+        cuts = _cut(order, reach, tried)
         score = len(cuts) - BLOCKS * len(tried)
         if score > least:
             spine, far, least = cuts, tried, score
@@ -66,7 +65,7 @@ def _place(op: int, readers: set[int], written: bool) -> tuple[int, int, int]:
     return min(readers), 0, op
 
 
-def _cut(order: list[int], at: dict[int, int], reach: list[int], far: set[int]) -> list[int]:
+def _cut(order: list[int], reach: list[int], far: set[int]) -> list[int]:
     """Return operators that no edge passes, but from far ones, in order."""
     found, passing = [], -1
     for place, op in enumerate(order):

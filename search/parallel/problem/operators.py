@@ -95,7 +95,7 @@ def operators_of(graph: Graph, fans: Mapping[str, Node]) -> tuple[Operator, ...]
             continue
         home[node.name] = len(first), False
         first.append(node)
-        sources.append(_gradient(graph, node, fans) if parameter else None)
+        sources.append(_gradient(graph, node) if parameter else None)
         ahead.append([node])
         back.append([])
     return tuple(
@@ -110,7 +110,7 @@ def _copies(graph: Graph, node: Node) -> bool:
     return node.apart and node.operator == "broadcast" and same
 
 
-def _gradient(graph: Graph, node: Node, fans: Mapping[str, Node]) -> str | None:
+def _gradient(graph: Graph, node: Node) -> str | None:
     """Return the value, made in this step, whose tiles an update follows."""
     old = next(iter(node.overwrites.values()))
     for name in node.inputs:
@@ -146,7 +146,7 @@ def followed(graph: Graph, node: Node, order: Mapping[str, int]) -> Node | None:
 
 
 def within(
-    graph: Graph, operators: tuple[Operator, ...], fans: Mapping[str, Node], only: Collection[str]
+    operators: tuple[Operator, ...], fans: Mapping[str, Node], only: Collection[str]
 ) -> tuple[Operator, ...]:
     """Return some operators, by name, with the updates that they give gradients to."""
     kept = [item for item in operators if item.source is None and item.name in only]

@@ -89,7 +89,7 @@ def prepare(
     fans = fans_of(graph)
     operators = operators_of(graph, fans)
     if only is not None:
-        operators = within(graph, operators, fans, only)
+        operators = within(operators, fans, only)
     if not operators:
         raise ParallelError(f"graph {graph.name!r} has no operators to split")
     tasks = tasks_of(graph, operators, fans, fine=isinstance(machine, MeasuredMachine))
