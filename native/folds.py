@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import Native, native, routine
+from soapstone.native.entries import Native, helper, native, routine
 from soapstone.native.intrinsics import address_of, pointer_cast
 from soapstone.native.moves import copy_run, row_offset
 from soapstone.native.walks import FIRST, IDENTITY
 
 _CHUNK = 2048  # elements of a row folded at a time, so that the output stays in the first cache
-SUM, PROD, MAX, MIN = range(4)
 
 # One stage of a fold: then the extents of its axes, the strides of the output, and of each part its
 # address and strides (bytes). The last axis is the inner loop.
@@ -30,42 +29,47 @@ _count_of = COUNT.at
 _COUNT_BYTES = 8 * COUNT.words
 
 
+@helper
+def _sum(a: Any, b: Any) -> Any:
+    return a + b
+
+
+@helper
+def _product(a: Any, b: Any) -> Any:
+    return a * b
+
+
+@helper
+def _larger(a: Any, b: Any) -> Any:
+    return a if a >= b or a != a else b
+
+
+@helper
+def _smaller(a: Any, b: Any) -> Any:
+    return a if a <= b or a != a else b
+
+
+_PAIRS = {"sum": _sum, "prod": _product, "max": _larger, "min": _smaller}
+
+
 @cache
 def combined(dtype: str, reduction: str) -> Any:
     """The loop that combines n elements of a dtype into others, both at any steps in bytes.
 
     A maximum or minimum of equal numbers, and of NaN, is the first.
     """
-    wanted = (SUM, PROD, MAX, MIN)[("sum", "prod", "max", "min").index(reduction)]
-    item = np.dtype(dtype).itemsize
-    cells = pointer_cast(dtype)
+    item, cells, pair = np.dtype(dtype).itemsize, pointer_cast(dtype), _PAIRS[reduction]
 
     @routine
     def combine(to: int, to_step: int, x: int, x_step: int, n: int) -> None:
         if to_step == item and x_step == item:
             out, given = cells(to), cells(x)
-            if wanted == SUM:
-                for i in range(n):
-                    out[i] = out[i] + given[i]
-            elif wanted == PROD:
-                for i in range(n):
-                    out[i] = out[i] * given[i]
-            else:
-                for i in range(n):
-                    a, b = out[i], given[i]
-                    keep = a >= b if wanted == MAX else a <= b
-                    out[i] = a if keep or a != a else b
+            for i in range(n):
+                out[i] = pair(out[i], given[i])
             return
         for i in range(n):
             cell = cells(to + i * to_step)
-            a, b = cell[0], cells(x + i * x_step)[0]
-            if wanted == SUM:
-                cell[0] = a + b
-            elif wanted == PROD:
-                cell[0] = a * b
-            else:
-                keep = a >= b if wanted == MAX else a <= b
-                cell[0] = a if keep or a != a else b
+            cell[0] = pair(cell[0], cells(x + i * x_step)[0])
 
     return combine
 
