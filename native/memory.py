@@ -30,13 +30,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone.dtypes import BITS, name_of
+from soapstone.native import pages
 from soapstone.system import drop_pages
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Statuses = Mapping[int, str | Callable[[], str]]  # what a code means, or what finds it out
 NO_STATUSES: Statuses = MappingProxyType({})
 CHECKED = os.environ.get("SOAPSTONE_CHECKED", "0") not in ("", "0")  # see checked.py
-LINE = 64  # bytes of a cache line
+LINE = pages.LINE
 _LEAST = 1 << 18  # bytes of a file whose pages are worth asking the system to take
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)  # of every entry
 
@@ -274,6 +275,11 @@ def aligned(nbytes: int, *, zero: bool = False) -> Array:
         from soapstone.native.checked import guarded
 
         return guarded(nbytes, zero)
+    if pages.LEAST <= nbytes < pages.MOST:
+        found = pages.piece(nbytes)
+        if zero:
+            found[:] = 0
+        return found
     raw: Array = (np.zeros if zero else np.empty)(nbytes + LINE, np.uint8)
     start = -raw.ctypes.data % LINE
     return raw[start : start + nbytes]

@@ -423,6 +423,12 @@ def writable(nbytes: int) -> mmap.mmap:
     return mmap.mmap(-1, max(nbytes, 1))
 
 
+def private_pages(nbytes: int) -> mmap.mmap:
+    """Return pages of zeros that this process has alone; a child has them as they were."""
+    flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+    return mmap.mmap(-1, nbytes, flags) if flags else mmap.mmap(-1, nbytes)
+
+
 def keep(thing: object) -> None:
     """Let an object stay as long as the process: threads may use it while the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
