@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
-from helpers.kernel_calls import LIBRARY, served
+from helpers.kernel_calls import LIBRARY, bound, run, served
 
+from soapstone.dtypes import learn
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array
-from soapstone.kernels.entry import Call
+from soapstone.kernels.entry import BFLOAT16, Call
 from soapstone.kernels.registry import variants
 from soapstone.native import memory
 
@@ -224,6 +226,33 @@ def test_attention_of_six_rows_at_a_time(
         for given in (operands, [*operands, mask]):
             attributes = {"causal": causal, "scale": scale}
             assert "blocks" in run_all("attention", given, attributes, threads=5)
+
+
+@pytest.mark.skipif(
+    "blocks_bfloat16" not in {each.name for each in variants("attention", "cpu")},
+    reason="needs instructions for bfloat16",
+)
+@pytest.mark.parametrize(("queries", "keys"), [(6, 1), (7, 16), (13, 49), (49, 65), (20, 130)])
+@pytest.mark.parametrize(("d", "dv"), [(8, 8), (64, 64), (18, 65), (70, 3)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_six_rows_of_halves(
+    queries: int, keys: int, d: int, dv: int, causal: bool
+) -> None:
+    """Operands and weights have eight bits; sums have all."""
+    shapes = (1, queries, 2, d), (1, keys, 2, d), (1, keys, 2, dv)
+    operands = [draw(i, *shape) for i, shape in enumerate(shapes)]
+    spec = operator("attention")
+    at = spec.normalise({"causal": causal})
+    half = learn(BFLOAT16)
+    rounded = [each.astype(half).astype(np.float64) for each in operands]
+    for masks in ([], [draw(3, 1, 2, queries, keys)]):
+        expected = spec.run(at, *rounded, *(mask.astype(np.float64) for mask in masks))
+        made = tuple(np.full(each.shape, np.nan, np.float32) for each in expected)
+        call = Call("attention", at, (*operands, *masks), made, 2, frozenset(), BFLOAT16)
+        run(bound(call, "blocks_bfloat16"))
+        np.testing.assert_allclose(made[0], expected[0], rtol=0, atol=3e-3)
+        np.testing.assert_allclose(made[1], expected[1], rtol=1e-4, atol=1e-4)
+        assert bound(replace(call, precision="float32"), "blocks_bfloat16") is None
 
 
 @pytest.mark.parametrize("queries", [3, 40])

@@ -2,7 +2,8 @@
 
 A library's products cost microseconds a call beside their arithmetic, which is most of the time of
 a head of some fifty positions; and its scores go to memory and back. Here the scores of six queries
-stay in the nearest cache. Keys are turned once into panels of 64, values copied once.
+stay in the nearest cache. Keys are turned once into panels of 64, values copied once. Where a call
+allows it products are of bfloat16, of which the processor multiplies and adds two at once.
 """
 
 from __future__ import annotations
@@ -13,9 +14,17 @@ import numpy as np
 
 from soapstone.cache.objects import features
 from soapstone.ir.ops.products.attention import scale_of
-from soapstone.kernels.cpu.attention.blocks_lanes import PRODUCTS, ROWS, WIDTH, turned
+from soapstone.kernels.cpu.attention.blocks_lanes import (
+    HALF_PRODUCTS,
+    PRODUCTS,
+    ROWS,
+    WIDTH,
+    paired,
+    turned,
+)
 from soapstone.kernels.cpu.attention.heads import (
     floor,
+    half_weights,
     mask_at,
     record_of,
     scaled,
@@ -23,18 +32,19 @@ from soapstone.kernels.cpu.attention.heads import (
     weights,
 )
 from soapstone.kernels.cpu.attention.variants import ahead_of, empty_of, mask_fields
+from soapstone.kernels.cpu.elementwise.conversions import store_bfloat16
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, fill_floats
 from soapstone.kernels.cpu.recurrent.layers import in_rows
 from soapstone.kernels.cpu.substrate.layout import private
 from soapstone.kernels.cpu.substrate.mathematics import vlog
 from soapstone.kernels.cpu.substrate.rowmath import row_max
-from soapstone.kernels.entry import Call, Entry
+from soapstone.kernels.entry import BFLOAT16, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, routine
+from soapstone.native.entries import Native, helper, native, routine
 from soapstone.native.intrinsics import f32p
-from soapstone.native.lanes import LANES
-from soapstone.native.memory import pack
+from soapstone.native.lanes import LANES, pairs_at_once
+from soapstone.native.memory import aligned_array, pack
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, store_first
 
@@ -49,33 +59,40 @@ _BLOCKS = Fields(
 )
 # Of a part: keys in panels of (d, 64), values (tk, dv), each to whole vectors; of a block of rows
 # scores, the sums of weights, then one over these, and largest scores, then logarithms of sums.
-_PART = Fields("keys values scores sums tops")
+# Of halves, keys and values are words: two numbers of a key, and those of two positions. Then there
+# are sixteen rows of keys or queries, weights, and a row of zeros, beside the value at an odd end.
+_PART = Fields("keys values scores sums tops rows weights zeros")
 _blocks_of, _part_of = _BLOCKS.at, _PART.at
-_one, _two, _three, _four = PRODUCTS
 
 
-@routine
-def _product(
-    vectors: int,
-    x: int,
-    x_step: int,
-    depth: int,
-    lines: int,
-    line: int,
-    factors: int,
-    to: int,
-    to_step: int,
-    last: int,
-    room: int,
-) -> None:
-    if vectors == 4:
-        _four(x, x_step, depth, lines, line, factors, to, to_step, last, room)
-    elif vectors == 3:
-        _three(x, x_step, depth, lines, line, factors, to, to_step, last, room)
-    elif vectors == 2:
-        _two(x, x_step, depth, lines, line, factors, to, to_step, last, room)
-    else:
-        _one(x, x_step, depth, lines, line, factors, to, to_step, last, room)
+def _by_vectors(products: Any) -> Any:
+    """Return the routine that is the product of a panel of so many vectors."""
+    one, two, three, four = products
+
+    @routine
+    def product(
+        vectors: int,
+        x: int,
+        x_step: int,
+        depth: int,
+        lines: int,
+        line: int,
+        factors: int,
+        to: int,
+        to_step: int,
+        last: int,
+        room: int,
+    ) -> None:
+        if vectors == 4:
+            four(x, x_step, depth, lines, line, factors, to, to_step, last, room)
+        elif vectors == 3:
+            three(x, x_step, depth, lines, line, factors, to, to_step, last, room)
+        elif vectors == 2:
+            two(x, x_step, depth, lines, line, factors, to, to_step, last, room)
+        else:
+            one(x, x_step, depth, lines, line, factors, to, to_step, last, room)
+
+    return product
 
 
 @routine
@@ -87,6 +104,25 @@ def _turn(to: int, x: int, x_step: int, rows: int, width: int) -> None:
 def _up(n: int) -> Any:
     """The next multiple of a vector's lanes."""
     return (n + 15) & -16
+
+
+@helper
+def _hold_halves(w: Any, part: Any, b: int, h: int, begin: int, end: int) -> None:
+    """As `_hold`, in words."""
+    k, v = w.k + b * w.k_step_b + h * w.k_step_h, w.v + b * w.v_step_b + h * w.v_step_h
+    words = w.d // 2
+    deep, wide = _up(words), _up(w.dv)
+    for t in range(begin, end, 16):
+        to = part.keys + (t // _PANEL * deep * _PANEL + t % _PANEL) * 4
+        rows = min(16, w.tk - t)
+        for i in range(rows):
+            store_bfloat16(part.rows + i * deep * 4, k + (t + i) * w.k_step_t, w.d)
+        for i in range(0, words, 16):
+            _turn(to + i * _PANEL * 4, part.rows + i * 4, deep * 4, rows, min(16, words - i))
+    for t in range(begin, min(end, w.tk), 2):
+        at = v + t * w.v_step_t
+        after = at + w.v_step_t if t + 1 < w.tk else part.zeros
+        paired(part.values + t // 2 * wide * 4, at, after, w.dv)
 
 
 @helper
@@ -104,10 +140,11 @@ def _hold(w: Any, part: Any, b: int, h: int, begin: int, end: int) -> None:
 
 
 @routine
-def _shares(row: int, mask: int, mask_step: int, n: int, seen: int, total: int) -> Any:
+def _shares(to: int, row: int, mask: int, mask_step: int, n: int, seen: int, total: int) -> Any:
     """Make n scores of a row weights, the others of `seen` zeros; give the largest score.
 
-    Scores past `seen` are minus infinity, to a multiple of 16. total: where the sum is written.
+    Scores past `seen` are minus infinity, to a multiple of 16. to: where weights are written as
+    halves, 0: over the scores. total: where the sum is written.
     """
     if n < seen:
         fill_floats(row + n * 4, np.float32(-np.inf), seen - n)
@@ -115,88 +152,113 @@ def _shares(row: int, mask: int, mask_step: int, n: int, seen: int, total: int) 
         top = floor(scaled(row, mask, mask_step, np.float32(1.0), n))
     else:
         top = floor(row_max(row, _up(n)))
-    f32p(total)[0] = weights(row, row, np.float32(1.0), top, _up(seen))
+    if to != 0:
+        f32p(total)[0] = half_weights(to, row, np.float32(1.0), top, _up(seen))
+    else:
+        f32p(total)[0] = weights(row, row, np.float32(1.0), top, _up(seen))
     return top
 
 
-@native("body")
-def _attend(block: Any, begin: int, end: int) -> int:
-    w = _blocks_of(block)
-    part = _part_of(record_of(w, begin))
-    tk, d, dv, pieces = w.tk, w.d, w.dv, w.pieces
-    deep, wide, long = _up(d), _up(dv), _up(tk) * 4
-    have: Any = np.int64(0)  # keys of the head in the buffers
-    for item in range(begin, end):
-        b, h, number = item // pieces // w.heads, item // pieces % w.heads, item % pieces
-        have = np.int64(0) if number == 0 else have
-        stop = min(w.tq, (number + 1) * w.rows)
-        q, y = w.q + b * w.q_step_b + h * w.q_step_h, w.y + b * w.y_step_b + h * w.y_step_h
-        for start in range(number * w.rows, stop, ROWS):
-            first = min(start, stop - ROWS)  # rows before it are made again
-            seen = visible(w, tk, first + ROWS - 1)
-            if seen > have:
-                _hold(w, part, b, h, have, _up(seen))
-                have = _up(seen)
-            at = q + first * w.q_step_t
-            for t in range(0, seen, _PANEL):
-                vectors = min(WIDTH, (seen - t + 15) >> 4)
-                last = min(16, seen - t - (vectors - 1) * 16)
-                lines, to = part.keys + t * deep * 4, part.scores + t * 4
-                _product(
-                    vectors,
-                    at,
-                    w.q_step_t,
-                    d,
-                    lines,
-                    4 * _PANEL,
-                    w.factors,
-                    to,
-                    long,
-                    last,
-                    16,
-                )
-            for i in range(ROWS):
-                query, row = first + i, part.scores + i * long
-                n, mask, sums = visible(w, tk, query), mask_at(w, b, h, query), part.sums + i * 4
-                f32p(part.tops)[i] = _shares(row, mask, w.mask_step_k, n, seen, sums)
-            total = load_first(part.sums, 0, ROWS)
-            store_first(part.tops, 0, load_first(part.tops, 0, ROWS) + vlog(total), ROWS)
-            for i in range(ROWS):
-                sums = w.lse + b * w.lse_step_b + h * w.lse_step_h + (first + i) * w.lse_step_q
-                f32p(sums)[0] = f32p(part.tops)[i]
-                one = f32p(part.sums)[i]
-                factor = np.float32(w.empty) if one == 0.0 else np.float32(1.0) / one
-                f32p(part.sums)[i] = factor
-            at = y + first * w.y_step_t
-            for i in range(0, dv, _PANEL):
-                vectors = min(WIDTH, (dv - i + 15) >> 4)
-                last = min(16, dv - i - (vectors - 1) * 16)
-                lines, to = part.values + i * 4, at + i * 4
-                _product(
-                    vectors,
-                    part.scores,
-                    long,
-                    seen,
-                    lines,
-                    4 * wide,
-                    part.sums,
-                    to,
-                    w.y_step_t,
-                    last,
-                    last,
-                )
-    return 0
+def _attend(halves: bool) -> Native:
+    """Return the loop over items. halves: whether products are of bfloat16."""
+    product = _by_vectors(HALF_PRODUCTS if halves else PRODUCTS)
+    hold = _hold_halves if halves else _hold
+    per = 2 if halves else 1  # numbers of a word
+
+    @native("body")
+    def attend(block: Any, begin: int, end: int) -> int:
+        w = _blocks_of(block)
+        part = _part_of(record_of(w, begin))
+        tk, d, dv, pieces = w.tk, w.d, w.dv, w.pieces
+        words = d // per
+        deep, wide, long = _up(words), _up(dv), _up(tk) * 4
+        shares, share_step = (part.weights, long // 2) if halves else (part.scores, long)
+        have: Any = np.int64(0)  # keys of the head in the buffers
+        for item in range(begin, end):
+            b, h, number = item // pieces // w.heads, item // pieces % w.heads, item % pieces
+            have = np.int64(0) if number == 0 else have
+            stop = min(w.tq, (number + 1) * w.rows)
+            q, y = w.q + b * w.q_step_b + h * w.q_step_h, w.y + b * w.y_step_b + h * w.y_step_h
+            for start in range(number * w.rows, stop, ROWS):
+                first = min(start, stop - ROWS)  # rows before it are made again
+                seen = visible(w, tk, first + ROWS - 1)
+                if seen > have:
+                    hold(w, part, b, h, have, _up(seen))
+                    have = _up(seen)
+                at, step = q + first * w.q_step_t, w.q_step_t
+                if halves:
+                    for i in range(ROWS):
+                        store_bfloat16(part.rows + i * deep * 4, at + i * step, d)
+                    at, step = part.rows, deep * 4
+                for t in range(0, seen, _PANEL):
+                    vectors = min(WIDTH, (seen - t + 15) >> 4)
+                    last = min(16, seen - t - (vectors - 1) * 16)
+                    lines, to = part.keys + t * deep * 4, part.scores + t * 4
+                    product(
+                        vectors,
+                        at,
+                        step,
+                        words,
+                        lines,
+                        4 * _PANEL,
+                        w.factors,
+                        to,
+                        long,
+                        last,
+                        16,
+                    )
+                for i in range(ROWS):
+                    query, row = first + i, part.scores + i * long
+                    n, mask, sums = (
+                        visible(w, tk, query),
+                        mask_at(w, b, h, query),
+                        part.sums + i * 4,
+                    )
+                    to = shares + i * share_step if halves else np.int64(0)
+                    f32p(part.tops)[i] = _shares(to, row, mask, w.mask_step_k, n, seen, sums)
+                total = load_first(part.sums, 0, ROWS)
+                store_first(part.tops, 0, load_first(part.tops, 0, ROWS) + vlog(total), ROWS)
+                for i in range(ROWS):
+                    sums = w.lse + b * w.lse_step_b + h * w.lse_step_h + (first + i) * w.lse_step_q
+                    f32p(sums)[0] = f32p(part.tops)[i]
+                    one = f32p(part.sums)[i]
+                    factor = np.float32(w.empty) if one == 0.0 else np.float32(1.0) / one
+                    f32p(part.sums)[i] = factor
+                at = y + first * w.y_step_t
+                for i in range(0, dv, _PANEL):
+                    vectors = min(WIDTH, (dv - i + 15) >> 4)
+                    last = min(16, dv - i - (vectors - 1) * 16)
+                    lines, to = part.values + i * 4, at + i * 4
+                    product(
+                        vectors,
+                        shares,
+                        share_step,
+                        (seen + per - 1) // per,
+                        lines,
+                        4 * wide,
+                        part.sums,
+                        to,
+                        w.y_step_t,
+                        last,
+                        last,
+                    )
+        return 0
+
+    return attend
+
+
+_FLOATS, _HALVES = _attend(False), _attend(True)
 
 
 @in_rows
-def _bind(call: Call) -> Entry | None:
-    """Return the entry of attention of all heads."""
+def _bind(call: Call, halves: bool = False) -> Entry | None:
+    """Return the entry of attention of all heads. halves: whether products are of bfloat16."""
     q, k, v = call.inputs[:3]
     y, lse = call.outputs
     samples, tq, heads, d = q.shape
     tk, dv = k.shape[1], v.shape[3]
     mask = mask_fields(call, 3, (samples, heads, tq, tk))
-    if mask is None or tq < ROWS or tk > _MOST:
+    if mask is None or tq < ROWS or tk > _MOST or (halves and d % 2):
         return None
     if not all(a.size for a in (*call.inputs, *call.outputs)):
         return None
@@ -208,14 +270,18 @@ def _bind(call: Call) -> Entry | None:
         pieces, rows = 1, tq
     items = samples * heads * pieces
     parts = min(threads, items)
-    deep, wide, long = (-(-n // LANES) * LANES for n in (d, dv, tk))
+    per = 2 if halves else 1
+    deep, wide, long = (-(-n // LANES) * LANES for n in (d // per, dv, tk))
     records = [
         _PART.pack(
             keys=private(-(-tk // _PANEL), deep, _PANEL),
-            values=np.zeros((tk, wide), np.float32),
+            values=aligned_array((-(-tk // per), wide), np.float32, zero=True),
             scores=private(ROWS, long),
             sums=private(ROWS),
             tops=private(ROWS),
+            rows=private(LANES, deep) if halves else 0,
+            weights=private(ROWS, long // 2) if halves else 0,
+            zeros=aligned_array((wide,), np.float32, zero=True) if halves else 0,
         )
         for _ in range(parts)
     ]
@@ -242,8 +308,20 @@ def _bind(call: Call) -> Entry | None:
         records=pack(records),
         empty=empty_of(call),
     )
-    return parallel_for(_attend, block, items, parts)
+    return parallel_for(_HALVES if halves else _FLOATS, block, items, parts)
+
+
+def _of_halves(call: Call) -> Entry | None:
+    allowed = call.precision == BFLOAT16
+    entry: Entry | None = _bind(call, halves=True) if allowed else None
+    return entry
+
+
+def _expected(_: Call) -> float:
+    return 0.4 if pairs_at_once() else 0.9
 
 
 if "avx512f" in features():  # sums of six rows take 24 registers
     variant("attention", "blocks", expected=0.8)(_bind)
+if "avx512bf16" in features():
+    variant("attention", "blocks_bfloat16", expected=_expected)(_of_halves)

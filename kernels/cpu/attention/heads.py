@@ -177,7 +177,7 @@ def _halves(v: Lanes) -> Lanes:
 
 
 weights = _weights(vexp, store_wide, store_first)
-_half_weights = _weights(
+half_weights = _weights(
     vectorised(brief_exp),
     vectorised(lambda p, i, v: store_lanes(p, i, _halves(v))),
     vectorised(lambda p, i, v, n: store_some(p, i, _halves(v), first(n))),
@@ -259,7 +259,7 @@ def forward(block: Any, begin: int, end: int) -> Any:
             for t in range(0, n, width):
                 piece, keys = row + t * count * 4, min(width, n - t)
                 if w.halves:
-                    total += _half_weights(to + t * 2, piece, factor, top, keys)
+                    total += half_weights(to + t * 2, piece, factor, top, keys)
                 else:
                     total += weights(piece, piece, factor, top, keys)
             f32p(part.grads)[i] = total
