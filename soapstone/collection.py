@@ -10,10 +10,11 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_STREAMS = ("<stdin>", "<stdout>", "<stderr>")
 _off = False  # whether the collector is, by a thread that is in `paused`
 _left = False  # whether others froze objects; to count them takes time for each
 
@@ -59,8 +60,12 @@ def _leave() -> None:
     What no cycle holds is dropped all the same. Kernels' handles need not be.
     """
     with suppress(Exception):  # of others' objects, which are then collected as ever
-        alive = gc.get_objects()
-        told = {kind for kind in set(map(type, alive)) if hasattr(kind, "__del__")}
+        kinds = list(map(type, gc.get_objects()))  # to count in a list takes no hash of each
+        told = {kind for kind in set(kinds) if hasattr(kind, "__del__")}
         told = {kind for kind in told if not kind.__module__.startswith("soapstone.kernels.")}
-        if all(getattr(each, "name", "") in _STREAMS for each in alive if type(each) in told):
+        streams = [each for each in (sys.__stdin__, sys.__stdout__, sys.__stderr__) if each]
+        parts = [*streams, *(each.buffer for each in streams)]
+        parts += [raw for each in parts if (raw := getattr(each, "raw", None))]
+        standard = Counter(map(type, parts))
+        if all(kinds.count(kind) <= standard[kind] for kind in told):
             gc.freeze()
