@@ -225,6 +225,9 @@ class Graph:
             if needed.intersection(node.outputs):
                 kept.append(node)
                 needed.update(node.inputs)
+        values = len(self.roles) + sum(len(node.outputs) for node in kept)
+        if len(kept) == len(self.nodes) and values == len(self.tensors):
+            return self
         return self.with_nodes(reversed(kept))
 
     def with_nodes(

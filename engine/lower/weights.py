@@ -78,6 +78,13 @@ class Site:
             return None
         return node
 
+    def add(self, graph: Graph, node: Node, outputs: Sequence[str]) -> None:
+        """Take note of the values that a node's are now. graph: that of the node."""
+        if self.fixed.issuperset(node.inputs):
+            self.fixed.update(outputs)
+        for old, new in zip(node.outputs, outputs):
+            self.readers[new] = len(graph.only_readers(old))
+
     def only(self, value: str, *operators: str, readers: int = 1) -> Node | None:
         """Return the node that makes a value with so many readers, if it is of these operators."""
         node = self.builder.maker(value)
@@ -144,7 +151,7 @@ def fold(
     by: Fold, graph: Graph, constants: Mapping[str, Array], weights: Set[str] = frozenset()
 ) -> Graph:
     """Return the graph with each node replaced where the rule has another value for it."""
-    if not any(node.operator in by.operators for node in graph.nodes):
+    if not _applies(by, graph, constants, weights):
         return graph
     site = Site(constants, {*constants, *weights}, {})
 
@@ -152,13 +159,23 @@ def fold(
         site.builder = builder
         made = by.rule(site, node) if node.operator in by.operators else None
         outputs = (made,) if isinstance(made, str) else made or kept(builder, node, graph)
-        if site.fixed.issuperset(node.inputs):
-            site.fixed.update(outputs)
-        for old, new in zip(node.outputs, outputs):
-            site.readers[new] = len(graph.only_readers(old))
+        site.add(graph, node, outputs)
         return outputs
 
     return rebuild(graph, emit)
+
+
+def _applies(by: Fold, graph: Graph, constants: Mapping[str, Array], weights: Set[str]) -> bool:
+    """Return whether a rule has another value for any node: else nothing need be rebuilt."""
+    if not any(node.operator in by.operators for node in graph.nodes):
+        return False
+    site = Site(constants, {*constants, *weights}, {})
+    site.builder = GraphBuilder(base=graph)  # what the rule emits there is of no use
+    for node in graph.nodes:
+        if node.operator in by.operators and by.rule(site, node):
+            return True
+        site.add(graph, node, node.outputs)
+    return False
 
 
 def _number(site: Site, node: Node) -> str | None:

@@ -218,6 +218,30 @@ def told(*arguments: str) -> str:
     return result.output
 
 
+def test_a_pass_that_changes_nothing_rebuilds_nothing() -> None:
+    """A pass whose operators are there, and whose rule serves none of them, returns its graph."""
+    builder = GraphBuilder("net")
+    x = builder.input("x", (2, 3, 4, 4))
+    w = builder.input("w", (3, 3, 1, 1), role=Role.PARAMETER)
+    scale, shift = (builder.input(name, (3, 1, 1), role=Role.PARAMETER) for name in ("a", "b"))
+    scaled = builder.apply("add", *builder.apply("mul", x, scale), shift)  # before the product
+    (y,) = builder.apply("conv2d", *scaled, w, bias=False)
+    builder.output(*builder.apply("relu", *builder.apply("reshape", y, shape=(2, 48))))
+    graph, changed = builder.build(), []
+    constants = {name: np.ones(graph.tensors[name].shape, np.float32) for name in ("w", "a", "b")}
+
+    def watch(name: str, before: Graph, after: Graph) -> None:
+        changed.extend([name] if after is not before else [])
+
+    fold_weights(graph, constants, watch)
+    assert changed == []
+    before = replace(graph, outputs=("conv2d",)).pruned()
+    after = GraphBuilder(base=replace(before, outputs=()))
+    after.output(*after.apply("mul", "conv2d", "a"))
+    fold_weights(after.build(), constants, watch)
+    assert changed == ["fold_scales", "drop_unread"]
+
+
 def test_show_prints_graphs_differences_and_launches(tmp_path: Path) -> None:
     file = str(tmp_path / "small.json")
     save_graph(
