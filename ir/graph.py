@@ -109,7 +109,7 @@ class Node:
         return f"{', '.join(self.outputs)} = {self.operator}({operands})"
 
 
-@lru_cache(maxsize=1 << 12)
+@lru_cache(maxsize=1 << 10)
 def _signature(name: str, items: Items, inputs: tuple[TensorSpec, ...]) -> Signature:
     """Return the dims and operands of an operator; passes over graphs ask for the same again."""
     return operator(name).bind(inputs, MappingProxyType(dict(items)))

@@ -100,7 +100,7 @@ def _forms(operands: tuple[Array, ...], constants: frozenset[int]) -> Hashable:
     return tuple(forms)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
     """Return how far before and after its first element an array goes, in bytes."""
     if 0 in shape:

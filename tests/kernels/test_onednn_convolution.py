@@ -129,9 +129,9 @@ def test_kernels_that_onednn_does_not_free_are_bounded(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_MOST_KEPT", 0)
     made: list[str] = []
 
-    def compiled(name: str, description: Handle) -> Primitive:
+    def compiled(name: str, description: Handle, order: tuple[int, ...]) -> Primitive:
         made.append(implementation(description))
-        return compile_primitive(name, description)
+        return compile_primitive(name, description, order)
 
     monkeypatch.setattr(module, "compile_primitive", compiled)
     w = random(16, 16, 3, 3, seed=1)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import count
 
 import numpy as np
@@ -42,6 +41,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     Activation,
     Binary,
     Integers,
+    Kept,
     Layout,
     Primitive,
     Step,
@@ -173,9 +173,9 @@ _KEPT, _MOST_KEPT = "brgconv", 1024
 _kept = count()
 
 
-@lru_cache(maxsize=512)
-def _primitive(problem: _Problem, channels_first: bool | None) -> tuple[Primitive, Shape] | None:
-    """Return the primitive and the axis order of its activations, or None: oneDNN has none.
+@Kept
+def _primitive(problem: _Problem, channels_first: bool | None) -> Primitive | None:
+    """Return the primitive, which has an axis order of its activations; None: oneDNN has none.
 
     channels_first: whether an image's activations are stored so, which then costs no staging; None
     is a volume's convolution, or a transposed one.
@@ -213,7 +213,7 @@ def _primitive(problem: _Problem, channels_first: bool | None) -> tuple[Primitiv
                 best = (badness, found, order)
             if not badness:
                 break
-        return None if best is None else (compile_primitive("convolution", best[1]), best[2])
+        return None if best is None else compile_primitive("convolution", *best[1:])
 
 
 def _problem(
@@ -317,10 +317,11 @@ def bind(
     if problem is None or 0 in (x.size, w.size, y.size):
         return None
     images = x.ndim == 4 and not transposed
-    found = _primitive(problem, is_channels_first(x) and is_channels_first(y) if images else None)
-    if found is None:
+    first = is_channels_first(x) and is_channels_first(y) if images else None
+    primitive = _primitive(problem, first)
+    if primitive is None:
         return None
-    primitive, order = found
+    order = primitive.order
     program = Program(call.threads)
     arguments = {}
     for name, (argument, what) in roles.items():

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes as C
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from soapstone.dtypes import name_of
 from soapstone.ir.ops.products.matmul import ACTIVATIONS as FUSED
@@ -89,7 +91,7 @@ class Layout:
         return Layout.laid(array.shape, array.strides, array.itemsize, kind, axes)
 
     @staticmethod
-    @lru_cache(maxsize=4096)
+    @lru_cache(maxsize=1024)
     def laid(
         shape: tuple[int, ...],
         strides: tuple[int, ...],
@@ -125,7 +127,7 @@ class Layout:
         return _descriptor(self)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _dense(shape: tuple[int, ...], order: tuple[int, ...] | None, dtype: str) -> Layout:
     strides, step = [0] * len(shape), 1
     for axis in reversed(range(len(shape)) if order is None else order):
@@ -134,7 +136,7 @@ def _dense(shape: tuple[int, ...], order: tuple[int, ...] | None, dtype: str) ->
     return Layout(shape, tuple(strides), dtype)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=512)
 def _descriptor(layout: Layout) -> Handle:
     rank, shape, kind = len(layout.shape), dims(layout.shape), TYPES[layout.dtype]
     if layout.strides is None:
@@ -165,7 +167,7 @@ def usable(array: Array, halves: bool = False) -> bool:
     )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _steps_whole(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     axes = [(stride, size) for stride, size in zip(strides, shape) if size > 1]
     whole = all(stride > 0 and stride % itemsize == 0 for stride, _ in axes)
@@ -180,7 +182,7 @@ def is_nested(array: Array) -> bool:
     return _nested(array.shape, array.strides)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _nested(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     within = 0
     for stride, size in sorted((s, n) for s, n in zip(strides, shape) if n > 1):
@@ -352,13 +354,17 @@ def attributes(*posts: Post, integers: Integers | None = None) -> Handle:
 
 @dataclass(frozen=True, eq=False)
 class Primitive:
-    """A compiled oneDNN primitive; safe to run from several threads, each with its own memory."""
+    """A compiled oneDNN primitive; safe to run from several threads, each with its own memory.
+
+    order: of the axes of its activations, where that was chosen with it.
+    """
 
     name: str
     primitive: Handle
     description: Handle
     scratch_bytes: int
     implementation: str
+    order: tuple[int, ...] = ()
 
     def descriptor(self, what: int, index: int = 0) -> int:
         """Return the memory descriptor the primitive uses for an operand (owned by it)."""
@@ -372,12 +378,48 @@ def describe(name: str, *arguments: Any, what: str = "") -> Handle:
     return create("primitive_desc", function, *arguments, what=what or name)
 
 
-def compile_primitive(name: str, description: Handle) -> Primitive:
-    """Return the primitive of a descriptor."""
+class Kept:
+    """A function that makes primitives: those that are in use, or were asked for last, are kept.
+
+    One takes up to 100 KB, most of it machine code for its shapes, so that ever more shapes would
+    take ever more memory. make: returns one, or None; its arguments tell primitives apart.
+    """
+
+    def __init__(self, make: Callable[..., Primitive | None]) -> None:
+        self._make = make
+        self._used: WeakValueDictionary[Hashable, Primitive] = WeakValueDictionary()
+        self._last: OrderedDict[Hashable, Primitive | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, *key: Any) -> Primitive | None:
+        with self._lock:
+            known = key in self._last
+            found = self._last.pop(key, None) if known else self._used.get(key)
+        if not known and found is None:
+            found = self._make(*key)
+        with self._lock:
+            self._last[key] = found
+            if found is not None:
+                self._used[key] = found
+            if len(self._last) > _RECENT:
+                self._last.popitem(last=False)
+        return found
+
+    def forget(self) -> None:
+        """Keep none that nobody uses."""
+        with self._lock:
+            self._last.clear()
+
+
+_RECENT = 128  # primitives of a kind that are kept although nobody uses them
+
+
+def compile_primitive(name: str, description: Handle, order: tuple[int, ...] = ()) -> Primitive:
+    """Return the primitive of a descriptor; order: see `Primitive`."""
     primitive = create("primitive", "primitive_create", description.address, what=name)
     scratch = library().dnnl_primitive_desc_query_md(description.address, SCRATCHPAD, 0)
     room = nbytes(scratch) if scratch else 0
-    return Primitive(name, primitive, description, room, implementation(description))
+    return Primitive(name, primitive, description, room, implementation(description), order)
 
 
 def implementation(description: Handle) -> str:
@@ -406,10 +448,12 @@ def memory(descriptor: Descriptor, array: Array) -> Handle:
 
 def reorder_primitive(source: Descriptor, target: Descriptor, count: int) -> Primitive:
     """Return the primitive that copies between two descriptors, made for `count` threads."""
-    return _reorder(known(source), known(target), count)
+    made = _reorder(known(source), known(target), count)
+    assert made is not None
+    return made
 
 
-@lru_cache(maxsize=512)
+@Kept
 def _reorder(source: Handle, target: Handle, count: int) -> Primitive:
     with threads(count):
         description = describe(

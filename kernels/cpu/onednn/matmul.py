@@ -25,6 +25,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     Activation,
     Binary,
     Integers,
+    Kept,
     Layout,
     Post,
     Primitive,
@@ -92,7 +93,7 @@ def _description(product: Product) -> Handle:
     )
 
 
-@lru_cache(maxsize=512)
+@Kept
 def matmul_primitive(product: Product) -> Primitive | None:
     """Return the primitive, or None where oneDNN has none but plain loops."""
     with threads(product.threads):
@@ -117,7 +118,7 @@ def _matrix(array: Array) -> Layout | None:
     return _matrix_of(array.shape, array.strides, array.itemsize, name_of(array.dtype))
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=1024)
 def _matrix_of(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, dtype: str
 ) -> Layout | None:
@@ -172,9 +173,10 @@ def product(
         layouts[2] = None
     own = tuple(layout or flat for layout, flat in zip(layouts, dense))
     found = _chosen(own, dense, bias is not None, posts, program.threads, form, packed, integers)
-    if found is None:
+    primitive = None if found is None else matmul_primitive(found)
+    if found is None or primitive is None:
         return None
-    primitive, (left, right, out) = found
+    left, right, out = found.a, found.b, found.y
     wanted = primitive.descriptor(WEIGHTS) if packed else right.descriptor
     there = [layout or Layout.of(array) for layout, array in zip(layouts, operands)]
     arguments = {
@@ -207,7 +209,7 @@ def _dense(array: Array) -> Layout:
 Three = tuple[Layout, ...]  # of a, b and y
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=512)
 def _chosen(
     own: Three,
     dense: Three,
@@ -217,8 +219,8 @@ def _chosen(
     form: str,
     packed: bool,
     integers: Integers | None,
-) -> tuple[Primitive, Three] | None:
-    """Return the primitive of a product, and the layouts in which it takes a, b and y, or None.
+) -> Product | None:
+    """Return a product that there is a primitive of, in the layouts that suit it, or None.
 
     own, dense: layouts of the operands where they are, and of dense copies; see `product`.
     """
@@ -231,14 +233,13 @@ def _chosen(
         if packed:
             right = Layout.any(right.shape, form if rounds else right.dtype)
         form_of = "gemm" if form == "gemm" else "first"
-        sides = left, right, out
-        made = Product(*sides, bias, posts, threads, form_of, integers=integers)
+        made = Product(left, right, out, bias, posts, threads, form_of, integers=integers)
         primitive = matmul_primitive(made)
         if primitive is None:
             continue
         fast = len(out.shape) == 2 or not rounds or _FAST in primitive.implementation
         if found is None or fast:
-            found = primitive, sides
+            found = made
         if fast:
             break
     return found

@@ -7,7 +7,6 @@ a small native step after the primitive, or before a gradient's, translates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_DIFF_DST,
@@ -20,6 +19,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_SHIFT,
     ARG_SRC,
     ARG_VARIANCE,
+    Kept,
     Layout,
     Primitive,
     attributes,
@@ -36,7 +36,7 @@ _TRAINING, _INFERENCE, _BACKWARD = 64, 96, 128
 _GLOBAL, _SCALE_SHIFT = 1, 2 | 4
 
 
-@lru_cache(maxsize=512)
+@Kept
 def _primitive(kind: str, x: Layout, epsilon: float, what: str, count: int) -> Primitive | None:
     """Return the primitive on one dense layout of `x`, or None where oneDNN has only plain loops.
 

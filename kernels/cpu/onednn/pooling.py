@@ -8,7 +8,6 @@ values that are not finite is done again.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     SOURCE,
     TARGET,
     WORKSPACE,
+    Kept,
     Layout,
     Primitive,
     attributes,
@@ -116,7 +116,7 @@ def _pool(call: Call, algorithm: int, direction: int, x: Array, y: Array) -> _Po
     return pool if x.size and pool.legal() else None
 
 
-@lru_cache(maxsize=512)
+@Kept
 def _primitive(pool: _Pool, backward: bool) -> Primitive | None:
     """Return the primitive on dense activations, or None where oneDNN has only plain loops."""
     window: tuple[Any, ...] = (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_DST,
     ARG_SRC,
+    Kept,
     Layout,
     Primitive,
     reorder_primitive,
@@ -48,7 +47,7 @@ def reorder(source: Array, target: Array, count: int = 1) -> Entry | None:
     return program.entry()
 
 
-@lru_cache(maxsize=512)
+@Kept
 def _primitive(source: Layout, target: Layout, count: int) -> Primitive | None:
     """Return the primitive, or None where oneDNN has none."""
     try:
