@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count
@@ -88,11 +88,20 @@ class Constants(Mapping[str, Array]):
     """Weights, and the outputs of a graph of weights alone; each is made anew when asked for.
 
     `read_bytes` counts what has been made.
+
+    others, same: constants of another graph, and the names of those that are the same in both.
     """
 
     def __init__(
-        self, weights: Mapping[str, Array], prologue: Graph, found: Found | None = None
+        self,
+        weights: Mapping[str, Array],
+        prologue: Graph,
+        found: Found | None = None,
+        *,
+        others: Constants | None = None,
+        same: Set[str] = frozenset(),
     ) -> None:
+        self._others, self._same = others, same
         self._weights = weights
         self._prologue = prologue
         self._found = found or Found()
@@ -133,6 +142,8 @@ class Constants(Mapping[str, Array]):
 
     def promised(self, name: str) -> Array:
         """Return a constant whose contents are promised, where it is large enough to be shared."""
+        if self._others is not None and name in self._same:
+            return self._others.promised(name)
         if self._promised is not None and name in self._promised:
             return self._promised[name]
         spec = self._like(name)

@@ -171,7 +171,8 @@ def _node_launch(
 ) -> NodeLaunch:
     signature = graph.signature(node)
     configuration = strategy.configuration(graph, node)
-    tiled = signature.tiled(*configuration.cutting)
+    split = configuration.points > 1
+    tiled = signature.tiled(*configuration.cutting) if split else signature.undivided
     arguments: list[Argument] = []
 
     def place(name: str, boxes: tuple[Ints, Ints], privilege: Privilege) -> Operand:
@@ -195,7 +196,7 @@ def _node_launch(
             arguments[shared.argument] = replace(arguments[shared.argument], privilege=ReadWrite)
             outputs.append(shared)
             continue
-        monoid = signature.monoid(position, configuration.parts)
+        monoid = signature.monoid(position, configuration.parts) if split else None
         privilege = Write if monoid is None else Reduce(monoid)
         outputs.append(place(name, tiled.outputs[position], privilege))
     return NodeLaunch(

@@ -85,9 +85,13 @@ class ServedBetween:
         if not one.whole.tensors.keys() <= {*one.whole.roles, *one.whole.producers}:
             raise GraphError("a value that nobody makes found")
         # Constants are others where weights go along extents, or what is made of them does.
-        self._fixed = not (self._between.cut or self._between.changed(one.prologue))
-        if self._fixed:
-            one.constants.keep_promises()
+        other_ones = set(self._between.cut)
+        for node in one.prologue.nodes:
+            if node.name in self._between.changed or not other_ones.isdisjoint(node.inputs):
+                other_ones.update(node.outputs)
+        self._same = frozenset(one.constants) - other_ones
+        self._first = 0 if other_ones else len(one.prologue.nodes)
+        one.constants.keep_promises()
 
     def at(self, shapes: Mapping[str, Ints]) -> Served:
         """Return what is bound for inputs of these shapes.
@@ -95,7 +99,7 @@ class ServedBetween:
         Raises:
             GraphError: it is not known.
         """
-        whole, cut = self._between.at(shapes)
+        whole, cut = self._between.at(shapes, self._first)
         one, before = self._one, self._one.prepared
         numbers = self._between.numbers(shapes)
         count = len(one.prologue.nodes)
@@ -104,6 +108,7 @@ class ServedBetween:
             nodes=whole.nodes[count:],
             tensors={name: whole.tensors[name] for name in before.graph.tensors},
         )
+        lowered.know({node.name: whole.signature(node) for node in lowered.nodes})
         seen = dict(before.seen)
         for value, (view, looks) in self._views.items():
             seen[value] = _moved(
@@ -113,7 +118,7 @@ class ServedBetween:
         if CHECKED:
             check_graph(lowered)
             check_views(lowered, before.strategy, seen)
-        if self._fixed:
+        if self._first:  # and no constant is another one
             return replace(one, prepared=prepared)
         prologue = replace(
             one.prologue,
@@ -121,7 +126,8 @@ class ServedBetween:
             tensors={name: whole.tensors[name] for name in one.prologue.tensors},
         )
         weights = {**one.weights, **cut}
-        constants = Constants(weights, prologue, one.constants.found)
+        found = one.constants.found
+        constants = Constants(weights, prologue, found, others=one.constants, same=self._same)
         return Served(weights, prologue, constants, prepared)
 
     def foretells(self, shapes: Mapping[str, Ints], made: Served) -> bool:

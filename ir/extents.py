@@ -14,8 +14,9 @@ from itertools import combinations
 
 import numpy as np
 
+from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, Node, inferred
+from soapstone.ir.graph import Graph, Node, bound
 from soapstone.ir.tensor import Array, Role
 
 
@@ -155,9 +156,10 @@ class Between:
         """The weights that are longer in one graph than in the other."""
         return self._cut.keys()
 
-    def changed(self, graph: Graph) -> bool:
-        """Return whether attributes of nodes differ that a graph, a part of the first, has."""
-        return not self._items.keys().isdisjoint(graph.by_name)
+    @property
+    def changed(self) -> Set[str]:
+        """The nodes of which an attribute is another in the other graph."""
+        return self._items.keys()
 
     def check(self, one: Ints, other: Ints) -> None:
         """Check that it is known which multiples numbers are that stand in both graphs.
@@ -242,8 +244,10 @@ class Between:
             raise GraphError(f"{a.label}: attributes {differing} found")
         self._items[a.name] = name, p, q
 
-    def at(self, shapes: Mapping[str, Ints]) -> tuple[Graph, dict[str, Array]]:
+    def at(self, shapes: Mapping[str, Ints], first: int = 0) -> tuple[Graph, dict[str, Array]]:
         """Return the graph for inputs of these shapes, and the weights that are others in it.
+
+        first: of the nodes that may be others than in the first graph.
 
         Raises:
             GraphError: it is not known.
@@ -261,20 +265,24 @@ class Between:
                 tensors[name] = replace(known.tensors[name], shape=shape)
             elif name not in tensors:
                 tensors[name] = known.tensors[name]
-        nodes = []
-        for node in known.nodes:
+        nodes, signatures = list(known.nodes[:first]), dict[str, Signature]()
+        tensors.update((name, known.tensors[name]) for node in nodes for name in node.outputs)
+        for node in known.nodes[first:]:
             if node.name in self._items:
                 name, one, other = self._items[node.name]
                 value = self.extents(one, other, numbers)
                 items = tuple((n, value if n == name else v) for n, v in node.items)
                 node = replace(node, items=items)
             nodes.append(node)
-            for name, spec in zip(node.outputs, inferred(node, [tensors[i] for i in node.inputs])):
+            made = signatures[node.name] = bound(node, [tensors[i] for i in node.inputs])
+            for name, spec in zip(node.outputs, made.output_specs):
                 # What repeats is written otherwise.
                 if any(now < 2 <= was for now, was in zip(spec.shape, known.tensors[name].shape)):
                     raise GraphError(f"{node.label}: an extent of less than 2 found")
                 tensors[name] = spec
-        return replace(known, nodes=tuple(nodes), tensors=tensors), weights
+        found = replace(known, nodes=tuple(nodes), tensors=tensors)
+        found.know(signatures)
+        return found, weights
 
     def extents(self, one: Ints, other: Ints, numbers: Ints) -> Ints:
         """Return what is to stand where two graphs have other extents.

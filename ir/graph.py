@@ -121,8 +121,17 @@ def inferred(node: Node, inputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]
     Raises:
         ShapeError: the inputs do not fit; names the operator, the node and the dim.
     """
+    return bound(node, inputs).output_specs
+
+
+def bound(node: Node, inputs: Iterable[TensorSpec]) -> Signature:
+    """Return a node's dims and operands, bound to inputs of these types.
+
+    Raises:
+        ShapeError: as `inferred`.
+    """
     try:
-        return _signature(node.operator, node.items, tuple(inputs)).output_specs
+        return _signature(node.operator, node.items, tuple(inputs))
     except GraphError as error:
         raise type(error)(f"{node.label}: {error}") from None
 
@@ -208,6 +217,10 @@ class Graph:
             signature = _signature(node.operator, node.items, specs)
             self._signatures[node.name] = signature
         return signature
+
+    def know(self, signatures: Mapping[str, Signature]) -> None:
+        """Take note of what nodes' signatures are, by their names."""
+        self._signatures.update(signatures)
 
     def flops(self) -> float:
         """Return the arithmetic operations of one execution."""
