@@ -98,7 +98,7 @@ class Extended:
         for before, other in self._seen:
             if before.keys() != shapes.keys() or before == shapes or other.notes is None:
                 continue
-            if not alike(known.notes, other.notes, True):
+            if not alike(known.notes, other.notes, between=True):
                 continue
             held = {**weights, **known.constants, **other.constants}
             with suppress(GraphError):
@@ -153,7 +153,7 @@ class Extended:
             if found is not None:
                 held = {**weights, **made.constants}
                 foretold = {**weights, **pair.known.constants, **found[1]}
-                noted = alike(made.notes, pair.known.notes, True)
+                noted = alike(made.notes, pair.known.notes, between=True)
                 if not noted or not same(made.graph, found[0], held, foretold):
                     continue
                 pair.foretold(shapes)
@@ -161,11 +161,18 @@ class Extended:
         self._pairs = kept
 
 
-def alike(one: Notes | None, other: Notes | None, one_number: bool) -> bool:
-    """Return whether the same was noted of two graphs; one_number: all that differs is one."""
-    if one is None or other is None or not one_number:
-        return one == other is not None
-    return [note.said for note in one] == [note.said for note in other]
+def alike(one: Notes | None, other: Notes | None, *, between: bool = False) -> bool:
+    """Return whether the same was noted of two graphs, in which one number differs.
+
+    between: or what holds for numbers between those alone.
+    """
+    if one is None or other is None:
+        return False
+    sides = (
+        [note.said if between else note.exact or note.said for note in side]
+        for side in (one, other)
+    )
+    return next(sides) == next(sides)
 
 
 class _Pair:
@@ -178,6 +185,12 @@ class _Pair:
     def __init__(self, between: Between, known: Known, other: Known) -> None:
         self.between, self.known, self.other, self.trusted = between, known, other, False
         self.served: ServedBetween | bool | None = None  # None: not known yet, False: it is not
+        # What parts are cut of, where that differs, lies between what it is in both.
+        self._within = not alike(known.notes, other.notes)
+        sides = zip(known.notes or (), other.notes or ())
+        several = any(one.several for one, two in sides if one.exact != two.exact)
+        if self._within and several and not between.one_number:
+            raise GraphError("parts of what follows from several numbers found")
         sure = between.one_number or known.notes == other.notes
         self._points = None if sure else between.ends
 
@@ -217,6 +230,7 @@ class _Pair:
         if not isinstance(self.served, ServedBetween):
             return None
         try:
+            self._check(shapes)
             served = self.served.at(shapes)
         except GraphError:
             return None
@@ -226,9 +240,22 @@ class _Pair:
     def at(self, shapes: Shapes) -> tuple[Graph, Mapping[str, Array]] | None:
         """Return the graph for inputs of these shapes and its own weights, or None: not known."""
         try:
+            self._check(shapes)
             return self.between.at(shapes)
         except GraphError:
             return None
+
+    def _check(self, shapes: Shapes) -> None:
+        """Check that what is known of both graphs is known of that for these shapes.
+
+        Raises:
+            GraphError: it is not.
+        """
+        if self._within:
+            ends = zip(*self.between.ends)
+            for now, both in zip(self.between.numbers(shapes), ends, strict=True):
+                if not min(both) <= now <= max(both):
+                    raise GraphError("a number beyond those of two graphs found")
 
 
 def _spans(points: Sequence[tuple[int, ...]]) -> bool:

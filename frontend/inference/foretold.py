@@ -92,7 +92,8 @@ def _others(source: Source, given: Given) -> Iterator[tuple[bool, Given]]:
 
     Of rows one number is enough. Of other extents two are: a pair of graphs counts once it has
     foretold a third. One is odd and one even, and where they can be both are less, so that no
-    constant that is as long as they is larger than what came.
+    constant that is as long as they is larger than what came. A quarter of many is made too: what
+    two graphs cut of something is known of those between them alone.
     """
     extents = dict[Dim, int]()
     for field in source.inputs:
@@ -102,7 +103,8 @@ def _others(source: Source, given: Given) -> Iterator[tuple[bool, Given]]:
     if source.rows:
         made.append({source.rows: extents[source.rows] + 1})
     if several:
-        made += [{dim: other(n) for dim, n in several.items()} for other in (_odd, _even)]
+        others = (_odd, _even) if min(several.values()) < 4 * _FEW else (_quarter, _odd, _even)
+        made += [{dim: other(n) for dim, n in several.items()} for other in others]
     for each in made:
         inputs = {}
         for field in source.inputs:
@@ -122,6 +124,10 @@ def shapes_of(given: Given, shapes: Mapping[str, tuple[int, ...]] | None = None)
 
 def _odd(extent: int) -> int:
     return extent // 2 | 1 if extent >= _FEW else _FEW + 1
+
+
+def _quarter(extent: int) -> int:
+    return extent // 4 | 1
 
 
 def _even(extent: int) -> int:

@@ -81,7 +81,7 @@ class InRows:
             graphs = other.graph, known.graph
         except GraphError:
             return  # what is bound of one is known alone
-        kind.apart = alike(other.notes, known.notes, True)
+        kind.apart = alike(other.notes, known.notes)
         weights = {**self._source.weights(), **other.constants, **known.constants}
         if kind.apart and not _lengthens(*graphs) and not differs(*graphs, weights):
             several = known if number > 1 else other

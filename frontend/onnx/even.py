@@ -30,10 +30,13 @@ class Note(NamedTuple):
         said: equal for two graphs where what was made of extents is a constant in both.
         several: what contents follow from that are made of several extents: such may be equal
             without being constants, unless it is one number that all these extents are.
+        exact: where `said` is of parts that are cut, the extents that they are cut of: what is said
+            of two extents alike holds for those between them, and for no others.
     """
 
     said: tuple[str, ...]
     several: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
 
 
 UNEVEN = Note(("uneven",))
@@ -66,8 +69,8 @@ def marked(
     if picked is None and (told or note is not None or (mark and mark.places)):
         bent = frozenset(each for each in _all(given) if each[3])
     if bent and note != UNEVEN:
-        said, several = note or Note(())
-        note = Note((*said, *map(str, sorted(bent))), several)
+        said, several, *exact = note or Note(())
+        note = Note((*said, *map(str, sorted(bent))), several, *exact)
     results = [
         replace(each, follows=picked or _follows(node, mark or PLAIN, inputs, given, each))
         if isinstance(each, Value)
@@ -161,6 +164,8 @@ def _told(
         return [replace(each, told=True) for each in results if isinstance(each, Value)], None
     if mark is not None and told == [mark.shape] and _within(kind, inputs):
         return results, None if not made else _even(node, mark, inputs)
+    if kind == "Slice" and 0 not in told and (note := _cut(inputs)) is not None:
+        return results, note
     if made and _even(node, mark, inputs) is not None:
         return results, UNEVEN
     contents = [each for at in told if isinstance(each := inputs[at], Value)]
@@ -193,6 +198,33 @@ def _within(kind: str, inputs: Sequence[Slot | None]) -> bool:
     ) and all(step == 1 for each in rest[1:] for step in each.tolist())
 
 
+def _cut(inputs: Sequence[Slot | None]) -> Note | None:
+    """Return what is to be noted of a part that is cut, or None where too little is known.
+
+    Ends are linear in extents, as axes are. Where each lies within its axis, or none does, for two
+    extents, so it does for those between them.
+    """
+    data, *given = [each for each in inputs if isinstance(each, Value)]
+    arrays = [each.array.tolist() for each in given if each.array is not None]
+    if len(arrays) < len(inputs) - 1 or len(arrays) not in (3, 4):
+        return None
+    axes = [axis % data.rank for axis in arrays[2]]
+    along = data.follows if len(data.follows) == data.rank else [_all([data])] * data.rank
+    sources = _NONE.union(_all(given), *(along[axis] for axis in axes))
+    if any(bent for *_, bent in sources) or any(step != 1 for each in arrays[3:] for step in each):
+        return None
+    said, exact = ["Slice"], ["Slice"]
+    for start, end, axis in zip(*arrays[:2], axes):
+        extent = data.shape[axis]
+        low, high = (bound + extent * (bound < 0) for bound in (start, end))
+        within = [0 <= bound <= extent for bound in (low, high)]
+        empty = min(max(low, 0), extent) > min(max(high, 0), extent)
+        said += map(str, (axis, start < 0, end < 0, *within, empty))
+        exact += map(str, (extent, start, end))
+    several = tuple(map(str, sorted(sources))) if len(sources) > 1 else ()
+    return Note(tuple(said), several, tuple(exact))
+
+
 def _number(slot: Slot | None) -> bool:
     """Return whether a value is known integers."""
     return isinstance(slot, Value) and slot.array is not None and slot.array.dtype.kind in "iu"
@@ -218,6 +250,9 @@ def _even(node: onnx.NodeProto, mark: Even | None, inputs: Sequence[Slot | None]
     if mark.strided and data.array is not None and data.follows:  # a constant made of extents
         return UNEVEN
     if kind == "Slice" and (data.array is None or data.follows):
+        note = _cut(inputs)
+        if note is not None:
+            return note
         axes = inputs[3] if len(inputs) > 3 else None
         if not isinstance(axes, Value) or axes.array is None:
             return UNEVEN

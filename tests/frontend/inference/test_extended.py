@@ -168,6 +168,22 @@ BENT = {
     q = Squeeze(p)  t = Shape(q)  d = Cast<to = 1>(t)  a = ReduceSum<keepdims = 0>(d)
     o = Add(p, a)  y = Relu(o)""",
 }
+# Parts that are cut of what is as long as the inputs: known between two lengths.
+CUT = {
+    "neighbours": LENGTH
+    + """r = Range(i0, t, i1)  far = Constant<value_ints = [9223372036854775807]>()
+    before = Slice(r, v0, vm1, v0)  after = Slice(r, v1, far, v0)  d = Sub(after, before)
+    all = Concat<axis = 0>(v1, d)  c = CumSum(all, i0)  f = Cast<to = 1>(c)
+    none = Mul(r, i0)  first = Unsqueeze(none, v1)  g = GatherND(f, first)  k = Add(f, g)
+    column = Unsqueeze(k, v1)  h = Add(x, column)  y = MatMul(h, w)""",
+    "as many of one more": LENGTH
+    + """more = Add(t, i1)  r = Range(i0, more, i1)  f = Cast<to = 1>(r)  p = Slice(f, v0, tv, v0)
+    column = Unsqueeze(p, v1)  h = Add(x, column)  y = MatMul(h, w)""",
+    "four of a range": PLACE
+    + """r = Range(i0, t, i1)  f = Cast<to = 1>(r)  p = Slice(f, v4, v8, v0)
+    a = ReduceSum<keepdims = 0>(p)  y = Add(one, a)""",
+}
+BENT |= CUT
 UNEVEN |= {name: model_of(body) for name, body in BENT.items()}
 
 
@@ -225,6 +241,18 @@ def test_lengths_after_one_another(name: str) -> None:
             found = session.run(feeds)["y"]
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_parts_that_are_cut_are_known_between_two_lengths(name: str) -> None:
+    with InferenceSession(from_onnx(UNEVEN[name]), threads=1, tune=False) as session:
+        made = graphs_made(session)
+        for length in (31, 9, 12, 20, 10, 30):
+            session.run(arrays(session, 2, length))
+        assert len(made) == 3
+        for number, length in enumerate((7, 40)):
+            session.run(arrays(session, 2, length))
+            assert len(made) == 4 + number
 
 
 def test_extents_behind_strides_are_those_of_a_batch_of_another_size() -> None:
