@@ -11,6 +11,7 @@ from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.ir.graph import Graph
 from soapstone.ir.guard import LEARNING_RATE
+from soapstone.ir.indices import index_range
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.runtime import Machine
@@ -49,10 +50,15 @@ def hold(bound: Bound) -> None:
 
 
 def drawn(graph: Graph, name: str) -> Array:
-    """Return seeded random contents of an input: around 0, or 0 and 1 for whole numbers."""
+    """Return seeded random contents of an input: around 0, or 0 and 1 for whole numbers.
+
+    Of what has one element alone, the index is 0.
+    """
     spec = graph.tensors[name]
     random = np.random.default_rng([*name.encode(), spec.size])
     if spec.is_float:
         drawn = random.standard_normal(spec.shape)
         return (np.abs(drawn) if graph.roles[name] is Role.STATE else drawn).astype(spec.dtype)
-    return random.integers(0, 2, spec.shape).astype(spec.dtype)
+    known = index_range(graph, name, parts=True)
+    most = 2 if known is None else min(2, max(known[0].stop, 1))
+    return random.integers(0, most, spec.shape).astype(spec.dtype)

@@ -215,6 +215,7 @@ class GradientContext:
 
 
 Gradient = Callable[[GradientContext], Sequence[str | None]]
+IndexRule = Callable[[Sequence[TensorSpec], Attributes], Mapping[int, range]]
 SignatureRule = Callable[[tuple[TensorSpec, ...], Attributes], Signature]
 
 
@@ -245,6 +246,7 @@ class OpSpec:
         mixes_types: whether its operands may be of several floating-point types.
         half: whether mixed precision computes it in halves (`ir/precision.py`): a product.
         epilogue: whether element-wise steps on its one result may join its launch.
+        indices: of inputs that are indices, by position, which numbers they may be.
         forms: how terms speak of the operator (`ir/law.py`).
         constants: tensors that its laws speak of, such as the identity of a matrix product.
         laws: equations of terms, from which substitutions are proved.
@@ -276,6 +278,7 @@ class OpSpec:
     mixes_types: bool = False
     half: bool = False
     epilogue: bool = False
+    indices: IndexRule | None = None
     forms: tuple[Form, ...] = ()
     constants: tuple[Constant, ...] = ()
     laws: tuple[Law, ...] = ()

@@ -15,10 +15,10 @@ from soapstone.frontend.data.npz import LABELS, WEIGHTS
 from soapstone.frontend.recording import Recording
 from soapstone.frontend.training.objective import Objective, Term
 from soapstone.ir.graph import Graph
+from soapstone.ir.indices import index_range
 from soapstone.ir.tensor import Array, Role, TensorSpec
 
 PREDICT = "predict"  # what a data set without labels is for
-_VIEWS = ("reshape", "transpose", "slice")
 T = TypeVar("T")
 
 
@@ -308,15 +308,13 @@ def _range(name: str, spec: TensorSpec, forward: Graph, term: Term | None) -> Ra
         if term.loss.masked:
             return Range(-1, classes - 1, f"{why}, and -1 is for none")
         return Range(0, classes - 1, why)
-    pending, rows = [name], []
-    while pending:
-        for node in forward.consumers[pending.pop()]:
-            if node.operator == "embedding":
-                rows.append((forward.tensors[node.inputs[1]].shape[0], node.name))
-            elif node.spec.view in _VIEWS:
-                pending += node.outputs
-    if rows:
-        least, layer = min(rows)
-        return Range(0, least - 1, f"layer {layer!r} has {least} rows (0-{least - 1})")
+    known = index_range(forward, name)
+    if known is not None:
+        numbers, node = known
+        low, high = numbers.start, numbers.stop - 1
+        why = f"layer {node.name!r} has {numbers.stop} rows ({low}-{high})"
+        if low < 0:
+            why = f"layer {node.name!r} has {numbers.stop} elements ({low} to {high})"
+        return Range(low, high, why)
     info = np.iinfo(spec.dtype)
     return Range(info.min, info.max, f"{spec.dtype} holds {info.min} to {info.max}")

@@ -105,6 +105,7 @@ define(
     reference=_embedding,
     gradient=_gradient,
     localize=_localize,
+    indices=lambda inputs, _: {0: range(inputs[1].shape[0])},
     onnx=Onnx("Gather", inputs=(1, 0), casts={0: "int64"}),
     cases=(
         Case(("int32 4 <5", "5 3")),

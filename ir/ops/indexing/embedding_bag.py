@@ -104,6 +104,7 @@ define_counted(
     attributes=_REDUCTION,
     gradient=_gradient,
     localize=_localize,
+    indices=lambda inputs, _: {0: range(inputs[1].shape[0])},
     operations=_work,
     cases=(
         Case(("int32 4 3 <5", "5 3")),

@@ -55,6 +55,12 @@ def split_axis(dtype: str) -> dict[str, Kind]:
     return {"v": Kind.WHOLE} if dtype == "bool" else {}
 
 
+def along_axis(inputs: Sequence[TensorSpec], attributes: Attributes) -> dict[int, range]:
+    """Return which numbers the indices of an axis of operand 0 may be (`OpSpec.indices`)."""
+    extent = inputs[0].shape[attributes["axis"]]
+    return {1: range(-extent, extent)}
+
+
 def _indices(table: DimTable, spec: TensorSpec, where: str) -> Operand:
     return named(table, (f"i{axis}" for axis in range(spec.rank)), spec.shape, where)
 
@@ -142,6 +148,7 @@ define(
     attributes=_AXIS,
     gradient=_gather_gradient,
     localize=localize_axis,
+    indices=along_axis,
     flops_per_point=0,
     onnx=Onnx("Gather", casts={1: "int64"}),
     cases=(
@@ -254,6 +261,7 @@ define(
     attributes=_AXIS,
     gradient=_elements_gradient,
     localize=localize_axis,
+    indices=along_axis,
     flops_per_point=0,
     onnx=Onnx("GatherElements", casts={1: "int64"}),
     layer={"axis": -1},

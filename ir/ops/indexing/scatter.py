@@ -17,6 +17,7 @@ from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
 from soapstone.ir.ops.indexing.gather import (
+    along_axis,
     element_places,
     held_positions,
     localize_axis,
@@ -195,6 +196,7 @@ define(
     attributes=_ELEMENTS,
     gradient=_elements_gradient,
     localize=localize_axis,
+    indices=along_axis,
     onnx=Onnx("ScatterElements", casts={1: "int64"}),
     layer={"axis": -1},
     cases=(

@@ -32,6 +32,10 @@ def _check_labels(labels: Array, classes: int) -> None:
         raise GraphError(f"label {int(bad.flat[0])} found, 0 to {classes - 1} needed")
 
 
+def _classes(inputs: Sequence[TensorSpec], attributes: Attributes) -> dict[int, range]:
+    return {1: range(inputs[0].shape[1])}
+
+
 def _one_hot_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_integer(inputs, 0)
     table = DimTable()
@@ -378,6 +382,7 @@ for _name, _second, _dims, _references, _lowers, _rule, _doc, _cases, _grad_case
         gradient=_rule,
         localize=lambda a, tile: _localize_rows(a, tile, 0),
         lower=_lowers[0],
+        indices=_classes if _name == "cross_entropy" else None,
         flops_per_point=8,
         layer=None,
         cases=_cases,
