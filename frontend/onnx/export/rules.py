@@ -15,6 +15,7 @@ from soapstone.frontend.onnx.file.tensors import ONNX_OF
 from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.elementwise.fused import program_steps
+from soapstone.ir.ops.windows.conv_transpose import within_strides
 from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
 from soapstone.ir.tensor import TensorSpec
 
@@ -268,6 +269,29 @@ def _conv(g: Given) -> None:
         return g("Conv", *g.inputs, to=to, **window, group=g["groups"])
 
     activated(g, g["activation"], make)
+
+
+@export("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def _conv_transpose(g: Given) -> None:
+    """Write what adds a stride or more so that it adds less, as others need it."""
+    attributes, zeros = within_strides(g.node.attributes)
+    if attributes == dict(g.node.attributes):
+        write_declared(g)
+        return
+
+    def steps(emit: Emitter) -> list[str]:
+        x, w, *bias = g.node.inputs
+        if not any(zeros):
+            return [emit(g.node.operator, x, w, *bias, **attributes)]
+        none = (0,) * (len(zeros) + 2)
+        y = emit(g.node.operator, x, w, **{**attributes, "bias": False})
+        y = emit("pad", y, low=none, high=(0, 0, *zeros), interior=none)
+        if bias:
+            line = (*emit.spec(bias[0]).shape, *(1,) * len(zeros))
+            y = emit("add", y, emit("reshape", bias[0], shape=line))
+        return [y]
+
+    g.write_instead(steps)
 
 
 # Normalisation

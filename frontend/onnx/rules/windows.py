@@ -12,6 +12,7 @@ from soapstone.dtypes import BYTES
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.values import PLAIN, STRIDED, Value, rule
+from soapstone.ir.ops.windows.conv_transpose import within_strides
 from soapstone.records import dataclass
 
 _MOST = 1 << 31  # of a stride, pad, dilation or kernel
@@ -158,16 +159,11 @@ def conv_transpose(n: Call) -> Value:
         "groups": n.attribute("group", 1),
         "output_padding": tuple(more),
     }
-    if any(extra >= stride for extra, stride in zip(more, strides)):
-        # More than the operator allows: first what padding cut off, and behind that zeros, which
-        # only the bias changes.
-        kept = [min(extra, high) for extra, high in zip(more, pads[rank:])]
-        more = [extra - less for extra, less in zip(more, kept)]
-        pads[rank:] = [high - less for high, less in zip(pads[rank:], kept)]
-        attributes |= {"padding": tuple(pads), "output_padding": (0,) * rank}
+    attributes, zeros = within_strides(attributes)
+    if any(zeros):
         y = n(f"conv_transpose{rank}d", x, w, bias=False, **attributes)
         none = (0,) * (rank + 2)
-        y = n("pad", y, low=none, high=(0, 0, *more), interior=none)
+        y = n("pad", y, low=none, high=(0, 0, *zeros), interior=none)
         if bias is not None:
             y = n("add", y, n.reshape(bias, (bias.spec.size, *(1,) * rank)))
         return y

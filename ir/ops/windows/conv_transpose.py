@@ -49,6 +49,25 @@ def transposed_windows(
     return windows
 
 
+def within_strides(attributes: Attributes) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Return attributes that add less than a stride along each axis, and how many zeros follow.
+
+    What is added takes first what padding cut off. Behind that are zeros, which a bias is added to.
+    """
+    padding, extra = list(attributes["padding"]), list(attributes["output_padding"])
+    zeros = [0] * len(extra)
+    for axis, stride in enumerate(attributes["stride"]):
+        high = axis + len(extra)
+        if extra[axis] >= stride:
+            kept = min(extra[axis], padding[high])
+            padding[high] -= kept
+            extra[axis] -= kept
+        if extra[axis] >= stride:
+            zeros[axis], extra[axis] = extra[axis], 0
+    window = {"padding": tuple(padding), "output_padding": tuple(extra)}
+    return {**attributes, **window}, tuple(zeros)
+
+
 def _signature(rank: int, inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_count(inputs, 2 + attributes["bias"])
     need_lengths(attributes, output_padding=rank)

@@ -34,10 +34,7 @@ NO_COUNTERPART = {
     ("space_to_depth", "CRD"),
 }
 # ONNX Runtime has no kernel for some types or attributes of these.
-REFUSED = (
-    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-    *("lrn", "one_hot", "pad", "where"),
-)
+REFUSED = ("lrn", "one_hot", "pad", "where")
 EXPORTED = [
     spec
     for spec in operators()
@@ -75,6 +72,30 @@ def run_again(graph: Graph, feeds: Mapping[str, Array], model: bytes) -> dict[st
     weights = again.weights
     values = {n: feeds[n] if n in feeds else weights[n] for n in imported.roles}
     return interpret(imported, values)
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "extra"),
+    [((1,), (1, 0), 1), ((1,), (1, 2), 1), ((2,), (0, 0), 3), ((2,), (1, 1), 2), ((2,), (0, 1), 3)],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_adds_a_stride_or_more_is_written_as_others_take_it(
+    stride: tuple[int], padding: tuple[int, int], extra: int, bias: bool
+) -> None:
+    random = np.random.default_rng(0)
+    shapes = {"x": (2, 4, 5), "w": (4, 3, 3), **({"b": (3,)} if bias else {})}
+    arrays = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    builder = GraphBuilder("more")
+    names = [builder.input(name, array.shape) for name, array in arrays.items()]
+    window = {"stride": stride, "padding": padding, "dilation": (4,), "output_padding": (extra,)}
+    builder.output(*builder.apply("conv_transpose1d", *names, bias=bias, **window))
+    graph = builder.build()
+    model = onnx_graph(graph, {})[0].SerializeToString()
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (made,), (wanted,) = session.run(None, arrays), interpret(graph, arrays).values()
+    np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-5)
+    (again,) = run_again(graph, arrays, model).values()
+    np.testing.assert_allclose(again, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", EXPORTED, ids=lambda spec: spec.name)
