@@ -149,7 +149,8 @@ def measure_tasks(
 ) -> int:
     """Measure what this computer's times of tasks lack for a graph; return how many, 0 elsewhere.
 
-    What is measured until the deadline is kept; what is missing then is estimated.
+    What is measured until the deadline is kept; what is missing then is estimated. With a deadline
+    Ctrl-C ends the measuring alone, and stops it.
 
     Args:
         graph: a training step or inference. machine: that of `machine_of("local")`, or another,
@@ -173,6 +174,11 @@ def measure_tasks(
     try:
         return measure(graph, machine, say, constants=constants)
     except TimeUpError:
+        return len(machine.times) - known
+    except KeyboardInterrupt:
+        if deadline is None:
+            raise
+        deadline.stop()
         return len(machine.times) - known
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.deadline import Deadline
 from soapstone.frontend.model import Model
 from soapstone.frontend.strategies.finding import graph_of, machine_of, measure_tasks
 from soapstone.ir.graph import Graph
@@ -159,7 +160,9 @@ def find_strategy(
         batch_size: samples of a step of an app, all devices together; default: the app's own.
         progress: called with the stage, how much of it is done, and of how much.
 
-    On this computer the graph's tasks are measured first, which takes minutes once.
+    On this computer the graph's tasks are measured first, which takes minutes once. Ctrl-C ends the
+    measuring, or a frontier with the points that are known by then; a profile has the numbers of
+    devices whose frontiers were done.
 
     Raises:
         ParallelError: an argument is out of range, or the graph has nothing to split.
@@ -181,21 +184,26 @@ def find_strategy(
         graph = model if isinstance(model, Graph) else model.training_graph
     frontiers: dict[int, CostFrontier] = {}
     fastest: dict[int, FrontierPoint | None] = {}
-    chosen = None
+    chosen, measuring = None, Deadline()
     for each in _machines(machine, option, devices):
         count = len(each.processors)
         each = each if memory is None else each.limited(memory)
-        measure_tasks(graph, each, progress)
-        frontiers[count] = cost_frontier(
-            graph,
-            each,
-            eps=eps,
-            saving=saving,
-            paths=paths,
-            replicate=replicate,
-            network=network,
-            progress=_joins(count, progress),
-        )
+        measure_tasks(graph, each, progress, measuring)
+        try:
+            frontiers[count] = cost_frontier(
+                graph,
+                each,
+                eps=eps,
+                saving=saving,
+                paths=paths,
+                replicate=replicate,
+                network=network,
+                progress=_joins(count, progress),
+            )
+        except KeyboardInterrupt:
+            if not frontiers:
+                raise
+            break
         fastest[count] = frontiers[count].fastest()
         if fastest[count] is not None and option is not Option.PROFILING:
             chosen = count

@@ -191,7 +191,7 @@ def find_serving(
         cores: how many are shared out; all by default.
         options: of the search for one kind of group; by default 10 s.
         stage, progress: called with what is measured, and with what is searched. deadline: until
-            which tasks are measured.
+            which tasks are measured. Ctrl-C ends measuring and searching; what was found is timed.
 
     Raises:
         GraphError: an unknown objective, or a model that does not run here.
@@ -205,13 +205,17 @@ def find_serving(
     )
     held = {n: known[n] if n in known else drawn(graph, n) for n in graph.roles}
     served = Served.of(graph, held)
-    options = options or Options(seconds=_SECONDS)
+    options, deadline = options or Options(seconds=_SECONDS), deadline or Deadline()
     found: dict[tuple[int, int], tuple[StrategyResult, MeasuredMachine]] = {}
     ways = divisions(cores or usable_cores())
     for cpus, threads in dict.fromkeys((p, t) for _, p, t in ways):
         machine = measured_machine(cpus, threads)
         measure_tasks(served.graph, machine, stage, deadline, served.contents)
+        if deadline.stopped:
+            options = replace(options, seconds=0.0)
         result = search(served.graph, machine, options, progress=progress)
+        if result.interrupted:
+            deadline.stop()
         found[cpus, threads] = served.told(result), machine
     kind = step_kind(served.graph)
     slower = {t: m.times.step(kind).slower for (p, t), (_, m) in found.items() if p > 1}

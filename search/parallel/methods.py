@@ -87,13 +87,15 @@ def exhaustive(
     if inside:
         first = replace(first, proposals=0)
     seeds = range(options.seed, options.seed + (1 if inside else SEEDS))
-    result = min(
-        (
-            search(graph, machine, replace(first, seed=seed), start=start, progress=progress)
-            for seed in seeds
-        ),
-        key=lambda found: found.simulation.step_us,
-    )
+    found = list[StrategyResult]()
+    for seed in seeds:
+        chains = replace(first, seed=seed)
+        found.append(search(graph, machine, chains, start=start, progress=progress))
+        if found[-1].interrupted:
+            break
+    result = min(found, key=lambda each: each.simulation.step_us)
+    if found[-1].interrupted:
+        return replace(result, interrupted=True)
     walker = Walker(model, proposals.INFORMED, options.temperature, True, options.seed)
     walker.begin(result.strategy.configurations)
 

@@ -184,7 +184,7 @@ def search(
 
     check_targets(output, picture, timeline)
     deadline = Deadline(_SECONDS if budget is None else budget)
-    half = deadline.part(_MEASURING) if budget is not None else None
+    half = deadline.part(_MEASURING) if budget is not None else Deadline()
     if objective is not None:
         if not inference or machine != "local":
             raise GraphError("objective: found without --inference on machine 'local'")
@@ -223,7 +223,9 @@ def search(
     if served is not None and given is not None:
         given = dict(served.followed(Strategy(given)).configurations)
     _measure(split, where, half, None if served is None else served.contents)
-    if proposals is None and budget is not None:
+    if half.stopped:  # by Ctrl-C: the best of what needs no search
+        options = replace(options, seconds=0.0)
+    elif proposals is None and budget is not None:
         options = replace(options, seconds=deadline.left)
     with searching() as progress:
         result = find(split, where, options, start=given, progress=progress)
@@ -320,9 +322,12 @@ def frontier(
     from soapstone.frontend.progress import staged
     from soapstone.frontend.strategies import finding
     from soapstone.frontend.strategies.plot import save_plot
-    from soapstone.frontend.strategies.preferences import find_strategy
+    from soapstone.frontend.strategies.preferences import Option, find_strategy
+    from soapstone.search.parallel import ParallelError
 
     check_targets(output, plot)
+    if output is not None and option == Option.PROFILING:
+        raise ParallelError(f"--output found with {option}, which chooses no strategy")
     graph = finding.graph_of(model, batch_size, sizes=finding.parse_sizes(size))
     with staged() as stages:
         result = find_strategy(
@@ -340,7 +345,7 @@ def frontier(
         )
     if plot is not None:
         save_plot(result, graph.name, plot)
-    if output is not None or option != "profiling":
+    if option != Option.PROFILING:
         strategy = result.strategy  # or a reason, where nothing fits
         if output is not None:
             strategy.save(output)

@@ -44,6 +44,31 @@ def test_what_a_search_is_given_is_read_before_tasks_are_measured(tmp_path: Path
             assert message in found
 
 
+def test_a_profile_writes_no_strategy(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finding, "graph_of", None)  # nothing is begun
+        file = tmp_path / "s.json"
+        options = ("-m", "p100", "--option", "profiling", "-o", file)
+        assert "--output found with profiling" in error_of(
+            "strategy", "frontier", "lenet", *options
+        )
+
+
+def test_an_interrupt_while_tasks_are_measured_keeps_the_best_that_is_known(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(finding, "measure", interrupted)
+    for command, more in (("search", ()), ("frontier", ("--option", "mini-time"))):
+        path = tmp_path / f"{command}.json"
+        result = invoke("strategy", command, tiny, "--devices", "2", "-o", path, "--json", *more)
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["output"] == str(path)
+        assert invoke("train", tiny, "--strategy", path, "--epochs", "1").exit_code == 0
+
+
 @pytest.mark.long
 def test_strategies_are_for_extents_of_symbolic_dims(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"

@@ -171,13 +171,26 @@ def test_the_spine_passes_what_is_read_in_many_blocks() -> None:
     assert marked_spine(4, [(0, 1), (1, 2), (0, 2), (2, 3)]).blocks == (0, 1, 1, 2)
 
 
-def test_the_search_can_be_interrupted() -> None:
-    def stop(done: int, of: int, points: int) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("seed", range(3))
+def test_an_interrupt_keeps_the_points_that_are_known(seed: int) -> None:
+    problem, joins = small(seed), list[int]()
+    whole = list(track(problem, progress=lambda done, of, points: joins.append(done)))
+    for stop in range(1, len(joins) + 1, max(1, len(joins) // 10)):
+        seen = list[int]()
 
-    problem = small(2)
-    with pytest.raises(KeyboardInterrupt):
-        track(problem, progress=stop)
+        def interrupt(
+            done: int, of: int, points: int, seen: list[int] = seen, stop: int = stop
+        ) -> None:
+            seen.append(done)
+            if len(seen) == stop:
+                raise KeyboardInterrupt
+
+        found = track(problem, progress=interrupt)
+        assert checked(problem, list(found)) and not found.exact and found.error == np.inf
+        for point in found:  # a trade-off that there is, no better than the frontier
+            assert any(
+                all(one <= other for one, other in zip(each.costs, point.costs)) for each in whole
+            )
     assert checked(problem, list(track(problem))) == brute(problem)
 
 

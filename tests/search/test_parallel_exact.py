@@ -107,6 +107,19 @@ def test_an_interrupt_before_there_are_tables_gives_what_is_known(
     assert result.simulation.step_us <= min(result.initial_us.values())
 
 
+def test_an_interrupt_ends_all_that_comes_before_tables() -> None:
+    said: list[int] = []
+
+    def progress(seconds: float, proposals: int, best_us: float) -> None:
+        said.append(proposals)
+        if len(said) == 20:
+            raise KeyboardInterrupt
+
+    graph, machine = lenet(64), load_machine("p100", 2)
+    found = method_named("exhaustive")(graph, machine, Options(seconds=60.0), progress=progress)
+    assert found.interrupted and found.certificate is None and len(said) == 20
+
+
 @pytest.mark.parametrize(("graph", "devices"), [("lenet", 2), ("rnnlm", 2), ("rnnlm", 3)])
 def test_bounds_of_the_exhaustive_search_are_never_passed(graph: str, devices: int) -> None:
     """For random strategies, good ones too, what is taken for a lower bound is one at each step."""

@@ -7,6 +7,7 @@ strategy is, and both figures are shown. What fits a memory is what the simulati
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -124,7 +125,8 @@ class CostFrontier:
 
     Attributes:
         exact: no other strategy of the space costs less in one and no more in the other.
-        error: how much more a point here costs than some point of the exact frontier, as a share.
+        error: how much more a point here costs than some point of the exact frontier, as a share;
+            infinite where it is not known.
         eliminations: of nodes, edges, branches, and those that decided something beforehand.
         baselines: what others find: `data` parallelism; `tofu`, of least memory; `mesh`, the
             shortest step of Mesh-TensorFlow's. mesh: the best trade-offs of one mesh for all
@@ -192,7 +194,8 @@ class CostFrontier:
         ]
         found |= {name: getattr(self, name) for name in names}
         return found | {
-            "baselines": {name: each.as_dict() for name, each in self.baselines.items()}
+            "error": self.error if math.isfinite(self.error) else None,
+            "baselines": {name: each.as_dict() for name, each in self.baselines.items()},
         }
 
     def __str__(self) -> str:
@@ -207,7 +210,8 @@ class CostFrontier:
             + (" DOES NOT FIT" if each.missing_bytes else "")
             for name, each in rows
         ]
-        how = "exact" if self.exact else f"within {self.error:.2%}"
+        how = f"within {self.error:.2%}" if math.isfinite(self.error) else "how near is not known"
+        how = "exact" if self.exact else how
         done = ", ".join(f"{count} {kind}" for kind, count in self.eliminations.items() if count)
         lines.insert(
             0,

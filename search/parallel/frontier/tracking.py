@@ -75,6 +75,8 @@ def track(
         progress: called after each join of tables, with how many are done, how many there are, and
             how many points the last table has.
 
+    Ctrl-C ends it with the points that are known by then, of which no error is claimed.
+
     Raises:
         ParallelError: arguments out of range, or a table that does not fit.
     """
@@ -88,7 +90,12 @@ def track(
     threads = threads or os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
         tracker = Tracker(problem, method, eps, pool if threads > 1 else None, progress)
-        known = tracker.pruned() if prune else tracker.plain()
+        try:
+            known = tracker.pruned() if prune else tracker.plain()
+        except KeyboardInterrupt:
+            known, tracker.error = tracker.pruning.known, math.inf
+            if not len(known.costs):
+                raise
     kinds = ("node", "edge", "branch", "heuristic", "linear")
     return Result(
         known.costs,

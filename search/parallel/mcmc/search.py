@@ -49,6 +49,7 @@ class StrategyResult:
             middle ("delta") or at the start ("full").
         skipped: the share of tasks before the places where passes began.
         certificate: of an exhaustive search.
+        interrupted: whether Ctrl-C ended it.
     """
 
     strategy: Strategy
@@ -61,6 +62,7 @@ class StrategyResult:
     skipped: float
     history: tuple[tuple[float, float], ...] = field(repr=False, default=())
     certificate: Certificate | None = None
+    interrupted: bool = False
 
     @property
     def speedup_over_data_parallel(self) -> float:
@@ -155,6 +157,7 @@ class _Search:
             try:
                 other = self._round(None)
             except KeyboardInterrupt:
+                self.stop.set()
                 break
             best = min(best, other.best, key=lambda walker: walker.best_ns)
             runs = runs + other.runs
@@ -184,6 +187,7 @@ class _Search:
                 run["skipped"].sum() / max(1, run["simulated"].sum() * len(self.model.tasks))
             ),
             history=tuple(self.history),
+            interrupted=self.stop.is_set(),
         )
 
     def _goes_on(self, best_ns: int) -> bool:
