@@ -139,7 +139,8 @@ def train_app(
         count(f"app {app.name!r}: {name}", value, least, AppError)
     if resume is not None:
         check_exists(resume)
-    check_targets(choices, partition_costs)
+    saved = [each.path for each in callbacks if isinstance(each, Checkpoint)]
+    check_targets(choices, partition_costs, profile, checkpoint, *saved)
     if memory_bytes is not None and (fast_memory, plan) != (None, None):
         raise AppError(
             f"app {app.name!r}: memory_bytes {memory_bytes} found beside a fast memory or its plan;"

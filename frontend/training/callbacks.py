@@ -222,6 +222,7 @@ class Checkpoint(Callback):
     Raises:
         CheckpointError: the path has no suffix of a checkpoint.
         ValueError: both intervals, or one below 1.
+        OSError: when training begins, its folder is not there or may not be written.
     """
 
     def __init__(
@@ -247,7 +248,8 @@ class Checkpoint(Callback):
         self._monitored = None if best is None else Monitored(best, owner="Checkpoint")
 
     def on_train_begin(self, state: TrainingState) -> None:
-        """Forget what an earlier fit saved."""
+        """Forget what an earlier fit saved; refuse a file that cannot be written."""
+        check_targets(self.path)
         self.saved = None
         if self._monitored is not None:
             self._monitored.on_train_begin(state)

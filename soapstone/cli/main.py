@@ -367,6 +367,8 @@ def compile_(
     from soapstone.frontend.onnx.file import schema
 
     if not level:
+        if folder is not None:
+            raise DataError(f"--folder {str(folder)!r} found without --level, which it is of")
         count = ahead.fill()
         answer(f"{count} kernels are compiled for this computer", {"kernels": count}, as_json)
         return

@@ -175,3 +175,7 @@ def test_an_interrupt_while_python_imports_the_command_is_one_line(tmp_path: Pat
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
     setup = (Path(__file__).parents[2] / "setup.cfg").read_text()
     assert "soapstone = soapstone.__main__:main\n" in setup
+
+
+def test_a_folder_of_machine_code_is_one_of_levels(tmp_path: Path) -> None:
+    assert "found without --level" in error_of("compile", "--folder", tmp_path)

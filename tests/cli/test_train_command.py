@@ -283,3 +283,9 @@ def test_training_from_python(tiny: Path) -> None:
     assert said[2].startswith("model: ")
     with pytest.raises(AppError, match="app 'tiny': batch size: 0 found, an integer of 1"):
         train_app(tiny, batch_size=0)
+
+
+def test_files_that_cannot_be_written_are_known_before_training(tiny: Path, tmp_path: Path) -> None:
+    for option, name in (("--checkpoint", "c.npz"), ("--profile", "t.json"), ("--choices", "c")):
+        found = error_of("train", tiny, option, tmp_path / "absent" / name)
+        assert "does not exist" in found and "epoch" not in found

@@ -367,7 +367,10 @@ def read(item: Any) -> None:
         (lambda path: read_table(path / "latin.csv"), "UTF-8 and commas needed"),
         (lambda path: read_table(path / "long.csv"), "larger than field limit"),
         (lambda path: read_table(path / "when.parquet"), "'when': date at row 0; a number or a"),
-        (lambda path: read(([1, [2, 3]], 0)), "sample 1: a list of unlike parts found; an array, or"),
+        (
+            lambda path: read(([1, [2, 3]], 0)),
+            "sample 1: a list of unlike parts found; an array, or",
+        ),
         (lambda path: read_table(path / "t.txt"), "suffix '.txt' found"),
         (lambda path: read_table(path / "bad.parquet"), "bad.parquet"),
         (lambda path: token_ids(["a"], path / "none.json", 3), "tokenizer"),

@@ -138,6 +138,7 @@ def test_an_interrupted_fit_saves_no_half_step() -> None:
         (lambda: EarlyStopping(patience=0), ValueError, "an integer of 1 or more"),
         (lambda: EarlyStopping(minimum_delta=-1.0), ValueError, "0 or more needed"),
         (lambda: ProfileSteps("t.json", skip=-1), ValueError, "skip: -1 found, an integer of 0 or"),
+        (lambda: Checkpoint("/absent/c.npz"), FileNotFoundError, "folder .* does not exist"),
         (lambda: ProfileSteps("/absent/t.json"), FileNotFoundError, "folder .* does not exist"),
     ],
 )
