@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 
 from soapstone.kernels.entry import Array, Entry
@@ -90,7 +89,7 @@ def _forms(operands: tuple[Array, ...], constants: frozenset[int]) -> Hashable:
                 forms.append(memory.contents(array).tobytes())
             continue
         start = memory.start(array)
-        low, high = _reach(shape, strides, array.itemsize)
+        low, high = memory.reach(shape, strides, array.itemsize)
         low, high = start + low, start + high
         forms.append(start % LINE)
         for other, (begin, end) in enumerate(spans):
@@ -98,15 +97,6 @@ def _forms(operands: tuple[Array, ...], constants: frozenset[int]) -> Hashable:
                 forms.append((other, low - begin))
         spans.append((low, high))
     return tuple(forms)
-
-
-@lru_cache(maxsize=1024)
-def _reach(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """Return how far before and after its first element an array goes, in bytes."""
-    if 0 in shape:
-        return 0, 0
-    ends = [(extent - 1) * step for extent, step in zip(shape, strides)]
-    return sum(min(0, end) for end in ends), sum(max(0, end) for end in ends) + itemsize
 
 
 __all__ = ["Equal"]

@@ -24,6 +24,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -256,11 +257,20 @@ def strided(array: Array, shape: Sequence[int], strides: Sequence[int]) -> Array
 def extent(array: Array) -> tuple[int, int]:
     """Return the addresses of an array's lowest byte and of the one after its highest."""
     first = int(address(array))
-    if array.size == 0:
-        return first, first
-    reach = [(count - 1) * step for count, step in zip(array.shape, array.strides)]
-    low, high = (sum(side(0, each) for each in reach) for side in (min, max))
-    return first + low, first + high + array.itemsize
+    low, high = reach(array.shape, array.strides, array.itemsize)
+    return first + low, first + high
+
+
+@lru_cache(maxsize=1024)
+def reach(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Return how far before its first element an array begins, and how far behind it ends: bytes.
+
+    The first is 0 or less; an empty array has none.
+    """
+    if 0 in shape:
+        return 0, 0
+    ends = [(extent - 1) * step for extent, step in zip(shape, strides)]
+    return sum(min(0, end) for end in ends), sum(max(0, end) for end in ends) + itemsize
 
 
 def aligned(nbytes: int, *, zero: bool = False) -> Array:
