@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 from weakref import WeakSet
 
 import numpy as np
@@ -137,12 +137,22 @@ def noop() -> Entry:
     return Entry(_nothing.address, NO_ARGUMENTS)
 
 
-def sequence(entries: Sequence[Entry]) -> Entry:
-    """Return one entry that runs the entries in order and stops at the first non-zero status."""
-    if len(entries) == 1:
-        return entries[0]
-    statuses = {code: text for entry in entries for code, text in entry.statuses.items()}
-    block = _SEQUENCE.pack(entries=pack(list(entries)), count=len(entries))
+@overload
+def sequence(entries: Sequence[Entry]) -> Entry: ...
+@overload
+def sequence(entries: Sequence[Entry | None]) -> Entry | None: ...
+def sequence(entries: Sequence[Entry | None]) -> Entry | None:
+    """Return one entry that runs the entries in order and stops at the first non-zero status.
+
+    Of no entries it does nothing; where one of them is missing, so is the whole.
+    """
+    found = [entry for entry in entries if entry is not None]
+    if len(found) < len(entries):
+        return None
+    if len(found) < 2:
+        return found[0] if found else noop()
+    statuses = {code: text for entry in found for code, text in entry.statuses.items()}
+    block = _SEQUENCE.pack(entries=pack(found), count=len(found))
     return bind(_in_order, block, statuses=statuses)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from soapstone.ir.ops.products.attention import scale_of
 from soapstone.kernels.cpu.attention.heads import floor, mask_at, scaled, weights
 from soapstone.kernels.cpu.attention.variants import ahead_of, empty_of, mask_fields
-from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats, get, loop, put
+from soapstone.kernels.cpu.elementwise.lane_loops import add_scaled, fill_floats
 from soapstone.kernels.cpu.recurrent.layers import in_rows
 from soapstone.kernels.cpu.substrate.layout import private
 from soapstone.kernels.cpu.substrate.rowmath import logarithm, row_dot, scale_row
@@ -22,9 +22,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native
 from soapstone.native.intrinsics import f32p
-from soapstone.native.lanes import F32
 from soapstone.native.parallel import parallel_for, useful_threads
-from soapstone.native.simd import Lanes, vectorised
 
 _MOST = 8  # queries
 _HIDES = -1e30  # a mask that is less leaves a key no weight beside one that is seen
@@ -35,17 +33,6 @@ _FEW = Fields(
     reals="scale empty",
 )
 _few_of = _FEW.at
-
-
-@vectorised
-def _add_scaled(to: Lanes, x: Lanes, n: Lanes, p: Lanes) -> None:
-    """to += x * p."""
-    p = p.cast(F32)
-
-    def body(i: Lanes, width: int, some: Lanes | None) -> None:
-        put(to, i, get(to, i, width, some) + get(x, i, width, some) * p, some)
-
-    loop(n.builder, n, body)
 
 
 @helper
@@ -93,7 +80,7 @@ def _few(block: Any, begin: int, end: int) -> int:
         for t in range(most):
             for i in range(tq):
                 weight = f32p(scores + i * tk * 4)[t]
-                _add_scaled(y + i * w.y_step_t, v + t * w.v_step_t, dv, weight)
+                add_scaled(y + i * w.y_step_t, v + t * w.v_step_t, dv, weight)
     return 0
 
 

@@ -92,11 +92,12 @@ def _in_pieces(form: Form, a: Array, b: Array, y: Array, width: int) -> Entry | 
     if width == columns:
         return form(b, 1).product(a, y)
     pieces = y.reshape(columns // width, rows, width)
-    steps = [
-        form(b[:, first : first + width], 1).product(a, piece)
-        for first, piece in zip(range(0, columns, width), pieces)
-    ]
-    return None if None in steps else sequence([step for step in steps if step is not None])
+    return sequence(
+        [
+            form(b[:, first : first + width], 1).product(a, piece)
+            for first, piece in zip(range(0, columns, width), pieces)
+        ]
+    )
 
 
 def ahead_of(call: Call, keys: int) -> int:

@@ -54,7 +54,7 @@ def two_passes(call: Call) -> Entry | None:
         "fused_elementwise", attributes, (y, *operands), call.outputs, call.threads, constants
     )
     _, after = select(steps)
-    return None if product is None or after is None else sequence([product, after])
+    return sequence([product, after])
 
 
 def _alone(call: Call) -> Call:
@@ -66,20 +66,16 @@ def _alone(call: Call) -> Call:
 
 def _widened(call: Call) -> Entry | None:
     """Return the entry that copies halves to their wide type, and then rounds nothing."""
-    before, inputs = list[Entry](), list[Array]()
+    before, inputs = list[Entry | None](), list[Array]()
     for array in call.inputs:
         wide = array
         if is_half(array.dtype):
             wide = _like(array, np.dtype(WIDE[name_of(array.dtype)]))
             cast = Call("cast", {"to": name_of(wide.dtype)}, (array,), (wide,), call.threads)
-            _, entry = select(cast)
-            if entry is None:
-                return None
-            before.append(entry)
+            before.append(select(cast)[1])
         inputs.append(wide)
     product_call = replace(inner(call), inputs=tuple(inputs), precision="float32")
-    _, product = select(product_call)
-    return product and sequence([*before, product])
+    return sequence([*before, select(product_call)[1]])
 
 
 def _like(array: Array, dtype: DType) -> Array:

@@ -1,9 +1,10 @@
 """Loops over vectors of lanes: those that kernels write, and one for each machine instruction.
 
 `loop`, `get` and `put` write a loop into a kernel that is being compiled; `copy_floats`,
-`add_floats` and `fill_floats` are such loops. `instruction` is the loop of one formula on lanes
-(see `formulas`) over a chunk, as the elementwise machine runs it. Each is compiled, or loaded from
-the cache, when a program first uses it, so that any chain of operators runs without being compiled.
+`add_floats`, `add_scaled` and `fill_floats` are such loops. `instruction` is the loop of one
+formula on lanes (see `formulas`) over a chunk, as the elementwise machine runs it. Each is
+compiled, or loaded from the cache, when a program first uses it, so that any chain of operators
+runs without being compiled.
 """
 
 from __future__ import annotations
@@ -143,6 +144,17 @@ def add_floats(to: Lanes, a: Lanes, n: Lanes) -> None:
 
     def body(i: Lanes, width: int, mask: Lanes | None) -> None:
         put(to, i, get(to, i, width, mask) + get(a, i, width, mask), mask)
+
+    loop(n.builder, n, body)
+
+
+@vectorised
+def add_scaled(to: Lanes, a: Lanes, n: Lanes, factor: Lanes) -> None:
+    """Add n floats at address `a`, times a number, to those at address `to`."""
+    factor = factor.cast(F32)
+
+    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+        put(to, i, get(to, i, width, mask) + get(a, i, width, mask) * factor, mask)
 
     loop(n.builder, n, body)
 

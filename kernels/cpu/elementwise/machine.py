@@ -278,8 +278,7 @@ def _bind_split(call: Call, made: Split) -> Entry | None:
     constants = frozenset(n for n, key in enumerate(made.inputs) if key in call.constants)
     rest = replace(call, inputs=of(made.inputs), constants=constants)
     entries.append(_bind_program(rest, made.nodes, made.results))
-    served = [entry for entry in entries if entry is not None]
-    return sequence(served) if len(served) == len(entries) else None
+    return sequence(entries)
 
 
 def _bind_program(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> Entry | None:

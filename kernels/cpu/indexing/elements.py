@@ -18,9 +18,9 @@ from soapstone.kernels.cpu.indexing.slices import (
     combine,
     elements_served,
     index_at,
-    indices_served,
     outside,
 )
+from soapstone.kernels.cpu.substrate.integers import is_integer
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -96,7 +96,7 @@ def _lines(call: Call, indexed: Array, other: Array, ids: Array, how: int | None
 def gather_elements(call: Call) -> Entry | None:
     """Of each line, the elements that the same line of ids names."""
     (x, ids), (y,) = call.inputs, call.outputs
-    if not (indices_served(ids) and elements_served(x, y)):
+    if not (is_integer(ids) and elements_served(x, y)):
         return None
     if ids.size == 0:
         return noop()
@@ -108,11 +108,11 @@ def scatter_elements(call: Call) -> Entry | None:
     """x with updates put at the places that ids name, or combined with what is there."""
     (x, ids, updates), (y,) = call.inputs, call.outputs
     how = COMBINATIONS[call.attributes["reduction"]]
-    if not (indices_served(ids) and elements_served(x, updates, y)):
+    if not (is_integer(ids) and elements_served(x, updates, y)):
         return None
     if how != PUT and not is_float32(x, updates, y):
         return None
     copied = copy(y, x, call.threads)
     if ids.size == 0:
         return copied
-    return None if copied is None else sequence([copied, _lines(call, y, updates, ids, how)])
+    return sequence([copied, _lines(call, y, updates, ids, how)])

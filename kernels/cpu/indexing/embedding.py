@@ -1,4 +1,4 @@
-"""Rows of a table gathered by index, and their gradients added up by row."""
+"""Rows of a table gathered by index; embedding_grad.py has their gradients."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.ops.indexing.embedding import held_rows
-from soapstone.kernels.cpu.elementwise.lane_loops import (
-    add_floats,
-    copy_floats,
-    fill_floats,
-)
+from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, fill_floats
 from soapstone.kernels.cpu.indexing.slices import outside
-from soapstone.kernels.cpu.substrate.layout import is_float32, rows_contiguous
+from soapstone.kernels.cpu.substrate.integers import integer_at, is_integer
+from soapstone.kernels.cpu.substrate.layout import float_rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop
-from soapstone.native.intrinsics import i32p, i64p
 from soapstone.native.memory import Block, held, lying
 from soapstone.native.moves import row_at
 from soapstone.native.parallel import parallel_for, useful_threads
@@ -34,8 +30,7 @@ _rows_of, _table_of = ROWS.at, ROWS.table
 @helper
 def row_of(w: Any, table: Any, place: int) -> Any:
     """The row of the table that the id at a place names, counted from the tile's first."""
-    at = w.ids + row_at(table, w.rank, 0, place)
-    return (i64p(at)[0] if w.wide != 0 else np.int64(i32p(at)[0])) - w.base
+    return integer_at(w.ids + row_at(table, w.rank, 0, place), w.wide) - w.base
 
 
 @native("body")
@@ -54,27 +49,9 @@ def _embedding(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-@native("body")
-def _embedding_grad(block: Any, begin: int, end: int) -> int:
-    # Each part owns a stretch of the table and looks at all ids, in order: the sums have the same
-    # bits however it is cut.
-    w, table = _rows_of(block), _table_of(block)
-    n, rank = w.n, w.rank
-    for row in range(begin, end):
-        fill_floats(w.table + row * w.step, np.float32(0.0), n)
-    for place in range(w.count):
-        row = row_of(w, table, place)
-        if begin <= row and row < end:
-            dy = w.y + row_at(table, rank, 1, place)
-            add_floats(w.table + row * w.step, dy, n)
-    return 0
-
-
 def rows_block(call: Call, ids: Array, y: Array, table: Array, factor: float = 1.0) -> Block | None:
     """Return the block of ids and what they name rows of; None where kernels do not serve them."""
-    if ids.dtype not in (np.int32, np.int64) or not ids.flags.aligned:
-        return None
-    if not is_float32(y, table) or not rows_contiguous(y, table):
+    if not is_integer(ids) or not float_rows(y, table):
         return None
     a = call.attributes
     extents, strides = merge(ids.shape, [ids.strides, y.strides[:-1]])
@@ -109,16 +86,3 @@ def embedding(call: Call) -> Entry | None:
     threads = useful_threads(call.threads, 2 * y.nbytes)
     status = outside(call.operator, held_rows, call.attributes, ids, len(table))
     return parallel_for(_embedding, block, ids.size, threads, status)
-
-
-@variant("embedding_grad", "numba")
-def embedding_grad(call: Call) -> Entry | None:
-    """The rows of dy added up by the row of the table they came from."""
-    (dy, ids), (dtable,) = call.inputs, call.outputs
-    block = rows_block(call, ids, dy, dtable)
-    if block is None:
-        return None
-    if dtable.size == 0:
-        return noop()
-    threads = useful_threads(call.threads, 2 * dy.nbytes + dtable.nbytes)
-    return parallel_for(_embedding_grad, block, dtable.shape[0], threads)

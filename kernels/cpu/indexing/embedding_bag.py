@@ -16,13 +16,13 @@ from soapstone.kernels.cpu.elementwise.lane_loops import (
     put,
 )
 from soapstone.kernels.cpu.indexing.slices import outside
-from soapstone.kernels.cpu.substrate.layout import is_float32, rows_contiguous
+from soapstone.kernels.cpu.substrate.integers import integer_at, is_integer
+from soapstone.kernels.cpu.substrate.layout import float_rows
 from soapstone.kernels.cpu.substrate.rowmath import scale_row
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop
-from soapstone.native.intrinsics import i32p, i64p
 from soapstone.native.lanes import Lanes, maximum
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
@@ -55,7 +55,7 @@ def _bags(block: Any, begin: int, end: int) -> int:
         held = 0
         for i in range(w.length):
             at = w.ids + bag * w.id_step_bag + i * w.id_step_id
-            row = (i64p(at)[0] if w.wide != 0 else np.int64(i32p(at)[0])) - w.base
+            row = integer_at(at, w.wide) - w.base
             if row < 0 or row >= w.rows:
                 if row + w.base < 0 or row + w.base >= w.total:
                     return 1
@@ -79,9 +79,7 @@ def _bags(block: Any, begin: int, end: int) -> int:
 def embedding_bag(call: Call) -> Entry | None:
     """The sum, mean or maximum of the rows that each bag names."""
     (ids, table), (y,) = call.inputs, call.outputs
-    if ids.dtype not in (np.int32, np.int64) or not ids.flags.aligned:
-        return None
-    if not is_float32(table, y) or not rows_contiguous(table, y):
+    if not is_integer(ids) or not float_rows(table, y):
         return None
     if y.size == 0:
         return noop()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats, get, loop, put
+from soapstone.kernels.cpu.elementwise.lane_loops import add_scaled, fill_floats
 from soapstone.kernels.cpu.indexing.embedding import ROWS, row_of, rows_block
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -22,14 +22,6 @@ from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
 
 _rows_of, _table_of = ROWS.at, ROWS.table
-
-
-@vectorised
-def _add(to: Lanes, x: Lanes, n: Lanes, factor: Lanes) -> None:
-    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
-        put(to, i, get(to, i, width, mask) + get(x, i, width, mask) * factor, mask)
-
-    loop(n.builder, n, body)
 
 
 @vectorised
@@ -64,18 +56,18 @@ def _rows(block: Any, begin: int, end: int) -> int:
         row = row_of(w, table, place)
         if begin <= row and row < end:
             dy = w.y + row_at(table, rank, 1, place)
-            _add(w.table + row * w.step, dy, n, factor)
+            add_scaled(w.table + row * w.step, dy, n, factor)
     return 0
 
 
-@variant("embedding_grad", "numba_rows")
+@variant("embedding_grad", "numba")
 def embedding_grad(call: Call) -> Entry | None:
     """The rows of dy added up by the row of the table they came from."""
     dy, ids = call.inputs
     return _bind(call, dy, ids, 1.0)
 
 
-@variant("embedding_bag_grad", "numba_rows")
+@variant("embedding_bag_grad", "numba")
 def embedding_bag_grad(call: Call) -> Entry | None:
     """The rows of dy, scaled, added to the rows of the table in their bags."""
     dy, ids = call.inputs

@@ -15,13 +15,14 @@ import numpy as np
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.ops.indexing.gather import nd_positions, positions
+from soapstone.kernels.cpu.substrate.integers import integer_at, is_integer
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy, fill
 from soapstone.native.entries import helper, native, noop, routine, sequence
-from soapstone.native.intrinsics import f32p, i32p, i64p
+from soapstone.native.intrinsics import f32p, i64p
 from soapstone.native.memory import Block, Statuses, held, lying, pack
 from soapstone.native.moves import copy_run, move, row_at, zero_run
 from soapstone.native.parallel import parallel_for, useful_threads
@@ -35,7 +36,7 @@ _CHUNK = 4096  # elements of slices in one item of a scatter
 @helper
 def index_at(address: int, wide: int, total: int) -> Any:
     """The index there, counted from 0; -1 where it is outside an axis of `total` elements."""
-    index = i64p(address)[0] if wide != 0 else np.int64(i32p(address)[0])
+    index = integer_at(address, wide)
     if index < 0:
         index += total
     return index if 0 <= index < total else -1
@@ -173,11 +174,6 @@ def _gather(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-def indices_served(ids: Array) -> bool:
-    """Return whether the kernels read indices of this type."""
-    return ids.dtype in (np.int32, np.int64) and bool(ids.flags.aligned)
-
-
 def elements_served(*arrays: Array) -> bool:
     """Return whether the kernels move elements between these arrays."""
     size = arrays[0].itemsize
@@ -188,7 +184,7 @@ def elements_served(*arrays: Array) -> bool:
 def gather(call: Call) -> Entry | None:
     """The elements of an axis that the ids name; zeros for those of other tiles."""
     (x, ids), (y,), a = call.inputs, call.outputs, call.attributes
-    if not (indices_served(ids) and elements_served(x, y)):
+    if not (is_integer(ids) and elements_served(x, y)):
         return None
     if y.size == 0:
         return noop() if ids.size == 0 else None
@@ -277,7 +273,7 @@ def _gather_grad(block: Any, begin: int, end: int) -> int:
 def gather_grad(call: Call) -> Entry | None:
     """dy added up by the element of the axis it came from."""
     (dy, ids), (dx,), a = call.inputs, call.outputs, call.attributes
-    if not (indices_served(ids) and is_float32(dy, dx)):
+    if not (is_integer(ids) and is_float32(dy, dx)):
         return None
     if dx.size == 0:
         return noop() if ids.size == 0 else None
@@ -307,7 +303,7 @@ def gather_grad(call: Call) -> Entry | None:
     threads = useful_threads(call.threads, 2 * dy.nbytes)
     status = outside(call.operator, positions, ids, total, axis)
     add = parallel_for(_gather_grad, block, dx.shape[axis], threads, status)
-    return None if zero is None else sequence([zero, add])
+    return sequence([zero, add])
 
 
 # ------------------------------------------------------------------- several indices to a slice
@@ -365,7 +361,7 @@ def _slices(
     call: Call, indexed: Array, other: Array, ids: Array, batch: int, how: int, written: bool
 ) -> Entry | None:
     """The entry that goes through all slices, or None where the kernel does not serve them."""
-    if not indices_served(ids) or any(stride < 0 for stride in indexed.strides):
+    if not is_integer(ids) or any(stride < 0 for stride in indexed.strides):
         return None
     each, lead = ids.shape[-1], ids.ndim - 1
     size = indexed.itemsize
@@ -422,8 +418,7 @@ def scatter_nd(call: Call) -> Entry | None:
     copied = copy(y, x, call.threads)
     if updates.size == 0:
         return copied if ids.size == 0 else None
-    put = _slices(call, y, updates, ids, 0, how, True)
-    return sequence([copied, put]) if copied and put else None
+    return sequence([copied, _slices(call, y, updates, ids, 0, how, True)])
 
 
 @variant("gather_nd_grad", "numba")
@@ -436,4 +431,4 @@ def gather_nd_grad(call: Call) -> Entry | None:
     if dy.size == 0:
         return zero if ids.size == 0 else None
     add = _slices(call, dx, dy, ids, call.attributes["batch_dims"], ADD, True)
-    return sequence([zero, add]) if zero and add else None
+    return sequence([zero, add])

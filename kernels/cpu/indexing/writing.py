@@ -9,19 +9,13 @@ import numpy as np
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.ops.indexing.writing import checked_starts
-from soapstone.kernels.cpu.indexing.slices import (
-    PUT,
-    Slice,
-    elements_served,
-    indices_served,
-    slice_run,
-)
+from soapstone.kernels.cpu.indexing.slices import PUT, Slice, elements_served, slice_run
+from soapstone.kernels.cpu.substrate.integers import integer_at, is_integer
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
-from soapstone.native.entries import native, noop, sequence
-from soapstone.native.intrinsics import i32p, i64p
+from soapstone.native.entries import native, sequence
 from soapstone.native.memory import address
 from soapstone.native.moves import row_at
 from soapstone.native.parallel import parallel_for, useful_threads
@@ -42,8 +36,7 @@ def _write(block: Any, begin: int, end: int) -> int:
     for item in range(begin, end):
         line, row = item // w.rows, item % w.rows
         sample, line = line // w.lines, line % w.lines
-        place = w.starts + sample * w.start_step
-        start = i64p(place)[0] if w.wide != 0 else np.int64(i32p(place)[0])
+        start = integer_at(w.starts + sample * w.start_step, w.wide)
         if start < 0 or start > w.extent - w.rows:
             return 1
         x = w.x + sample * w.sample_x + row_at(table, w.rank, 0, line) + row * w.step_x
@@ -56,14 +49,11 @@ def _write(block: Any, begin: int, end: int) -> int:
 def write_at(call: Call) -> Entry | None:
     """x with the rows written, where it lies if the result is to lie there."""
     (x, rows, starts), (y,), axis = call.inputs, call.outputs, call.attributes["axis"]
-    if not (indices_served(starts) and elements_served(x, rows, y)):
+    if not (is_integer(starts) and elements_served(x, rows, y)):
         return None
-    entries = []
+    entries: list[Entry | None] = []
     if address(x) != address(y) or x.strides != y.strides:
-        copied = copy(y, x, call.threads)
-        if copied is None:
-            return None
-        entries.append(copied)
+        entries.append(copy(y, x, call.threads))
     if rows.size:
         count, extent, after = rows.shape[axis], x.shape[axis], axis + 1
         tail, steps = rows.shape[after:], [rows.strides[after:], y.strides[after:]]
@@ -101,4 +91,4 @@ def write_at(call: Call) -> Entry | None:
             useful_threads(call.threads, 2 * rows.nbytes),
         )
         entries.append(parallel_for(_write, block, items, threads, {1: said}))
-    return sequence(entries) if entries else noop()
+    return sequence(entries)

@@ -152,8 +152,7 @@ def pad(call: Call) -> Entry | None:
     copied = copies(pairs, call.threads)
     if not dilated:
         return copied
-    filled = fill(y, a["value"], call.threads)
-    return sequence([filled, copied]) if filled and copied else None
+    return sequence([fill(y, a["value"], call.threads), copied])
 
 
 def _bordered(call: Call) -> Entry | None:

@@ -90,7 +90,7 @@ def dropout(call: Call) -> Entry | None:
     if _turned(x, y):  # rows of one element would take 50 times as long
         moved = copy(y, x, call.threads)
         drawn = dropout(replace(call, inputs=(y, step)))
-        return None if moved is None or drawn is None else sequence((moved, drawn))
+        return sequence([moved, drawn])
     apart = [0] * x.ndim  # what a step along each dim adds to the address of the step
     if step.ndim:
         wide = [d for d in range(x.ndim) if y.shape[d] > 1]

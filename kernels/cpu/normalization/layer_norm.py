@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.cpu.substrate.layout import float_rows, is_float32
 from soapstone.kernels.cpu.substrate.rows import over_last_axis
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -152,15 +152,10 @@ def _join(block: Any) -> int:
     return 0
 
 
-def contiguous_rows(*arrays: Array) -> bool:
-    """Whether each array is float32 with contiguous rows of its last dim."""
-    return is_float32(*arrays) and all(a.shape[-1] == 1 or a.strides[-1] == 4 for a in arrays)
-
-
 def forward(call: Call, body: Native, statistics: tuple[Array, ...]) -> Entry | None:
     """Return the entry of a kernel of rows of x, or None where it does not serve them."""
     (x, *vectors), y = call.inputs, call.outputs[0]
-    if x.ndim == 0 or not contiguous_rows(x, y, *vectors) or not is_float32(*statistics):
+    if x.ndim == 0 or not float_rows(x, y, *vectors) or not is_float32(*statistics):
         return None
     if x.size == 0:
         return noop() if statistics[0].size == 0 else None
@@ -187,7 +182,7 @@ def backward(call: Call, body: Native) -> Entry | None:
     dx, *made = call.outputs
     if x.ndim == 0 or x.size == 0 or not is_float32(*statistics):
         return None
-    if not contiguous_rows(dy, x, dx, gamma, *made):
+    if not float_rows(dy, x, dx, gamma, *made):
         return None
     c = x.shape[-1]
     rows = x.size // c

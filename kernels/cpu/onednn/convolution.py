@@ -384,8 +384,7 @@ def _copied(call: Call, steps: Sequence[Step], kind: str) -> Entry | None:
     n, c, *size = x.shape
     dense = np.moveaxis(aligned_array((n, *size, c), x.dtype), -1, 1)
     first = copy(dense, x, call.threads)
-    then = convolution(replace(call, inputs=(dense, *rest)), steps, kind)
-    return None if first is None or then is None else sequence([first, then])
+    return sequence([first, convolution(replace(call, inputs=(dense, *rest)), steps, kind)])
 
 
 @variant(("conv2d", "conv3d"), "onednn", promises=True)
@@ -430,4 +429,4 @@ def transposed(call: Call) -> Entry | None:
     program = compile_program(2, [("add", (0, 1), {})], (2,))
     bias = rest[0].reshape(1, -1, *(1,) * (y.ndim - 2))
     added = None if program is None else bind_program(program, [y, bias], [y], call.threads)
-    return None if added is None else sequence([entry, added])
+    return sequence([entry, added])

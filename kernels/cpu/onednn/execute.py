@@ -38,6 +38,7 @@ from soapstone.kernels.cpu.onednn.library import (
     threads,
 )
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
+from soapstone.native.entries import sequence
 from soapstone.native.memory import Block, aligned_array, pack, run
 from soapstone.native.shared import packed
 from soapstone.records import dataclass
@@ -159,7 +160,7 @@ class Program:
         # Steps run one after another: one scratchpad serves them all.
         primitives = [step.what for step in steps if isinstance(step.what, Primitive)]
         scratch = buffer(max((p.scratch_bytes for p in primitives), default=0))
-        return _sequence([_step(step, scratch) for step in steps])
+        return sequence([_step(step, scratch) for step in steps])
 
 
 def _native(name: str, keep: tuple[Any, ...], **values: Any) -> Entry:
@@ -168,12 +169,6 @@ def _native(name: str, keep: tuple[Any, ...], **values: Any) -> Entry:
 
     block = steps.FIELDS[name].pack(keep=keep, **values)
     return Entry(getattr(steps, name).address, block, _MESSAGES)
-
-
-def _sequence(entries: list[Entry]) -> Entry:
-    from soapstone.native.entries import noop, sequence
-
-    return sequence(entries) if entries else noop()
 
 
 def _step(step: _Step, scratch: Array) -> Entry:

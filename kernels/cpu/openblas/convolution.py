@@ -22,15 +22,15 @@ from soapstone.kernels.cpu.elementwise.lane_loops import (
     fill_floats,
 )
 from soapstone.kernels.cpu.openblas.library import attempt
-from soapstone.kernels.cpu.openblas.matmul import activated, joined
+from soapstone.kernels.cpu.openblas.matmul import activated
 from soapstone.kernels.cpu.openblas.products import product, sgemm
-from soapstone.kernels.cpu.substrate.layout import float32, lifted, merged, private
+from soapstone.kernels.cpu.substrate.layout import flattened, float32, lifted, private
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy, fill
-from soapstone.native.entries import Native, native, noop, routine
+from soapstone.native.entries import Native, native, noop, routine, sequence
 from soapstone.native.intrinsics import i64p, stack
 from soapstone.native.parallel import parallel_for
 
@@ -251,9 +251,7 @@ def _channels_last(array: Array) -> Array:
 
 def _flat(y: Array) -> tuple[int, int] | None:
     """Return the bytes between positions and channels of y, or None where one is not uniform."""
-    view: Array | None = y
-    for _ in range(2):
-        view = None if view is None else merged(view, 2)
+    view = flattened(y, 2, 3)
     if view is None:
         return None
     # An axis of extent 1 has any stride: take the one that fits.
@@ -319,9 +317,7 @@ def _run(
 
 def _pixels(array: Array, groups: int) -> Array | None:
     """Return an image as (n, groups, pixels, channels), or None where strides forbid it."""
-    view: Array | None = array
-    for _ in range(2):
-        view = None if view is None else merged(view, 2)
+    view = flattened(array, 2, 3)
     if view is None:
         return None
     n, c, positions = view.shape
@@ -438,7 +434,7 @@ def convolution(call: Call) -> Entry | None:
     if rest:
         entries.append(_with_bias(y, rest[0], call.threads))
     entries += activated(y, call.attributes.get("activation"), call.threads)
-    return joined(entries)
+    return sequence(entries)
 
 
 @variant(_each("conv#d_grad_input"), "openblas")
@@ -452,7 +448,7 @@ def grad_input(call: Call) -> Entry | None:
         return noop()
     if 0 in (dy.size, w.size):
         return fill(dx, 0.0, call.threads)
-    return joined(_of_input(problem, 1 in call.constants))
+    return sequence(_of_input(problem, 1 in call.constants))
 
 
 @variant(_each("conv#d_grad_weight"), "openblas")
@@ -467,7 +463,7 @@ def grad_weight(call: Call) -> Entry | None:
     if rest:
         at = {"axes": (0, *range(2, dy.ndim)), "keepdims": False}
         entries.append(select(Call("reduce_sum", at, (dy,), (rest[0],), call.threads))[1])
-    return joined(entries)
+    return sequence(entries)
 
 
 @variant(_each("conv_transpose#d"), "openblas")
@@ -484,4 +480,4 @@ def transposed(call: Call) -> Entry | None:
     entries = [fill(y, 0.0, call.threads)] if empty else _of_input(problem, 1 in call.constants)
     if rest:
         entries.append(_with_bias(y, rest[0], call.threads))
-    return joined(entries)
+    return sequence(entries)

@@ -40,12 +40,6 @@ def _defaults(name: str) -> dict[str, object]:
     return dict(operator(name).normalise({}))
 
 
-def joined(entries: list[Entry | None]) -> Entry | None:
-    """Return one entry of them all, or None if one of them is missing."""
-    found = [entry for entry in entries if entry is not None]
-    return sequence(found) if len(found) == len(entries) else None
-
-
 @variant("matmul", "openblas")
 def matmul(call: Call) -> Entry | None:
     """Return the entry of y = a @ b with the attributes' transposes."""
@@ -72,7 +66,7 @@ def linear(call: Call) -> Entry | None:
         entries.append(copy(y, np.broadcast_to(rest[0], y.shape), call.threads))
     spread = w[(None,) * (ends[1].ndim - 2)]
     entries.append(product(ends[0], spread, ends[1], call.threads, more=bool(rest)))
-    return joined([*entries, *activated(y, activation, call.threads)])
+    return sequence([*entries, *activated(y, activation, call.threads)])
 
 
 @variant("linear_grad_input", "openblas")
@@ -106,4 +100,4 @@ def linear_grad_weight(call: Call) -> Entry | None:
                 matrix = dense.reshape(-1, array.shape[-1])
         flat.append(matrix)
     entries.append(product(flat[0].T, flat[1], dw, call.threads))
-    return joined(entries)
+    return sequence(entries)

@@ -183,8 +183,7 @@ def product(a: Array, b: Array, y: Array, threads: int, more: bool = False) -> E
         rank=y.ndim - 2,
     )
     made = parallel_for(_products, block, count * down * across, threads)
-    entries = [entry for entry in (*before, made, *after) if entry is not None]
-    return sequence(entries) if len(entries) == len(before) + 1 + len(after) else None
+    return sequence([*before, made, *after])
 
 
 def _merged(a: Array, b: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -214,4 +213,4 @@ class Weights:
             return product(a, self._array, y, self._threads)
         first = copy(y, np.broadcast_to(bias, y.shape), self._threads)
         then = product(a, self._array, y, self._threads, more=True)
-        return None if first is None or then is None else sequence([first, then])
+        return sequence([first, then])

@@ -9,12 +9,13 @@ import numpy as np
 
 from soapstone.ir.ops.windows.roi_align import MOST_PLACES, check_regions
 from soapstone.kernels.cpu.indexing.slices import outside
+from soapstone.kernels.cpu.substrate.integers import integer_at, is_integer
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop
-from soapstone.native.intrinsics import f32p, i32p, i64p
+from soapstone.native.intrinsics import f32p
 from soapstone.native.parallel import parallel_for, useful_threads
 
 # size: of the images; bins: of a region; ratio: places of a bin along an axis, or 0; most: whether
@@ -54,8 +55,7 @@ def _align(block: Any, begin: int, end: int) -> int:
     scale, shift = np.float32(w.scale), np.float32(0.5) * np.float32(w.half)
     for item in range(begin, end):
         r, c = item // w.channels, item % w.channels
-        place = w.images + r * w.images_step
-        image = i64p(place)[0] if w.wide != 0 else np.int64(i32p(place)[0])
+        image = integer_at(w.images + r * w.images_step, w.wide)
         if image < 0 or image >= w.count:
             return 1
         roi = w.rois + r * w.rois_step_r
@@ -109,7 +109,7 @@ def roi_align(call: Call) -> Entry | None:
     (x, rois, images), (y,), at = call.inputs, call.outputs, call.attributes
     if not is_float32(x, rois, y) or not images.flags.aligned:
         return None
-    if images.dtype not in (np.int32, np.int64) or x.size == 0:
+    if not is_integer(images) or x.size == 0:
         return None
     if y.size == 0:
         return noop()

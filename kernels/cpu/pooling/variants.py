@@ -244,8 +244,7 @@ def _widened(call: Call) -> Entry | None:
         for a, b in casts
     )
     _, pooled = select(replace(call, inputs=(wide,), outputs=(made,)))
-    steps = [each for each in (before, pooled, after) if each is not None]
-    return sequence(steps) if len(steps) == 3 else None
+    return sequence([before, pooled, after])
 
 
 def _backward(call: Call, index: Array | None, mode: int) -> Entry | None:

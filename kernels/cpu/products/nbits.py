@@ -196,13 +196,10 @@ def _product(call: Call, bodies: dict[_Kind, Native], planes: int = 0) -> Entry 
         return None
     if planes and size > _LONGEST:
         return None
-    entries: list[Entry] = []
+    entries: list[Entry | None] = []
     if not x.flags.c_contiguous:
         dense = aligned_array(x.shape, np.float32)
-        staged = copy(dense, x, call.threads)
-        if staged is None:
-            return None
-        entries.append(staged)
+        entries.append(copy(dense, x, call.threads))
         x = dense
     make = partial(_packed, kind, w, scales, zeros)
     weights = packed(w, ("nbits", kind), make, (scales, *zeros))

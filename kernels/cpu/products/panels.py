@@ -148,13 +148,10 @@ def _bind(
         return None
     if any(view.strides[-1] not in (0, 4) and y.shape[-1] > 1 for view in views):
         return None
-    entries: list[Entry] = []
+    entries: list[Entry | None] = []
     if x.strides[-1] != 4 and x.shape[-1] > 1:
         dense = aligned_array(x.shape, np.float32)
-        staged = copy(dense, x, call.threads)
-        if staged is None:
-            return None
-        entries.append(staged)
+        entries.append(copy(dense, x, call.threads))
         x = dense
     entries.append(_entry(x, w, [*views, y], program, call.threads))
     return sequence(entries)

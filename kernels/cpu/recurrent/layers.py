@@ -61,21 +61,18 @@ def in_rows(bind: Bind) -> Bind:
         if not scattered:
             return bind(call, **form)
         used = list(operands)
-        moves: tuple[list[Entry], list[Entry]] = ([], [])
+        moves: tuple[list[Entry | None], list[Entry | None]] = ([], [])
         for i in scattered:
             used[i] = private(*operands[i].shape)
             given = i < len(call.inputs)
             ends = (used[i], operands[i]) if given else (operands[i], used[i])
-            moved = copies.copy(*ends, call.threads)
-            if moved is None:
-                return None
-            moves[0 if given else 1].append(moved)
+            moves[0 if given else 1].append(copies.copy(*ends, call.threads))
         count = len(call.inputs)
         rest = call.constants - scattered
         made = bind(
             replace(call, inputs=(*used[:count],), outputs=(*used[count:],), constants=rest), **form
         )
-        return None if made is None else sequence([*moves[0], made, *moves[1]])
+        return sequence([*moves[0], made, *moves[1]])
 
     return staged
 

@@ -262,7 +262,7 @@ def log_sum_exp(call: Call) -> Entry | None:
     top = in_places(aligned_array(tuple(y.shape[d] for d in order), np.float32), order)
     first = reduce_into(x, top, axes, MAX, 1.0, call.threads)
     then = reduce_into(x, y, axes, POWERS, 1.0, call.threads, _ABOVE, top)
-    return sequence([first, then]) if first and then else None
+    return sequence([first, then])
 
 
 def _kept_shape(x: Array, axes: tuple[int, ...]) -> tuple[int, ...]:

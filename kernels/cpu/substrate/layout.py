@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from soapstone.kernels.entry import Array, Call
@@ -13,17 +15,17 @@ def is_float32(*arrays: Array) -> bool:
     return all(a.dtype == np.float32 and a.flags.aligned for a in arrays)
 
 
-def is_integer(array: Array) -> bool:
-    """Whether the array holds aligned int32 or int64."""
-    return array.dtype in (np.int32, np.int64) and array.flags.aligned
-
-
 def overlaps(array: Array) -> bool:
     """Whether elements of the array may share memory."""
-    if array.size == 0:
+    return overlapping(array.shape, array.strides, array.itemsize)
+
+
+def overlapping(shape: Sequence[int], strides: Sequence[int], size: int) -> bool:
+    """Whether elements may share memory; strides and the size of one are in one unit."""
+    if 0 in shape:
         return False
-    reach = array.itemsize
-    for stride, extent in sorted((s, e) for s, e in zip(array.strides, array.shape) if e > 1):
+    reach = size
+    for stride, extent in sorted((s, e) for s, e in zip(strides, shape) if e > 1):
         if stride < reach:
             return True
         reach += stride * (extent - 1)
@@ -40,6 +42,11 @@ def rows_contiguous(*arrays: Array) -> bool:
     return all(a.size == 0 or a.shape[-1] == 1 or a.strides[-1] == a.itemsize for a in arrays)
 
 
+def float_rows(*arrays: Array) -> bool:
+    """Whether all arrays hold aligned float32, in contiguous rows of the last axis."""
+    return is_float32(*arrays) and rows_contiguous(*arrays)
+
+
 def lifted(array: Array) -> Array:
     """Return an image or filters of any rank with three spatial axes: those before are of 1."""
     return array[(slice(None), slice(None), *(None,) * (5 - array.ndim))]
@@ -52,9 +59,14 @@ def private(*shape: int) -> Array:
 
 def rows(array: Array) -> Array | None:
     """Return the array as one matrix of its last axis' rows, or None where strides forbid it."""
+    return flattened(array, 0, 2)
+
+
+def flattened(array: Array, axis: int, rank: int) -> Array | None:
+    """Return a view of a rank, some axes from one on made one, or None where strides forbid it."""
     view: Array | None = array
-    while view is not None and view.ndim > 2:
-        view = merged(view, 0)
+    while view is not None and view.ndim > rank:
+        view = merged(view, axis)
     return view
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cpu.elementwise.lane_loops import get, loop, put
-from soapstone.kernels.cpu.substrate.layout import is_float32, is_integer
+from soapstone.kernels.cpu.substrate.integers import integer_at, is_integer
+from soapstone.kernels.cpu.substrate.layout import float_rows, is_float32
 from soapstone.kernels.cpu.substrate.mathematics import exp
 from soapstone.kernels.cpu.substrate.rowmath import (
     exp_sum,
@@ -25,7 +26,7 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import bind, helper, native, noop, routine, sequence
-from soapstone.native.intrinsics import f32p, f64p, i32p, i64p
+from soapstone.native.intrinsics import f32p, f64p
 from soapstone.native.lanes import F32, Lanes
 from soapstone.native.memory import Block, aligned_array
 from soapstone.native.parallel import parallel_for, useful_threads
@@ -47,8 +48,7 @@ _block_of, _total_of = _BLOCK.at, _TOTAL.at
 
 @helper
 def _label(w: Any, row: int) -> Any:
-    place = w.expected + row * w.step_expected
-    return i64p(place)[0] if w.wide != 0 else np.int64(i32p(place)[0])
+    return integer_at(w.expected + row * w.step_expected, w.wide)
 
 
 @routine
@@ -184,12 +184,6 @@ def total_of(sums: Array | None, scale: float, to: Array) -> Entry:
     return bind(_add_partials, block)
 
 
-def _rows_contiguous(*arrays: Array) -> bool:
-    return is_float32(*arrays) and all(
-        a.size == 0 or a.shape[1] == 1 or a.strides[1] == 4 for a in arrays
-    )
-
-
 def _items(logits: Array) -> tuple[int, int]:
     """Return the rows an item, and the items."""
     rows, classes = logits.shape
@@ -222,9 +216,9 @@ def cross_entropy(call: Call) -> Entry | None:
     """The mean cross-entropy of rows of logits, and the logarithm of their sums of exponentials."""
     (logits, expected), (loss, lse) = call.inputs, call.outputs
     sparse = call.operator == "cross_entropy"
-    if not _rows_contiguous(logits) or not is_float32(loss, lse):
+    if not float_rows(logits) or not is_float32(loss, lse):
         return None
-    if not (is_integer(expected) if sparse else _rows_contiguous(expected)):
+    if not (is_integer(expected) if sparse else float_rows(expected)):
         return None
     _, items = _items(logits)
     sums = aligned_array((items,), np.float64, zero=True)
@@ -240,9 +234,9 @@ def cross_entropy_grad(call: Call) -> Entry | None:
     """The gradient of the logits, from the forward pass's logarithms."""
     (dloss, logits, expected, lse), (dlogits,) = call.inputs, call.outputs
     sparse = call.operator == "cross_entropy_grad"
-    if not _rows_contiguous(logits, dlogits) or not is_float32(dloss, lse):
+    if not float_rows(logits, dlogits) or not is_float32(dloss, lse):
         return None
-    if not (is_integer(expected) if sparse else _rows_contiguous(expected)):
+    if not (is_integer(expected) if sparse else float_rows(expected)):
         return None
     if dlogits.size == 0 and not (sparse and logits.shape[0]):
         return noop()
@@ -257,7 +251,7 @@ def cross_entropy_grad(call: Call) -> Entry | None:
 def correct(call: Call) -> Entry | None:
     """How many rows have their first largest value at the label."""
     (logits, labels), (count,) = call.inputs, call.outputs
-    if not _rows_contiguous(logits) or not is_float32(count) or not is_integer(labels):
+    if not float_rows(logits) or not is_float32(count) or not is_integer(labels):
         return None
     _, items = _items(logits)
     sums = aligned_array((items,), np.float64, zero=True)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.substrate.layout import is_float32, is_integer, overlaps
+from soapstone.kernels.cpu.substrate.integers import integer_at, is_integer
+from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop
-from soapstone.native.intrinsics import f32p, f64p, i32p, i64p
+from soapstone.native.intrinsics import f32p, f64p
 from soapstone.native.memory import aligned_array
 from soapstone.native.parallel import parallel_for, useful_threads
 
@@ -37,11 +38,6 @@ def _plus(a: float, b: float, c: float) -> float:
     return top + math.log(math.exp(a - top) + math.exp(b - top) + math.exp(c - top))
 
 
-@helper
-def _integer(place: int, wide: int) -> Any:
-    return i64p(place)[0] if wide != 0 else np.int64(i32p(place)[0])
-
-
 @native("body")
 def _rows(block: Any, begin: int, end: int) -> int:
     w = _ctc_of(block)
@@ -56,11 +52,11 @@ def _rows(block: Any, begin: int, end: int) -> int:
             labels = w.labels + sample * w.labels_step_n
             steps = w.steps
             if w.lengths != 0:
-                own = _integer(w.lengths + sample * w.length_step, w.wide_lengths)
+                own = integer_at(w.lengths + sample * w.length_step, w.wide_lengths)
                 steps = max(min(own, steps), 0)
             count = 0
             while count < w.places:
-                label = _integer(labels + count * w.labels_step_l, w.wide_labels)
+                label = integer_at(labels + count * w.labels_step_l, w.wide_labels)
                 if label < 0:
                     break
                 if label >= w.classes:
@@ -94,7 +90,7 @@ def _rows(block: Any, begin: int, end: int) -> int:
                     for s in range(last):
                         label = w.blank
                         if s % 2 == 1:
-                            label = _integer(labels + s // 2 * w.labels_step_l, w.wide_labels)
+                            label = integer_at(labels + s // 2 * w.labels_step_l, w.wide_labels)
                         if t == 0:
                             before = 0.0 if s < 2 else -math.inf
                         else:
@@ -103,7 +99,7 @@ def _rows(block: Any, begin: int, end: int) -> int:
                                 one = forward[at - states + s - 1]
                             if s % 2 == 1 and s > 1:
                                 other = labels + (s // 2 - 1) * w.labels_step_l
-                                if _integer(other, w.wide_labels) != label:
+                                if integer_at(other, w.wide_labels) != label:
                                     two = forward[at - states + s - 2]
                             before = _plus(forward[at - states + s], one, two)
                         forward[at + s] = before + (
@@ -129,7 +125,7 @@ def _rows(block: Any, begin: int, end: int) -> int:
                 for s in range(last):
                     label = w.blank
                     if s % 2 == 1:
-                        label = _integer(labels + s // 2 * w.labels_step_l, w.wide_labels)
+                        label = integer_at(labels + s // 2 * w.labels_step_l, w.wide_labels)
                     if t == steps - 1:
                         rest = 0.0 if s >= last - 2 else -math.inf
                     else:
@@ -138,7 +134,7 @@ def _rows(block: Any, begin: int, end: int) -> int:
                             one = back[later + s + 1]
                         if s % 2 == 1 and s + 2 < last:
                             other = labels + (s // 2 + 1) * w.labels_step_l
-                            if _integer(other, w.wide_labels) != label:
+                            if integer_at(other, w.wide_labels) != label:
                                 two = back[later + s + 2]
                         rest = _plus(back[later + s], one, two)
                     # The step's own probability is part of the forward sum, and of what is kept

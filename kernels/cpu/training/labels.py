@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.substrate.layout import dense, is_float32, is_integer
+from soapstone.kernels.cpu.substrate.integers import integer_at, is_integer
+from soapstone.kernels.cpu.substrate.layout import dense, is_float32
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native
-from soapstone.native.intrinsics import f32p, i32p, i64p
+from soapstone.native.intrinsics import f32p
 from soapstone.native.parallel import parallel_for, useful_threads
 
 _STATUSES = {1: "label out of range"}
@@ -25,8 +26,7 @@ _block_of = _BLOCK.at
 @helper
 def _label(w: Any, row: int) -> Any:
     """The label of a row, less the row's first; below -1 where it is out of range."""
-    place = w.labels + row * w.step_labels
-    label = i64p(place)[0] if w.wide != 0 else np.int64(i32p(place)[0])
+    label = integer_at(w.labels + row * w.step_labels, w.wide)
     if label < 0 or label >= w.total:
         return np.int64(-2)
     column = label - w.base

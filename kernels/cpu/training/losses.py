@@ -13,7 +13,7 @@ import numpy as np
 
 from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, get, loop, put
 from soapstone.kernels.cpu.substrate.layout import is_float32
-from soapstone.kernels.cpu.substrate.mathematics import exp, log, sigmoid
+from soapstone.kernels.cpu.substrate.mathematics import exp, log, log1p, sigmoid
 from soapstone.kernels.cpu.substrate.rowmath import splat_wide
 from soapstone.kernels.cpu.substrate.spans import span, span_at, spans
 from soapstone.kernels.cpu.training.cross_entropy import total_of
@@ -31,14 +31,6 @@ _CLIP = float(np.float32(1e-7))
 _CLIP_HIGH = float(np.float32(1 - 1e-7))
 
 
-def _log1p(u: Lanes) -> Lanes:
-    """log(1 + u), right for small u too: Kahan's correction by (1 + u) - 1."""
-    w = u + 1.0
-    low = w - 1.0
-    none = low.compare("==", 0.0)
-    return where(none, u, log(w) * (u / where(none, 1.0, low)))
-
-
 def _clipped(p: Lanes) -> Lanes:
     p = where(p < _CLIP, _CLIP, p)
     return where(p > _CLIP_HIGH, _CLIP_HIGH, p)
@@ -50,14 +42,14 @@ def _square(p: Lanes, t: Lanes) -> Lanes:
 
 def _entropy(p: Lanes, t: Lanes) -> Lanes:
     p = _clipped(p)
-    return -(t * log(p) + (1.0 - t) * _log1p(-p))
+    return -(t * log(p) + (1.0 - t) * log1p(-p))
 
 
 def _entropy_of_logits(x: Lanes, t: Lanes) -> Lanes:
     # where and not maximum, as NaN must stay
     positive = where(x < 0.0, 0.0, x)
     size = where(x < 0.0, x, -x)
-    return positive - x * t + _log1p(exp(size))
+    return positive - x * t + log1p(exp(size))
 
 
 def _of(formula: Any) -> tuple[Any, Any]:
@@ -130,7 +122,7 @@ def _entropy_slope(p: Lanes, t: Lanes) -> Lanes:
 
 def _target_slope(p: Lanes, t: Lanes) -> Lanes:
     p = _clipped(p)
-    return _log1p(-p) - log(p)
+    return log1p(-p) - log(p)
 
 
 _SLOPES: tuple[Callable[[Lanes, Lanes], Lanes], ...] = (

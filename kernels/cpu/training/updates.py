@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.kernels.cpu.substrate.integers import integer_at, is_integer
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, native, noop
-from soapstone.native.intrinsics import f32p, i32p, i64p, u8p
+from soapstone.native.intrinsics import f32p, u8p
 from soapstone.native.lanes import Lanes
 from soapstone.native.moves import row_at
 from soapstone.native.parallel import parallel_for, useful_threads
@@ -29,7 +30,7 @@ CHUNK = 4096  # floats of a row that one item covers
 _COMMON = "rank length chunks ok rate"
 _SGD = Fields(f"{_COMMON} nesterov has_state p g v to_p to_v", reals="momentum decay")
 _ADAM = Fields(
-    f"{_COMMON} step narrow decoupled p g m v to_p to_m to_v", reals="beta1 beta2 epsilon decay"
+    f"{_COMMON} step wide decoupled p g m v to_p to_m to_v", reals="beta1 beta2 epsilon decay"
 )
 _sgd_of, _sgd_table, _adam_of, _adam_table = _SGD.at, _SGD.table, _ADAM.at, _ADAM.table
 
@@ -98,7 +99,7 @@ def _adam(block: Any, begin: int, end: int) -> int:
     rank, length, chunks = w.rank, w.length, w.chunks
     ok = u8p(w.ok)[0] != 0
     rate = np.float64(f32p(w.rate)[0])
-    step = max(np.int64(i32p(w.step)[0]) if w.narrow != 0 else i64p(w.step)[0], 1)
+    step = max(integer_at(w.step, w.wide), 1)
     beta1, beta2, decay = w.beta1, w.beta2, w.decay
     epsilon = splat(w.epsilon)
     b1, c1, b2, c2 = splat(beta1), splat(1 - beta1), splat(beta2), splat(1 - beta2)
@@ -192,7 +193,7 @@ def sgd(call: Call) -> Entry | None:
 def adam(call: Call) -> Entry | None:
     """Return the entry of the step of Adam or AdamW."""
     w, g, m, v, rate, step, ok = call.inputs
-    if not is_float32(rate) or ok.dtype != np.bool_ or step.dtype.name not in ("int32", "int64"):
+    if not is_float32(rate) or ok.dtype != np.bool_ or not is_integer(step):
         return None
     a = call.attributes
     to = dict(zip(("to_p", "to_m", "to_v"), call.outputs))
@@ -201,7 +202,7 @@ def adam(call: Call) -> Entry | None:
         ok=ok,
         rate=rate,
         step=step,
-        narrow=step.dtype == np.int32,
+        wide=step.dtype == np.int64,
         decoupled=a["decoupled"],
         decay=a["weight_decay"],
         **{name: a[name] for name in ("beta1", "beta2", "epsilon")},

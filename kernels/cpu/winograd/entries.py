@@ -157,12 +157,9 @@ def entry(problem: Problem, size: int, plan: Plan | None) -> Entry | None:
     if plan is None:
         return None
     bias = aligned_array((_ceil(y.shape[1], PANEL) * PANEL,), np.float32, zero=True)
-    entries: list[Entry] = []
+    entries: list[Entry | None] = []
     if problem.bias is not None:
-        filled = copy(bias[: y.shape[1]], problem.bias, 1)
-        if filled is None:
-            return None
-        entries.append(filled)
+        entries.append(copy(bias[: y.shape[1]], problem.bias, 1))
     make = _by_panels if plan.by_panels else _by_tiles
     entries.extend(make(problem, size, plan, bias, tiles))
     return sequence(entries)
