@@ -170,7 +170,7 @@ def test_a_variant_whose_steps_are_refused_declines() -> None:
         ([(0x7FFF, 2.0)], False),
     ):
         chain = [descriptors.Activation(*step) for step in steps]
-        entry = declining(lambda call, chain=chain: matmul.matmul(call, "first", chain))(call)
+        entry = declining(lambda call, chain=chain: matmul.matmul(call, chain))(call)
         assert (entry is not None) == serves
         if entry is not None:
             assert memory.run(entry) == 0

@@ -67,12 +67,12 @@ def conv(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
 
 def linear(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     """Return the entry of y = activation(x @ w + b), then the steps."""
-    return matmul.linear(call, BFLOAT16, steps) if _allowed(call) else None
+    return matmul.linear(call, steps, BFLOAT16) if _allowed(call) else None
 
 
 def product(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     """Return the entry of y = a @ b, then the steps."""
-    return matmul.matmul(call, BFLOAT16, steps) if _allowed(call) else None
+    return matmul.matmul(call, steps, BFLOAT16) if _allowed(call) else None
 
 
 # By operator; all may have steps on their results.

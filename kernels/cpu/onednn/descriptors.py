@@ -7,6 +7,7 @@ by layouts; a `Primitive` is shared by all entries of equal layouts, memories be
 from __future__ import annotations
 
 import ctypes as C
+import itertools
 import math
 import threading
 from collections import OrderedDict
@@ -28,6 +29,7 @@ from soapstone.kernels.cpu.onednn.library import (
     library,
     threads,
 )
+from soapstone.kernels.cpu.substrate.layout import overlapping
 from soapstone.kernels.entry import BFLOAT16, Array
 from soapstone.native.memory import address, aligned
 from soapstone.records import dataclass
@@ -111,15 +113,7 @@ class Layout:
     @cached_property
     def overlaps(self) -> bool:
         """Whether elements may share memory (a broadcast axis): never right for an output."""
-        if self.strides is None or 0 in self.shape:
-            return False
-        axes = sorted((s, n) for s, n in zip(self.strides, self.shape) if n > 1)
-        reach = 1
-        for stride, size in axes:
-            if stride < reach:
-                return True
-            reach = stride * (size - 1) + reach
-        return False
+        return self.strides is not None and overlapping(self.shape, self.strides, 1)
 
     @cached_property
     def descriptor(self) -> Handle:
@@ -193,7 +187,8 @@ def _nested(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 _KNOWN: dict[int, list[Handle]] = {}  # descriptors by bytes
-_MOST_KNOWN = 1024  # before all are forgotten
+_MOST_KNOWN = 1024  # that are made before all are forgotten
+_MADE = itertools.count(1)
 _KNOWING = threading.Lock()
 
 
@@ -204,7 +199,7 @@ def known(descriptor: Descriptor) -> Handle:
         for each in _KNOWN.get(size, ()):
             if equal(each, descriptor):
                 return each
-        if sum(map(len, _KNOWN.values())) >= _MOST_KNOWN:
+        if next(_MADE) % _MOST_KNOWN == 0:
             _KNOWN.clear()
         made = create("memory_desc", "memory_desc_clone", descriptor)
         _KNOWN.setdefault(size, []).append(made)
@@ -299,6 +294,21 @@ class Binary:
 
 Post = Activation | Binary
 Step = Activation | tuple[int, Array]  # on a result: a function, or an algorithm and its operand
+
+
+def on_operands(
+    steps: Sequence[Step], change: Callable[[Array], Array | None]
+) -> list[Step] | None:
+    """Return the steps with other operands, each made of an earlier one; None where one is not."""
+    found: list[Step] = []
+    for step in steps:
+        if not isinstance(step, Activation):
+            operand = change(step[1])
+            if operand is None:
+                return None
+            step = step[0], operand
+        found.append(step)
+    return found
 
 
 def post_argument(index: int) -> int:

@@ -35,6 +35,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     describe,
     implementation,
     next_implementation,
+    on_operands,
     post_argument,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, served
@@ -283,7 +284,7 @@ def _shared_batch(arrays: list[Array]) -> list[Array]:
 
 
 @product_variants("matmul")
-def matmul(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry | None:
+def matmul(call: Call, steps: Sequence[Step] = (), form: str = "first") -> Entry | None:
     """Return the entry of y = a @ b with the attributes' transposes, then the steps.
 
     A constant right operand is packed once, here.
@@ -319,26 +320,18 @@ def matmul(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry
 
 def row_steps(steps: Sequence[Step], y: Array) -> list[Step] | None:
     """Return the steps with operands as matrices of y's rows, or None where they are no such."""
-    found: list[Step] = []
-    for step in steps:
-        if isinstance(step, Activation):
-            found.append(step)
-            continue
-        operand = step[1]
+
+    def flat(operand: Array) -> Array | None:
         if operand.shape == y.shape:
-            flat = rows(operand) if operand.ndim > 1 else operand[None]
-        elif operand.size == max(operand.shape[-1:], default=1):
-            flat = operand.reshape(1, operand.size)
-        else:
-            return None
-        if flat is None:
-            return None
-        found.append((step[0], flat))
-    return found
+            return rows(operand) if operand.ndim > 1 else operand[None]
+        one = operand.size == max(operand.shape[-1:], default=1)
+        return operand.reshape(1, operand.size) if one else None
+
+    return on_operands(steps, flat)
 
 
 @product_variants("linear")
-def linear(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry | None:
+def linear(call: Call, steps: Sequence[Step] = (), form: str = "first") -> Entry | None:
     """Return the entry of y = activation(x @ w + b) over x's last axis, then the steps.
 
     Constant weights are packed once, here.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from soapstone.kernels.cpu.onednn.descriptors import ACTIVATIONS, Activation, Step
+from soapstone.kernels.cpu.onednn.descriptors import ACTIVATIONS, Step, on_operands
 from soapstone.kernels.cpu.onednn.execute import Program, float32
 from soapstone.kernels.cpu.onednn.matmul import product
 from soapstone.kernels.cpu.substrate.layout import rows
@@ -60,17 +60,18 @@ def conv2d(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     if pixels is None or made is None or pixels.shape[0] != made.shape[0]:
         return None
     own = ACTIVATIONS[at.get("activation")]
-    after: list[Step] = [own] if own else []
-    for step in steps:
-        if not isinstance(step, Activation):
-            operand = step[1].transpose(0, 2, 3, 1)
-            flat = rows(operand) if operand.shape[:3] == y.transpose(0, 2, 3, 1).shape[:3] else None
-            if flat is None and operand.size == operand.shape[3]:
-                flat = operand.reshape(1, operand.size)
-            if flat is None:
-                return None
-            step = (step[0], flat)
-        after.append(step)
+    images = (y.shape[0], *y.shape[2:])
+
+    def flat(operand: Array) -> Array | None:
+        seen = operand.transpose(0, 2, 3, 1)
+        found = rows(seen) if seen.shape[:3] == images else None
+        if found is None and seen.size == seen.shape[3]:
+            found = seen.reshape(1, seen.size)
+        return found
+
+    after = on_operands([own, *steps] if own else steps, flat)
+    if after is None:
+        return None
     columns = w[:, :, 0, 0].swapaxes(0, 1)
     bias = rest[0] if rest else None
     program = Program(call.threads)
@@ -111,5 +112,4 @@ def conv2d_grad_weight(call: Call) -> Entry | None:
         pixels = dense.reshape(made.shape[0], -1)
     operands = (made.swapaxes(0, 1), pixels, dw[:, :, 0, 0])
     entries.append(product(Program(call.threads), operands, None, (), "first"))
-    served = [entry for entry in entries if entry is not None]
-    return sequence(served) if len(served) == len(entries) else None
+    return sequence(entries)

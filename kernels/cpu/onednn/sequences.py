@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from soapstone.kernels.cpu.onednn import convolution, pooling
-from soapstone.kernels.cpu.onednn.descriptors import Activation, Step
+from soapstone.kernels.cpu.onednn.descriptors import Step, on_operands
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -53,8 +53,7 @@ def as_image(bind: Callable[..., Entry | None]) -> Callable[..., Entry | None]:
         )
         if not steps:
             return bind(image)
-        after = (s if isinstance(s, Activation) else (s[0], _image(s[1])) for s in steps)
-        return bind(image, list(after))
+        return bind(image, on_operands(steps, _image))
 
     return bind_sequence
 
