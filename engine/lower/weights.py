@@ -20,6 +20,7 @@ from soapstone.engine.lower.rebuild import kept, rebuild
 from soapstone.ir.activations import Made, Recogniser
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.ops.products.matmul import ACTIVATIONS, is_of_result
 from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
 from soapstone.ir.tensor import Array, Role
 from soapstone.records import dataclass
@@ -341,8 +342,6 @@ def _activation(site: Site, node: Node) -> str | None:
     return site.changed(host, host.inputs, activation=node.operator)
 
 
-_KEPT = ("relu", "sigmoid", "tanh")  # whose gradients need no more than their result
-
 NAMING = (  # before what products of bytes and of few bits are is found
     Fold("fold_numbers", ("add", "sub", "mul", "div"), _number),
     Fold("name_activations", ("mul", "affine"), _named),
@@ -361,5 +360,5 @@ ATTENTION = Fold("join_attention", ("matmul",), joined)
 _PRODUCTS = (
     Fold("fold_products", ("matmul",), _plain_product),
     Fold("fold_biases", ("add",), _bias),
-    Fold("fold_activations", _KEPT, _activation),
+    Fold("fold_activations", tuple(filter(is_of_result, ACTIVATIONS)), _activation),
 )

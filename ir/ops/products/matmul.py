@@ -38,17 +38,22 @@ def activate(name: str | None, x: Array) -> Array:
     return spec.run(spec.normalise({}), x)[0]
 
 
+def is_of_result(activation: str) -> bool:
+    """Return whether the gradient of an activation needs no more than its result."""
+    return "y" in operator(f"{activation}_grad").inputs
+
+
 def activation_grad(context: GradientContext, operands: int) -> str:
     """Return the gradient before the activation, of an operator that fuses one at its end.
 
-    relu, sigmoid and tanh need only the output. Others need the value before the activation, which
-    is computed again from the operator without its activation.
+    Where it needs the value before the activation, that is computed again from the operator without
+    its activation.
     """
     name = context.attributes["activation"]
     grad = context.grad()
     if name is None:
         return grad
-    if name in ("relu", "sigmoid", "tanh"):
+    if is_of_result(name):
         return context.emit(f"{name}_grad", grad, context.outputs[0])
     attributes = dict(context.attributes) | {"activation": None}
     before = context.emit(context.node.operator, *context.inputs[:operands], **attributes)
