@@ -404,21 +404,18 @@ class Run:
             )
         if self.buffers is not None and self.buffers.owner() is self:
             self._spill(self.buffers, self.seen)
-        reason = ""
 
         def make() -> Graph:
-            nonlocal reason
             made = decoder.step(samples, rows)
             if isinstance(made, str):
-                reason = made
-                raise _Unfit
+                raise _Unfit(made)
             return made
 
         try:
             constants = decoder.constants(samples, rows)
             bound = session.bound_as((STARTS, samples, rows), make, constants)
-        except _Unfit:
-            self._without(reason)
+        except _Unfit as error:
+            self._without(str(error))
             return
         held = decoder.buffers.get((samples, rows))
         if held is None or held.bound is not bound:
@@ -460,7 +457,7 @@ class Run:
 
 
 class _Unfit(Exception):
-    """The model has no step that keeps its past in buffers."""
+    """The model has no step that keeps its past in buffers; says why."""
 
 
 def _near(a: Array, b: Array) -> bool:
