@@ -16,7 +16,6 @@ from soapstone.kernels.registry import variants
 from soapstone.native.memory import run
 
 LIMITS = {"winograd2": 2e-6, "winograd4": 1e-5}
-INFINITY = float("inf")
 
 # n, channels, height, width, filters, padding
 SHAPES = [
