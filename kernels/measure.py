@@ -122,7 +122,9 @@ def fastest(times: Times, names: Sequence[str]) -> str:
     return best
 
 
-def of_computer(what: str, module: str, make: Callable[[], Mapping[str, Entry]]) -> Times | None:
+def of_computer(
+    what: str, module: str, make: Callable[[], Mapping[str, Entry]]
+) -> Mapping[str, float] | None:
     """Return the times of entries that tell something of this computer, measured once.
 
     None where nothing is recorded and kernels are not measured now, or where nothing may be asked.
@@ -134,7 +136,7 @@ def of_computer(what: str, module: str, make: Callable[[], Mapping[str, Entry]])
     if not tune:
         return None
     with _MEASURING:
-        found: Times | None = store().get(of)
+        found: Mapping[str, float] | None = store().get(of)
         if found is None and tune == "now":
             found = store().put(of, best_us(make()))
         return found

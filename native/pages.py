@@ -84,6 +84,7 @@ def piece(nbytes: int) -> np.ndarray[Any, np.dtype[Any]]:
             _CHUNKS.append(chunk)
             found = chunk.take(size)
             assert found is not None
-    raw = (ctypes.c_uint8 * nbytes).from_address(chunk.first + found)
+    raw: Any = (ctypes.c_uint8 * nbytes).from_address(chunk.first + found)
     weakref.finalize(raw, _RETURNED.append, (chunk, found, size)).atexit = False
-    return np.frombuffer(raw, np.uint8)
+    made: np.ndarray[Any, np.dtype[Any]] = np.frombuffer(raw, np.uint8)
+    return made

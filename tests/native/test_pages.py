@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import threading
 
@@ -32,7 +33,7 @@ def test_pieces_lie_apart_on_bounds_of_cache_lines():
         piece[:] = number
     assert all((piece == number).all() for number, piece in enumerate(pieces))
     ends = sorted((place(piece), piece.nbytes) for piece in pieces)
-    assert all(a + size <= b for (a, size), (b, _) in zip(ends, ends[1:]))
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(ends))
 
 
 def test_what_nobody_has_is_given_out_again():
