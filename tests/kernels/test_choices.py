@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sqlite3
@@ -165,6 +166,19 @@ def test_what_is_measured_of_a_computer_is_measured_once(
     assert asked(True) == asked("now") == times
     assert asked(False) is None
     assert len(made) == 1
+
+
+@pytest.mark.parametrize(("disturbed", "turns"), [(0, 7), (3, 10), (1000, 28)])
+def test_runs_that_were_disturbed_do_not_count(
+    disturbed: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+    # Asked before and after each run of two entries.
+    counts = itertools.chain(range(4 * disturbed), itertools.repeat(0))
+    monkeypatch.setattr(measure, "preemptions", lambda: next(counts))
+    monkeypatch.setattr(measure, "native_call", lambda *_: ran.append(1))
+    assert measure.best_us({"one": noop(), "other": noop()}).keys() == {"one", "other"}
+    assert len(ran) == 2 * turns
 
 
 def test_of_a_large_constant_one_variant_at_a_time_is_measured(
