@@ -48,7 +48,7 @@ from soapstone.native.memory import aligned_array, pack
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import load_first, store_first
 
-_MOST = 1024  # keys: more fill the second cache, where a library's products do as well
+_MOST = 1024  # keys, or twice as many halves: more fill the second cache, as a library's do
 _PANEL = WIDTH * LANES
 # `pieces` of each head's queries, of `rows` each; parts and items: of the whole work; records: the
 # addresses of the parts' buffers. Steps in bytes along samples, positions and heads.
@@ -258,7 +258,8 @@ def _bind(call: Call, halves: bool = False) -> Entry | None:
     samples, tq, heads, d = q.shape
     tk, dv = k.shape[1], v.shape[3]
     mask = mask_fields(call, 3, (samples, heads, tq, tk))
-    if mask is None or tq < ROWS or tk > _MOST or (halves and d % 2):
+    per = 2 if halves else 1
+    if mask is None or tq < ROWS or tk > per * _MOST or d % per:
         return None
     if not all(a.size for a in (*call.inputs, *call.outputs)):
         return None
@@ -270,7 +271,6 @@ def _bind(call: Call, halves: bool = False) -> Entry | None:
         pieces, rows = 1, tq
     items = samples * heads * pieces
     parts = min(threads, items)
-    per = 2 if halves else 1
     deep, wide, long = (-(-n // LANES) * LANES for n in (d // per, dv, tk))
     records = [
         _PART.pack(
