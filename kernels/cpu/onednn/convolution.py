@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from weakref import finalize
 
 import numpy as np
 
@@ -167,10 +167,10 @@ def _description(problem: _Problem, order: Shape) -> Handle:
 
 # oneDNN 3.2 keeps the machine code of this implementation's kernels for good, equal code once. That
 # of activations holds addresses and is never equal (30 to 60 KB a primitive; of bytes, with AMX, up
-# to 200). So there are so many at most, and where a process sees ever more shapes, other
-# implementations from then on, which take up to a tenth longer.
-_KEPT, _MOST_KEPT = "brgconv", 1024
-_kept = count()
+# to 200). So of those that nobody has any more there are so many at most: where a process sees ever
+# more shapes, it gets other implementations from then on, which take up to a tenth longer.
+_KEPT, _MOST_KEPT = "brgconv", 256
+_left: list[None] = []  # one for each of which there is no more than its machine code
 
 
 @Kept
@@ -200,7 +200,7 @@ def _primitive(problem: _Problem, channels_first: bool | None) -> Primitive | No
                 found = _description(problem, order)
             except UnsupportedError:
                 continue
-            if _KEPT in implementation(found) and next(_kept) >= _MOST_KEPT:
+            if _KEPT in implementation(found) and len(_left) >= _MOST_KEPT:
                 while _KEPT in implementation(found) and next_implementation(found):
                     pass
             # Generated for the layout is best, then im2col, then plain loops.
@@ -213,7 +213,12 @@ def _primitive(problem: _Problem, channels_first: bool | None) -> Primitive | No
                 best = (badness, found, order)
             if not badness:
                 break
-        return None if best is None else compile_primitive("convolution", *best[1:])
+        if best is None:
+            return None
+        made = compile_primitive("convolution", *best[1:])
+        if _KEPT in made.implementation:
+            finalize(made, _left.append, None).atexit = False
+        return made
 
 
 def _problem(
