@@ -89,7 +89,7 @@ def _checked(given: Any) -> tuple[Callback, ...]:
     if not isinstance(listed, Sequence):
         raise GraphError(f"fit: callbacks: {given!r} found, a list of callbacks needed")
     for each in listed:
-        if isinstance(each, type) or not hasattr(each, "on_train_begin"):
+        if not isinstance(each, Callback):
             raise GraphError(
                 f"fit: callbacks: {shown_value(each)} found, one of soapstone.callbacks, or of a"
                 " class made from Callback, needed"
