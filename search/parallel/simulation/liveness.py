@@ -25,6 +25,33 @@ def _hold(out: Array, heads: Array, count: int, memory: int, nbytes: int, begin:
     heads[memory] = count
 
 
+@compiled
+def _hold_states(
+    p: Problem, c: Choice, s: Scratch, heads: Array, out: Array, count: int, end: int
+) -> int:
+    """Write the states of updates, which are held at all times; return how many rows there are."""
+    for op in range(p.operators.shape[0]):
+        if p.operators[op].kind != UPDATES:
+            continue
+        node = p.operators[op].node
+        states = NONE
+        for number in span(p.nodes[node].operands):
+            operand, box = p.operands[number], s.readers[0].box
+            if not operand.is_output:
+                continue
+            states += ONE
+            if states == 0:
+                continue  # the parameter itself is a value
+            for point in range(c.nodes[node].points):
+                tile(p, c, number, point, box, s.at)
+                nbytes = volume(box, operand.axes.end - operand.axes.begin) * operand.element_bytes
+                device = c.placed[op, c.node_at[node, point]]
+                _hold(out, heads, count, p.devices[device].memory, nbytes, ZERO)
+                out[count].end = end
+                count += 1
+    return count
+
+
 @entry
 def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out: Array) -> int:
     """Write what each memory holds; return how many rows.
@@ -97,26 +124,7 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out
         if not stays:
             for row in range(first, copies):
                 out[row].end = max(out[row].end, last)
-    for op in range(p.operators.shape[0]):
-        if p.operators[op].kind != UPDATES:
-            continue
-        node = p.operators[op].node
-        states = NONE
-        for number in span(p.nodes[node].operands):
-            operand, box = p.operands[number], s.readers[0].box
-            if not operand.is_output:
-                continue
-            states += ONE
-            if states == 0:
-                continue  # the parameter itself is a value
-            for point in range(c.nodes[node].points):
-                tile(p, c, number, point, box, s.at)
-                nbytes = volume(box, operand.axes.end - operand.axes.begin) * operand.element_bytes
-                device = c.placed[op, c.node_at[node, point]]
-                _hold(out, heads, count, p.devices[device].memory, nbytes, ZERO)
-                out[count].end = end
-                count += 1
-    return count
+    return _hold_states(p, c, s, heads, out, count, end)
 
 
 def rows_needed(p: Problem) -> int:
