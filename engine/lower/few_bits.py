@@ -18,6 +18,7 @@ from soapstone.dtypes import BITS, WIDE
 from soapstone.engine.lower.weights import Fold, Site
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.products.nbits import KINDS, WHOLE
+from soapstone.kernels.entry import BFLOAT16
 from soapstone.records import dataclass
 
 _STEP = 16  # what kernels need depth and blocks to be multiples of
@@ -225,8 +226,27 @@ def _rounded(site: Site, node: Node, bits: int) -> str | None:
     return _product(site, node, codes, [parts], {"bits": bits})
 
 
+def _halved(site: Site, node: Node) -> str | None:
+    """A product of a few rows is one of operands rounded to bfloat16, whose weights stay so."""
+    x, w, *bias = node.inputs
+    given, kept = site.builder.spec(x), site.builder.spec(w)
+    if w not in site.fixed or x in site.fixed or {given.dtype, kept.dtype} != {"float32"}:
+        return None
+    depth, columns = kept.shape
+    if depth % _STEP or not 0 < given.size <= _FEW * depth or not columns:
+        return None
+    half = {"bits": KINDS[BFLOAT16], "numbers": BFLOAT16}
+    values = site.constant("transpose", w, permutation=(1, 0))
+    codes = site.constant("pack_nbits", values, block=depth, **half)  # which rounds them
+    for to in (BFLOAT16, "float32"):
+        x = site.builder.apply("cast", x, to=to)[0]
+    one = site.constant("full", shape=(columns, 1), value=1.0, dtype="float32")
+    return _product(site, replace(node, inputs=(x, w, *bias)), codes, [one], half)
+
+
 IN_FEW_BITS = Fold("pack_weights", ("linear",), partial(_packed, halves=False))
 IN_HALVES = Fold("pack_halves", ("linear",), partial(_packed, halves=True))
+ROUNDED_ROWS = Fold("round_rows", ("linear",), _halved)
 # By the precision of sessions whose weights alone are rounded.
 ROUNDING = {
     f"int{bits}": Fold("round_weights", ("linear",), partial(_rounded, bits=bits))

@@ -13,7 +13,7 @@ from soapstone.engine.lower.composites import lower_composites
 from soapstone.engine.lower.concat import place_parts
 from soapstone.engine.lower.elementwise import fuse_elementwise
 from soapstone.engine.lower.epilogue import fuse_epilogues
-from soapstone.engine.lower.few_bits import IN_FEW_BITS, IN_HALVES, ROUNDING
+from soapstone.engine.lower.few_bits import IN_FEW_BITS, IN_HALVES, ROUNDED_ROWS, ROUNDING
 from soapstone.engine.lower.halves import read_halves, store_halves, widen_halves, widen_partials
 from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, multiplies_bytes
 from soapstone.engine.lower.parts import copy_parts, merge_parts
@@ -67,6 +67,7 @@ CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
     Pass(ATTENTION.name, partial(fold, ATTENTION), processor="cpu"),
     Pass("widen_weights", lambda graph, _: widen_halves(graph, Strategy({})), processor="cpu"),
     Pass(IN_HALVES.name, partial(fold, IN_HALVES), processor="cpu"),
+    Pass(ROUNDED_ROWS.name, partial(fold, ROUNDED_ROWS), processor="cpu", precision=BFLOAT16),
     Pass("store_halves", _store_halves, processor="cpu", precision=BFLOAT16),
     *(Pass(each.name, partial(fold, each), precision=name) for name, each in ROUNDING.items()),
     Pass("drop_unread", lambda graph, _: graph.pruned()),

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from soapstone import InferenceSession, Model
 from soapstone.cli.main import app
+from soapstone.dtypes import learn
 from soapstone.ir.errors import GraphError
 from soapstone.kernels.cpu.onednn.library import available, multiplies_bfloat16
 
@@ -81,14 +82,15 @@ def masked() -> Model:
     return model
 
 
-def rows() -> Model:
+def rows(count: int = 8) -> Model:
     model = Model("rows")
-    model.output(model.dense(model.dense(model.input("x", (1, 64)), 128, activation="relu"), 8))
+    x = model.input("x", (count, 64))
+    model.output(model.dense(model.dense(x, 128, activation="relu"), 8))
     return model
 
 
 def drawn(model: Model) -> np.ndarray:
-    shape = {"images": (2, 3, 20, 20), "rows": (1, 64)}.get(model.name, (2, 24, 64))
+    shape = {"images": (2, 3, 20, 20), "rows": (8, 64)}.get(model.name, (2, 24, 64))
     return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
 
 
@@ -148,7 +150,6 @@ def test_maxima_are_of_what_is_kept() -> None:
 def test_a_processor_that_loses_by_it_keeps_products_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """But for a few rows, whose product takes the time of reading weights."""
     gain(monkeypatch, False)
     model = block()
     x = drawn(model)
@@ -159,8 +160,29 @@ def test_a_processor_that_loses_by_it_keeps_products_in_float32(
         assert small.variants(x) == single.variants(x)
         (exact,), (found,) = single.run(x).values(), small.run(x).values()
         np.testing.assert_array_equal(found, exact)
-    with rows().inference(tune=False, precision="bfloat16") as session:
-        assert NAME in session.variants(drawn(rows())).values()
+
+
+@able
+@pytest.mark.parametrize("gains", [False, True])
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_few_rows_read_weights_of_half_the_size(
+    count: int, gains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their operands are rounded as those of more rows are, and sums are of single precision."""
+    gain(monkeypatch, gains)
+    model = Model("few")
+    model.output(model.dense(model.input("x", (count, 64)), 40, activation="relu", name="one"))
+    values = model.weights()
+    x = drawn(rows())[:count]
+    half = learn("bfloat16")
+    kernel, bias = values["one.weight"], values["one.bias"]
+    expected = np.maximum(
+        x.astype(half).astype(float) @ kernel.astype(half).astype(float) + bias, 0
+    )
+    with model.inference(tune=False, precision="bfloat16") as session:
+        (found,) = session.run(x).values()
+        assert NAME not in session.variants(x).values()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @able
