@@ -214,8 +214,8 @@ def _attend(halves: bool) -> Native:
                         mask_at(w, b, h, query),
                         part.sums + i * 4,
                     )
-                    to = shares + i * share_step if halves else np.int64(0)
-                    f32p(part.tops)[i] = _shares(to, row, mask, w.mask_step_k, n, seen, sums)
+                    half: Any = shares + i * share_step if halves else np.int64(0)
+                    f32p(part.tops)[i] = _shares(half, row, mask, w.mask_step_k, n, seen, sums)
                 total = load_first(part.sums, 0, ROWS)
                 store_first(part.tops, 0, load_first(part.tops, 0, ROWS) + vlog(total), ROWS)
                 for i in range(ROWS):
