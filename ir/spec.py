@@ -9,6 +9,7 @@ legal configurations, tiles and cost features follow from it; kernels only add s
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
@@ -375,7 +376,9 @@ class OpSpec:
 
 
 P = ParamSpec("P")
+_OPS = "soapstone.ir.ops."
 _REGISTRY: dict[str, OpSpec] = {}
+_HOMES: dict[str, str] = {}  # of each, the module that declares it
 _LISTENERS: list[Callable[[OpSpec], None]] = []
 _OF_ONNX: dict[tuple[str, str], OpSpec] = {}  # by domain and name, the first of each
 
@@ -388,15 +391,30 @@ def register(spec: OpSpec) -> OpSpec:
     Raises:
         GraphError: the name is taken.
     """
+    home = importing()
+    if not home.startswith(_OPS):  # the package's own may not be imported yet
+        from soapstone.ir.ops import load
+
+        load(spec.name)
     if spec.name in _REGISTRY:
         raise GraphError(f"operator {spec.name!r} is declared twice")
-    _REGISTRY[spec.name] = spec
+    _REGISTRY[spec.name], _HOMES[spec.name] = spec, home
     entry = spec.onnx_entry
     if entry is not None:
         _OF_ONNX.setdefault((entry.domain, entry.name), spec)
     for listener in _LISTENERS:
         listener(spec)
     return spec
+
+
+def importing() -> str:
+    """Return the module that is being imported by who calls, "" for none."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name != "<module>":
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return str(frame.f_globals["__name__"])
 
 
 def defining(kind: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
@@ -435,14 +453,15 @@ def operator(name: str) -> OpSpec:
     declared = _REGISTRY.get(name)
     if declared is not None:
         return declared
-    import soapstone.ir.ops  # noqa: F401  (declares the operators on first use)
+    from soapstone.ir.ops import load  # declares operators on first use
 
-    try:
-        return _REGISTRY[name]
-    except KeyError:
+    load(name)
+    if name not in _REGISTRY:
+        load()
         raise GraphError(
             f"operator {name!r} is not declared; see `soapstone ops`{hint(name, _REGISTRY)}"
-        ) from None
+        )
+    return _REGISTRY[name]
 
 
 def operator_of_onnx(name: str, domain: str = "") -> OpSpec | None:
@@ -450,18 +469,29 @@ def operator_of_onnx(name: str, domain: str = "") -> OpSpec | None:
 
     domain: of the counterpart; ONNX's own is empty.
     """
-    import soapstone.ir.ops  # noqa: F401
+    from soapstone.ir.ops import of_onnx
 
-    return _OF_ONNX.get((domain, name))
+    own = of_onnx().get(f"{domain}:{name}")
+    return operator(own) if own is not None else _OF_ONNX.get((domain, name))
 
 
-def declared_names() -> frozenset[str]:
-    """Return the names of the operators that are declared so far."""
-    return frozenset(_REGISTRY)
+def homes() -> tuple[tuple[OpSpec, str], ...]:
+    """Return the operators that are declared so far, each with the module that declares it."""
+    return tuple((spec, _HOMES[name]) for name, spec in _REGISTRY.items())
+
+
+def having(field: str) -> tuple[str, ...]:
+    """Return the names of all declared operators that have a "formula", or that "chooses"."""
+    from soapstone.ir.ops import having as own
+
+    known = own(field)
+    made = [spec.name for spec in tuple(_REGISTRY.values()) if getattr(spec, field)]
+    return tuple(sorted({*known, *made}))
 
 
 def operators() -> tuple[OpSpec, ...]:
     """Return all declared operators, by name."""
-    import soapstone.ir.ops  # noqa: F401
+    from soapstone.ir.ops import load
 
+    load()
     return tuple(_REGISTRY[name] for name in sorted(_REGISTRY))

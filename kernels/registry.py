@@ -13,7 +13,8 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
-from soapstone.ir.ops import DECLARED
+from soapstone.ir.ops import declared
+from soapstone.ir.spec import importing
 from soapstone.kernels.entry import Array, Call, Declined, Entry
 from soapstone.native import memory
 from soapstone.records import dataclass
@@ -135,7 +136,7 @@ def variant(
             `shared.packed` alone.
     """
     names = (operators,) if isinstance(operators, str) else tuple(operators)
-    home = _importing()
+    home = importing()
 
     def register(bind: B) -> B:
         for operator in names:
@@ -146,16 +147,6 @@ def variant(
         return bind
 
     return register
-
-
-def _importing() -> str:
-    """Return the module that is being imported by who calls, "" for none."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_name != "<module>":
-        if frame.f_back is None:
-            return ""
-        frame = frame.f_back
-    return str(frame.f_globals["__name__"])
 
 
 def variants(operator: str, processor: str = "cpu") -> tuple[Variant, ...]:
@@ -169,9 +160,9 @@ def homes(processor: str) -> dict[str, list[tuple[str, str]]]:
 
     What a program registers itself is not among them. processor: the kind that they are for.
     """
-    found: dict[str, list[tuple[str, str]]] = {name: [] for name in DECLARED}
+    found: dict[str, list[tuple[str, str]]] = {name: [] for name in declared()}
     for (operator, kind), known in _VARIANTS.items():
-        if kind == processor and operator in DECLARED:
+        if kind == processor and operator in found:
             places = [(_HOMES[operator, kind, each.name], each.name) for each in known]
             within = [place for place in places if place[0].startswith(f"{__package__}.{kind}.")]
             found[operator] = within

@@ -15,11 +15,11 @@ import numpy as np
 from soapstone.dtypes import BYTES
 from soapstone.engine.lower.weights import CHANNELS, Fold, Site
 from soapstone.ir.graph import Node
-from soapstone.ir.spec import operator, operators
+from soapstone.ir.spec import having, operator
 from soapstone.kernels.registry import variants
 
 _PRODUCTS = {name: f"quantized_{name}" for name in CHANNELS}
-_MOVES = ("reshape", "transpose", "slice", *(each.name for each in operators() if each.chooses))
+_MOVES = ("reshape", "transpose", "slice", *having("chooses"))
 _EXACT = 1 << 24  # integers up to this are float32 too
 _LEVELS = 255 * 255  # the largest product of two bytes less their zeros
 

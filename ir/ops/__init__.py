@@ -1,19 +1,88 @@
-"""The operator declarations, a folder a family; importing this package registers them all.
+"""The operator declarations, a folder a family: `load` imports those of an operator, or all.
 
-Every module of a family is imported, so a new operator is a new file and nothing else.
+Every module of a family has declarations, so a new operator is a new file and nothing else. What is
+to be known of operators before they are used is kept, once a process has imported all: others
+import those that they use.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from soapstone.ir.spec import declared_names
+from soapstone.cache.environment import digest
+from soapstone.cache.told import Told, state_of
+from soapstone.ir import spec
 
-for _family in pkgutil.iter_modules(__path__):
-    if _family.ispkg:
-        _package = importlib.import_module(f"{__name__}.{_family.name}")
-        for _module in pkgutil.iter_modules(_package.__path__):
-            importlib.import_module(f"{_package.__name__}.{_module.name}")
 
-DECLARED = declared_names()  # programs may add others
+def load(operator: str | None = None) -> None:
+    """Import what declares an operator, if one of the package is called so, or all of them."""
+    if operator is None:
+        _all()
+    elif operator in declared():
+        importlib.import_module(declared()[operator])
+
+
+def declared() -> dict[str, str]:
+    """Return the names of the package's operators, each with the module that declares it."""
+    return _known("modules")
+
+
+def of_onnx() -> dict[str, str]:
+    """Return the package's first operator for each of ONNX, by its domain, a colon and its name."""
+    return _known("onnx")
+
+
+def having(field: str) -> list[str]:
+    """Return the names of the package's operators that have a "formula", or that "chooses"."""
+    return list(_known(field))
+
+
+def _known(what: str) -> Any:
+    found = _told().answer(what, lambda: _asked()[what])
+    _told().save()
+    return found
+
+
+@cache
+def _told() -> Told:
+    """Return what processes saw of the operators with these sources."""
+    state = state_of(Path(spec.__file__).parent)
+    return Told("operators", lambda: digest(state), __file__)
+
+
+@cache
+def _all() -> tuple[str, ...]:
+    """Import all modules of all families; return their names, in order."""
+    found = []
+    for family in pkgutil.iter_modules(__path__):
+        if family.ispkg:
+            package = importlib.import_module(f"{__name__}.{family.name}")
+            found += [
+                f"{package.__name__}.{m.name}" for m in pkgutil.iter_modules(package.__path__)
+            ]
+    for module in found:
+        importlib.import_module(module)
+    return tuple(found)
+
+
+@cache
+def _asked() -> dict[str, Any]:
+    """Return what is known of all operators, in the order of their modules."""
+    order = {module: place for place, module in enumerate(_all())}
+    own = [(order[home], each) for each, home in spec.homes() if home in order]
+    specs = [each for _, each in sorted(own, key=lambda pair: pair[0])]
+    homes = {each.name: home for each, home in spec.homes()}
+    onnx: dict[str, str] = {}
+    for each in specs:
+        if each.onnx_entry is not None:
+            onnx.setdefault(f"{each.onnx_entry.domain}:{each.onnx_entry.name}", each.name)
+    return {
+        "modules": {each.name: homes[each.name] for each in specs},
+        "onnx": onnx,
+        "formula": sorted(each.name for each in specs if each.formula is not None),
+        "chooses": sorted(each.name for each in specs if each.chooses),
+    }

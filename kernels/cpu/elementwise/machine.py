@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import name_of
-from soapstone.ir.spec import operators
+from soapstone.ir.spec import having
 from soapstone.kernels.cpu.elementwise.conversions import (
     ITEM_BYTES,
     KINDS,
@@ -234,7 +234,7 @@ def bind_program(
     return parallel_for(_machine, block, chunks, useful_threads(threads, nbytes // 3))
 
 
-OPERATORS = (*(spec.name for spec in operators() if spec.formula), "cast", "accumulate")
+OPERATORS = (*having("formula"), "cast", "accumulate")
 
 
 @variant(OPERATORS, "numba", promises=True)

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from soapstone.dtypes import name_of
-from soapstone.ir.spec import operators
+from soapstone.ir.spec import operator
 from soapstone.kernels.cpu.elementwise.epilogue import inner
 from soapstone.kernels.cpu.onednn import bfloat16, convolution, matmul, pointwise, quantized
 from soapstone.kernels.cpu.onednn.descriptors import (
@@ -55,12 +55,13 @@ _ROUNDING: dict[str, Callable[..., Entry | None]] = (
     else {}
 )
 
-# Algorithms of operators of two operands, of which the result so far may be either.
-BINARY = {
-    spec.name: ALGORITHMS[str(spec.formula.onednn[None][0])]
-    for spec in operators()
-    if spec.formula and len(spec.inputs) == 2 and spec.formula.onednn
-}
+
+def _binary(name: str) -> int | None:
+    """Return oneDNN's algorithm of an operator of two operands, or None where it has none."""
+    spec = operator(name)
+    if spec.formula is None or len(spec.inputs) != 2 or not spec.formula.onednn:
+        return None
+    return ALGORITHMS[str(spec.formula.onednn[None][0])]
 
 
 def _aligned(operand: Array, rank: int) -> Array:
@@ -103,12 +104,13 @@ class _Chain:
                 return None
             self.steps.append(function)
             return True
-        if name not in BINARY or len(numbers) != 2:
+        algorithm = _binary(name)  # of whose operands the result so far may be either
+        if algorithm is None or len(numbers) != 2:
             return None
         first, second = numbers
         if second == result and name not in ("sub", "div"):
             first, second = second, first
-        return True if first == result and self._combined(name, second) else None
+        return True if first == result and self._combined(name, algorithm, second) else None
 
     def _cast(self, number: int, to: str, index: int, result: int) -> bool | None:
         """Add a rounding of the result to bfloat16, which ends a program, or a half that is read.
@@ -134,19 +136,19 @@ class _Chain:
             return None
         return float(self.call.inputs[position].reshape(()))
 
-    def _combined(self, name: str, number: int) -> bool:
+    def _combined(self, name: str, algorithm: int, number: int) -> bool:
         """Add an operator of two operands, the second by its number; return whether it is one."""
         rank = self.call.outputs[0].ndim
         if number in self._widened:
             operand, scale, zero = self._widened[number]
             if name_of(operand.dtype) == BFLOAT16:
-                self.steps.append((BINARY[name], _aligned(operand, rank)))
+                self.steps.append((algorithm, _aligned(operand, rank)))
                 return True
             if name != "add":
                 return False
             # y + (q - zero) scale = (y / scale + q) scale - zero scale
             self._affine(1 / scale, 0.0)
-            self.steps.append((BINARY[name], _aligned(operand, rank)))
+            self.steps.append((algorithm, _aligned(operand, rank)))
             self._affine(scale, -zero * scale)
             return True
         if not 1 <= number <= len(self.operands):
@@ -154,7 +156,7 @@ class _Chain:
         operand = self.operands[number - 1]
         if operand.dtype != np.float32:
             return False
-        self.steps.append((BINARY[name], _aligned(operand, rank)))
+        self.steps.append((algorithm, _aligned(operand, rank)))
         return True
 
     def _converted(self, name: str, numbers: Sequence[int], to: str, index: int) -> bool | None:
