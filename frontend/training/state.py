@@ -65,7 +65,10 @@ class TrainingState:
     _later: list[Callable[[TrainingState], None]] = field(default_factory=list)
 
     def afterwards(self, action: Callable[[TrainingState], None]) -> None:
-        """Have something done once all callbacks have been called, as saving what they count is."""
+        """Have something done once all callbacks have been called, as saving what they count is.
+
+        action: what is done, given the state.
+        """
         self._later.append(action)
 
     def called(self) -> None:
