@@ -290,7 +290,7 @@ def test_pixels_of_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:
         ImageFolder(tmp_path)[0]
 
 
-@pytest.mark.parametrize("suffix", ["ppm", "bmp", "gif", "png"])
+@pytest.mark.parametrize("suffix", ["ppm", "png"])
 def test_every_damaged_image_is_named(suffix: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     path, random = tmp_path / "a" / f"0.{suffix}", np.random.default_rng(1)
