@@ -138,7 +138,8 @@ class Extended:
     def serve(self, make: Callable[[Known], Served]) -> None:
         """Find out how graphs are launched that trusted pairs foretell.
 
-        It is taken to be arithmetic too where that holds for a third that was made.
+        It is taken to be arithmetic too where that holds for all others that were made, at least
+        for a third.
 
         make: returns how a graph is.
         """
@@ -178,8 +179,9 @@ def alike(one: Notes | None, other: Notes | None, *, between: bool = False) -> b
 class _Pair:
     """Two graphs of a model.
 
-    known: the first. trusted: whether they foretold a third; and where what was noted of both is
-        the same, but follows from several numbers, as many as show that it is a constant.
+    known: the first. trusted: whether they foretold a third; where several numbers differ, as many
+        that these are known to vary apart from each other; and where what was noted of both is the
+        same, but follows from several numbers, as many as show that it is a constant.
     """
 
     def __init__(self, between: Between, known: Known, other: Known) -> None:
@@ -191,39 +193,34 @@ class _Pair:
         several = any(one.several for one, two in sides if one.exact != two.exact)
         if self._within and several and not between.one_number:
             raise GraphError("parts of what follows from several numbers found")
-        sure = between.one_number or known.notes == other.notes
-        self._points = None if sure else between.ends
+        self._points = None if between.one_number else between.ends
+        self._degree = 1 if known.notes == other.notes else len(between.ends[0])
 
     def foretold(self, shapes: Shapes) -> None:
         """Take note that they foretold the graph for these shapes."""
         if self._points is not None:
             self._points.append(self.between.numbers(shapes))
-        self.trusted = self._points is None or _spans(self._points)
+        self.trusted = self._points is None or _spans(self._points, self._degree)
 
     def serve(
         self, make: Callable[[Known], Served], others: Sequence[tuple[Shapes, Known]]
     ) -> None:
         """Find out how the graphs that they foretell are launched; see `Extended.serve`.
 
-        others: graphs that were made, of which one may be the third.
+        others: graphs that were made, of which some may be such.
         """
-        third = next(
-            (
-                (shapes, known)
-                for shapes, known in others
-                if known not in (self.known, self.other) and self.at(shapes) is not None
-            ),
-            None,
-        )
-        if third is None:
-            self.served = False
-            return
-        shapes, known = third
-        try:
-            made = ServedBetween(make(self.known), make(self.other))
-            self.served = made if made.foretells(shapes, make(known)) else False
-        except GraphError:
-            self.served = False
+        thirds = [
+            (shapes, known)
+            for shapes, known in others
+            if known not in (self.known, self.other) and self.at(shapes) is not None
+        ]
+        points = [*self.between.ends, *(self.between.numbers(shapes) for shapes, _ in thirds)]
+        self.served = False
+        if thirds and (self.between.one_number or _spans(points, 1)):
+            with suppress(GraphError):
+                made = ServedBetween(make(self.known), make(self.other))
+                if all(made.foretells(shapes, make(known)) for shapes, known in thirds):
+                    self.served = made
 
     def served_at(self, shapes: Shapes) -> Known | None:
         """Return the graph for inputs of these shapes and what is bound of it, or None."""
@@ -258,14 +255,17 @@ class _Pair:
                     raise GraphError("a number beyond those of two graphs found")
 
 
-def _spans(points: Sequence[tuple[int, ...]]) -> bool:
-    """Return whether what is linear in each of some numbers, and equal at points, is a constant."""
+def _spans(points: Sequence[tuple[int, ...]], degree: int) -> bool:
+    """Return whether sums of multiples of products of numbers are equal if they are at points.
+
+    degree: how many different numbers are in a product at most.
+    """
     numbers = np.array(points, np.float64)
     numbers /= numbers.max(axis=0)
     count = numbers.shape[1]
     products = [
         numbers[:, list(of)].prod(1)
-        for n in range(count + 1)
+        for n in range(degree + 1)
         for of in combinations(range(count), n)
     ]
     return bool(np.linalg.matrix_rank(np.stack(products, 1)) == len(products))
