@@ -111,9 +111,8 @@ class ServedBetween:
         lowered.know({node.name: whole.signature(node) for node in lowered.nodes})
         seen = dict(before.seen)
         for value, (view, looks) in self._views.items():
-            seen[value] = _moved(
-                view, self._between.extents(*map(_numbers, (view, looks)), numbers)
-            )
+            ends = _numbers(view), _numbers(looks)
+            seen[value] = _moved(view, self._between.extents(*ends, numbers))
         prepared = Prepared(lowered, before.strategy, before.constants, seen)
         if CHECKED:
             check_graph(lowered)
