@@ -162,14 +162,13 @@ class Judge:
 
 
 def match_all(
-    foreign: Sequence[ForeignRule], file: RuleFile, *, progress: Progress | None = None
+    foreign: Sequence[ForeignRule], file: RuleFile, *, progress: Progress
 ) -> list[Judgement]:
     """Return the verdict on each foreign rule."""
     judge = Judge(file)
     judged = []
     for position, rule in enumerate(foreign):
-        if progress is not None:
-            progress("match", position, len(foreign))
+        progress("match", position, len(foreign))
         judged.append(judge.match(rule))
     return judged
 

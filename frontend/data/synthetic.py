@@ -95,29 +95,20 @@ def sentences(name: str, count: int, length: int, vocabulary: int, seed: int = 0
 
 
 @stored_first
-def translations(
-    name: str,
-    count: int,
-    length: int,
-    vocabulary: int,
-    target_length: int | None = None,
-    seed: int = 0,
-) -> Splits:
-    """Return sentence pairs: `source`, `target` and labels, int32.
+def translations(name: str, count: int, length: int, vocabulary: int, seed: int = 0) -> Splits:
+    """Return sentence pairs: `source`, `target` and labels, (count, length) int32.
 
     Each word of a sentence has one translation, and word order is kept. `target` is the translation
     moved one place on, behind word 0, as a decoder is fed in training; labels are the translation.
-    Sources are (count, length), the others (count, target_length), which is `length` by default.
 
     Raises:
         DataError: a size below 1.
     """
-    steps = length if target_length is None else target_length
-    need("translations", count=count, length=length, target_length=steps, vocabulary=vocabulary)
+    need("translations", count=count, length=length, vocabulary=vocabulary)
     random = generator(seed)
     meaning = random.permutation(vocabulary).astype(np.int32)
     source = _skewed(random, vocabulary, (count, length))
-    labels = np.resize(meaning[source].T, (steps, count)).T.astype(np.int32)
+    labels = meaning[source]
     target = np.concatenate([np.zeros((count, 1), np.int32), labels[:, :-1]], axis=1)
     return _splits(name, {"source": source, "target": target}, labels)
 

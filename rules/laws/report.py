@@ -58,11 +58,7 @@ class LawReport:
 
 
 def law_report(
-    *,
-    validate: bool = False,
-    consistency: bool = False,
-    processes: int = 1,
-    progress: Progress | None = None,
+    *, validate: bool, consistency: bool, processes: int, progress: Progress
 ) -> LawReport:
     """Return the laws with what validation and consistency checks, where asked for, find."""
     start = time.perf_counter()
@@ -70,9 +66,7 @@ def law_report(
         [{"name": law.name, "law": str(law), "source": law.source} for law in language.laws()]
     )
 
-    def said(stage: str) -> Callable[[str, int, int], None] | None:
-        if progress is None:
-            return None
+    def said(stage: str) -> Callable[[str, int, int], None]:
         return lambda name, done, total: progress(stage, done, total)
 
     if validate:

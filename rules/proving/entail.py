@@ -103,12 +103,7 @@ def _logic() -> _Logic:
     return _Logic()
 
 
-def entailed(
-    source: Terms,
-    target: Terms,
-    proof: Proof,
-    timeout_s: float = 10.0,
-) -> Verdict:
+def entailed(source: Terms, target: Terms, proof: Proof, timeout_s: float) -> Verdict:
     """Return whether the equations of a derivation's steps entail that of each output.
 
     Raises:
@@ -162,7 +157,7 @@ def quantified(logic: _Logic, laws: Iterable[Law]) -> list[Any]:
 
 
 def entailed_by_laws(
-    source: Terms, target: Terms, timeout_s: float = 3.0, *, laws: Sequence[Law] | None = None
+    source: Terms, target: Terms, timeout_s: float, *, laws: Sequence[Law] | None = None
 ) -> Verdict:
     """Return whether the laws entail each output's equation, as far as Z3 finds out in the time.
 

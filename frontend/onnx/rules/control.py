@@ -161,10 +161,10 @@ def _scan_of_samples(n: Call) -> Any:
 # Sequences: known lists of values
 
 
-def _sequence(n: Call, position: int = 0) -> tuple[Value, ...]:
-    slot = n.inputs[position] if position < len(n.inputs) else None
+def _sequence(n: Call) -> tuple[Value, ...]:
+    slot = n.inputs[0] if n.inputs else None
     if not isinstance(slot, tuple):
-        raise OnnxError(f"input {position} is no sequence")
+        raise OnnxError("input 0 is no sequence")
     return slot
 
 
