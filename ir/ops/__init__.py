@@ -28,12 +28,14 @@ def load(operator: str | None = None) -> None:
 
 def declared() -> dict[str, str]:
     """Return the names of the package's operators, each with the module that declares it."""
-    return _known("modules")
+    found: dict[str, str] = _known("modules")
+    return found
 
 
 def of_onnx() -> dict[str, str]:
     """Return the package's first operator for each of ONNX, by its domain, a colon and its name."""
-    return _known("onnx")
+    found: dict[str, str] = _known("onnx")
+    return found
 
 
 def having(field: str) -> list[str]:

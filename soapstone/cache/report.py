@@ -16,6 +16,7 @@ TOLD = {  # by folder: answers of libraries (`told`)
     "processor": "processor as LLVM sees it",
     "onnx": "declarations of ONNX",
     "kernels": "modules of kernels",
+    "operators": "modules of operators",
 }
 _FORMER = ("kernels.sqlite", "costs.sqlite")  # stores of other formats: never read
 
