@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
@@ -82,8 +83,8 @@ def form(call: Call) -> str:
 
 def known(call: str, candidates: Sequence[Variant]) -> Times | None:
     """Return the recorded times of the variants that serve a call of a form, or None."""
-    if not store.cache_info().currsize and not default_path().exists():
-        return None  # which takes neither a file nor the stamps of sources
+    if _nothing_recorded():
+        return None
     found = store().get(_question(call, candidates))
     return found if isinstance(found, dict) and _names(candidates) >= found.keys() else None
 
@@ -129,19 +130,30 @@ def of_computer(
 ) -> Mapping[str, float] | None:
     """Return the times of entries that tell something of this computer, measured once.
 
-    None where nothing is recorded and kernels are not measured now, or where nothing may be asked.
+    None where nothing is recorded and kernels are not measured now, where nothing may be asked, or
+    where what is measured does not fit in memory.
 
     what: says all of what is measured but its sources. module: that has them. make: returns the
     entries by name.
     """
-    tune, of = current().tune, json.dumps([what, stamp(module, compiled=True), _own_stamp()])
-    if not tune:
+    tune = current().tune
+    if not tune or (tune != "now" and _nothing_recorded()):
         return None
+    of = json.dumps([what, stamp(module, compiled=True), _own_stamp()])
+    found: Mapping[str, float] | None = store().get(of)
+    if found is not None or tune != "now":
+        return found  # who only asks waits for nobody who measures
     with _MEASURING:
-        found: Mapping[str, float] | None = store().get(of)
-        if found is None and tune == "now":
-            found = store().put(of, best_us(make()))
+        found = store().get(of)
+        if found is None:
+            with suppress(MemoryError):
+                found = store().put(of, best_us(make()))
         return found
+
+
+def _nothing_recorded() -> bool:
+    """Return whether nothing is, as takes neither a file nor the stamps of sources to say."""
+    return not store.cache_info().currsize and not default_path().exists()
 
 
 def _timed(harness: Any, call: Call, group: Sequence[Variant], sole: bool) -> Times:
@@ -266,3 +278,13 @@ def best_us(entries: Mapping[str, Entry]) -> dict[str, float]:
             best[name] = min(best[name], (time.perf_counter() - start) * 1e6)
             undisturbed[name] += preemptions() == before
     return best
+
+
+def _after_fork() -> None:
+    """In a child nobody measures, whoever did when it was forked."""
+    global _MEASURING
+    _MEASURING = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import os
 import sqlite3
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -144,11 +148,17 @@ def test_what_is_recorded_decides(call: Call) -> None:
     assert select(call)[0] == serving[0]
 
 
+def store_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Let choices be recorded in a folder."""
+    known = cache(lambda: Store("choice", folder / "measured.sqlite"))
+    monkeypatch.setattr(measure, "store", known)
+    return known()
+
+
 def test_what_is_measured_of_a_computer_is_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store("choice", tmp_path / "measured.sqlite")
-    monkeypatch.setattr(measure, "store", lambda: store)
+    store_of_its_own(tmp_path, monkeypatch)
     made = []
 
     def make() -> dict[str, Entry]:
@@ -166,6 +176,57 @@ def test_what_is_measured_of_a_computer_is_measured_once(
     assert asked(True) == asked("now") == times
     assert asked(False) is None
     assert len(made) == 1
+
+
+def test_what_does_not_fit_in_memory_is_not_measured_of_a_computer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of_its_own(tmp_path, monkeypatch)
+
+    def make() -> dict[str, Entry]:
+        raise MemoryError
+
+    with Choices(tune="now").current():
+        assert measure.of_computer("too much", __name__, make) is None
+    assert not len(store)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_neither_threads_nor_children_wait_for_who_measures_if_they_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_of_its_own(tmp_path, monkeypatch)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def make() -> dict[str, Entry]:
+        begun.set()
+        assert goes_on.wait(60)
+        return {"nothing": noop()}
+
+    def asked(tune: Tune, make: Callable[[], dict[str, Entry]]) -> measure.Times | None:
+        with Choices(tune=tune).current():
+            return measure.of_computer("slow", __name__, make)
+
+    slow = threading.Thread(target=asked, args=("now", make))
+    slow.start()
+    try:
+        assert begun.wait(60)
+        found: list[object] = []
+        quick = threading.Thread(target=lambda: found.append(asked(True, make)), daemon=True)
+        quick.start()
+        quick.join(30)
+        child = multiprocessing.get_context("fork").Process(
+            target=asked, args=("now", lambda: {"nothing": noop()}), daemon=True
+        )
+        child.start()
+        child.join(60)
+        ended = child.exitcode
+        child.kill()
+    finally:
+        goes_on.set()
+        slow.join()
+    assert found == [None]
+    assert ended == 0
 
 
 @pytest.mark.parametrize(("disturbed", "turns"), [(0, 7), (3, 10), (1000, 28)])
