@@ -236,11 +236,11 @@ def _halved(site: Site, node: Node) -> str | None:
     if depth % _STEP or not 0 < given.size <= _FEW * depth or not columns:
         return None
     half = {"bits": KINDS[BFLOAT16], "numbers": BFLOAT16}
-    values = site.constant("transpose", w, permutation=(1, 0))
-    codes = site.constant("pack_nbits", values, block=depth, **half)  # which rounds them
+    values = site.emit("transpose", w, permutation=(1, 0))
+    codes = site.emit("pack_nbits", values, block=depth, **half)  # which rounds them
     for to in (BFLOAT16, "float32"):
-        x = site.builder.apply("cast", x, to=to)[0]
-    one = site.constant("full", shape=(columns, 1), value=1.0, dtype="float32")
+        x = site.emit("cast", x, to=to)
+    one = site.emit("full", shape=(columns, 1), value=1.0, dtype="float32")
     return _product(site, replace(node, inputs=(x, w, *bias)), codes, [one], half)
 
 
