@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +28,7 @@ from soapstone.dtypes import kind_of, name_of
 from soapstone.kernels.choices import current
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, home, registered
+from soapstone.locks import Lock
 from soapstone.native import openmp
 from soapstone.native.memory import call as native_call, run, strided
 from soapstone.system import preemptions
@@ -40,7 +39,7 @@ PATIENCE = 4  # times as long as that on a busy machine
 MARGIN = 0.95  # by which a later one must beat an earlier one, so that noise decides nothing
 _LARGE = 32 << 20  # bytes of a constant of which no two variants have something at once
 Times = Mapping[str, float | None]  # of the variants that serve a call; of a sole one it is None
-_MEASURING = threading.RLock()
+_MEASURING = Lock()
 _UNTIL: ContextVar[Deadline | None] = ContextVar("until", default=None)
 
 
@@ -278,13 +277,3 @@ def best_us(entries: Mapping[str, Entry]) -> dict[str, float]:
             best[name] = min(best[name], (time.perf_counter() - start) * 1e6)
             undisturbed[name] += preemptions() == before
     return best
-
-
-def _after_fork() -> None:
-    """In a child nobody measures, whoever did when it was forked."""
-    global _MEASURING
-    _MEASURING = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -8,7 +8,6 @@ read from the block, never baked into the code: that is what makes the compiled 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -18,6 +17,7 @@ import numpy as np
 
 from soapstone.cache.deferred import linked
 from soapstone.cache.objects import address, package
+from soapstone.locks import Lock
 from soapstone.native.blocks import Fields
 from soapstone.native.intrinsics import (
     call_entry,
@@ -29,7 +29,7 @@ from soapstone.native.memory import NO_ARGUMENTS, NO_STATUSES, Block, Entry, Sta
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SIGNATURES = {"entry": "int32(voidptr)", "body": "int32(voidptr, int64, int64)"}
-_COMPILING = threading.Lock()
+_COMPILING = Lock()
 
 
 MADE: WeakSet[Native] = WeakSet()  # all kernels of this process

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from soapstone import system
+from soapstone.locks import Lock
 from soapstone.native.entries import native, routine
 from soapstone.native.intrinsics import POINTER, VOID, calling, i64p
 from soapstone.native.linking import replace
@@ -40,7 +40,7 @@ from soapstone.native.teams import (
 
 _FIRST, _STOP, _STEP, _CHUNK, _TURN = range(LOOP, LOOP + 5)  # words of a thread's loop
 _call = calling(VOID, POINTER)
-_MAKING = threading.Lock()
+_MAKING = Lock()
 _EVERYWHERE = (
     *("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"),
     *("omp_get_max_threads", "omp_set_num_threads"),

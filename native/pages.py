@@ -8,7 +8,6 @@ smaller lies here, side by side. A piece that nobody has any more is given out a
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from soapstone import system
+from soapstone.locks import Lock
 
 LINE = 64  # bytes of a cache line
 LEAST, MOST = 1 << 15, 1 << 22  # bytes of a piece
@@ -57,7 +57,7 @@ class _Chunk:
 
 _CHUNKS: list[_Chunk] = []
 _RETURNED: deque[tuple[_Chunk, int, int]] = deque()  # by whoever collects garbage, at any time
-_LOCK = threading.Lock()
+_LOCK = Lock()
 
 
 def piece(nbytes: int) -> np.ndarray[Any, np.dtype[Any]]:

@@ -8,18 +8,18 @@ only promised (`memory.Promise`) is found by that constant: it is neither read n
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
+from soapstone.locks import Lock
 from soapstone.native.memory import Array, Notes, noting, promise_of
 
 LEAST = 4096  # bytes, of which keeping account pays
 _SAMPLES = 256  # bytes that are looked at first, evenly spaced
 _known: dict[tuple[int, bytes], list[weakref.ref[Array]]] = {}
-_lock = threading.RLock()  # collecting garbage, as anything may, calls `forget`
+_lock = Lock()  # collecting garbage, as anything may, calls `forget`
 
 
 def shared(array: Array) -> Array:

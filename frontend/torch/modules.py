@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules import module as of_all
 
 from soapstone.frontend.torch.values import Lazy
+from soapstone.locks import Lock
 
 if TYPE_CHECKING:
     from soapstone.frontend.torch.record import Recorder
@@ -36,7 +37,7 @@ _CHANGES = (  # attributes of one module by which it does something else than it
 )
 _TENSORS = frozenset((Lazy, torch.Tensor))
 _active = threading.local()  # the recorder of this thread
-_lock = threading.Lock()
+_lock = Lock()
 _recording = 0  # how many recorders there are
 
 

@@ -9,7 +9,6 @@ an operator is kept, once a process has imported all: others import those that t
 from __future__ import annotations
 
 import importlib
-import threading
 from functools import cache
 from pathlib import Path
 
@@ -20,8 +19,9 @@ from soapstone.kernels import registry
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.cpu.openblas import library as openblas
 from soapstone.kernels.fallback import report
+from soapstone.locks import Lock
 
-_LOADING = threading.RLock()
+_LOADING = Lock()
 _LOADED: set[str | None] = set()  # operators, None for all
 _FAMILIES = (
     "products.panels",

@@ -7,20 +7,20 @@ enqueued at once, in the calling thread, one kernel at a time.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import TracebackType
 from typing import Any, Protocol
 
+from soapstone.locks import Lock
 from soapstone.system import physical_bytes
 
 SIMULATED_DEVICES = 64  # as many as anybody asks for
 _HELD_BACK = 0.05  # of a device's free memory: for code, and for what libraries need
 CLOCK_NS = 50_000  # by which a device's times, as the host's clock counts, may be wrong
-_TURN = threading.RLock()  # of whoever enqueues
-_GIVING_BACK = threading.RLock()
+_TURN = Lock()  # of whoever enqueues
+_GIVING_BACK = Lock()
 
 
 class NoDevice(RuntimeError):

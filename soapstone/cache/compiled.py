@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from numba.core import config
 
 from soapstone.cache.linked import LinkedCompiler
 from soapstone.cache.places import closed_over, place_of, say
+from soapstone.locks import Lock
 from soapstone.system import locked
 
 Decorator = Callable[[Callable[..., Any]], Any]  # Numba infers types of its own
-_PLACING = threading.Lock()
+_PLACING = Lock()
 
 
 def njit(**options: Any) -> Decorator:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import platform
-import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -25,6 +24,7 @@ from soapstone.cache.environment import digest, environment
 from soapstone.cache.loader import DEFINED, load
 from soapstone.cache.places import closed_over, found_of, place_of
 from soapstone.cache.sources import modules_of, stamp
+from soapstone.locks import Lock
 
 SUFFIX = ".o"
 PACKAGED = Path(__file__).resolve().parent.parent / "machine_code"
@@ -35,7 +35,7 @@ _linked, _binding = Late("soapstone.cache.linked"), Late("llvmlite.binding")
 FOUND: Counter[str] = (
     Counter()
 )  # kernels of this process: of the "package", the "cache", "compiled"
-_LOADING = threading.RLock()  # LLVM's loader has one user at a time; so has Numba
+_LOADING = Lock()  # LLVM's loader has one user at a time; so has Numba
 
 
 def address(function: Callable[..., Any], signature: str) -> int:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from soapstone.cache.deferred import Late
 from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
+from soapstone.locks import Lock
 from soapstone.system import locked
 
 if TYPE_CHECKING:
@@ -290,14 +291,12 @@ def _sound(path: Path) -> bool:
         return False
 
 
-_MEASURING = threading.RLock()
+_MEASURING = Lock()
 _STORES: weakref.WeakSet[Store] = weakref.WeakSet()
 _LEFT: list[Any] = []  # connections of a parent: never used and never closed by the child
 
 
 def _after_fork() -> None:
-    global _MEASURING
-    _MEASURING = threading.RLock()
     for store in _STORES:
         _LEFT.append(store._file)
         store._reset()

@@ -31,6 +31,7 @@ from soapstone.kernels.cpu.onednn.library import (
 )
 from soapstone.kernels.cpu.substrate.layout import overlapping
 from soapstone.kernels.entry import BFLOAT16, Array
+from soapstone.locks import Lock
 from soapstone.native.memory import address, aligned
 from soapstone.records import dataclass
 
@@ -189,7 +190,7 @@ def _nested(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 _KNOWN: dict[int, list[Handle]] = {}  # descriptors by bytes
 _MOST_KNOWN = 1024  # that are made before all are forgotten
 _MADE = itertools.count(1)
-_KNOWING = threading.Lock()
+_KNOWING = Lock()
 
 
 def known(descriptor: Descriptor) -> Handle:

@@ -10,7 +10,6 @@ import ctypes as C
 import os
 import site
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.kernels.entry import Declined
+from soapstone.locks import Lock
 from soapstone.native import openmp
 
 VARIABLE = "SOAPSTONE_ONEDNN"
@@ -354,7 +354,7 @@ def engine() -> int:
         return _engine()
 
 
-_MAKING = threading.Lock()  # objects of two engines do not go together
+_MAKING = Lock()  # objects of two engines do not go together
 
 
 @cache

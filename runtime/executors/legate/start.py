@@ -10,13 +10,13 @@ import gc
 import itertools
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from soapstone.locks import Lock
 from soapstone.runtime.errors import LaunchError, MachineError
 from soapstone.runtime.machines.machine import Link, Machine, Memory, Processor
 from soapstone.system import physical_bytes, usable_cores
@@ -54,7 +54,7 @@ _TYPES = {
 _COLLECT_EVERY = 256  # launches
 _OCCUPY = 0  # a call's number: others are positive
 Call = Callable[[Any], Callable[[], None] | None]
-_lock = threading.Lock()
+_lock = Lock()
 _started: Legate | None = None
 
 
