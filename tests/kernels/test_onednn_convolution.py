@@ -23,7 +23,13 @@ from helpers.kernel_calls import (
 )
 
 from soapstone.ir.tensor import Array
-from soapstone.kernels.cpu.onednn.descriptors import Primitive, compile_primitive, implementation
+from soapstone.kernels.cpu.onednn import descriptors
+from soapstone.kernels.cpu.onednn.descriptors import (
+    Kept,
+    Primitive,
+    compile_primitive,
+    implementation,
+)
 from soapstone.kernels.cpu.onednn.library import Handle
 from soapstone.kernels.entry import Call
 
@@ -141,6 +147,30 @@ def test_kernels_that_onednn_does_not_free_are_bounded(monkeypatch: pytest.Monke
         for given in (at, {**at, "activation": "relu"}):
             assert by_onednn("conv2d", [x, w], given, layout="last")
     assert made and not any("brgconv" in name for name in made)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_other_implementations_of_gradients_serve(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN reads the forward descriptor, of which the gradient's is made, when asked for them."""
+    convolution = importlib.import_module("soapstone.kernels.cpu.onednn.convolution")
+    described: list[Handle] = []
+
+    def describe(kind: str, *arguments: Any, what: str) -> Handle:
+        described.append(descriptors.describe(kind, *arguments, what=what))
+        return described[-1]
+
+    monkeypatch.setattr(convolution, "describe", describe)
+    monkeypatch.setattr(convolution, "_MOST_KEPT", 0)
+    monkeypatch.setattr(convolution, "_primitive", Kept(convolution._primitive._make))
+    x, w, at = problem(name)
+    dy = random(*convolved(x, w, at).shape, seed=3)
+    given = {**at, "kernel": w.shape[2:], "bias": False, "activation": None}
+    assert by_onednn("conv2d_grad_weight", [x, dy], given, layout="last")
+    assert by_onednn("conv2d_grad_input", [dy, w], {**at, "size": x.shape[2:]}, layout="last")
+    assert len(described) > 2
+    assert all(forward in made.keep for forward, made in zip(described[::2], described[1::2]))
 
 
 @pytest.mark.parametrize("layout", ["plain", "last", "tile"])

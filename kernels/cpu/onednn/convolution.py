@@ -157,7 +157,7 @@ def _description(problem: _Problem, order: Shape) -> Handle:
     forward = describe("convolution_forward", *ends, *window, attribute, what=what)
     if problem.direction == "forward":
         return forward
-    hints = (*window, forward.address, attribute)
+    hints = (*window, forward, attribute)
     if problem.direction == "input":
         data = (engine(), _AUTO, x, weights, y)
         return describe("convolution_backward_data", *data, *hints, what=what)

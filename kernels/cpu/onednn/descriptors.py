@@ -384,9 +384,14 @@ class Primitive:
 
 
 def describe(name: str, *arguments: Any, what: str = "") -> Handle:
-    """Return the primitive descriptor made by `dnnl_<name>_primitive_desc_create`."""
+    """Return the primitive descriptor made by `dnnl_<name>_primitive_desc_create`.
+
+    It keeps what it is made of: oneDNN reads a forward descriptor, the hint of a backward one, again
+    when it is asked for the next implementation.
+    """
     function = f"{name}_primitive_desc_create"
-    return create("primitive_desc", function, *arguments, what=what or name)
+    made_of = [each for each in arguments if isinstance(each, Handle)]
+    return create("primitive_desc", function, *arguments, what=what or name, keep=made_of)
 
 
 class Kept:

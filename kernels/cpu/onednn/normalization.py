@@ -54,7 +54,7 @@ def _primitive(kind: str, x: Layout, epsilon: float, what: str, count: int) -> P
             found = describe(f"{name}_forward", *ends, attribute)
             if what == "gradient":
                 ends = (engine(), _BACKWARD, md, md, md, *extra, epsilon, flags)
-                found = describe(f"{name}_backward", *ends, found.address, attribute)
+                found = describe(f"{name}_backward", *ends, found, attribute)
         except UnsupportedError:
             return None
         primitive = compile_primitive(name, found)

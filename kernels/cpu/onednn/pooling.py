@@ -135,7 +135,7 @@ def _primitive(pool: _Pool, backward: bool) -> Primitive | None:
             if backward:
                 found = describe(
                     "pooling_backward",
-                    *(engine(), pool.algorithm, x, y, *window, found.address, attribute),
+                    *(engine(), pool.algorithm, x, y, *window, found, attribute),
                 )
         except UnsupportedError:
             return None
