@@ -65,8 +65,13 @@ def padded(
 def _type(rows: Sequence[Array], value: float) -> np.dtype[Any]:
     """Return the element type of an array that holds all rows and a value; none is float64."""
     found = np.result_type(*{row.dtype for row in rows if row.size} or {np.dtype(np.float32)})
-    if found.kind == "u" and value < 0:
-        found = np.promote_types(found, np.int8) if found.itemsize < 8 else np.dtype(np.int64)
+    with np.errstate(invalid="ignore"):
+        held = found.kind not in "biu" or np.array(value).astype(found) == value
+    if not held:
+        whole = float(value).is_integer()
+        found = np.promote_types(found, np.min_scalar_type(int(value) if whole else np.float32(0)))
+        if whole and found.kind == "f":  # what unsigned and signed numbers have in common
+            found = np.dtype(np.int64)
     return np.dtype(np.float32) if found == np.float64 else found
 
 

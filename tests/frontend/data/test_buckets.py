@@ -103,3 +103,26 @@ def test_mistakes() -> None:
         Buckets(TEXTS, [tags[:1] for tags in TAGS])
     with pytest.raises(DataError, match="sequence 1: 3 steps found, at most 2 needed"):
         padded([[1], [1, 2, 3]], 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "needed"),
+    [
+        ("int32", -1, "int32"),
+        ("uint8", -1, "int16"),
+        ("uint8", 300, "uint16"),
+        ("uint64", -1, "int64"),
+        ("int32", 0.5, "float32"),
+        ("int16", float("nan"), "float32"),
+        ("bool", -1, "int8"),
+        ("bool", 0, "bool"),
+        ("float64", 0, "float32"),
+    ],
+)
+def test_what_stands_behind_the_last_step_is_what_was_said(
+    dtype: str, value: float, needed: str
+) -> None:
+    array, lengths = padded([np.ones(1, dtype), np.ones(2, dtype)], value=value)
+    assert array.dtype == needed
+    np.testing.assert_array_equal(array, [[1, value], [1, 1]])
+    assert lengths.tolist() == [1, 2]
