@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -21,3 +21,13 @@ def test_what_a_benchmark_imports_is_there(path: Path) -> None:
             for name in node.names:
                 if not hasattr(module, name.name):
                     importlib.import_module(f"{node.module}.{name.name}")
+
+
+def test_the_readme_says_what_was_measured_last() -> None:
+    """`python benchmarks/summary.py` writes it."""
+    found = importlib.util.spec_from_file_location("summary", FOLDER / "summary.py")
+    assert found is not None and found.loader is not None
+    summary = importlib.util.module_from_spec(found)
+    found.loader.exec_module(summary)
+    text = summary.README.read_text()
+    assert summary.written(text) == text
