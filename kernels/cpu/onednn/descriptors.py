@@ -386,8 +386,8 @@ class Primitive:
 def describe(name: str, *arguments: Any, what: str = "") -> Handle:
     """Return the primitive descriptor made by `dnnl_<name>_primitive_desc_create`.
 
-    It keeps what it is made of: a forward descriptor, the hint of a backward one, is read again when
-    the next implementation is asked for.
+    It keeps what it is made of: a forward descriptor, the hint of a backward one, is read again
+    when the next implementation is asked for.
     """
     function = f"{name}_primitive_desc_create"
     made_of = [each for each in arguments if isinstance(each, Handle)]
