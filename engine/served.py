@@ -13,13 +13,11 @@ from functools import cached_property
 
 from soapstone.engine.constants import Constants
 from soapstone.engine.lower import View
-from soapstone.engine.lower.verify import check_graph, check_views
 from soapstone.engine.prepare import Prepared
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import Between, Ints, same
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
-from soapstone.native.memory import CHECKED
 from soapstone.records import dataclass
 
 
@@ -114,9 +112,6 @@ class ServedBetween:
             ends = _numbers(view), _numbers(looks)
             seen[value] = _moved(view, self._between.extents(*ends, numbers))
         prepared = Prepared(lowered, before.strategy, before.constants, seen)
-        if CHECKED:
-            check_graph(lowered)
-            check_views(lowered, before.strategy, seen)
         if self._first:  # and no constant is another one
             return replace(one, prepared=prepared)
         prologue = replace(

@@ -17,6 +17,7 @@ from soapstone.engine.expand import Program
 from soapstone.engine.images import Images, imaged
 from soapstone.engine.initial import materialise
 from soapstone.engine.lower import in_place
+from soapstone.engine.lower.verify import check_graph, check_views
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import Prepared, prepare
 from soapstone.ir.errors import GraphError
@@ -25,6 +26,7 @@ from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
+from soapstone.native.memory import CHECKED
 from soapstone.records import dataclass
 from soapstone.runtime import Machine, Profile, ProfileError, Region, Runtime, Trace
 from soapstone.runtime.machines.machine import CUDA
@@ -162,6 +164,9 @@ class Session:
 
         graph: that one, or another of its inputs and outputs.
         """
+        if CHECKED:
+            check_graph(prepared.graph)
+            check_views(prepared.graph, prepared.strategy, prepared.seen)
         with self.lock:
             lowered = prepared.graph
             regions: dict[str, Region] = {}
