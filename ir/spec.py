@@ -481,7 +481,10 @@ def homes() -> tuple[tuple[OpSpec, str], ...]:
 
 
 def having(field: str) -> tuple[str, ...]:
-    """Return the names of all declared operators that have a "formula", or that "chooses"."""
+    """Return the names of all declared operators of which a field is not empty.
+
+    field: "formula" or "chooses".
+    """
     from soapstone.ir.ops import having as own
 
     known = own(field)

@@ -39,7 +39,7 @@ def of_onnx() -> dict[str, str]:
 
 
 def having(field: str) -> list[str]:
-    """Return the names of the package's operators that have a "formula", or that "chooses"."""
+    """Return the names of the package's operators of which a field is not empty: see `spec`."""
     return list(_known(field))
 
 

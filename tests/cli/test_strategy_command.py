@@ -54,6 +54,7 @@ def test_a_profile_writes_no_strategy(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_an_interrupt_while_tasks_are_measured_keeps_the_best_that_is_known(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,16 +121,22 @@ def layouts(arrays: Sequence[Array]) -> Iterator[list[Array]]:
 
 # Variants that serve larger images and products only; tests of their own compare them.
 LARGER = {
-    "conv2d": {"winograd2", "winograd4"},  # test_winograd
+    "conv2d": {"winograd2", "winograd4", "grouped"},  # test_winograd, test_grouped
     "conv2d_grad_input": {"winograd2"},  # test_winograd
-    "with_epilogue": {"winograd2", "winograd4", "onednn_product"},  # and test_onednn_products
+    "with_epilogue": {
+        "winograd2",
+        "winograd4",
+        "grouped",
+        "onednn_product",
+    },  # test_onednn_products
 }
 if not WIDE:  # oneDNN's classic product is its first choice there, and no variant of its own
     for _name in ("linear_grad_input", "with_epilogue"):
         LARGER[_name] = {*LARGER.get(_name, ()), "onednn_gemm"}
 
 
-OF_BFLOAT16 = {"onednn_bfloat16"}  # declines float32: tests/kernels/test_onednn_bfloat16.py
+# They decline float32: tests/kernels/test_onednn_bfloat16.py.
+OF_BFLOAT16 = {"onednn_bfloat16", "blocks_bfloat16"}
 
 
 @every_operator

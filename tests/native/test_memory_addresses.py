@@ -26,15 +26,17 @@ from soapstone.native.memory import (
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [each.parent for each in ROOT.glob("*/__init__.py")]
 # What makes a number of an object's memory, by attribute or by function, and the files that may:
-# `memory.py`, and those of libraries' own handles, tables and buffers.
+# `memory.py` and `pages.py` under it, and those of libraries' own handles, tables and buffers.
 RAW = {
-    "ctypes": {"native/memory.py", "native/cuda/arrays.py"},
+    "ctypes": {"native/memory.py", "native/pages.py", "native/cuda/arrays.py"},
     "__array_interface__": {"runtime/executors/legate/stores.py"},
     "__array_struct__": set(),
     "addressof": set(),
     "_addressof": {"runtime/executors/mpi/persistent.py"},
     "fromaddress": {"runtime/executors/mpi/persistent.py"},
-    "from_address": {"native/memory.py", "native/cuda/arrays.py", "native/linking.py"},
+    "from_address": {
+        *("native/memory.py", "native/pages.py", "native/cuda/arrays.py", "native/linking.py"),
+    },
     "alloca": {"native/intrinsics.py"},
     "alloca_once": set(),
 }
