@@ -247,7 +247,8 @@ def _attend(halves: bool) -> Native:
     return attend
 
 
-_FLOATS, _HALVES = _attend(False), _attend(True)
+_PAIRS = "avx512bf16" in features()  # which adds two products of halves; no level of a wheel has it
+_ATTEND = {halves: _attend(halves) for halves in ((False, True) if _PAIRS else (False,))}
 
 
 @in_rows
@@ -308,7 +309,7 @@ def _bind(call: Call, halves: bool = False) -> Entry | None:
         records=pack(records),
         empty=empty_of(call),
     )
-    return parallel_for(_HALVES if halves else _FLOATS, block, items, parts)
+    return parallel_for(_ATTEND[halves], block, items, parts)
 
 
 def _of_halves(call: Call) -> Entry | None:
@@ -323,5 +324,5 @@ def _expected(_: Call) -> float:
 
 if "avx512f" in features():  # sums of six rows take 24 registers
     variant("attention", "blocks", expected=0.8)(_bind)
-if "avx512bf16" in features():
+if _PAIRS:
     variant("attention", "blocks_bfloat16", expected=_expected)(_of_halves)
