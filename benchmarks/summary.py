@@ -78,7 +78,10 @@ def section() -> str:
     slowed = rows_of("inference_beside")
     own, *others = (mean(slowed, f"{p} slow-down") for p in ("soapstone", *PEERS))
     peers = ", ".join(f"{name} {share}" for (name, _), share in zip(PEERS.values(), others))
-    table = ["| on two cores | peer | time over the peer's | processor |", "| --- | --- | --- | --- |"]
+    table = [
+        "| on two cores | peer | time over the peer's | processor |",
+        "| --- | --- | --- | --- |",
+    ]
     table += [f"| {' | '.join(line)} |" for line in lines()]
     return "\n".join(
         [
