@@ -207,7 +207,7 @@ def test_what_is_left_to_others():
 def test_how_weights_are_asked_for_makes_no_difference(monkeypatch):
     made = []
     for number in range(len(READINGS)):
-        monkeypatch.setattr(panels, "_reading", lambda threads, number=number: number)
+        monkeypatch.setattr(panels, "reading_of", lambda threads, number=number: number)
         call = linear(random(3, 515), 320)
         check(call)
         made.append(call.outputs[0])
@@ -217,7 +217,7 @@ def test_how_weights_are_asked_for_makes_no_difference(monkeypatch):
 def test_weights_are_asked_for_as_was_measured(monkeypatch):
     def reading(times):
         monkeypatch.setattr(panels, "of_computer", lambda *_: times)
-        return list(READINGS)[panels._reading(2)]
+        return list(READINGS)[panels.reading_of(2)]
 
     assert reading(None) == "farther"
     assert reading({"unasked 0": 5.0, "farther 1": 4.9, "nearest 2": 6.0}) == "unasked"

@@ -18,6 +18,7 @@ from soapstone.ir.ops.products.nbits import KINDS, WHOLE, block_of
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats
 from soapstone.kernels.cpu.products import nbits_dots, nbits_lanes
 from soapstone.kernels.cpu.products.nbits_lanes import factor_of
+from soapstone.kernels.cpu.products.panels import reading_of
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -33,7 +34,7 @@ from soapstone.native.shared import packed
 _LANES = 16
 _LONGEST = 1 << 15  # numbers of a block whose sums of bytes stay within 32 bits
 # steps: bytes from one row to the next; panel: bytes of the weights of 16 columns.
-_NBITS = Fields("rows depth columns block weights panel x x_step y y_step")
+_NBITS = Fields("rows depth columns block weights panel x x_step y y_step reading")
 _nbits_of = _NBITS.at
 
 
@@ -50,7 +51,7 @@ def _body(products: list[Any], many: int, pair: int, wide: Any, several: int) ->
         room = stack(1024)
         panel = begin
         while w.rows == 1 and panel + several <= end:
-            wide(w.x, w.x_step, w.depth, w.block, w.weights + panel * w.panel, room)
+            wide(w.x, w.x_step, w.depth, w.block, w.weights + panel * w.panel, room, w.reading)
             count = min(several * _LANES, w.columns - panel * _LANES)
             copy_floats(w.y + panel * 64, room, count)
             panel += several
@@ -62,7 +63,7 @@ def _body(products: list[Any], many: int, pair: int, wide: Any, several: int) ->
                 count = min(pair * _LANES, w.columns - panel * _LANES)
                 while done + many <= w.rows:
                     x = w.x + done * w.x_step
-                    most(x, w.x_step, w.depth, w.block, weights, room)
+                    most(x, w.x_step, w.depth, w.block, weights, room, w.reading)
                     for r in range(many):
                         to = w.y + (done + r) * w.y_step + panel * 64
                         copy_floats(to, room + r * pair * 64, count)
@@ -75,11 +76,11 @@ def _body(products: list[Any], many: int, pair: int, wide: Any, several: int) ->
                 while row < w.rows:
                     x, to = w.x + row * w.x_step, w.y + row * w.y_step + panel * 64
                     if row + 2 <= w.rows:
-                        two(x, w.x_step, w.depth, w.block, weights, room)
+                        two(x, w.x_step, w.depth, w.block, weights, room, w.reading)
                         copy_floats(to + w.y_step, room + 64, count)
                         row += 1
                     else:
-                        one(x, w.x_step, w.depth, w.block, weights, room)
+                        one(x, w.x_step, w.depth, w.block, weights, room, w.reading)
                     copy_floats(to, room, count)
                     row += 1
                 panel += 1
@@ -215,6 +216,7 @@ def _product(call: Call, bodies: dict[_Kind, Native], planes: int = 0) -> Entry 
         few = useful_threads(call.threads, 4 * x.nbytes)
         entries.append(parallel_for(_BYTES[bits, planes], given, rows, few))
         x = made
+    threads = useful_threads(call.threads, weights.nbytes * max(1, rows // 8))
     block = _NBITS.pack(
         rows=rows,
         depth=depth,
@@ -226,7 +228,7 @@ def _product(call: Call, bodies: dict[_Kind, Native], planes: int = 0) -> Entry 
         x_step=x_step,
         y=y,
         y_step=4 * columns,
+        reading=reading_of(threads),
     )
-    threads = useful_threads(call.threads, weights.nbytes * max(1, rows // 8))
     entries.append(parallel_for(body, block, len(weights), threads))
     return sequence(entries)

@@ -14,6 +14,7 @@ from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
 from soapstone.cache.objects import features
+from soapstone.kernels.cpu.products.panels_lanes import ask
 from soapstone.native.lanes import (
     F32,
     I8,
@@ -27,7 +28,6 @@ from soapstone.native.lanes import (
     load_one,
     load_some,
     maximum,
-    prefetch,
     store_lanes,
     stretch,
     where,
@@ -35,7 +35,6 @@ from soapstone.native.lanes import (
 from soapstone.native.simd import vectorised
 
 _LINE = 64  # bytes
-_AHEAD = 32  # lines that are asked for before they are used
 PLANES = 3  # bytes of a number of x, the lowest first
 _LEAST = 1e-30  # the smallest number that a block's largest is taken for
 HEAD = 8 * 4  # bytes of what is kept of a block of x: its scale, its sum, and a sum of each plane
@@ -174,12 +173,21 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
     # Of sums, which take the words of x in turns: fewer would wait for one another.
     sets = halves if _in_one() and rows * panels * planes < 10 else 1
 
-    def form(x: Lanes, step: Lanes, depth: Lanes, block: Lanes, weights: Lanes, to: Lanes) -> None:
+    def form(
+        x: Lanes,
+        step: Lanes,
+        depth: Lanes,
+        block: Lanes,
+        weights: Lanes,
+        to: Lanes,
+        reading: Lanes,
+    ) -> None:
         """Write the products of rows with panels as `nbits_lanes` has them.
 
         x: the first row's heads, followed by its planes; step: bytes from a row to the next. depth:
         numbers in a row; block: in a block. weights: the first panel's address; panels are read
         side by side, since prefetchers end at a page's bound. to: (rows, panels, 16).
+        reading: see `panels_lanes.READINGS`.
         """
         b = depth.builder
         zero = Lanes(b, ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES))
@@ -210,7 +218,7 @@ def _product(rows: int, panels: int, bits: int, zeros: bool, planes: int) -> Any
                 held = list(held)
                 lines = [each + (k >> (per.bit_length() - 1)) * _LINE for each in at]
                 for line in lines:
-                    prefetch(line + _AHEAD * _LINE)
+                    ask(reading, line)
                 lanes = [load_lanes(line, 0, I32) for line in lines]
                 for half in range(halves):
                     numbers = lanes

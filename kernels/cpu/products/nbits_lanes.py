@@ -9,6 +9,7 @@ from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
 from soapstone.cache.objects import features
+from soapstone.kernels.cpu.products.panels_lanes import ask
 from soapstone.native.lanes import (
     F16,
     F32,
@@ -19,14 +20,12 @@ from soapstone.native.lanes import (
     Lanes,
     load_lanes,
     load_one,
-    prefetch,
     store_lanes,
     stretch,
 )
 from soapstone.native.simd import vectorised
 
 _LINE = 64  # bytes
-_AHEAD = 32  # lines that are asked for before they are used
 MANY = 4  # rows of x at a time
 # Numbers of narrow types as halves: bits they move left, and the power of two they lack then.
 _HALVES = {"float4_e2m1fn": (9, 14), "float8_e4m3fn": (7, 8), "float8_e5m2": (8, 0)}
@@ -72,7 +71,15 @@ def _product(rows: int, bits: int, zeros: bool, kind: str) -> Any:
     per = 32 // bits  # numbers in a word
     sets = max(1, 4 // rows)  # of sums, which take the numbers in turns
 
-    def form(x: Lanes, step: Lanes, depth: Lanes, block: Lanes, weights: Lanes, to: Lanes) -> None:
+    def form(
+        x: Lanes,
+        step: Lanes,
+        depth: Lanes,
+        block: Lanes,
+        weights: Lanes,
+        to: Lanes,
+        reading: Lanes,
+    ) -> None:
         """Write the products of rows of x with a panel.
 
         Of a panel each block has its words (block / per, 16), then 16 scales and, where there are
@@ -81,6 +88,7 @@ def _product(rows: int, bits: int, zeros: bool, kind: str) -> Any:
 
         x, step: the first row's address and bytes from one to the next. depth: numbers in a row.
         block: numbers in a block. weights: the panel's address. to: (rows, 16).
+        reading: see `panels_lanes.READINGS`.
         """
         b = depth.builder
         sources = [x + step * row for row in range(rows)]
@@ -97,7 +105,7 @@ def _product(rows: int, bits: int, zeros: bool, kind: str) -> Any:
             def part(k: Lanes, held: list[Lanes]) -> list[Lanes]:
                 held = list(held)
                 line = at + (k >> (per.bit_length() - 1)) * _LINE
-                prefetch(line + _AHEAD * _LINE)
+                ask(reading, line)
                 lanes = load_lanes(line, 0, I32)
                 for place in range(per):
                     numbers = _numbers(lanes, place, bits, kind)

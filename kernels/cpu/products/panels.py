@@ -186,12 +186,12 @@ def _entry(x: Array, w: Array, externals: list[Array], program: Program, threads
         records=pack(records),
         count=len(program.steps),
         steps=pack(step_rows(program, place)),
-        reading=_reading(threads),
+        reading=reading_of(threads),
     )
     return parallel_for(_panels, block, len(cuts), threads)
 
 
-def _reading(threads: int) -> int:
+def reading_of(threads: int) -> int:
     """Return the place of the best of `READINGS`, as this computer's memory was measured.
 
     Processors differ: one delivers twice as much of what is asked for early, another half.

@@ -29,6 +29,16 @@ READINGS = {"unasked": (0, 0), "farther": (16, 2), "nearest": (32, 3)}
 _SUMS = 4  # vectors of a row: fewer would wait for one another
 
 
+def ask(reading: Lanes, line: Lanes, count: int = 1) -> None:
+    """Ask for as many lines as are read from one on, as the number of one of `READINGS` says."""
+
+    def lines(ahead: int, nearness: int) -> None:
+        for number in range(count if ahead else 0):
+            prefetch(line + (ahead + number) * _LINE, nearness)
+
+    chosen(reading, {n: partial(lines, *each) for n, each in enumerate(READINGS.values())})
+
+
 def _product(
     rows: int,
     vectors: int,
@@ -46,11 +56,7 @@ def _product(
         sums = list(sums)
         line = weights + k * (vectors * _LINE)
 
-        def ask(ahead: int, nearness: int) -> None:
-            for number in range(steps * vectors if ahead else 0):
-                prefetch(line + (ahead + number) * _LINE, nearness)
-
-        chosen(reading, {n: partial(ask, *each) for n, each in enumerate(READINGS.values())})
+        ask(reading, line, steps * vectors)
         for step in range(steps):
             right = [load_lanes(line, (step * vectors + v) * LANES) for v in range(vectors)]
             for row in range(rows):
