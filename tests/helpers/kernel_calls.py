@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,19 @@ def bound(call: Call, name: str = "onednn") -> Entry | None:
     """Return what the named variant makes of a call."""
     (variant,) = (v for v in variants(call.operator) if v.name == name)
     return variant.bind(call)
+
+
+def followed(call: Call, program: Sequence[Any], *operands: Array) -> Call:
+    """Return a call with the steps of a program on its result; operands: what they read beside."""
+    attributes = {
+        "operator": call.operator,
+        "items": tuple(call.attributes.items()),
+        "arity": len(call.inputs),
+        "program": program,
+        "wide": False,
+    }
+    inputs = (*call.inputs, *operands)
+    return replace(call, operator="with_epilogue", attributes=attributes, inputs=inputs)
 
 
 def run(entry: Entry | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.kernel_calls import followed
 from helpers.operator_checks import named
 
 from soapstone.ir.spec import operator
@@ -44,19 +45,6 @@ def call_of(
         }
     )
     return Call("conv2d", attributes, (x, w, *rest), (y,), threads, frozenset({1}))
-
-
-def followed(call, program, *operands):
-    """The call with the program's steps on its result."""
-    attributes = {
-        "operator": call.operator,
-        "items": tuple(call.attributes.items()),
-        "arity": len(call.inputs),
-        "program": program,
-        "wide": False,
-    }
-    inputs = (*call.inputs, *operands)
-    return Call("with_epilogue", attributes, inputs, call.outputs, call.threads, call.constants)
 
 
 def bind(call):

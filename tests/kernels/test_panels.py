@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers.kernel_calls import followed
 from helpers.operator_checks import named
 
 from soapstone.ir.spec import operator
@@ -32,18 +33,6 @@ def linear(x, columns, threads=2, bias=True, activation=None):
     y = np.full((*x.shape[:-1], columns), np.nan, np.float32)
     attributes = {"bias": bias, "activation": activation}
     return Call("linear", attributes, (x, w, *b), (y,), threads, frozenset({1}))
-
-
-def followed(call, program, *operands):
-    """The call with the program's steps on its result."""
-    attributes = {
-        "operator": call.operator,
-        "items": tuple(call.attributes.items()),
-        "arity": len(call.inputs),
-        "program": program,
-    }
-    inputs = (*call.inputs, *operands)
-    return Call("with_epilogue", attributes, inputs, call.outputs, call.threads, call.constants)
 
 
 def bind(call):

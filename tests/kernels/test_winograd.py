@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.kernel_calls import reference
+from helpers.kernel_calls import followed, reference
 
 from soapstone.ir.spec import operator
 from soapstone.kernels.cpu.winograd import variants as winograd
@@ -72,17 +72,6 @@ def exact(call):
 
 def near(actual, expected, name):
     assert abs(actual - expected).max() <= LIMITS[name] * abs(expected).max()
-
-
-def followed(call, program, *operands):
-    attributes = {
-        "operator": "conv2d",
-        "items": tuple(call.attributes.items()),
-        "arity": len(call.inputs),
-        "program": program,
-    }
-    inputs = (*call.inputs, *operands)
-    return replace(call, operator="with_epilogue", attributes=attributes, inputs=inputs)
 
 
 @pytest.mark.parametrize("name", LIMITS)

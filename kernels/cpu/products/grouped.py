@@ -14,7 +14,7 @@ import numpy as np
 
 from soapstone.kernels.cpu.elementwise.epilogue import inner
 from soapstone.kernels.cpu.products.finish import Finish, finished
-from soapstone.kernels.cpu.products.grouped_lanes import STRIDES, block
+from soapstone.kernels.cpu.products.grouped_lanes import PIXELS, STRIDES, block
 from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -111,14 +111,10 @@ def _body(group: int, window: int) -> Native:
                     j = 0
                     while j < w.y_size_w:
                         pixels = w.y_size_w - j
-                        if pixels >= 14:
-                            pixels = 14
-                        elif pixels >= 7:
-                            pixels = 7
-                        elif pixels >= 4:
-                            pixels = 4
-                        elif pixels == 3:
-                            pixels = 2
+                        for size in PIXELS:
+                            if pixels >= size:
+                                pixels = size
+                                break
                         to = y + i * w.y_step_h + j * w.y_step_w + number * 64
                         target, step = to, w.y_step_w
                         if channels < 16:
