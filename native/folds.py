@@ -30,12 +30,14 @@ _COUNT_BYTES = 8 * COUNT.words
 
 
 @helper
-def _sum(a: Any, b: Any) -> Any:
+def plus(a: Any, b: Any) -> Any:
+    """Return the sum."""
     return a + b
 
 
 @helper
-def _product(a: Any, b: Any) -> Any:
+def times(a: Any, b: Any) -> Any:
+    """Return the product."""
     return a * b
 
 
@@ -49,7 +51,7 @@ def _smaller(a: Any, b: Any) -> Any:
     return a if a <= b or a != a else b
 
 
-_PAIRS = {"sum": _sum, "prod": _product, "max": _larger, "min": _smaller}
+_PAIRS = {"sum": plus, "prod": times, "max": _larger, "min": _smaller}
 
 
 @cache

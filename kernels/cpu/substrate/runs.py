@@ -7,6 +7,7 @@ from typing import Any
 from soapstone.kernels.cpu.elementwise.lane_loops import get, loop, put
 from soapstone.kernels.cpu.substrate.mathematics import exp
 from soapstone.native.entries import helper, routine
+from soapstone.native.folds import plus, times
 from soapstone.native.intrinsics import f32p
 from soapstone.native.lanes import F32, LANES, Lanes, first, load_some, where
 from soapstone.native.simd import (
@@ -120,16 +121,6 @@ def _along(combine: Any, tail: Any, of: Any) -> tuple[Any, Any, Any]:
 
 
 @helper
-def _plus(a: Any, b: Any) -> Any:
-    return a + b
-
-
-@helper
-def _times(a: Any, b: Any) -> Any:
-    return a * b
-
-
-@helper
 def _itself(a: Any) -> Any:
     return a
 
@@ -144,12 +135,12 @@ _absolute = vectorised(lambda v: where(v < 0.0, -v, v))
 _load_first_one = vectorised(lambda p, i, n: load_some(p, i, first(n), 1.0))
 
 _LOOPS = (
-    _along(_plus, load_first, _itself),
+    _along(plus, load_first, _itself),
     _along(vmax, load_first_low, _itself),
     _along(vmin, load_first_high, _itself),
-    _along(_times, _load_first_one, _itself),
-    _along(_plus, load_first, _absolute),
-    _along(_plus, load_first, _square),
+    _along(times, _load_first_one, _itself),
+    _along(plus, load_first, _absolute),
+    _along(plus, load_first, _square),
 )
 
 
