@@ -31,14 +31,28 @@ _FLOATS = (ir.HalfType, ir.FloatType, ir.DoubleType)
 _FLAGS = ("contract",)
 
 
+def arm() -> bool:
+    """Return whether this is a 64-bit ARM processor."""
+    return platform.machine().lower() in ("aarch64", "arm64")
+
+
 @cache
 def converts_halves() -> bool:
     """Return whether this processor converts numbers of half precision itself.
 
     Where it does not LLVM would call functions for it, which need not be there.
     """
-    arm = platform.machine().lower() in ("aarch64", "arm64")
-    return arm or "f16c" in features()
+    return arm() or "f16c" in features()
+
+
+@cache
+def held() -> int:
+    """Return how many vectors of LANES numbers of float32 the registers hold: 32, 8 or 4.
+
+    A block of more sums goes to memory and back at each step.
+    """
+    has = features()
+    return 32 if "avx512f" in has else 8 if "avx" in has or arm() else 4
 
 
 @cache

@@ -21,6 +21,7 @@ from soapstone.native.lanes import (
     LANES,
     Lanes,
     chosen,
+    held,
     load_lanes,
     load_one,
     prefetch,
@@ -164,8 +165,16 @@ def output_tile(
 
 
 def _product(
-    rows: int, a: Lanes, stride: Lanes, b: Lanes, rounds: Lanes, m: Lanes, stride_m: Lanes
+    rows: int,
+    vectors: int,
+    a: Lanes,
+    stride: Lanes,
+    b: Lanes,
+    rounds: Lanes,
+    m: Lanes,
+    stride_m: Lanes,
 ) -> None:
+    """Write so many rows of so many vectors of a panel: as many as registers hold the sums of."""
     builder = a.builder
 
     def turn(now: Lanes, sums: list[Lanes]) -> list[Lanes]:
@@ -174,20 +183,36 @@ def _product(
         at = a + (now >> (per.bit_length() - 1)) * stride + (now & (per - 1)) * (STEPS * 4)
         weights = b + now * (STEPS * PANEL * 4)
         for step in range(STEPS):
-            for line in range(2):
+            for line in range(vectors):
                 prefetch(weights + (2 * step + line + AHEAD) * 64)
-            right = [load_lanes(weights, step * PANEL + half * LANES) for half in range(2)]
+            right = [load_lanes(weights, step * PANEL + v * LANES) for v in range(vectors)]
             for row in range(rows):
                 left = load_one(at + (row * 64 + step * 4)).splat()
-                for half in range(2):
-                    sums[2 * row + half] = sums[2 * row + half] + left * right[half]
+                for v in range(vectors):
+                    place = vectors * row + v
+                    sums[place] = sums[place] + left * right[v]
         return sums
 
     zero = Lanes(builder, ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES))
-    sums = stretch(builder, (I64(0), rounds.value), 1, [zero] * (2 * rows), turn)
+    sums = stretch(builder, (I64(0), rounds.value), 1, [zero] * (vectors * rows), turn)
     for number, total in enumerate(sums):
-        row, half = divmod(number, 2)
-        store_lanes(m + stride_m * half, row * LANES, total)
+        row, v = divmod(number, vectors)
+        store_lanes(m + stride_m * v, row * LANES, total)
+
+
+def _products(
+    rows: int, a: Lanes, stride: Lanes, b: Lanes, rounds: Lanes, m: Lanes, stride_m: Lanes
+) -> None:
+    vectors = 2 if held() >= 2 * max(ROWS) else 1
+    most = (held() - 2) // vectors
+    pieces = -(-rows // most)
+    for first in range(0, 2, vectors):
+        done = 0
+        for piece in range(1, pieces + 1):
+            count = rows * piece // pieces - done
+            place = m + stride_m * first + done * 64
+            _product(count, vectors, a + done * 64, stride, b + first * 64, rounds, place, stride_m)
+            done += count
 
 
 @vectorised
@@ -200,4 +225,4 @@ def product(
     (2, tiles, 16), a half every `stride_m` bytes. A round takes STEPS channels.
     """
     operands = (a, stride, b, rounds, m, stride_m)
-    chosen(rows, {count: partial(_product, count, *operands) for count in ROWS})
+    chosen(rows, {count: partial(_products, count, *operands) for count in ROWS})
