@@ -60,6 +60,7 @@ _FAMILIES = (
     "movement.variants",
     "products.depthwise",
     "products.grouped",
+    "products.blocked",
     "normalization.dropout",
     "graphs.spmm",
     "graphs.attention",

@@ -13,9 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats
-from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
-from soapstone.kernels.cpu.elementwise.steps import run_steps, step_rows
+from soapstone.kernels.cpu.elementwise.programs import Node
+from soapstone.kernels.cpu.products.following import (
+    follow,
+    following,
+    offsets,
+    product_of,
+    with_steps,
+)
 from soapstone.kernels.cpu.products.panels_lanes import READINGS, panel_product
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
@@ -23,52 +28,24 @@ from soapstone.kernels.measure import fastest, of_computer
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
-from soapstone.native.entries import helper, native, sequence
-from soapstone.native.intrinsics import f32p, stack, words
-from soapstone.native.memory import Address, address, aligned_array, held, pack
+from soapstone.native.entries import native, sequence
+from soapstone.native.intrinsics import stack
+from soapstone.native.memory import Address, Block, address, aligned_array, held, pack
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.shared import packed
 
 _ROWS = 4
 _WIDTHS = (64, 32, 16)  # columns of a panel; the last may be cut into narrower ones
-_MAX_PLACES = 32  # operands, y and registers of the program
 _USUAL = list(READINGS).index("farther")  # where nothing is measured
 _PIECES, _COLUMNS, _DEPTH = 8, 2048, 1024  # of the weights that are read to measure: 64 MB
 
 
-# cuts: first column and width of each panel; x: addresses of its rows; externals: of the program:
-# the product, operands, y; records: of these but the first; steps: the program's, at an address;
+# cuts: first column and width of each panel; x: addresses of its rows; program: what follows;
 # reading: see `READINGS`.
-_PANELS = Fields(
-    "rows depth columns cuts weights x externals registers records count steps reading"
-)
+_PANELS = Fields("rows depth columns cuts weights x program reading")
 _CUT = Fields("column width")
-# wide: columns lie side by side, else one number serves them all; then the addresses of the rows.
-_EXTERNAL = Fields("wide")
-_panels_of, _cut_of, _external_of, _places_of = (
-    *(_PANELS.at, _CUT.at),
-    *(_EXTERNAL.at, _EXTERNAL.table),
-)
-_CUT_BYTES, _EXTERNAL_BYTES = 8 * _CUT.words, 8 * (_EXTERNAL.words + _ROWS)
-
-
-@helper
-def _finish(w: Any, row: int, product: int, column: int, count: int) -> None:
-    """Run the program on the first `count` results of a row of a panel."""
-    frame, places, turns, room = stack(128), stack(256), stack(256), stack(8192)
-    place, turn = words(places), words(turns)
-    for e in range(w.externals + w.registers):
-        place[e], turn[e] = room + e * 256, -1
-    place[0] = product
-    for e in range(1, w.externals):
-        record = w.records + (e - 1) * _EXTERNAL_BYTES
-        at = _places_of(record)[row]
-        if _external_of(record).wide != 0:
-            place[e] = at + column * 4
-        else:
-            turn[e] = 0
-            fill_floats(place[e], f32p(at)[0], 64)
-    run_steps(w.steps, w.count, frame, place, turn, count)
+_panels_of, _cut_of = _PANELS.at, _CUT.at
+_CUT_BYTES = 8 * _CUT.words
 
 
 @native("body")
@@ -82,7 +59,8 @@ def _panels(block: Any, begin: int, end: int) -> int:
         weights = w.weights + column * depth * 4
         panel_product(rows, width // 16, w.x, depth, weights, product, w.reading)
         for row in range(rows):
-            _finish(w, row, product + row * 256, column, min(width, columns - column))
+            some = min(width, columns - column)
+            follow(w.program, row, product + row * 256, column, some)
     return 0
 
 
@@ -137,42 +115,25 @@ def _bind(
         return None
     if y.strides[-1] != 4 and y.shape[-1] > 1:
         return None
-    program = compile_program(1 + len(operands), nodes, (len(operands) + len(nodes),))
+    program = following(operands, nodes, y)
     if program is None:
-        return None
-    if len(operands) + 2 + program.registers > _MAX_PLACES:
-        return None
-    try:
-        views = [np.broadcast_to(operand, y.shape) for operand in operands]
-    except ValueError:
-        return None
-    if any(view.strides[-1] not in (0, 4) and y.shape[-1] > 1 for view in views):
         return None
     entries: list[Entry | None] = []
     if x.strides[-1] != 4 and x.shape[-1] > 1:
         dense = aligned_array(x.shape, np.float32)
         entries.append(copy(dense, x, call.threads))
         x = dense
-    entries.append(_entry(x, w, [*views, y], program, call.threads))
+    entries.append(_entry(x, w, program, call.threads))
     return sequence(entries)
 
 
-def _entry(x: Array, w: Array, externals: list[Array], program: Program, threads: int) -> Entry:
-    """Return the entry; externals: operands, broadcast, then y."""
+def _entry(x: Array, w: Array, program: Block, threads: int) -> Entry:
     depth, columns = w.shape
     threads = useful_threads(threads, w.nbytes)
     # The threads' shares should be equal, and wide panels are better.
     width = min(_WIDTHS, key=lambda wide: _ceil(_ceil(columns, wide), threads) * wide)
     # A network may use its weights at many steps; they must not come from memory at each.
     weights = packed(w, ("panels", width), lambda: _packed(w, width))
-    count = len(externals) + 1
-
-    def place(number: int) -> int:
-        return number if number >= 0 else count - 1 - number
-
-    records = [
-        (_EXTERNAL.row(wide=a.strides[-1] == 4 or columns == 1), _rows(a)) for a in externals
-    ]
     cuts = _cuts(columns, width)
     block = _PANELS.pack(
         rows=x.size // depth,
@@ -181,11 +142,7 @@ def _entry(x: Array, w: Array, externals: list[Array], program: Program, threads
         cuts=pack([_CUT.row(column=column, width=wide) for column, wide in cuts]),
         weights=weights,
         x=pack(_rows(x)),
-        externals=count,
-        registers=program.registers,
-        records=pack(records),
-        count=len(program.steps),
-        steps=pack(step_rows(program, place)),
+        program=program,
         reading=reading_of(threads),
     )
     return parallel_for(_panels, block, len(cuts), threads)
@@ -218,11 +175,7 @@ def _readings(threads: int) -> dict[str, Entry]:
         "columns": _COLUMNS,
         "cuts": pack([_CUT.row(column=column, width=width) for column, width in cuts]),
         "x": pack(_rows(np.ones((1, _DEPTH), np.float32))),
-        "externals": 1,
-        "registers": 0,
-        "records": 0,
-        "count": 0,
-        "steps": 0,
+        "program": following([], [], np.empty((1, _COLUMNS), np.float32)),
     }
     made = {}
     for turn in range(_PIECES):
@@ -235,56 +188,23 @@ def _readings(threads: int) -> dict[str, Entry]:
 
 def _rows(array: Array) -> list[Address]:
     """Return the addresses of the array's rows, padded to the most there can be."""
-    places = [
-        address(array, sum(i * step for i, step in zip(index, array.strides)))
-        for index in np.ndindex(array.shape[:-1])
-    ]
+    places = [address(array, int(offset)) for offset in offsets(array)]
     return places + [address(array)] * (_ROWS - len(places))
 
 
-def _inner(call: Call, follow: Sequence[Node], extra: Sequence[Array]) -> Entry | None:
+def _bound(call: Call, after: Sequence[Node], extra: Sequence[Array]) -> Entry | None:
     """Return the entry of a product, then of nodes that number its result 0, then the extra."""
-    at = call.attributes
-    x, w, *operands = call.inputs
-    nodes: list[Node] = []
-    if call.operator == "matmul":
-        if min(x.ndim, w.ndim) < 2 or w.size != w.shape[-1] * w.shape[-2]:
-            return None
-        w = w.reshape(w.shape[-2:])
-        x = x.swapaxes(-1, -2) if at.get("transpose_a", False) else x
-        w = w.swapaxes(-1, -2) if at.get("transpose_b", False) else w
-    elif call.operator == "linear":
-        if len(operands) != bool(at.get("bias", False)):
-            return None
-        first = 1 + len(operands) + len(extra)
-        if operands:
-            nodes.append(("add", (0, 1), {}))
-        if at.get("activation") is not None:
-            nodes.append((at["activation"], (first if operands else 0,), {}))
-    else:
-        return None
-    before, own = len(operands), len(nodes)
-
-    def number(given: int) -> int:
-        if given == 0:
-            return before + len(extra) + own if own else 0
-        return given + before + (own if given > len(extra) else 0)
-
-    nodes.extend((name, tuple(map(number, given)), at) for name, given, at in follow)
-    return _bind(call, x, w, [*operands, *extra], nodes)
+    found = product_of(call, after, extra)
+    return None if found is None else _bind(call, *found)
 
 
 @variant(("linear", "matmul"), "panels", expected=0.6, promises=True)
 def product(call: Call) -> Entry | None:
     """Return the entry of a product of few rows with constant weights."""
-    return _inner(call, (), ())
+    return _bound(call, (), ())
 
 
 @variant("with_epilogue", "panels", expected=0.6, promises=True)
 def fused(call: Call) -> Entry | None:
     """Return the entry of such a product with the steps on its result."""
-    from soapstone.kernels.cpu.elementwise.epilogue import inner  # whose variants come later
-
-    at = call.attributes
-    follow = [(name, tuple(given), dict(items)) for name, given, items in at["program"]]
-    return _inner(inner(call), follow, call.inputs[at["arity"] :])
+    return _bound(*with_steps(call))

@@ -1,0 +1,242 @@
+"""Products of many rows with constant weights, in blocks that caches and registers hold.
+
+A panel of weights is as wide as a block of registers; some hundred values of k of it stay in the
+nearest cache while all rows of a part pass by, and their sums in the next one. Rows are read where
+they lie. 1x1 convolutions are such products, of pixels. What follows is done while sums are there.
+
+Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008); here x is
+not packed, since its rows are few at a time, and weights are, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soapstone.kernels.cpu.products.blocked_lanes import ROWS, VECTORS, block_product, finish_lanes
+from soapstone.kernels.cpu.products.finish import Finish, finished
+from soapstone.kernels.cpu.products.following import (
+    AT_ONCE,
+    follow,
+    following,
+    offsets,
+    product_of,
+    with_steps,
+)
+from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
+from soapstone.native.copies import copy
+from soapstone.native.entries import helper, native, sequence
+from soapstone.native.intrinsics import stack, words
+from soapstone.native.lanes import LANES, held as held_vectors
+from soapstone.native.memory import Block, aligned_array, held
+from soapstone.native.parallel import parallel_for
+from soapstone.native.shared import packed
+from soapstone.native.simd import load, splat, store
+
+_PART = 126  # rows of a part: their sums of _ACROSS columns take 64 KB
+_ACROSS = 128  # columns of a part
+_STEP = 4 * _ACROSS  # bytes from a row of sums to the next
+_DEPTH = 256  # values of k of a panel that stay in the nearest cache
+_FEWEST = 5  # rows: fewer are `panels`'
+
+# parts: of the rows; each: rows of a part; x, y, added: where offsets of rows count from; program:
+# what follows, or 0; width: columns of a panel; bias: padded to whole panels, or 0.
+_BLOCKED = Fields(
+    "rows depth columns parts each x x_rows y y_rows added added_rows weights width bias deep"
+    " program",
+    reals="before low high",
+)
+_blocked_of = _BLOCKED.at
+
+
+@helper
+def _begin(w: Any, sums: int, count: int, column: int, columns: int) -> None:
+    """Put the bias, or zeros, where the sums are going to be."""
+    for v in range((columns + 15) // 16):
+        value = load(w.bias + column * 4, v * 16) if w.bias != 0 else splat(0.0)
+        for row in range(count):
+            store(sums + row * _STEP, v * 16, value)
+
+
+@helper
+def _end(w: Any, sums: int, row: int, column: int, columns: int) -> None:
+    """Write a row of results: its sums, raised, added to and kept within bounds."""
+    to = w.y + words(w.y_rows)[row] + column * 4
+    other = w.added + words(w.added_rows)[row] + column * 4 if w.added != 0 else 0
+    for lane in range(0, columns, 16):
+        place = other + lane * 4 if other != 0 else 0
+        count = columns - lane
+        finish_lanes(sums + lane * 4, place, to + lane * 4, count, w.before, w.low, w.high)
+
+
+@native("body")
+def _parts(block: Any, begin: int, end: int) -> int:
+    w = _blocked_of(block)
+    depth, width, each = w.depth, w.width, w.each
+    sums = stack(65536)
+    for item in range(begin, end):
+        first, column = item % w.parts * each, item // w.parts * _ACROSS
+        count, columns = min(each, w.rows - first), min(_ACROSS, w.columns - column)
+        _begin(w, sums, count, column, columns)
+        k = 0
+        while k < depth:
+            deep = min(w.deep, depth - k)
+            for panel in range((columns + width - 1) // width):
+                weights = w.weights + ((column + panel * width) * depth + k * width) * 4
+                row = 0
+                while row < count:
+                    block_product(
+                        min(ROWS, count - row),
+                        width // 16,
+                        w.x + k * 4,
+                        w.x_rows + (first + row) * 8,
+                        deep,
+                        weights,
+                        sums + row * _STEP + panel * width * 4,
+                        _STEP,
+                    )
+                    row += ROWS
+            k += deep
+        for row in range(count):
+            if w.program == 0:
+                _end(w, sums + row * _STEP, first + row, column, columns)
+            else:
+                done = 0
+                while done < columns:
+                    some = min(AT_ONCE, columns - done)
+                    follow(
+                        w.program, first + row, sums + row * _STEP + done * 4, column + done, some
+                    )
+                    done += some
+    return 0
+
+
+def _packed(w: Array, width: int) -> Array:
+    """Return weights (depth, columns) in panels, the last one padded with zeros."""
+    depth, columns = w.shape
+    panels = -(-columns // width)
+    made = aligned_array((panels, depth, width), np.float32)
+    for panel in range(panels):
+        part = w[:, panel * width : (panel + 1) * width]
+        made[panel, :, : part.shape[1]] = part
+        made[panel, :, part.shape[1] :] = 0.0
+    return made
+
+
+class _Problem(NamedTuple):
+    """x @ w and what follows: x (..., depth), y and added (..., columns), w (depth, columns)."""
+
+    x: Array
+    w: Array
+    y: Array
+    bias: Array | None = None
+    finish: Finish = Finish()
+    program: Block | None = None
+
+
+def _problem(call: Call) -> _Problem | None:
+    """Return the problem of a call, or None of one that is no product with constant weights."""
+    if 1 not in call.constants or overlaps(call.outputs[0]):
+        return None
+    found = finished(call)
+    if found is not None and found[0].operator == "conv2d":
+        return _of_pixels(*found)
+    (y,) = call.outputs
+    if found is not None and found[0].operator in ("linear", "matmul"):
+        plain = {**found[0].attributes, "activation": None}
+        alone = product_of(replace(found[0], attributes=plain), (), ())
+        if alone is None:
+            return None
+        x, w, operands, _ = alone
+        return _Problem(x, w, y, operands[0] if operands else None, found[1])
+    whole = product_of(*with_steps(call))
+    if whole is None:
+        return None
+    x, w, operands, nodes = whole
+    program = following(operands, nodes, y)
+    return None if program is None else _Problem(x, w, y, program=program)
+
+
+def _of_pixels(call: Call, finish: Finish) -> _Problem | None:
+    """Return a 1x1 convolution as a product of pixels, or None of another."""
+    (x, w, *rest), (y,), at = call.inputs, call.outputs, call.attributes
+    if x.ndim != 4 or w.shape[2:] != (1, 1) or at["groups"] != 1 or any(at["padding"]):
+        return None
+    if len(rest) != bool(at.get("bias", False)):
+        return None
+    (down, along), (height, width) = at["stride"], y.shape[2:]
+    pixels = x[:, :, ::down, ::along][:, :, :height, :width]
+    if finish.added is not None:
+        finish = replace(finish, added=_last(finish.added))
+    bias = rest[0] if rest else None
+    return _Problem(_last(pixels), w.reshape(w.shape[:2]).T, _last(y), bias, finish)
+
+
+def _last(image: Array) -> Array:
+    """Return a view with channels last."""
+    return image.transpose(0, 2, 3, 1)
+
+
+def _expected(_: Call) -> float:
+    """Return what is expected: oneDNN's own blocks are made for registers of 16 lanes."""
+    return 1.1 if held_vectors() >= 32 else 0.8
+
+
+@variant(
+    ("conv2d", "linear", "matmul", "with_epilogue"), "blocked", expected=_expected, promises=True
+)
+def blocked(call: Call) -> Entry | None:
+    """Return the entry of a product of many rows with constant weights, with what follows it."""
+    problem = _problem(call)
+    if problem is None:
+        return None
+    x, w, y, bias, finish, program = problem
+    arrays = [x, y] if finish.added is None else [x, y, finish.added]
+    if not is_float32(w, *arrays) or 0 in (x.size, w.size, y.size) or x.ndim < 1:
+        return None
+    depth, columns = w.shape
+    if (*x.shape, columns) != (*y.shape[:-1], depth, y.shape[-1]):
+        return None
+    if any(a.strides[-1] != 4 and a.shape[-1] > 1 for a in arrays):
+        return None
+    rows = y.size // columns
+    if rows < _FEWEST:
+        return None
+    width = LANES * VECTORS[held_vectors() >= 32]
+    parts = -(-rows // _PART)
+    each = -(-rows // (parts * ROWS)) * ROWS
+    parts = -(-rows // each)
+    given, entries = 0, []
+    if bias is not None:
+        given = aligned_array((-(-columns // _ACROSS) * _ACROSS,), np.float32, zero=True)
+        entries.append(copy(given[:columns], bias, 1))
+    chunks = -(-depth // _DEPTH)
+    added = y if finish.added is None else finish.added
+    block = _BLOCKED.pack(
+        rows=rows,
+        depth=depth,
+        columns=columns,
+        parts=parts,
+        each=each,
+        x=x,
+        x_rows=offsets(x),
+        y=y,
+        y_rows=offsets(y),
+        added=0 if finish.added is None else added,
+        added_rows=offsets(added),
+        weights=packed(w, ("blocked", width), lambda: _packed(held(w), width)),
+        width=width,
+        bias=given,
+        deep=-(-depth // (chunks * 4)) * 4,
+        program=0 if program is None else program,
+        before=finish.before,
+        low=finish.low,
+        high=finish.high,
+    )
+    entries.append(parallel_for(_parts, block, parts * -(-columns // _ACROSS), call.threads))
+    return sequence([each for each in entries if each is not None])

@@ -1,0 +1,115 @@
+"""The inner block of `blocked`: a few rows of x by sixteen or more columns of weights."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from soapstone.native.lanes import (
+    F32,
+    I64,
+    LANES,
+    Lanes,
+    chosen,
+    first,
+    load_lanes,
+    load_one,
+    load_some,
+    store_lanes,
+    store_some,
+    stretch,
+    where,
+)
+from soapstone.native.simd import vectorised
+
+ROWS = 6  # of a block, at most: what 16 registers of 8 lanes hold with LANES columns
+VECTORS = (1, 4)  # of columns: 32 registers of 16 lanes hold four
+_STEPS = 8  # values of k in one turn of the loop
+
+
+def _block(
+    rows: int,
+    vectors: int,
+    x: Lanes,
+    places: Lanes,
+    depth: Lanes,
+    weights: Lanes,
+    sums: Lanes,
+    step: Lanes,
+) -> None:
+    builder = x.builder
+    left = [x + load_one(places + row * 8, I64) for row in range(rows)]
+
+    def turn(k: Lanes, totals: list[Lanes], steps: int) -> list[Lanes]:
+        totals = list(totals)
+        line = weights + k * (vectors * LANES * 4)
+        for each in range(steps):
+            right = [load_lanes(line, (each * vectors + v) * LANES) for v in range(vectors)]
+            for row in range(rows):
+                value = load_one(left[row] + k * 4 + each * 4).splat()
+                for v in range(vectors):
+                    place = row * vectors + v
+                    totals[place] = totals[place] + value * right[v]
+        return totals
+
+    places_of = [(sums + step * row, v * LANES) for row in range(rows) for v in range(vectors)]
+    totals = [load_lanes(at, lane) for at, lane in places_of]
+    whole = (depth & -_STEPS).value
+    totals = stretch(builder, (I64(0), whole), _STEPS, totals, lambda k, t: turn(k, t, _STEPS))
+    totals = stretch(builder, (whole, depth.value), 1, totals, lambda k, t: turn(k, t, 1))
+    for total, (at, lane) in zip(totals, places_of):
+        store_lanes(at, lane, total)
+
+
+@vectorised
+def block_product(
+    rows: Lanes,
+    vectors: Lanes,
+    x: Lanes,
+    places: Lanes,
+    depth: Lanes,
+    weights: Lanes,
+    sums: Lanes,
+    step: Lanes,
+) -> None:
+    """Add to `sums` the products of up to ROWS rows with a panel of weights.
+
+    x: where the rows' offsets, int64 at `places`, count from; each has `depth` numbers. vectors:
+    one of VECTORS; weights: (depth, vectors, 16); sums: (rows, vectors, 16), a row every `step`
+    bytes.
+    """
+
+    def of_rows(count: int) -> None:
+        given = x, places, depth, weights, sums, step
+        chosen(vectors, {n: partial(_block, count, n, *given) for n in VECTORS})
+
+    chosen(rows, {count: partial(of_rows, count) for count in range(1, ROWS + 1)})
+
+
+@vectorised
+def finish_lanes(
+    sums: Lanes, added: Lanes, to: Lanes, count: Lanes, before: Lanes, low: Lanes, high: Lanes
+) -> None:
+    """Write the first `count` of sixteen sums: raised, added to and kept within bounds.
+
+    added: what is added after they were raised to `before`, or 0 for nothing.
+    """
+    floor, lowest, highest = (bound.cast(F32).splat() for bound in (before, low, high))
+
+    def write(adds: bool, whole: bool) -> None:
+        mask = first(count)
+        value = load_lanes(sums, 0)
+        if adds:
+            value = where(value < floor, floor, value)
+            value = value + (load_lanes(added, 0) if whole else load_some(added, 0, mask))
+        value = where(value < lowest, lowest, value)  # NaN stays
+        value = where(value > highest, highest, value)
+        if whole:
+            store_lanes(to, 0, value)
+        else:
+            store_some(to, 0, value, mask)
+
+    def adding(adds: bool) -> None:
+        whole = count.compare(">=", LANES)
+        chosen(whole, {k: partial(write, adds, bool(k)) for k in (0, 1)})
+
+    chosen(added.compare("!=", 0), {k: partial(adding, bool(k)) for k in (0, 1)})
