@@ -107,7 +107,16 @@ def _all() -> dict[str, list[tuple[str, str]]]:
     for family in _FAMILIES:
         if onednn.available() or not family.startswith("onednn."):
             importlib.import_module(f"{__name__}.{family}")
-    return registry.homes("cpu")
+    found = registry.homes("cpu")
+    for places in found.values():  # a program may have imported a module before
+        places.sort(key=lambda place: _family_of(place[0]))
+    return found
+
+
+def _family_of(module: str) -> int:
+    """Return the number of the family whose module, or one of whose modules, it is."""
+    families = enumerate(_FAMILIES)
+    return next(n for n, of in families if f"{module}.".startswith(f"{__name__}.{of}."))
 
 
 @cache

@@ -121,7 +121,12 @@ def layouts(arrays: Sequence[Array]) -> Iterator[list[Array]]:
 
 # Variants that serve larger images and products only; tests of their own compare them.
 LARGER = {
-    "conv2d": {"winograd2", "winograd4", "grouped"},  # test_winograd, test_grouped
+    "conv2d": {
+        "winograd2",
+        "winograd4",
+        "grouped",
+        "blocked",
+    },  # test_winograd, test_grouped, test_blocked
     "conv2d_grad_input": {"winograd2"},  # test_winograd
     "with_epilogue": {
         "winograd2",

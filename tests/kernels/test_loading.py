@@ -20,6 +20,8 @@ def before(call):
     return None
 
 names = [spec.name for spec in operators()] + ["with_epilogue"]
+if ORDER == "directly":
+    import soapstone.kernels.cpu.recurrent.layers
 if ORDER == "all":
     registry.registered()
 for name in sorted(names, reverse=ORDER == "reversed"):
@@ -55,6 +57,7 @@ def test_variants_and_their_order_do_not_depend_on_what_is_imported_first(tmp_pa
     assert _told("reversed", tmp_path) == first
     assert _told("all", tmp_path) == first
     assert _told("reversed", tmp_path / "empty") == first
+    assert _told("directly", tmp_path / "none") == first
 
 
 def test_what_is_kept_is_of_one_library(tmp_path: Path) -> None:

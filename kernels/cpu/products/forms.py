@@ -8,6 +8,7 @@ operators. Without any library there is no form, and the reference serves them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 from soapstone.kernels.cpu.onednn import library as onednn
@@ -35,7 +36,32 @@ class Form(Protocol):
 
 
 def forms() -> Mapping[str, Form]:
-    """Return the forms by variant; `default_form` is best for few products of dense operands."""
+    """Return the forms by variant, none where there is no library.
+
+    The first one's products of few rows read constant weights in panels, and the others are the
+    library's: it serves no weights that change.
+    """
+    of_library = _of_library()
+    if not of_library:
+        return {}
+    from soapstone.kernels.cpu.products import panels
+
+    rest = next(iter(of_library.values()))
+    return {"panels": partial(panels.Weights, rest=rest), **of_library}
+
+
+def default_form() -> tuple[str, Form] | None:
+    """Return the library's variant and form that take operands as they are, if there is one.
+
+    It is best for few products of dense operands.
+    """
+    if onednn.available():
+        return "onednn", _of_library()["onednn_plain"]
+    return next(iter(_of_library().items()), None)
+
+
+def _of_library() -> Mapping[str, Form]:
+    """Return the forms of whichever library there is, by variant."""
     if onednn.available():
         from soapstone.kernels.cpu.onednn.weights import FORMS
 
@@ -45,12 +71,3 @@ def forms() -> Mapping[str, Form]:
 
         return {"openblas": Weights}
     return {}
-
-
-def default_form() -> tuple[str, Form] | None:
-    """Return the variant and the form that take operands as they are, if there is one."""
-    if onednn.available():
-        from soapstone.kernels.cpu.onednn.weights import FORMS
-
-        return "onednn", FORMS["onednn_plain"]
-    return next(iter(forms().items()), None)

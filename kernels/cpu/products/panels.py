@@ -21,6 +21,7 @@ from soapstone.kernels.cpu.products.following import (
     product_of,
     with_steps,
 )
+from soapstone.kernels.cpu.products.forms import Form
 from soapstone.kernels.cpu.products.panels_lanes import READINGS, panel_product
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
@@ -99,15 +100,14 @@ def _cuts(columns: int, width: int) -> list[tuple[int, int]]:
 
 # ---------------------------------------------------------------------------------------- the calls
 def _bind(
-    call: Call, x: Array, w: Array, operands: Sequence[Array], nodes: Sequence[Node]
+    x: Array, w: Array, operands: Sequence[Array], nodes: Sequence[Node], y: Array, threads: int
 ) -> Entry | None:
     """Return the entry of the nodes on x @ w and the operands, or None where unserved.
 
-    The nodes number the product 0, then the operands, then themselves.
+    w never changes. The nodes number the product 0, then the operands, then themselves.
     """
-    (y,) = call.outputs
     rows = y.size // max(1, y.shape[-1]) if y.ndim else 0
-    if 1 not in call.constants or not is_float32(x, w, y, *operands) or w.ndim != 2:
+    if not is_float32(x, w, y, *operands) or w.ndim != 2:
         return None
     if not 1 <= rows <= _ROWS or x.ndim < 1 or 0 in (x.size, w.size):
         return None
@@ -121,9 +121,9 @@ def _bind(
     entries: list[Entry | None] = []
     if x.strides[-1] != 4 and x.shape[-1] > 1:
         dense = aligned_array(x.shape, np.float32)
-        entries.append(copy(dense, x, call.threads))
+        entries.append(copy(dense, x, threads))
         x = dense
-    entries.append(_entry(x, w, program, call.threads))
+    entries.append(_entry(x, w, program, threads))
     return sequence(entries)
 
 
@@ -194,8 +194,32 @@ def _rows(array: Array) -> list[Address]:
 
 def _bound(call: Call, after: Sequence[Node], extra: Sequence[Array]) -> Entry | None:
     """Return the entry of a product, then of nodes that number its result 0, then the extra."""
+    if 1 not in call.constants:
+        return None
     found = product_of(call, after, extra)
-    return None if found is None else _bind(call, *found)
+    return None if found is None else _bind(*found, call.outputs[0], call.threads)
+
+
+class Weights:
+    """Constant weights as the right operand of products of few rows, as parts of larger entries.
+
+    rest: the form that serves products of more rows.
+    """
+
+    def __init__(self, array: Array, threads: int, constant: bool = False, *, rest: Form) -> None:
+        self.prepare: list[Entry] = []
+        self._array, self._threads, self._constant = array, threads, constant
+        self._rest = rest(array, threads, constant) if constant else None
+
+    def product(self, a: Array, y: Array, bias: Array | None = None) -> Entry | None:
+        """Return the entry of y = a b + bias, or None where the weights may change."""
+        if self._rest is None:
+            return None
+        if len(a) > _ROWS:
+            return self._rest.product(a, y, bias)
+        operands = [] if bias is None else [bias]
+        nodes: list[Node] = [("add", (0, 1), {}) for _ in operands]
+        return _bind(a, self._array, operands, nodes, y, self._threads)
 
 
 @variant(("linear", "matmul"), "panels", expected=0.6, promises=True)
