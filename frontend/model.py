@@ -123,33 +123,14 @@ class Model(Trainable):
             ChoiceError: when bound, a choice that cannot be repeated here.
             GraphError, StrategyError, MachineError: an argument that does not fit.
         """
+        options = dict(locals())  # the arguments, which travel as one record from here
+        from soapstone.frontend.training.options import Options
         from soapstone.frontend.training.trainer import Trainer
 
+        del options["self"], options["seed"]
         if seed is not None:
             self.seed = seed
-        trainer = Trainer(
-            self,
-            optimizer=optimizer,
-            loss=loss,
-            metrics=metrics,
-            loss_weights=loss_weights,
-            weighted=weighted,
-            micro_batches=micro_batches,
-            precision=precision,
-            machine=machine,
-            executor=executor,
-            cpus=cpus,
-            threads=threads,
-            gpus=gpus,
-            mapper=mapper,
-            strategy=strategy,
-            optimize=optimize,
-            step=step,
-            choices=choices,
-            fast_memory=fast_memory,
-            plan=plan,
-            overlap=overlap,
-        )
+        trainer = Trainer(self, Options(**options))
         if self.begun is not None and self._trainer is None:
             trainer.begin(self.begun)
         if self._trainer is not None:

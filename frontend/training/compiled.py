@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -15,13 +14,12 @@ from soapstone.engine.session import CARRIED, NOTHING, Bound, Session
 from soapstone.frontend.arguments import count
 from soapstone.frontend.data.feeding import Feeding
 from soapstone.frontend.optimization.training import Ground, Steps
-from soapstone.frontend.planned import Plans
-from soapstone.frontend.precision import check_tf32
 from soapstone.frontend.training.hooks import Hooks
 from soapstone.frontend.training.loss_scale import mixes
 from soapstone.frontend.training.names import matching
-from soapstone.frontend.training.objective import Losses, Metrics, Penalty, objective
-from soapstone.frontend.training.optimizers import Optimizer, optimizer as as_optimizer
+from soapstone.frontend.training.objective import Penalty, objective
+from soapstone.frontend.training.optimizers import optimizer as as_optimizer
+from soapstone.frontend.training.options import Options
 from soapstone.frontend.training.state import Position, TrainingState
 from soapstone.frontend.training.step_graph import (
     GRADIENTS,
@@ -31,19 +29,16 @@ from soapstone.frontend.training.step_graph import (
 )
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.plan import MemoryPlan
-from soapstone.ir.precision import SINGLE, mixed
+from soapstone.ir.precision import mixed
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
-from soapstone.kernels.entry import TF32
 from soapstone.mappers import load as load_mapper
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.mappers.ranges import RangesMapper
 from soapstone.native.memory import address
-from soapstone.runtime import Machine
 from soapstone.runtime.analysis.policy import attach
-from soapstone.runtime.machines.start import machine_of, rank_of, warn_of_turns
+from soapstone.runtime.machines.start import rank_of
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -74,44 +69,20 @@ class Compiled:
     Those are `Resumable` and `Trainer`.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        optimizer: Optimizer | str,
-        loss: Losses,
-        metrics: Metrics,
-        loss_weights: Mapping[str, float] | None,
-        weighted: bool,
-        micro_batches: int,
-        precision: str,
-        machine: Machine | None,
-        executor: str,
-        cpus: int | None,
-        threads: int,
-        gpus: int,
-        mapper: object,
-        strategy: Strategy | str | Path | None,
-        optimize: bool,
-        step: Graph | str | Path | None,
-        choices: str | Path | None,
-        fast_memory: int | None = None,
-        plan: MemoryPlan | str | Path | None = None,
-        overlap: bool = False,
-    ) -> None:
+    def __init__(self, model: Model, options: Options) -> None:
         self.model = model
-        self.optimizer = as_optimizer(optimizer)
-        self.scaled = mixes(precision)
+        self.optimizer = as_optimizer(options.optimizer)
+        self.scaled = mixes(options.precision)
         forward = self._forward(None, training=True)
-        outputs, parameters = model.output_names, forward.inputs(Role.PARAMETER)
+        parameters = forward.inputs(Role.PARAMETER)
         self.frozen = model.frozen
         self.trains = not self.frozen.issuperset(parameters)
         self.objective = objective(
-            loss,
-            outputs,
-            metrics,
-            loss_weights=loss_weights,
-            weighted=weighted,
+            options.loss,
+            model.output_names,
+            options.metrics,
+            loss_weights=options.loss_weights,
+            weighted=options.weighted,
             penalties=tuple(
                 Penalty(name, *model.penalties[name])
                 for name in parameters
@@ -121,42 +92,28 @@ class Compiled:
         for setting in ("rates", "decayed"):
             for pattern in getattr(self.optimizer, setting) or ():
                 matching(f"{type(self.optimizer).__name__}: {setting}", pattern, parameters)
-        self.parts = count("micro_batches", micro_batches)
-        self.executor = executor
-        self.first = rank_of(executor) == 0
-        self._plans: Plans | None = None
-        if fast_memory is not None or plan is not None:
-            self._plans = self._planned(mapper, fast_memory, plan)
-        elif overlap:
-            raise GraphError("overlap: found without a fast memory; its bytes needed")
-        self.machine = machine or machine_of(executor, cpus, threads, gpus)
-        self.rounding = TF32 if precision == TF32 else SINGLE
-        if self.rounding == TF32:
-            check_tf32(self.machine.processors[0].kind)
-        if machine is None and cpus is not None:
-            warn_of_turns(cpus, threads, 4)
-        if strategy is not None and not isinstance(strategy, Strategy):
-            strategy = Strategy.load(Path(strategy))
+        self.parts = count("micro_batches", options.micro_batches)
+        self.executor = options.executor
+        self.first = rank_of(self.executor) == 0
+        self._plans = options.plans()
+        self.machine = options.runs_on()
+        self.rounding = options.rounding(self.machine.processors[0].kind)
+        strategy = self._given = options.read_strategy()
         ground = self.machine
         if self._plans is not None:
-            self.machine = self.machine.bounded(self._plans.capacity_bytes, overlap)
-            self._ranges = mapper if isinstance(mapper, RangesMapper) else None
+            self.machine = ground.bounded(self._plans.capacity_bytes, options.overlap)
+            self._ranges = options.mapper if isinstance(options.mapper, RangesMapper) else None
             self.mapper: GraphMapper = BoundedMemoryMapper(self._plans, self._ranges)
         else:
-            self.mapper = load_mapper(mapper, strategy)
+            self.mapper = load_mapper(options.mapper, strategy)
         attach(self.mapper, self.machine)
-        if optimize and executor != "local":
-            raise GraphError(
-                f"optimize: found with executor {executor!r}, whose processes would find different "
-                "steps; find one with executor 'local', and give its file as step"
-            )
         size = self.part_size(model.batch_size)
         place = Ground(self.machine, self.mapper, model.constants)
-        self.steps = Steps(self.original_graph, place, optimize, step, size)
+        self.steps = Steps(self.original_graph, place, options.optimize, options.step, size)
         self._strategies: dict[str, Strategy] = {}
         self.gradients_of: dict[str, str] = {}  # by parameter, of the bound graph of gradients
-        self._repeats = choices is not None
-        self.choices = Choices() if choices is None else Choices.load(choices)
+        self._repeats = options.choices is not None
+        self.choices = Choices() if options.choices is None else Choices.load(options.choices)
         self._bounds: dict[tuple[str, int, tuple[int, ...]], Bound] = {}
         self._session: Session | None = None
         self._position = Position()
@@ -176,30 +133,9 @@ class Compiled:
         if shorter:
             self._check_lengths(self._step_graph(size, None, shorter), shorter)
         if strategy is not None:
-            if optimize:
-                raise GraphError("optimize: found with a strategy, which is of the original graph")
             bounded = self.machine.describe()  # a strategy may be of the machine without a bound
             known = bounded if strategy.machine == bounded else ground.describe()
             strategy.check(self.steps.given or graph, known)
-            self._given: Strategy | None = strategy
-        else:
-            self._given = None
-
-    def _planned(
-        self, mapper: object, fast_memory: int | None, plan: MemoryPlan | str | Path | None
-    ) -> Plans:
-        """Return who plans for a fast memory.
-
-        Raises:
-            GraphError: a mapper that follows no plan, or a plan that cannot be had.
-        """
-        known = mapper in ("data_parallel", BoundedMemoryMapper.name)
-        if not known and not isinstance(mapper, RangesMapper):
-            raise GraphError(
-                f"fast memory: found with mapper {mapper!r}; the default one, ranges of"
-                " vertices, or a strategy, needed"
-            )
-        return Plans("dp" if plan is None else plan, fast_memory)
 
     # Graphs and their bound forms
 
