@@ -9,7 +9,6 @@ where it runs.
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
 
+from soapstone.errors import warn
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
 
@@ -85,7 +85,7 @@ class Choices:
         self._given.pop(form, None)
         self._made.pop(form, None)
         message = f"choices to repeat: {why}; the fastest is chosen, so last bits may differ"
-        warnings.warn(message, ChoiceWarning, stacklevel=2)
+        warn(message, ChoiceWarning)
 
     def agree(self, made: Sequence[Mapping[str, str]]) -> bool:
         """Take over the choices of all processes; return whether some had made different ones.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
+
+from soapstone.errors import warn
 
 
 class FallbackWarning(UserWarning):
@@ -13,4 +14,4 @@ class FallbackWarning(UserWarning):
 @cache
 def report(missing: str, instead: str) -> None:
     """Warn, once in a process, what is missing (and where it was looked for) and what is used."""
-    warnings.warn(f"{missing}: {instead}", FallbackWarning, stacklevel=3)
+    warn(f"{missing}: {instead}", FallbackWarning)

@@ -1,9 +1,11 @@
-"""The error of data that come from users, and what errors say of words that are not known."""
+"""The error of data that come from users, warnings to them, and what both say of unknown words."""
 
 from __future__ import annotations
 
 import re
+import sys
 import traceback
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -13,6 +15,16 @@ def fault(error: BaseException) -> str:
     said = traceback.extract_tb(error.__traceback__)
     place = f" ({said[-1].filename}, line {said[-1].lineno})" if said else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn users at the line of theirs that called: the innermost one outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
+        frame = frame.f_back
+    kept = frame.f_globals.setdefault("__warningregistry__", {})  # what was said there before
+    where = (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"))
+    warnings.warn_explicit(message, category, *where, kept)
 
 
 def hint(word: object, known: Iterable[str]) -> str:

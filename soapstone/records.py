@@ -85,7 +85,8 @@ class _Init:
 def _init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Any:
     """Return the function that sets the fields of an instance."""
     missing = dataclasses.MISSING
-    known: dict[str, Any] = {"_missing": missing, "_set": object.__setattr__}
+    known: dict[str, Any] = {"__name__": cls.__module__, "_missing": missing}
+    known["_set"] = object.__setattr__
     arguments: dict[bool, list[str]] = {False: [], True: []}  # by whether by name alone
     lines = []
     for number, field in enumerate(fields):

@@ -7,7 +7,6 @@ not allow is done without: a warning says so.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from soapstone.engine.session import Bound
-from soapstone.errors import DataError
+from soapstone.errors import DataError, warn
 from soapstone.frontend.generation.appended import Step, appended
 from soapstone.frontend.generation.grouped import grouped
 from soapstone.frontend.generation.kept import STARTS, differs, keeping, pairs, unfit
@@ -182,7 +181,7 @@ class Decoder:
 
     def warn(self, what: str) -> None:
         """Warn of what the model does not allow."""
-        warnings.warn(f"{self.label}: {what}", stacklevel=2)
+        warn(f"{self.label}: {what}")
 
     def constants(self, samples: int, rows: int) -> Mapping[str, Array]:
         """Return what a step reads besides the weights."""

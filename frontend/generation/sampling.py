@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, fields
 
 import numpy as np
 
-from soapstone.errors import DataError
+from soapstone.errors import DataError, warn
 from soapstone.ir.tensor import Array
 
 _LIKELY = 1024  # tokens that are looked at first for those that make up `top_p`
@@ -50,10 +49,9 @@ class Sampling:
             raise DataError(f"seed: {self.seed!r} found; an integer, 0 or more, needed")
         idle = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
         if self.temperature == 0 and idle:
-            warnings.warn(
+            warn(
                 f"{idle[0]}: {getattr(self, idle[0])} has no effect at temperature 0, where the"
                 " likeliest token is taken; a temperature above 0 draws",
-                stacklevel=5,
             )
 
     def generator(self, row: int) -> np.random.Generator:

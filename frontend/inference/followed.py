@@ -88,7 +88,7 @@ class Followed:
             threads = known[0].get("threads", shared) if known else shared
         machine = Machine.local(cpus=cpus, threads=threads)
         if cpus * requests > 1 or told:
-            warn_of_turns(cpus * requests, threads, 5)
+            warn_of_turns(cpus * requests, threads)
         return machine
 
     def of(self, graph: Graph, served: Graph, layouts: Layouts | None) -> Strategy:

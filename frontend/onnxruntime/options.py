@@ -6,11 +6,10 @@ default; one that would promise what is not done is refused.
 
 from __future__ import annotations
 
-import warnings
 from enum import IntEnum
 from typing import Any, ClassVar
 
-from soapstone.errors import hint
+from soapstone.errors import hint, warn
 from soapstone.frontend.onnxruntime.errors import InvalidArgument
 
 
@@ -59,7 +58,7 @@ class _Options:
             why = self._why(name)
             raise InvalidArgument(f"{label}: {value!r} found, {default!r} needed: {why}")
         if value != default and name in self._ignored:
-            warnings.warn(f"{label} = {value!r} changes nothing: {self._why(name)}", stacklevel=2)
+            warn(f"{label} = {value!r} changes nothing: {self._why(name)}")
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -71,10 +70,9 @@ class _Options:
 
     def _add(self, key: str, value: str) -> None:
         self._entries[str(key)] = str(value)
-        warnings.warn(
+        warn(
             f"{type(self).__name__}: entry {key!r} is kept and changes nothing: entries speak to"
-            " ONNX Runtime's own parts",
-            stacklevel=3,
+            " ONNX Runtime's own parts"
         )
 
     def _entry(self, key: str) -> str:

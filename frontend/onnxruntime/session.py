@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.errors import warn
 from soapstone.frontend.inference import session as serving
 from soapstone.frontend.onnx import from_onnx
 from soapstone.frontend.onnxruntime.errors import InvalidArgument, as_invalid
@@ -422,11 +422,11 @@ def _chosen(
             raise InvalidArgument(f"providers: {name!r} found, a name needed")
         if name not in available:
             have = ", ".join(available)
-            warnings.warn(f"provider {name!r} is not available; {have} are", stacklevel=3)
+            warn(f"provider {name!r} is not available; {have} are")
         elif name not in chosen:
             chosen[name] = given
             vain = [str(key) for key in given if (name, key) != (CPU, "precision")]
             if vain:
-                warnings.warn(f"options of {name} change nothing: {', '.join(vain)}", stacklevel=3)
+                warn(f"options of {name} change nothing: {', '.join(vain)}")
     chosen.setdefault(CPU, {})
     return chosen

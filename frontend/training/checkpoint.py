@@ -7,7 +7,6 @@ is killed leaves the old one as it was.
 from __future__ import annotations
 
 import json
-import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from soapstone import files
 from soapstone.dtypes import BITS, kind_of, name_of
+from soapstone.errors import warn
 from soapstone.frontend.data import npz
 from soapstone.ir.files import storage
 from soapstone.ir.tensor import Array
@@ -112,7 +112,7 @@ def load(path: str | Path) -> tuple[dict[str, Array], Metadata]:
     if seal is None and "checksums" in header:
         raise CheckpointError(f"{label}: the checksum of its metadata is gone; it was damaged")
     if seal is None:
-        warnings.warn(f"{label} has no checksums; it is taken as it is", stacklevel=2)
+        warn(f"{label} has no checksums; it is taken as it is")
         return _together(arrays, metadata)
     sums = header["checksums"]
     if sums.keys() != arrays.keys():

@@ -84,7 +84,7 @@ class Options:
             return self.machine
         made = machine_of(self.executor, self.cpus, self.threads, self.gpus)
         if self.cpus is not None:
-            warn_of_turns(self.cpus, self.threads, 5)
+            warn_of_turns(self.cpus, self.threads)
         return made
 
     def rounding(self, processor: str) -> str:

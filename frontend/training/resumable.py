@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from soapstone.errors import warn
 from soapstone.frontend.training import checkpoint, saved
 from soapstone.frontend.training.compiled import Compiled, together
 from soapstone.frontend.training.state import Position
@@ -162,10 +162,9 @@ class Resumable(Compiled):
             kept |= {name: value for name, value in values.items() if name in self.carried}
             self._position.step = other._position.step
         elif len(kept) < len(values):
-            warnings.warn(
+            warn(
                 f"compile: weights are kept, but the states of {other.optimizer} are not those of"
                 f" {self.optimizer}, which begins anew",
-                stacklevel=4,
             )
         return kept
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.errors import warn
 from soapstone.frontend.training import checkpoint
 from soapstone.frontend.training.checkpoint import CheckpointError
 from soapstone.frontend.training.optimizers import Optimizer
@@ -149,9 +149,8 @@ def read(
     same_optimizer = made_for is None or made_for.get("optimizer") == needed.get("optimizer")
     if strict:
         if made_for is None:
-            warnings.warn(
+            warn(
                 f"{label} does not say what it was made for; only names and shapes are checked",
-                stacklevel=4,
             )
             if "seed" in needed and metadata.get("seed") != needed["seed"]:
                 found = [f"seed {metadata.get('seed')!r} found, {needed['seed']!r} needed"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from soapstone import files
 from soapstone.dtypes import DTYPES, name_of
+from soapstone.errors import warn
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields, storage
@@ -307,7 +307,7 @@ def _read_values(path: Path, graph: Graph) -> dict[str, Array]:
             if not isinstance(sums, dict) or sums.get(name) != storage.digest(array):
                 raise GraphError(f"{where}: {name!r}: its checksum differs; the file was damaged")
     else:
-        warnings.warn(f"{where} has no checksums; it is taken as it is", stacklevel=3)
+        warn(f"{where} has no checksums; it is taken as it is")
     return {name: arrays[name] for name in graph.roles if name in arrays}
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from soapstone.errors import warn
 from soapstone.files import write
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.storage import seal_of, sealed
@@ -196,13 +196,10 @@ def parse(text: str, where: str, error: type[GraphError]) -> Any:
         raise error(f"{where}: not JSON: {fault}") from None
 
 
-def read(
-    path: str | Path, error: type[GraphError], own: bool = True, *, stacklevel: int = 3
-) -> Any:
+def read(path: str | Path, error: type[GraphError], own: bool = True) -> Any:
     """Return the parsed contents of a JSON file, without its checksum, which was compared.
 
-    Args:
-        own: whether a file without a checksum is worth a warning. stacklevel: whose that is.
+    own: whether a file without a checksum is worth a warning.
     """
     where = f"file {str(path)!r}"
     try:
@@ -221,7 +218,7 @@ def read(
     if same:
         del data["checksum"]
     elif own and isinstance(data, dict):
-        warnings.warn(f"{where} has no checksum; it is taken as it is", stacklevel=stacklevel)
+        warn(f"{where} has no checksum; it is taken as it is")
     return data
 
 
@@ -249,7 +246,7 @@ def _dump(value: Any, indent: str) -> str:
 
 def load(path: str | Path, error: type[GraphError], made: Callable[[Any], T]) -> T:
     """Return what is made of the parsed contents of a JSON file; its errors name the file too."""
-    data = read(path, error, stacklevel=4)
+    data = read(path, error)
     try:
         return made(data)
     except error as fault:

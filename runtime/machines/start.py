@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
 
-from soapstone.errors import hint
+from soapstone.errors import hint, warn
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.core import Runtime
 from soapstone.runtime.errors import MachineError
@@ -64,13 +63,12 @@ def machine_of(executor: str, cpus: int | None = None, threads: int = 1, gpus: i
     return Machine.local(cpus=cpus, threads=threads)
 
 
-def warn_of_turns(cpus: int, threads: int, stacklevel: int) -> None:
-    """Warn where there are more threads than cores. stacklevel: of who asked, seen from here."""
+def warn_of_turns(cpus: int, threads: int) -> None:
+    """Warn where there are more threads than cores."""
     if cpus * threads > usable_cores():
-        warnings.warn(
+        warn(
             f"cpus: {cpus} processors of {threads} threads found; the {usable_cores()} cores of"
             " this computer take turns",
-            stacklevel=stacklevel + 1,
         )
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import shutil
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
 from soapstone.cache.sources import edited, modules_of, stamp
+from soapstone.errors import warn
 
 ABOUT = "modules.json"  # in the folder of a module: whose sources the stamps are of
 _STAMPS = 8  # folders of one module that are kept, the last used ones: Pythons, settings, edits
@@ -140,4 +140,4 @@ def say(why: str) -> None:
     """Say what is wrong with the folder of compiled functions, once."""
     if root() not in _TOLD:
         _TOLD.add(root())
-        warnings.warn(f"cache {str(root())!r}: {why}", CacheWarning, stacklevel=2)
+        warn(f"cache {str(root())!r}: {why}", CacheWarning)

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from soapstone.cache.deferred import Late
 from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
+from soapstone.errors import warn
 from soapstone.locks import Lock
 from soapstone.system import locked
 
@@ -246,7 +246,7 @@ class Store:
         self._file, self._usable = None, False
         if not self._told:
             self._told = True
-            warnings.warn(f"cache {str(self.path)!r}: {why}", CacheWarning, stacklevel=2)
+            warn(f"cache {str(self.path)!r}: {why}", CacheWarning)
 
 
 def _commit(file: sqlite3.Connection, statement: str, rows: Sequence[Sequence[Any]]) -> None:

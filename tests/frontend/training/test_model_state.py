@@ -281,9 +281,10 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     assert model.dense(x, np.int64(8)).shape == (4, 8)
 
 
-def test_more_processors_than_cores_are_said() -> None:
-    with net() as model, pytest.warns(UserWarning, match="cpus: 6400 processors .* take turns"):
+def test_more_processors_than_cores_are_said_of_the_line_that_asked() -> None:
+    with net() as model, pytest.warns(UserWarning, match="6400 processors .* take turns") as told:
         model.compile("sgd", cpus=6400)
+    assert [each.filename for each in told] == [__file__]
 
 
 # -------------------------------------------------------------------------------------- checkpoints
