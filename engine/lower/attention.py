@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from soapstone.engine.lower.fold import Site
 from soapstone.engine.lower.spelled import before_swap, number, unguarded, unscaled
 from soapstone.ir.graph import Node
 from soapstone.ir.tensor import Array
 from soapstone.kernels.registry import variants
-
-if TYPE_CHECKING:
-    from soapstone.engine.lower.weights import Site
 
 # Scores of a head, of fewer of which one product of all heads is faster, beside a kernel's own
 # products of few rows, and beside a library's.

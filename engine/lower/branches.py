@@ -5,13 +5,9 @@ Networks of many paths are written so, a small convolution a path.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from soapstone.engine.lower.fold import Site
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
-
-if TYPE_CHECKING:
-    from soapstone.engine.lower.weights import Site
 
 
 def grouped(site: Site, node: Node) -> str | None:

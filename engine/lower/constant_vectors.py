@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
+from soapstone.engine.lower.fold import Site
 from soapstone.ir.graph import Node
-
-if TYPE_CHECKING:
-    from soapstone.engine.lower.weights import Site
 
 
 def vector_over(site: Site, value: str, shape: tuple[int, ...], axis: int) -> str | None:

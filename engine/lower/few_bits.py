@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import BITS, WIDE
-from soapstone.engine.lower.weights import Fold, Site
+from soapstone.engine.lower.fold import Fold, Site
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.products.nbits import KINDS, WHOLE
 from soapstone.kernels.entry import BFLOAT16

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from soapstone.dtypes import BYTES
-from soapstone.engine.lower.weights import CHANNELS, Fold, Site
+from soapstone.engine.lower.fold import CHANNELS, Fold, Site
 from soapstone.ir.graph import Node
 from soapstone.ir.spec import having, operator
 from soapstone.kernels.registry import variants

@@ -5,13 +5,9 @@ Exporters write x * (1 / sqrt(mean(x^2) + epsilon)) * gamma, which is four launc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from soapstone.engine.lower.constant_vectors import vector_over
+from soapstone.engine.lower.fold import Site
 from soapstone.ir.graph import Node
-
-if TYPE_CHECKING:
-    from soapstone.engine.lower.weights import Site
 
 
 def named(site: Site, node: Node) -> str | None:

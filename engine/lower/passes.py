@@ -14,12 +14,13 @@ from soapstone.engine.lower.concat import place_parts
 from soapstone.engine.lower.elementwise import fuse_elementwise
 from soapstone.engine.lower.epilogue import fuse_epilogues
 from soapstone.engine.lower.few_bits import IN_FEW_BITS, IN_HALVES, ROUNDED_ROWS, ROUNDING
+from soapstone.engine.lower.fold import fold
 from soapstone.engine.lower.halves import read_halves, store_halves, widen_halves, widen_partials
 from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, multiplies_bytes
 from soapstone.engine.lower.parts import copy_parts, merge_parts
 from soapstone.engine.lower.updates import hoist_updates, merge_stores, store_updates
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources
-from soapstone.engine.lower.weights import ATTENTION, FOLDS, NAMING, fold
+from soapstone.engine.lower.weights import ATTENTION, FOLDS, NAMING
 from soapstone.ir.graph import Graph
 from soapstone.ir.precision import SINGLE
 from soapstone.ir.strategy import Strategy

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.errors import DataError, hint
-from soapstone.frontend.generation.decoder import Decoder, Run
+from soapstone.frontend.generation.decoder import Decoder
+from soapstone.frontend.generation.run import Run
 from soapstone.frontend.generation.sampling import Sampling
 from soapstone.ir.tensor import Array
 

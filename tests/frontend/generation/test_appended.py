@@ -13,7 +13,8 @@ import pytest
 from helpers.decoders import SMALL
 
 from soapstone import DataError, InferenceSession, Model, Tensor, from_onnx, to_onnx
-from soapstone.frontend.generation.decoder import Decoder, Run
+from soapstone.frontend.generation.decoder import Decoder
+from soapstone.frontend.generation.run import Run
 from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Array
 

@@ -78,8 +78,8 @@ def test_greedy_tokens_are_those_without_a_cache(
 def test_buffers_grow(
     small: onnx.ModelProto, session: InferenceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("soapstone.frontend.generation.decoder._ROWS", 8)
-    monkeypatch.setattr("soapstone.frontend.generation.decoder._USUAL", 8)
+    monkeypatch.setattr("soapstone.frontend.generation.run._ROWS", 8)
+    monkeypatch.setattr("soapstone.frontend.generation.run._USUAL", 8)
     monkeypatch.setattr("soapstone.frontend.generation.decoder._LEAST", 8)
     made = session.generate(PROMPTS[0], 20)
     assert {key[2] for key in session._bounds.held if key[0] == STARTS} >= {8, 16, 32}

@@ -1,0 +1,136 @@
+"""Rules that put one operator in the place of another where weights never change, and their passes.
+
+A rule sees a node and the graph that is rebuilt so far (`Site`); `weights.py`, `few_bits.py` and
+`integers.py` have the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import field
+from typing import Any
+
+from soapstone.engine.lower.rebuild import kept, rebuild
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
+from soapstone.ir.tensor import Array
+from soapstone.records import dataclass
+
+# The axis of the weights, operand 1, that runs over the result's channels; and the result's.
+CHANNELS = dict.fromkeys(CONVOLUTIONS, (0, 1)) | {"linear": (1, -1)}
+
+
+@dataclass
+class Site:
+    """A graph being rebuilt, for a rule that may replace the next node."""
+
+    builder: GraphBuilder = field(init=False)
+    constants: Mapping[str, Array]
+    fixed: set[str]  # values that constants alone determine
+    readers: dict[str, int]  # of values with no other use, how many read them
+
+    def host(self, value: str) -> Node | None:
+        """Return the product with constant weights that makes a value nobody else reads."""
+        node = self.builder.maker(value)
+        if (
+            node is None
+            or node.operator not in CHANNELS
+            or self.readers.get(value) != 1
+            or not self.fixed.issuperset(node.inputs[1:])
+            or node.attributes["activation"] is not None
+        ):
+            return None
+        return node
+
+    def add(self, graph: Graph, node: Node, outputs: Sequence[str]) -> None:
+        """Take note of the values that a node's are now. graph: that of the node."""
+        if self.fixed.issuperset(node.inputs):
+            self.fixed.update(outputs)
+        for old, new in zip(node.outputs, outputs):
+            self.readers[new] = len(graph.only_readers(old))
+
+    def only(self, value: str, *operators: str, readers: int = 1) -> Node | None:
+        """Return the node that makes a value with so many readers, if it is of these operators."""
+        node = self.builder.maker(value)
+        read = self.readers.get(value) == readers
+        return node if node is not None and node.operator in operators and read else None
+
+    def emit(self, operator: str, *values: str, **attributes: Any) -> str:
+        """Emit an operator, whose result is known to be a constant where all its operands are."""
+        made = self.builder.apply(operator, *values, **attributes)[0]
+        if self.fixed.issuperset(values):
+            self.fixed.add(made)
+        return made
+
+    def along(self, vector: str, axis: int, rank: int) -> str:
+        """Emit a vector as what has so many axes, and runs along one that may be negative."""
+        spread = [1] * rank
+        spread[axis] = self.builder.spec(vector).size
+        return self.emit("reshape", vector, shape=tuple(spread))
+
+    def with_weights(self, node: Node, weights: str, bias: str | None) -> str:
+        """Emit a product with other weights and bias."""
+        inputs = (node.inputs[0], weights, *((bias,) if bias else ()))
+        return self.changed(node, inputs, bias=bias is not None)
+
+    def changed(self, node: Node, inputs: Sequence[str], **attributes: Any) -> str:
+        """Emit an earlier node with other inputs and attributes, which does its work too."""
+        at = {**node.attributes, **attributes}
+        sources = node.work_of
+        return self.builder.apply(node.operator, *inputs, name=node.name, sources=sources, **at)[0]
+
+    def scaled(self, node: Node, scale: str, shift: str | None) -> str:
+        """Emit a product whose result is scaled by, then shifted by, vectors over its channels."""
+        rank = self.builder.spec(node.inputs[1]).rank
+        column = self.along(scale, CHANNELS[node.operator][0], rank)
+        weights = self.emit("mul", node.inputs[1], column)
+        bias = self.emit("mul", node.inputs[2], scale) if node.attributes["bias"] else None
+        if bias and shift:
+            bias = self.emit("add", bias, shift)
+        return self.with_weights(node, weights, bias or shift)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A rule by which nodes of some operators go into others, or become others.
+
+    Attributes:
+        rule: the value that takes the place of a node's, or those of several; None where it does
+            not apply.
+    """
+
+    name: str
+    operators: tuple[str, ...]
+    rule: Callable[[Site, Node], str | Sequence[str] | None]
+
+
+def fold(
+    by: Fold, graph: Graph, constants: Mapping[str, Array], weights: Set[str] = frozenset()
+) -> Graph:
+    """Return the graph with each node replaced where the rule has another value for it."""
+    if not _applies(by, graph, constants, weights):
+        return graph
+    site = Site(constants, {*constants, *weights}, {})
+
+    def emit(builder: GraphBuilder, node: Node) -> Sequence[str]:
+        site.builder = builder
+        made = by.rule(site, node) if node.operator in by.operators else None
+        outputs = (made,) if isinstance(made, str) else made or kept(builder, node, graph)
+        site.add(graph, node, outputs)
+        return outputs
+
+    return rebuild(graph, emit)
+
+
+def _applies(by: Fold, graph: Graph, constants: Mapping[str, Array], weights: Set[str]) -> bool:
+    """Return whether a rule has another value for any node: else nothing need be rebuilt."""
+    if not any(node.operator in by.operators for node in graph.nodes):
+        return False
+    site = Site(constants, {*constants, *weights}, {})
+    site.builder = GraphBuilder(base=graph)  # what the rule emits there is of no use
+    for node in graph.nodes:
+        if node.operator in by.operators and by.rule(site, node):
+            return True
+        site.add(graph, node, node.outputs)
+    return False
