@@ -10,10 +10,8 @@ Runtime has its outputs bound, and gets them back as inputs without a copy.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ import onnx
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import FOLDER, common
 from harness import in_turns, median, ratio, serve, show, write
 from helpers.decoders import Decoder
 
@@ -127,15 +126,11 @@ def peer(library: str, name: str, folder: Path, threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common(__doc__, rounds=5, threads=usable_cores(), folder=FOLDER)
     parser.add_argument(
         "--models", default=";".join([*MODELS, *LAYERS]), help="names, with ; between them"
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--peer", help="be this library on the one model")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     names = options.models.split(";")
     if options.peer:

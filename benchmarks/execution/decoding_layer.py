@@ -9,7 +9,6 @@ next. What it is held against is a loop that reads the same bytes by as many thr
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from llvmlite import ir
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import common
 from harness import in_turns, median, serve, show, write
 
 from soapstone.kernels.cpu.products.panels_lanes import stretch
@@ -146,12 +146,9 @@ def peer(bits: int, threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common(__doc__, rounds=5, threads=usable_cores())
     parser.add_argument("--bits", default="4,8,32")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--peer", action="store_true", help="be the one that is measured")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     widths = [int(each) for each in options.bits.split(",")]
     if options.peer:

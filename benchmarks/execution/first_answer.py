@@ -27,6 +27,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import FOLDER, common
 from models import MODELS, arrays, export
 
 PEERS = ("cold", "warm", "onnxruntime")
@@ -92,14 +93,8 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Measure, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, help="Default: all cores.")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
-    parser.add_argument("--peers", default=",".join(PEERS))
+    parser = common(__doc__, models=MODELS, rounds=3, threads=None, folder=FOLDER, peers=PEERS)
     parser.add_argument("--peer", choices=PEERS, help="be this process on the one model")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     if options.peer:
         path = export(options.models, options.folder)

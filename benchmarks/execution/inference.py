@@ -12,11 +12,9 @@ of those has a core that it never leaves.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +24,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import FOLDER, common
 from harness import geometric_means, in_turns, median, ratio, rounds_of, serve, show, write
 from models import MODELS, NEWER, OPSET, arrays, export, network
 
@@ -132,16 +131,12 @@ def beside(count: int, pinned: bool = False) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
-    parser.add_argument("--peers", default=",".join(PEERS))
+    parser = common(
+        __doc__, models=MODELS, rounds=7, threads=usable_cores(), folder=FOLDER, peers=PEERS
+    )
     parser.add_argument("--beside", type=int, default=0, help="busy processes of a second run")
     parser.add_argument("--pinned", action="store_true", help="keep each of them on a core")
     parser.add_argument("--peer", help="be this library on the one model")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     names = list(NEWER) if options.models == "newer" else options.models.split(",")
     if options.peer:

@@ -12,7 +12,6 @@ is fed from an array too.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -27,6 +26,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import common
 from harness import in_turns, median, ratio, serve, show, write
 from training_step import MODELS, RATE
 
@@ -179,15 +179,13 @@ PEERS: dict[str, Callable[[ImageFolder, int], None]] = {
 
 def main() -> None:
     """Measure all in turns, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common(__doc__, rounds=3)
     parser.add_argument("--workers", default="0,1,2")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--photos", type=int, default=128)
     parser.add_argument("--side", type=int, default=256, help="pixels of a photo")
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
     parser.add_argument("--only", choices=[*PEERS], help="one library alone")
     parser.add_argument("--peer", nargs=3, metavar=("LIBRARY", "FOLDER", "WORKERS"))
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     if options.peer:
         library, folder, workers = options.peer

@@ -26,6 +26,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import common
 from harness import in_turns, median, ratio, serve, tabulate
 from training_step import BUDGET_S, MODELS, RATE, batch
 
@@ -267,12 +268,10 @@ def transfers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="steps,transfers")
-    parser.add_argument("--models", default="alexnet,transformer_block,dlrm")
+    parser = common(
+        __doc__, only="steps,transfers", models="alexnet,transformer_block,dlrm", rounds=7
+    )
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--no-write", action="store_true")
     parser.add_argument("--peer", nargs="+", metavar="WHAT")
     options = parser.parse_args()
     if options.peer:

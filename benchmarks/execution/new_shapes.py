@@ -16,7 +16,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import FOLDER, common
 from models import arrays, export
 
 MODELS = ("resnet50", "squeezenet", "bert_12", "nasrnn")
@@ -101,13 +101,8 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Measure, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, help="Default: all cores.")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
+    parser = common(__doc__, models=MODELS, rounds=3, threads=None, folder=FOLDER)
     parser.add_argument("--peer", choices=PEERS, help="be this process on the one model")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     if options.peer:
         path = export(options.models, options.folder, symbolic=True)

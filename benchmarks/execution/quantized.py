@@ -12,9 +12,7 @@ Needs `pip install -e ".[bench]"`.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import FOLDER, common
 from harness import geometric_means, in_turns, median, show, write
 from inference import peer
 from models import arrays, export
@@ -81,15 +80,16 @@ def quantised(name: str, kind: str, folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="resnet50,bert_12")
+    parser = common(
+        __doc__,
+        models="resnet50,bert_12",
+        rounds=7,
+        threads=usable_cores(),
+        folder=FOLDER,
+        peers=PEERS,
+    )
     parser.add_argument("--formats", default=",".join(FORMATS))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
-    parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--peer", nargs=2, help="be this library on this file of the one model")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     names = options.models.split(",")
     if options.peer:

@@ -9,10 +9,8 @@ with times of tasks measured here. "pool" is one session of as many requests as 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +22,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import FOLDER, common
 from harness import geometric_means, show, write
 from models import arrays, export
 
@@ -67,11 +66,8 @@ def pooled(path: Path, given: Mapping[str, np.ndarray], cores: int) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=MODELS)
+    parser = common(__doc__, models=MODELS, folder=FOLDER)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each search")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     cores = usable_cores()
     rows: list[dict[str, Any]] = []

@@ -21,6 +21,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import common
 from harness import in_turns, median, ratio, serve, show, write
 from training_step import BUDGET_S, MODELS, RATE, batch
 
@@ -69,11 +70,8 @@ def peer(model: str, full: bool) -> None:
 
 def main() -> None:
     """Measure both steps of each model in turns, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="resnet18,transformer_block")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = common(__doc__, models="resnet18,transformer_block", rounds=7)
     parser.add_argument("--peer", nargs=2, metavar=("MODEL", "STEP"), help=argparse.SUPPRESS)
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     if options.peer:
         model, step = options.peer

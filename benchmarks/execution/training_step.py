@@ -8,7 +8,6 @@ update; torch's models are the twins that the tests compare with.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -22,6 +21,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import common
 from harness import in_turns, median, serve, show, write
 
 from soapstone.system import peak_bytes, resident_bytes
@@ -225,12 +225,9 @@ def torch_peer(model: str, cpus: int, threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = common(__doc__, models=MODELS, rounds=7)
     parser.add_argument("--peer", nargs=4, metavar=("LIBRARY", "MODEL", "CPUS", "THREADS"))
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     if options.peer:
         library, model, cpus, threads = options.peer

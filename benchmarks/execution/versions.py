@@ -9,7 +9,6 @@ other's: above 1 is slower.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import inference
 import training_step
+from arguments import common
 from harness import HERE, in_turns, median, ratio, tabulate
 
 INFERENCE = ("squeezenet", "resnet50", "nasrnn", "nmt_step", "bert_12")
@@ -66,12 +66,10 @@ def rows(
 
 def main() -> None:
     """Measure, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = common(__doc__, rounds=7)
     parser.add_argument("other", help="the interpreter that has the other version")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--all", action="store_true", help="every model of the benchmarks")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     names = {
         "inference": tuple(inference.MODELS) if options.all else INFERENCE,

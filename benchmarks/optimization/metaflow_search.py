@@ -8,7 +8,6 @@ in a first search that does not count, or those of a described device.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import common
 from harness import write
 
 from soapstone.apps.images import alexnet, inception, resnet, vgg
@@ -84,11 +84,8 @@ def compared(name: str, machine: str | None, threads: int | None) -> dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser = common(__doc__, models=MODELS, threads=None)
     parser.add_argument("--machine", help="a described device; its times are estimated")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     rows = []
     for name in options.models.split(","):

@@ -27,6 +27,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import FOLDER, common
 from harness import in_turns, median, rounds_of, serve, tabulate
 from models import arrays, export
 from optimize import MODELS
@@ -123,14 +124,9 @@ def row_of(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = common(__doc__, models=MODELS, rounds=3, threads=usable_cores(), folder=FOLDER)
     parser.add_argument("--seconds", type=float, default=40.0, help="of each search")
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--peer", help="be this way to run the one model")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     names = options.models.split(",")
     if options.peer:

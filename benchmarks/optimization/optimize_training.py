@@ -13,7 +13,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import FOLDER, common
 from harness import Peer, alternate, median, serve, tabulate
 
 from soapstone.system import usable_cores
@@ -157,16 +157,11 @@ def row_of(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser = common(__doc__, models=MODELS, rounds=3, threads=usable_cores(), folder=FOLDER)
     parser.add_argument("--seconds", type=float, default=60.0, help="of the search for a model")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--peer", action="store_true", help="be one way to train the one model")
     parser.add_argument("--step", type=Path, help="the step that a peer trains with")
     parser.add_argument("--optimize", type=Path, help="write the optimised step of the one model")
-    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     names = options.models.split(",")
     if options.peer:

@@ -32,6 +32,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import common
 from harness import tabulate
 from strategy_fidelity import Fidelity, agreement
 
@@ -188,14 +189,12 @@ def halves(names: Sequence[str], executor: str, given: argparse.Namespace) -> It
 
 def main() -> None:
     """Write the table that is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser = common(__doc__, models=MODELS)
     parser.add_argument("--points", type=int, default=20, help="of each model")
     parser.add_argument("--cpus", type=int, default=2, help="workers, where there are no ranks")
     parser.add_argument("--seconds", type=float, default=200.0, help="of a model's steps, at most")
     parser.add_argument("--memory", action="store_true", help="time nothing")
     parser.add_argument("--halves", action="store_true", help="only the ends of frontiers")
-    parser.add_argument("--no-write", action="store_true")
     given = parser.parse_args()
     executor, names = default_executor(), given.models.split(",")
     rows = (halves if given.halves else fidelity)(names, executor, given)

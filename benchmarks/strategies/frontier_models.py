@@ -11,7 +11,6 @@ Points against steps that run here: `frontier_fidelity.py`.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import common
 from harness import tabulate
 
 from soapstone.apps.sequences import transformer
@@ -58,11 +58,8 @@ def apps(devices: int, only: list[str]) -> Iterator[Row]:
 
 def main() -> None:
     """Write the tables that are asked for."""
-    parser = argparse.ArgumentParser(description="Cost frontiers of models")
-    parser.add_argument("--only", default="apps")
-    parser.add_argument("--models", default="")
+    parser = common("Cost frontiers of models", only="apps", models="")
     parser.add_argument("--devices", type=int, default=16)
-    parser.add_argument("--no-write", action="store_true")
     given = parser.parse_args()
     only = [name for name in given.models.split(",") if name]
     made = {

@@ -34,6 +34,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import common
 from harness import tabulate
 
 from soapstone import SGD
@@ -496,14 +497,10 @@ MEANS = {"clusters": ["over data", "over expert"], "placement": ["speedup"]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default=",".join(TITLES))
-    parser.add_argument("--models", default="")
+    parser = common(__doc__, only=TITLES, models="", seed=0)
     parser.add_argument("--devices", default="", help="numbers of devices, where a table has them")
     parser.add_argument("--seconds", type=float, default=60.0, help="of one search, at most")
     parser.add_argument("--longer", type=float, default=600.0, help="most of ten times as long")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-write", action="store_true")
     given = parser.parse_args()
     tables = Tables(given)
     for only in given.only.split(","):

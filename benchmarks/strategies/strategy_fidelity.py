@@ -21,7 +21,6 @@ models.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
@@ -36,6 +35,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import common
 from harness import tabulate
 
 from soapstone.engine.session import NOTHING
@@ -273,13 +273,10 @@ def rows_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser = common(__doc__, models=MODELS, seed=0)
     parser.add_argument("--strategies", type=int, default=8, help="of each model")
     parser.add_argument("--seconds", type=float, default=30.0, help="of a model's steps, at most")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--inference", action="store_true")
-    parser.add_argument("--no-write", action="store_true")
     given = parser.parse_args()
     executor = default_executor()
     rows: Iterable[dict[str, Any]] = rows_of(
