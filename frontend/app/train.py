@@ -24,7 +24,7 @@ from soapstone.runtime.machines.start import launched, machine_of, rank_of
 from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
-    from soapstone.frontend.graphs.dataset import GraphData
+    from soapstone.frontend.graphs.adjacency import Adjacency
     from soapstone.frontend.model import Model
     from soapstone.frontend.training.trainer import TrainingResult
     from soapstone.search.partition.cuts import Cuts
@@ -111,27 +111,12 @@ def train_app(
         return train_program(app, app.program, arguments, defaults)
     if reuse is not None:
         raise AppError(f"app {app.name!r}: reuse {reuse!r} found with a graph that does not change")
+    _check_parts(app, arguments)
     how, edges, cuts = partitioner or "learned", None, None
     if graph is not None:
-        if app.over is None or data is not None:
-            found = "--data, which has no graph" if data is not None else "which learns from none"
-            raise AppError(f"app {app.name!r}: graph {str(graph)!r} found with {found}")
-        given, cuts = _read(graph, parts if how == "metis" else None)
-        app, edges = app.over(given), given.adjacency
-    if parts is not None:
-        learns = how == "learned" and parts > 1  # from timelines of its own
-        others = {"--graph": graph is None, "no --mapper": mapper != DEFAULT_MAPPER}
-        others |= {"no --strategy": strategy is not None, "no --step": step is not None}
-        others |= {"no --optimize": optimize, "no --profile": learns and profile is not None}
-        learned = "--partitioner learned for --partition-costs"
-        others[learned] = how != "learned" and partition_costs is not None
-        if wrong := [what for what, found in others.items() if found]:
-            raise AppError(f"app {app.name!r}: {parts} parts found; {', '.join(wrong)} needed")
-        if cpus is None and not gpus:
-            cpus = max(1, min(parts, usable_cores()) // launched())
-    elif (partitioner, partition_costs) != (None, None):
-        found = "costs of partitions" if partitioner is None else f"partitioner {partitioner!r}"
-        raise AppError(f"app {app.name!r}: {found} found; --parts needed")
+        app, edges, cuts = _over(app, graph, data, parts if how == "metis" else None)
+    if parts is not None and cpus is None and not gpus:
+        cpus = max(1, min(parts, usable_cores()) // launched())
     options = app.options
     size = options["batch_size"] if batch_size is None else batch_size
     most = options["epochs"] if epochs is None else epochs
@@ -223,16 +208,51 @@ def train_app(
         )
 
 
-def _read(graph: str | Path, parts: int | None) -> tuple[GraphData, Cuts | None]:
-    """Return a graph, and where METIS cuts it into so many parts; it is numbered for that then."""
+def _check_parts(app: App, given: Mapping[str, Any]) -> None:
+    """Check what is said of parts of a graph. given: the arguments of `train_app`.
+
+    Raises:
+        AppError: parts that do not fit the rest, or what is said of them where there are none.
+    """
+    parts, how, costs = given["parts"], given["partitioner"], given["partition_costs"]
+    if parts is None:
+        if how is not None or costs is not None:
+            found = "costs of partitions" if how is None else f"partitioner {how!r}"
+            raise AppError(f"app {app.name!r}: {found} found; --parts needed")
+        return
+    learns = how in (None, "learned")  # from timelines of its own, where there are several parts
+    needed = {
+        "--graph": given["graph"] is not None,
+        "no --mapper": given["mapper"] == DEFAULT_MAPPER,
+        "no --strategy": given["strategy"] is None,
+        "no --step": given["step"] is None,
+        "no --optimize": not given["optimize"],
+        "no --profile": given["profile"] is None or not learns or parts == 1,
+        "--partitioner learned for --partition-costs": learns or costs is None,
+    }
+    if missing := [what for what, there in needed.items() if not there]:
+        raise AppError(f"app {app.name!r}: {parts} parts found; {', '.join(missing)} needed")
+
+
+def _over(
+    app: App, graph: str | Path, data: str | Path | None, parts: int | None
+) -> tuple[App, Adjacency, Cuts | None]:
+    """Return the app over another graph, its edges, and where METIS cuts it into so many parts.
+
+    Raises:
+        AppError: the app learns from no graph, or from data of a folder.
+    """
     from soapstone.frontend.graphs.files import read_graph
 
-    given = read_graph(graph)
-    if parts is None:
-        return given, None
-    from soapstone.frontend.graphs.metis import renumbered_by_metis
+    if app.over is None or data is not None:
+        found = "--data, which has no graph" if data is not None else "which learns from none"
+        raise AppError(f"app {app.name!r}: graph {str(graph)!r} found with {found}")
+    given, cuts = read_graph(graph), None
+    if parts is not None:
+        from soapstone.frontend.graphs.metis import renumbered_by_metis
 
-    return renumbered_by_metis(given, parts)
+        given, cuts = renumbered_by_metis(given, parts)
+    return app.over(given), given.adjacency, cuts
 
 
 def _result(
