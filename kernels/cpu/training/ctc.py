@@ -38,6 +38,128 @@ def _plus(a: float, b: float, c: float) -> float:
     return top + math.log(math.exp(a - top) + math.exp(b - top) + math.exp(c - top))
 
 
+# x, labels and slopes are the addresses where those of one sample begin.
+
+
+@helper
+def _class_of(w: Any, labels: int, state: int) -> int:
+    """The class of a state; states are blank, a label, blank, and so on."""
+    if state % 2 == 0:
+        return w.blank
+    return integer_at(labels + state // 2 * w.labels_step_l, w.wide_labels)
+
+
+@helper
+def _count(w: Any, labels: int) -> int:
+    """How many labels a sample has before the first negative one; -1 where one is no class."""
+    for place in range(w.places):
+        label = _class_of(w, labels, 2 * place + 1)
+        if label < 0:
+            return place
+        if label >= w.classes:
+            return -1
+    return w.places
+
+
+@helper
+def _fill(w: Any, slopes: int, begin: int, end: int, value: float) -> None:
+    """Make the slopes of some steps all alike."""
+    for t in range(begin, end):
+        for c in range(w.classes):
+            f32p(slopes + t * w.slopes_step_t + c * w.slopes_step_c)[0] = value
+
+
+@helper
+def _softmax(w: Any, x: int, slopes: int, steps: int, log_sums: Any) -> None:
+    """Write the softmax of each step to the slopes, and the logarithms of what it divides by."""
+    for t in range(steps):
+        row, out = x + t * w.logits_step_t, slopes + t * w.slopes_step_t
+        top = -math.inf
+        for c in range(w.classes):
+            top = max(top, np.float64(f32p(row + c * w.logits_step_c)[0]))
+        total = 0.0
+        for c in range(w.classes):
+            each = math.exp(f32p(row + c * w.logits_step_c)[0] - top)
+            f32p(out + c * w.slopes_step_c)[0] = each
+            total += each
+        for c in range(w.classes):
+            f32p(out + c * w.slopes_step_c)[0] *= np.float32(1 / total)
+        log_sums[t] = top + math.log(total)
+
+
+@helper
+def _joined(
+    w: Any, labels: int, sums: Any, at: int, state: int, label: int, last: int, way: int
+) -> float:
+    """The sum over the states from which one is reached; those outside of all ways are -inf.
+
+    at: where the sums of the step before begin, or with way 1 in place of -1 of the step after.
+    label: the state's class.
+    """
+    one, two = -math.inf, -math.inf
+    if 0 <= state + way < last:
+        one = sums[at + state + way]
+    other = state + 2 * way
+    if state % 2 == 1 and 0 <= other < last and _class_of(w, labels, other) != label:
+        two = sums[at + other]
+    return _plus(sums[at + state], one, two)
+
+
+@helper
+def _forward(
+    w: Any, x: int, labels: int, steps: int, states: int, last: int, forward: Any, log_sums: Any
+) -> float:
+    """Write the forward sums of all steps and states; return the logarithm of their total."""
+    for t in range(steps):
+        row, at = x + t * w.logits_step_t, t * states
+        for s in range(last):
+            label = _class_of(w, labels, s)
+            if t == 0:
+                before = 0.0 if s < 2 else -math.inf
+            else:
+                before = _joined(w, labels, forward, at - states, s, label, last, -1)
+            forward[at + s] = before + (f32p(row + label * w.logits_step_c)[0] - log_sums[t])
+    end = (steps - 1) * states + last - 1
+    if last == 1:
+        return forward[end]
+    return _plus(forward[end], forward[end - 1], -math.inf)
+
+
+@helper
+def _backward(
+    w: Any,
+    x: int,
+    labels: int,
+    slopes: int,
+    steps: int,
+    states: int,
+    last: int,
+    forward: Any,
+    back: Any,
+    log_sums: Any,
+    log: float,
+) -> None:
+    """Take each state's share of all ways from the slopes, which are the softmax.
+
+    log: the logarithm of the sum of all ways.
+    """
+    for t in range(steps - 1, -1, -1):
+        row, out = x + t * w.logits_step_t, slopes + t * w.slopes_step_t
+        now, later = t % 2 * states, (t + 1) % 2 * states
+        for s in range(last):
+            label = _class_of(w, labels, s)
+            if t == steps - 1:
+                rest = 0.0 if s >= last - 2 else -math.inf
+            else:
+                rest = _joined(w, labels, back, later, s, label, last, 1)
+            # The step's own probability is part of the forward sum, and of what is kept for the
+            # step before.
+            share = forward[t * states + s] + rest - log
+            back[now + s] = rest + (f32p(row + label * w.logits_step_c)[0] - log_sums[t])
+            if share > -math.inf:
+                f32p(out + label * w.slopes_step_c)[0] -= math.exp(share)
+
+
 @native("body")
 def _rows(block: Any, begin: int, end: int) -> int:
     w = _ctc_of(block)
@@ -48,102 +170,30 @@ def _rows(block: Any, begin: int, end: int) -> int:
         log_sums = f64p(w.scratch + worker * w.room + 8 * (w.steps + 2) * states)
         for sample in range(worker, w.samples, w.workers):
             x = w.logits + sample * w.logits_step_n
-            slopes = w.slopes + sample * w.slopes_step_n
             labels = w.labels + sample * w.labels_step_n
+            slopes = w.slopes + sample * w.slopes_step_n
             steps = w.steps
             if w.lengths != 0:
                 own = integer_at(w.lengths + sample * w.length_step, w.wide_lengths)
                 steps = max(min(own, steps), 0)
-            count = 0
-            while count < w.places:
-                label = integer_at(labels + count * w.labels_step_l, w.wide_labels)
-                if label < 0:
-                    break
-                if label >= w.classes:
-                    return _BAD_LABEL
-                count += 1
-            for t in range(steps, w.steps):
-                for c in range(w.classes):
-                    f32p(slopes + t * w.slopes_step_t + c * w.slopes_step_c)[0] = 0
-            log = -math.inf
+            count = _count(w, labels)
+            if count < 0:
+                return _BAD_LABEL
             last = 2 * count + 1
-            if steps == 0 and count == 0:
-                log = 0.0
+            log = 0.0 if steps == 0 and count == 0 else -math.inf
             if count <= steps and steps > 0:
-                for t in range(steps):
-                    row = x + t * w.logits_step_t
-                    top = -math.inf
-                    for c in range(w.classes):
-                        top = max(top, np.float64(f32p(row + c * w.logits_step_c)[0]))
-                    total = 0.0
-                    out = slopes + t * w.slopes_step_t
-                    for c in range(w.classes):
-                        each = math.exp(f32p(row + c * w.logits_step_c)[0] - top)
-                        f32p(out + c * w.slopes_step_c)[0] = each
-                        total += each
-                    for c in range(w.classes):
-                        f32p(out + c * w.slopes_step_c)[0] *= np.float32(1 / total)
-                    log_sums[t] = top + math.log(total)
-                # A step's states: blank, a label, blank, …; states outside of all ways are -inf.
-                for t in range(steps):
-                    row, at = x + t * w.logits_step_t, t * states
-                    for s in range(last):
-                        label = w.blank
-                        if s % 2 == 1:
-                            label = integer_at(labels + s // 2 * w.labels_step_l, w.wide_labels)
-                        if t == 0:
-                            before = 0.0 if s < 2 else -math.inf
-                        else:
-                            one, two = -math.inf, -math.inf
-                            if s > 0:
-                                one = forward[at - states + s - 1]
-                            if s % 2 == 1 and s > 1:
-                                other = labels + (s // 2 - 1) * w.labels_step_l
-                                if integer_at(other, w.wide_labels) != label:
-                                    two = forward[at - states + s - 2]
-                            before = _plus(forward[at - states + s], one, two)
-                        forward[at + s] = before + (
-                            f32p(row + label * w.logits_step_c)[0] - log_sums[t]
-                        )
-                end_at = (steps - 1) * states + last - 1
-                log = forward[end_at]
-                if count > 0:
-                    log = _plus(log, forward[end_at - 1], -math.inf)
-            f32p(w.loss + sample * w.loss_step)[0] = (
-                -log if log != -math.inf else (math.inf if w.infinite != 0 else 0.0)
-            )
-            if log == -math.inf:
-                for t in range(steps):
-                    for c in range(w.classes):
-                        f32p(slopes + t * w.slopes_step_t + c * w.slopes_step_c)[0] = (
-                            math.nan if w.infinite != 0 else 0.0
-                        )
-                continue
-            for t in range(steps - 1, -1, -1):
-                out = slopes + t * w.slopes_step_t
-                now, later = t % 2 * states, (t + 1) % 2 * states
-                for s in range(last):
-                    label = w.blank
-                    if s % 2 == 1:
-                        label = integer_at(labels + s // 2 * w.labels_step_l, w.wide_labels)
-                    if t == steps - 1:
-                        rest = 0.0 if s >= last - 2 else -math.inf
-                    else:
-                        one, two = -math.inf, -math.inf
-                        if s + 1 < last:
-                            one = back[later + s + 1]
-                        if s % 2 == 1 and s + 2 < last:
-                            other = labels + (s // 2 + 1) * w.labels_step_l
-                            if integer_at(other, w.wide_labels) != label:
-                                two = back[later + s + 2]
-                        rest = _plus(back[later + s], one, two)
-                    # The step's own probability is part of the forward sum, and of what is kept
-                    # for the step before.
-                    share = forward[t * states + s] + rest - log
-                    own = f32p(x + t * w.logits_step_t + label * w.logits_step_c)[0]
-                    back[now + s] = rest + (own - log_sums[t])
-                    if share > -math.inf:
-                        f32p(out + label * w.slopes_step_c)[0] -= math.exp(share)
+                _softmax(w, x, slopes, steps, log_sums)
+                log = _forward(w, x, labels, steps, states, last, forward, log_sums)
+            impossible = log == -math.inf
+            loss = -log
+            if impossible and w.infinite == 0:
+                loss = 0.0
+            f32p(w.loss + sample * w.loss_step)[0] = loss
+            _fill(w, slopes, steps, w.steps, 0.0)
+            if impossible:
+                _fill(w, slopes, 0, steps, math.nan if w.infinite != 0 else 0.0)
+            else:
+                _backward(w, x, labels, slopes, steps, states, last, forward, back, log_sums, log)
     return 0
 
 
