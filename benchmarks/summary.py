@@ -77,7 +77,7 @@ def section() -> str:
     """Return the part of README.md."""
     slowed = rows_of("inference_beside")
     own, *others = (mean(slowed, f"{p} slow-down") for p in ("soapstone", *PEERS))
-    peers = ", ".join(f"{name} {share}" for (name, _), share in zip(PEERS.values(), others))
+    peers = ", ".join(f"{share} with {name}" for (name, _), share in zip(PEERS.values(), others))
     table = [
         "| on two cores | peer | time over the peer's | processor |",
         "| --- | --- | --- | --- |",
@@ -87,8 +87,8 @@ def section() -> str:
         [
             *table,
             "",
-            "Where another process takes one of the two cores, inference is so many times slower:",
-            f"{own}; {peers}.",
+            "Beside a process that computes on one of the two cores, inference takes"
+            f" {own} times as long ({peers}).",
             "",
             "![Inference at batch 1 beside ONNX Runtime and OpenVINO](docs/pictures/inference.svg)",
             "",

@@ -55,7 +55,7 @@ def compared(name: str, machine: str | None, threads: int | None) -> dict[str, A
     """Return what both methods find for a model, and how long they take."""
     build, *paper = MODELS[name]
     graph, weights = drawn(build())
-    model = cost_model("soapstone", machine, graph, weights, threads)
+    model = cost_model("soapstone", machine, weights, threads)
     book = metaflow(rulefile.load())
     found: dict[str, Searched] = {}
     seconds: dict[str, float] = {}

@@ -221,10 +221,19 @@ def _named(value: Any, name: str) -> dict[str, Any]:
 
 
 def _given(what: str, value: Any) -> Any:
-    """Return an array with one row a sample, or a list of sequences."""
+    """Return an array with one row a sample, or a list of sequences.
+
+    Raises:
+        DataError: it is neither, or a sequence is no array; names it.
+    """
     if isinstance(value, np.ndarray):
         return value
-    rows = [np.asarray(each) for each in value]
+    try:
+        rows = [np.asarray(each) for each in value]
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"buckets: {what}: {error}; an array, or a list of sequences, needed"
+        ) from None
     return rows if any(row.ndim for row in rows) else np.asarray(value)
 
 

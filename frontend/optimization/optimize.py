@@ -130,7 +130,7 @@ def optimize(
     if training:
         ground = replace(ground or Ground.local(threads), constants=held)
         threads, held = ground.threads, {}
-    pricing = cost_model(target, machine, graph, held, threads, training)
+    pricing = cost_model(target, machine, held, threads, training)
     wanted = Objective.parse(objective)
     where = target if machine is None else str(machine)
     known = None if chain is None else Chain.load(chain).checked(graph, where)
@@ -235,7 +235,6 @@ def _applied(searched: Searched, book: Rulebook) -> tuple[dict[str, int], dict[s
 def cost_model(
     target: str,
     machine: str | Path | None,
-    graph: Graph,
     weights: Mapping[str, Array],
     threads: int | None = None,
     training: bool = False,

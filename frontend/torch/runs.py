@@ -84,7 +84,7 @@ class Runner:
         for begin, end in pairwise(starts.tolist()):
             calls = [pending[number] for number in order[begin:end].tolist()]
             template = cast("Template", calls[0].cell)
-            gathers = _gathers(structure, template, calls, place, pending, parts)
+            gathers = _gathers(structure, template, calls, place, parts)
             numbers = tuple(call.index for call in calls)
             for row, number in enumerate(numbers):
                 place[number] = len(parts), row
@@ -144,7 +144,6 @@ def _gathers(
     template: Template,
     calls: Sequence[Call],
     place: dict[int, tuple[int, int]],
-    pending: Sequence[Call],
     parts: Sequence[Part],
 ) -> tuple[Gather, ...]:
     """Return where the inputs of a run come from, those of one type together."""

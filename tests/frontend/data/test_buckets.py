@@ -101,6 +101,8 @@ def test_mistakes() -> None:
         Buckets(TEXTS, buckets=[4, 8])
     with pytest.raises(DataError, match="'y': 1 steps found in sample 0"):
         Buckets(TEXTS, [tags[:1] for tags in TAGS])
+    with pytest.raises(DataError, match=r"input 'x': .* an array, or a list of sequences, needed"):
+        Buckets({"x": 3})
     with pytest.raises(DataError, match="sequence 1: 3 steps found, at most 2 needed"):
         padded([[1], [1, 2, 3]], 2)
 
