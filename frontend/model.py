@@ -280,21 +280,11 @@ class Model(Trainable):
         threads, cpus, strategy, requests, plain, bound_shapes, fast_memory, plan, tune and
         precision are those of `InferenceSession`.
         """
+        options = dict(locals())
         from soapstone.frontend.inference.session import InferenceSession
 
-        return InferenceSession(
-            self,
-            threads=threads,
-            cpus=cpus,
-            strategy=strategy,
-            requests=requests,
-            plain=plain,
-            bound_shapes=bound_shapes,
-            fast_memory=fast_memory,
-            plan=plan,
-            tune=tune,
-            precision=precision,
-        )
+        del options["self"]
+        return InferenceSession(self, **options)
 
     @property
     def training_graph(self) -> Graph:

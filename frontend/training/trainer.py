@@ -150,41 +150,55 @@ class Trainer(Resumable):
             state.goes_on(rate)
         began = time.perf_counter()
         busy: list[float] = []
-        position = self._position
         hooks.begin(state, counted)
         try:
-            while position.epoch < epochs and not state.stop:
-                state.epoch = position.epoch
+            while self._position.epoch < epochs and not state.stop:
+                state.epoch = self._position.epoch
                 hooks.call("on_epoch_begin", state)
-                for inputs, labels in batches.epoch(position.epoch, position.batch):
-                    if labels is None:
-                        raise DataError("fit: labels are missing; y, or files with y, needed")
-                    start = time.perf_counter()
-                    samples = self.step(inputs, labels, state)
-                    spent = time.perf_counter() - start
-                    busy.append(spent)
-                    state.step_us = spent * 1e6
-                    state.samples_per_s = samples / spent
-                    hooks.call("on_step_end", state)
-                    if state.stop:
-                        return result
-                if not position.samples:
-                    raise DataError("fit: 0 samples found, 1 or more needed")
-                record = self._record()
-                if held_out is not None:
-                    x_, y_, weights = held_out
-                    scores = self.evaluate(x_, y_, batch_size=size, sample_weights=weights)
-                    record.update({f"validation_{k}": v for k, v in scores.items()})
-                state.loss = record["loss"]
-                state.metrics = {k: v for k, v in record.items() if k not in ("epoch", "loss")}
-                result.epochs.append(record)
-                self._start_epoch(position.epoch + 1)
-                hooks.call("on_epoch_end", state)
+                if self._steps_of_epoch(batches, state, busy):
+                    result.epochs.append(self._end_epoch(state, held_out, size))
+                    hooks.call("on_epoch_end", state)
         finally:
             batches.close()
             result.ended(time.perf_counter() - began, busy, size)
             hooks.end(state)
         return result
+
+    def _steps_of_epoch(self, batches: Batches, state: TrainingState, busy: list[float]) -> bool:
+        """Run what is left of an epoch; return whether no callback stopped it.
+
+        busy: is given the seconds of each step.
+        """
+        position = self._position
+        for inputs, labels in batches.epoch(position.epoch, position.batch):
+            if labels is None:
+                raise DataError("fit: labels are missing; y, or files with y, needed")
+            start = time.perf_counter()
+            samples = self.step(inputs, labels, state)
+            spent = time.perf_counter() - start
+            busy.append(spent)
+            state.step_us = spent * 1e6
+            state.samples_per_s = samples / spent
+            self._hooks.call("on_step_end", state)
+            if state.stop:
+                return False
+        if not position.samples:
+            raise DataError("fit: 0 samples found, 1 or more needed")
+        return True
+
+    def _end_epoch(
+        self, state: TrainingState, held_out: tuple[Any, ...] | None, size: int
+    ) -> dict[str, float]:
+        """Return the record of an epoch, with that of held-out samples, and go on to the next."""
+        record = {"epoch": float(self._position.epoch)} | self.objective.results(self._sums)
+        if held_out is not None:
+            x, y, weights = held_out
+            scores = self.evaluate(x, y, batch_size=size, sample_weights=weights)
+            record.update({f"validation_{k}": v for k, v in scores.items()})
+        state.loss = record["loss"]
+        state.metrics = {k: v for k, v in record.items() if k not in ("epoch", "loss")}
+        self._start_epoch(self._position.epoch + 1)
+        return record
 
     def _check_trained(self, what: str) -> None:
         """Check that there is something to train, and that it is what was compiled.
@@ -340,9 +354,6 @@ class Trainer(Resumable):
                 if limits is not None:
                     limits.check(name, array)
             self.session.feed(bound, name, array)
-
-    def _record(self) -> dict[str, float]:
-        return {"epoch": float(self._position.epoch)} | self.objective.results(self._sums)
 
     def _non_finite(self, bound: Bound, loss: float) -> NonFiniteLoss:
         """Find the first layer that is not finite by running the step again, sequentially."""
