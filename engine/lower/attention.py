@@ -2,7 +2,7 @@
 
 Its kernel keeps scores in the cache between the products that make and read them, where three
 launches write and read all of them: 54 MB in a layer of 6 heads over 1,500 positions. Between the
-products there may be scales, and a mask that is added or chosen by; `spelled.py` has its parts.
+products there may be scales, and a mask that is added or chosen by (`attention_parts.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from soapstone.engine.lower.attention_parts import before_swap, number, unguarded, unscaled
 from soapstone.engine.lower.fold import Site
-from soapstone.engine.lower.spelled import before_swap, number, unguarded, unscaled
 from soapstone.ir.graph import Node
 from soapstone.ir.tensor import Array
 from soapstone.kernels.registry import variants

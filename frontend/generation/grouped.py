@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from soapstone.engine.lower.attention_parts import before_swap, unguarded, unscaled
 from soapstone.engine.lower.rebuild import called, rebuild
-from soapstone.engine.lower.spelled import before_swap, unguarded, unscaled
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.products.attention import scale_of
