@@ -17,6 +17,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Devices = Annotated[int | None, typer.Option(min=1, help="Devices of a scalable machine.")]
 Dims = Annotated[
     list[str] | None, typer.Option("--dim", help="A symbolic dim's extent: NAME=NUMBER; repeat.")
 ]

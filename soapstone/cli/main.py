@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import soapstone
-from soapstone.cli import bench, graph, memory, onnx, profile, rules, strategy
+from soapstone.cli import bench, graph, machine, memory, onnx, profile, rules, strategy
 from soapstone.cli.common import Dims, Json, answer, bytes_of, command, dims_of, tell
 from soapstone.cli.generate import generate
 from soapstone.cli.optimize import optimize
@@ -35,7 +35,7 @@ app.add_typer(onnx.app, name="onnx")
 app.add_typer(profile.app, name="profile")
 app.add_typer(rules.app, name="rules")
 app.add_typer(strategy.app, name="strategy")
-app.add_typer(strategy.machines, name="machine")
+app.add_typer(machine.app, name="machine")
 command(app)(generate)
 command(app)(optimize)
 command(app)(quantize)

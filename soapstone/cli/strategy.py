@@ -1,14 +1,14 @@
-"""`soapstone strategy`: parallelizations searched for, simulated and shown; `soapstone machine`."""
+"""`soapstone strategy`: parallelizations searched for, simulated and shown."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soapstone.cli.common import Dims, Json, answer, command, dims_of, tell
+from soapstone.cli.common import Devices, Dims, Json, command, dims_of, tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from soapstone.deadline import Deadline
     from soapstone.frontend.strategies.serving import Served
     from soapstone.ir.graph import Graph
+    from soapstone.ir.strategy import Strategy
     from soapstone.ir.tensor import Array
     from soapstone.runtime import Machine
 
 app = typer.Typer(help="Parallelization strategies: search, simulate, show.", no_args_is_help=True)
-machines = typer.Typer(help="Machines, described and measured.", no_args_is_help=True)
 
 _SECONDS = 60.0  # of a search without a budget, at most
 _MEASURING = 0.5  # of a budget, after which no more tasks are measured
@@ -35,7 +35,6 @@ ModelName = Annotated[
 MachineName = Annotated[
     str, typer.Option("--machine", "-m", help="local, a preset (`machine list`), or a file.")
 ]
-Devices = Annotated[int | None, typer.Option(min=1, help="Devices of a scalable machine.")]
 BatchSize = Annotated[
     int | None, typer.Option(min=1, help="Samples of a step, all devices together.")
 ]
@@ -114,6 +113,18 @@ def _measure(
         finding.measure_tasks(graph, machine, stages, deadline, constants or {})
 
 
+def _write(
+    strategy: Strategy, graph: Graph | None, output: Path | None, picture: Path | None
+) -> None:
+    """Write a strategy to a file, and a picture of it, of the graph if there is one, to another."""
+    if output is not None:
+        strategy.save(output)
+    if picture is not None:
+        from soapstone.frontend.strategies.picture import save_picture
+
+        save_picture(strategy, graph, picture)
+
+
 @command(app, "search")
 def search(
     model: ModelName,
@@ -176,7 +187,6 @@ def search(
     from soapstone.files import check_targets
     from soapstone.frontend.progress import searching, staged
     from soapstone.frontend.strategies import finding
-    from soapstone.frontend.strategies.picture import save_picture
     from soapstone.frontend.strategies.serving import find_serving
     from soapstone.ir.errors import GraphError
     from soapstone.ir.strategy import Strategy
@@ -188,6 +198,7 @@ def search(
     if objective is not None:
         if not inference or machine != "local":
             raise GraphError("objective: found without --inference on machine 'local'")
+        options = Options(seconds=_SECONDS / 6 if budget is None else budget / 6, seed=seed)
         with staged() as stages:
             serving = find_serving(
                 model,
@@ -196,14 +207,11 @@ def search(
                 sizes=finding.parse_sizes(size),
                 dims=dims_of(dim),
                 cores=devices,
-                options=Options(seconds=_SECONDS / 6 if budget is None else budget / 6, seed=seed),
+                options=options,
                 stage=stages,
                 deadline=half,
             )
-        if output is not None:
-            serving.strategy.save(output)
-        if picture is not None:
-            save_picture(serving.strategy, None, picture)
+        _write(serving.strategy, None, output, picture)
         tell(serving, {**serving.as_dict(), "output": str(output or "") or None}, as_json)
         return
     graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference, memory)
@@ -231,10 +239,7 @@ def search(
         result = find(split, where, options, start=given, progress=progress)
     if served is not None:
         result = served.told(result)
-    if output is not None:
-        result.strategy.save(output)
-    if picture is not None:
-        save_picture(result.strategy, graph, picture)
+    _write(result.strategy, graph, output, picture)
     if timeline is not None:
         result.simulation.timeline.save(timeline)
     tell(result, {**result.as_dict(), "output": None if output is None else str(output)}, as_json)
@@ -359,77 +364,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a strategy: a table of operators, and a picture of who runs what."""
-    from soapstone.frontend.strategies.picture import save_picture
     from soapstone.ir.strategy import Strategy
 
     found = Strategy.load(file)
-    if picture is not None:
-        save_picture(found, None, picture)
+    _write(found, None, None, picture)
     tell(found, found.to_json(), as_json)
-
-
-@command(machines, "list")
-def list_machines(as_json: Json = False) -> None:
-    """List the machines that are described already."""
-    from soapstone.runtime.machines.cluster import load_machine, shipped
-
-    rows: list[dict[str, Any]] = []
-    for name in ("local", *shipped()):
-        machine = load_machine(name)
-        kinds = sorted({processor.kind for processor in machine.processors})
-        rows.append({"name": name, "devices": len(machine.processors), "kinds": kinds})
-    lines = [f"{r['name']:<12} {r['devices']} {', '.join(r['kinds'])} a node" for r in rows]
-    answer("\n".join(lines), {"machines": rows}, as_json)
-
-
-@command(machines, "show")
-def show_machine(
-    machine: Annotated[str, typer.Argument(help="A machine's name or file.")],
-    devices: Devices = None,
-    as_json: Json = False,
-) -> None:
-    """Show a machine: processors, memories, links and the routes between devices."""
-    from soapstone.frontend.strategies import finding
-    from soapstone.runtime.machines.cluster import load_machine
-
-    found = load_machine(machine, devices)
-    tell(finding.machine_table(found), found.describe(), as_json)
-
-
-@command(machines, "measure")
-def measure_machine(
-    cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
-    gpus: Annotated[
-        int, typer.Option(min=0, help="Measure so many GPUs of this computer instead.")
-    ] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the machine here (JSON).")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Measure this computer, its GPUs, or the ranks of mpiexec: processors, memories, links."""
-    from soapstone.files import check_targets
-    from soapstone.frontend.strategies import finding
-    from soapstone.runtime.machines.start import default_executor, rank_of
-    from soapstone.search.cost.profile import measured_machine
-
-    check_targets(output)
-    executor = default_executor()
-    found = measured_machine(cpus, threads, executor, gpus)
-    if rank_of(executor):
-        return
-    if output is not None:
-        found.save(output)
-    lines, messages = [], []
-    for (kind, members), by_size in found.messages.measured.items():
-        among = ", ".join(found.memories[member].name for member in members)
-        lines.append(f"  {kind} among {among}, by bytes of the value:")
-        lines += [
-            f"  {nbytes:>14,} bytes: {ns / 1e3:>10,.1f} us, {nbytes / ns:6.2f} GB/s"
-            for nbytes, ns in by_size.items()
-        ]
-        by_bytes = {str(nbytes): ns / 1e3 for nbytes, ns in by_size.items()}
-        messages.append({"kind": kind, "members": among, "us": by_bytes})
-    value = {**found.describe(), **({"messages": messages} if messages else {})}
-    tell("\n".join([finding.machine_table(found), *lines]), value, as_json)
