@@ -18,6 +18,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Devices = Annotated[int | None, typer.Option(min=1, help="Devices of a scalable machine.")]
+FastMemory = Annotated[
+    str | None, typer.Option(help="Stream values through a memory of that size: 200MB.")
+]
+Plan = Annotated[
+    str | None, typer.Option(help="How: dp (fewest bytes), lru, stream, belady, or a file.")
+]
 Dims = Annotated[
     list[str] | None, typer.Option("--dim", help="A symbolic dim's extent: NAME=NUMBER; repeat.")
 ]
