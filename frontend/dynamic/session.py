@@ -297,7 +297,9 @@ class DynamicSession(Recorder):
     def inference(self) -> Iterator[None]:
         """What is recorded inside is not trained: no dropout, nothing kept."""
         if len(self._tape.units) < len(self._calls) or self._log:
-            raise GraphError("inference: values of a step found, which must be over")
+            raise GraphError(
+                "inference: found in the midst of a step; step() or forget() needed before"
+            )
         self._training = False
         try:
             yield

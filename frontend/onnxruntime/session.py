@@ -386,7 +386,10 @@ class IOBinding:
         session: that which made the binding.
         """
         if session is not self._session:
-            raise InvalidArgument("run_with_iobinding: a binding of another session found")
+            raise InvalidArgument(
+                "run_with_iobinding: a binding of another session found; one that this session's"
+                " io_binding() made needed"
+            )
         fixed = {name: array for name, array in self._outputs.items() if array is not None}
         with as_invalid():
             found = session.session.run(self._inputs, out=fixed)

@@ -83,9 +83,12 @@ def metg(
     Source: Slaughter et al., Task Bench, SC 2020.
     """
     if not 0 < target < 1:
-        raise ValueError(f"target is {target}, needed between 0 and 1")
+        raise ValueError(f"target: {target} found; a number between 0 and 1 needed")
     if largest < 1 or repeats < 1 or tasks < 1 or factor <= 1:
-        raise ValueError("largest, repeats and tasks must be 1 or more, and factor above 1")
+        raise ValueError(
+            f"largest {largest}, repeats {repeats}, tasks {tasks} and factor {factor} found;"
+            " 1 or more of each, and a factor above 1, needed"
+        )
     samples: list[Sample] = []
     iterations = largest
     while True:

@@ -420,7 +420,9 @@ class Recorder:
         self.flush()
         call = value.call.same or value.call
         if call.lost or call.run is None:
-            raise GraphError("a value found whose recording was left, by an error or a change")
+            raise GraphError(
+                "a value found whose recording was left, by an error or a change; record it again"
+            )
         with _unrecorded():
             return call.run.values[value.place][call.row]
 

@@ -45,7 +45,7 @@ def loop(n: Call) -> Any:
     going = n.value(1) if n.has(1) else n.known(True)
     states: list[Slot] = list(n.inputs[2:])  # type: ignore[arg-type]
     if any(state is None for state in states):
-        raise OnnxError("an empty state found")
+        raise OnnxError("an empty state found; a value, or a sequence, needed")
     collected: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - len(states))]
     trip = 0
     while trip < trips and bool(n.array(going, apart=True).reshape(())):
@@ -164,7 +164,7 @@ def _scan_of_samples(n: Call) -> Any:
 def _sequence(n: Call) -> tuple[Value, ...]:
     slot = n.inputs[0] if n.inputs else None
     if not isinstance(slot, tuple):
-        raise OnnxError("input 0 is no sequence")
+        raise OnnxError("input 0: no sequence found; one needed")
     return slot
 
 
@@ -187,7 +187,7 @@ def optional_has_element(n: Call) -> Value:
 @rule("OptionalGetElement")
 def optional_get_element(n: Call) -> Any:
     if not n.has(0) or isinstance(n.inputs[0], Absent):
-        raise OnnxError("an empty optional value found")
+        raise OnnxError("an empty optional value found; one that has an element needed")
     return [n.inputs[0]]
 
 
@@ -249,7 +249,7 @@ def sequence_map(n: Call) -> Any:
 def concat_from_sequence(n: Call) -> Value:
     parts = _sequence(n)
     if not parts:
-        raise OnnxError("an empty sequence found")
+        raise OnnxError("an empty sequence found; one or more values needed")
     new = bool(n.attribute("new_axis", 0))
     axis = n.axis_of(n.attribute("axis"), parts[0].rank + new)
     if new:

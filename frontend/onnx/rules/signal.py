@@ -93,7 +93,7 @@ def stft(n: Call) -> Value:
         raise OnnxError(f"frames of {size} every {step} found; they do not fit {signal.spec}")
     count = (signal.shape[1] - size) // step + 1
     if count * size > _MOST:
-        raise UnsupportedError("so many frames are not supported")
+        raise UnsupportedError(f"{count} frames of {size} found; {_MOST:,} values in all at most")
     places = (np.arange(count)[:, None] * step + np.arange(size)).astype(np.int64)
     frames = n("gather", signal, n.known(places), axis=1)
     if window is not None:

@@ -16,6 +16,7 @@ from soapstone.ir.ops.windows.conv_transpose import within_strides
 from soapstone.records import dataclass
 
 _MOST = 1 << 31  # of a stride, pad, dilation or kernel
+_MOST_PLACES = 1 << 22  # of what MaxUnpool makes larger
 
 
 @dataclass(frozen=True)
@@ -241,8 +242,8 @@ def max_unpool(n: Call) -> Value:
 
 def _replaced(n: Call, ids: Value, old: tuple[int, ...], new: tuple[int, ...]) -> Value:
     """Return flat places in one shape as flat places in another, larger one."""
-    if math.prod(old) > 1 << 22:
-        raise UnsupportedError("so large an output_shape is not supported")
+    if math.prod(old) > _MOST_PLACES:
+        raise UnsupportedError(f"pooled shape {old} found; {_MOST_PLACES:,} values at most")
     table = np.zeros(old, np.int64)
     for axis, extent in enumerate(old):
         line = np.arange(extent) * math.prod(new[axis + 1 :])
@@ -304,7 +305,10 @@ def col2im(n: Call) -> Value:
     image, block = n.ints("image_shape", 1) or (), n.ints("block_shape", 2) or ()
     rank, kernel = len(image), math.prod(block)
     if not 1 <= rank <= 3 or len(block) != rank or x.rank != 3 or kernel < 1:
-        raise UnsupportedError("columns (n, c k, l) of 1 to 3 spatial axes are supported")
+        raise UnsupportedError(
+            f"image {image}, block {block} and columns {x.spec} found; 1 to 3 axes of image and"
+            " block, and columns (n, c k, l), needed"
+        )
     strides = tuple(n.attribute("strides") or (1,) * rank)
     dilations = tuple(n.attribute("dilations") or (1,) * rank)
     pads = tuple(n.attribute("pads") or (0,) * (2 * rank))

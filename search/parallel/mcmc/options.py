@@ -1,4 +1,4 @@
-"""How a search goes."""
+"""The options of a search for a strategy: when it stops, and what its chains begin with."""
 
 from __future__ import annotations
 
