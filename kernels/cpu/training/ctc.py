@@ -42,7 +42,7 @@ def _plus(a: float, b: float, c: float) -> float:
 
 
 @helper
-def _class_of(w: Any, labels: int, state: int) -> int:
+def _class_of(w: Any, labels: int, state: int) -> Any:
     """The class of a state; states are blank, a label, blank, and so on."""
     if state % 2 == 0:
         return w.blank
@@ -50,7 +50,7 @@ def _class_of(w: Any, labels: int, state: int) -> int:
 
 
 @helper
-def _count(w: Any, labels: int) -> int:
+def _count(w: Any, labels: int) -> Any:
     """How many labels a sample has before the first negative one; -1 where one is no class."""
     for place in range(w.places):
         label = _class_of(w, labels, 2 * place + 1)
@@ -108,7 +108,7 @@ def _joined(
 @helper
 def _forward(
     w: Any, x: int, labels: int, steps: int, states: int, last: int, forward: Any, log_sums: Any
-) -> float:
+) -> Any:
     """Write the forward sums of all steps and states; return the logarithm of their total."""
     for t in range(steps):
         row, at = x + t * w.logits_step_t, t * states
