@@ -1,4 +1,4 @@
-"""The elementwise machine against NumPy in float64: operators, layouts, broadcasts, chains."""
+"""The element-wise machine against NumPy in float64: operators, layouts, broadcasts, chains."""
 
 from __future__ import annotations
 

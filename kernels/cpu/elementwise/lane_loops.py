@@ -2,7 +2,7 @@
 
 `loop`, `get` and `put` write a loop into a kernel that is being compiled; `copy_floats`,
 `add_floats`, `add_scaled` and `fill_floats` are such loops. `instruction` is the loop of one
-formula on lanes (see `formulas`) over a chunk, as the elementwise machine runs it. Each is
+formula on lanes (see `formulas`) over a chunk, as the element-wise machine runs it. Each is
 compiled, or loaded from the cache, when a program first uses it, so that any chain of operators
 runs without being compiled.
 """

@@ -1,4 +1,4 @@
-"""Sums of more operands than the elementwise machine holds, such as of all gradients' squares.
+"""Sums of more operands than the element-wise machine holds, such as of all gradients' squares.
 
 Their first operands are added up before, in order, so that the result has the bits of one sum.
 """

@@ -1,4 +1,4 @@
-"""The elementwise machine: any chain of elementwise operators in one pass over memory.
+"""The element-wise machine: any chain of element-wise operators in one pass over memory.
 
 A chain is a small program (see `lane_loops`) run over chunks that stay in the first-level cache,
 so a fused chain costs what its inputs and outputs cost to stream, and needs no compilation.
@@ -239,14 +239,14 @@ OPERATORS = (*having("formula"), "cast", "accumulate")
 
 @variant(OPERATORS, "numba", promises=True)
 def elementwise(call: Call) -> Entry | None:
-    """One elementwise operator, as a program of one node."""
+    """One element-wise operator, as a program of one node."""
     operands = tuple(range(len(call.inputs)))
     return _bind(call, [(call.operator, operands, call.attributes)], (len(operands),))
 
 
 @variant("fused_elementwise", "numba", promises=True)
 def fused_elementwise(call: Call) -> Entry | None:
-    """A chain of elementwise operators in one pass."""
+    """A chain of element-wise operators in one pass."""
     nodes: list[Node] = [
         (operator, tuple(operands), dict(attributes))
         for operator, operands, attributes in call.attributes["program"]

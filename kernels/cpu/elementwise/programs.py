@@ -1,4 +1,4 @@
-"""Chains of elementwise operators as programs of the elementwise machine.
+"""Chains of element-wise operators as programs of the element-wise machine.
 
 An operator becomes one or a few instructions; results are written where they are wanted, and what
 is only passed on lives in a register, reused as soon as its value is dead.

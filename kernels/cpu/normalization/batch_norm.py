@@ -1,7 +1,7 @@
 """Batch normalization, its inference form and its gradient, over dim 1 of arrays of any rank.
 
 Each is three steps: sums by channel, a small step on the channels, and a multiply-add over the
-array that the elementwise machine does. Split over samples, the three are operators of their own.
+array that the element-wise machine does. Split over samples, the three are operators of their own.
 """
 
 from __future__ import annotations

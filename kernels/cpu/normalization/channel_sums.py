@@ -231,7 +231,7 @@ SLOPES: list[Node] = [
 def by_channel(
     nodes: list[Node], images: list[Array], factors: list[Array], y: Array, threads: int
 ) -> Entry | None:
-    """Return the elementwise machine's entry of the nodes.
+    """Return the element-wise machine's entry of the nodes.
 
     factors: arrays of as many elements as channels, or as samples times channels.
     """

@@ -1,7 +1,7 @@
 """Group and instance normalization and their gradients, plain and channels-last.
 
 As batch normalization, but by sample: sums by channel, a small step that joins the channels of a
-group, and a multiply-add over the array that the elementwise machine does.
+group, and a multiply-add over the array that the element-wise machine does.
 """
 
 from __future__ import annotations

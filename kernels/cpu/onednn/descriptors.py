@@ -230,7 +230,7 @@ def buffer(size: int) -> Array:
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise function: oneDNN's algorithm with its two parameters."""
+    """An element-wise function: oneDNN's algorithm with its two parameters."""
 
     algorithm: int
     alpha: float = 0.0
