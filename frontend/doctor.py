@@ -208,17 +208,17 @@ def _processor() -> Processor:
     cores = system.core_numbers()
     limits = [group.limit for group in system.group_limits() if group.limit < _LIMIT]
     return Processor(
-        system.processor_name(),
-        platform.machine(),
-        tuple(environment()["features"].split()),
-        os.cpu_count() or 1,
-        system.usable_cores(),
-        None if cores is None else tuple(cores),
-        system.memory_nodes(),
-        (system.cache_bytes(1), system.cache_bytes(2), system.cache_bytes(3)),
-        system.physical_bytes(),
-        system.available_bytes(),
-        min(limits) if limits else None,
+        name=system.processor_name(),
+        architecture=platform.machine(),
+        features=tuple(environment()["features"].split()),
+        cores=os.cpu_count() or 1,
+        usable_cores=system.usable_cores(),
+        core_numbers=None if cores is None else tuple(cores),
+        memory_nodes=system.memory_nodes(),
+        cache_bytes=(system.cache_bytes(1), system.cache_bytes(2), system.cache_bytes(3)),
+        memory_bytes=system.physical_bytes(),
+        available_bytes=system.available_bytes(),
+        group_limit_bytes=min(limits) if limits else None,
     )
 
 

@@ -82,18 +82,18 @@ def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Repor
         problem = f"not supported: {', '.join(lacking)}"
     weights = source.weights.values()
     return Report(
-        model.name,
-        {domain or "ai.onnx": version for domain, version in source.opsets.items()},
-        tuple(map(str, model.inputs)),
-        tuple(map(str, model.outputs)),
-        dict(operators.most_common()),
-        lacking,
-        sum(array.size for array in weights if kind_of(array.dtype) == "f"),
-        sum(array.nbytes for array in weights),
-        flops,
-        problem,
-        contents,
-        cuts,
+        name=model.name,
+        opsets={domain or "ai.onnx": version for domain, version in source.opsets.items()},
+        inputs=tuple(map(str, model.inputs)),
+        outputs=tuple(map(str, model.outputs)),
+        operators=dict(operators.most_common()),
+        unsupported=lacking,
+        parameters=sum(array.size for array in weights if kind_of(array.dtype) == "f"),
+        weight_bytes=sum(array.nbytes for array in weights),
+        flops=flops,
+        problem=problem,
+        contents=contents,
+        cuts=cuts,
     )
 
 

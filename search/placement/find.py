@@ -218,17 +218,17 @@ def memory_plan(
         result = choose.get(method) or packed(given, baselines.belady)
         bound = fewest_bytes(given, set(), widths=()).lower_bound_bytes
     return Found(
-        result.plan,
-        method,
-        reordered,
-        bound,
-        lru.plan.moved_bytes,
-        streamed.plan.moved_bytes,
-        result.margin_bytes,
-        time.perf_counter() - began,
-        minimize,
-        None if times is None else step_us(result.plan, times),
-        None if times is None else times.least_us(bound),
+        plan=result.plan,
+        method=method,
+        reordered=reordered,
+        lower_bound_bytes=bound,
+        lru_bytes=lru.plan.moved_bytes,
+        streaming_bytes=streamed.plan.moved_bytes,
+        margin_bytes=result.margin_bytes,
+        seconds=time.perf_counter() - began,
+        minimize=minimize,
+        step_us=None if times is None else step_us(result.plan, times),
+        least_us=None if times is None else times.least_us(bound),
     )
 
 

@@ -252,16 +252,16 @@ def _start(cpus: int | None) -> Legate:
     machine = runtime.get_machine().only(core.TaskTarget.CPU)
     count = machine.count(core.TaskTarget.CPU)
     return Legate(
-        core,
-        runtime,
-        library,
-        task,
-        machine,
-        tuple(machine[number] for number in range(count)),
-        int(runtime.get_machine().count(core.TaskTarget.GPU)),
-        int(runtime.node_count),
-        int(runtime.realm_config().sysmem or physical_bytes() * _SHARE),
-        calls,
+        core=core,
+        runtime=runtime,
+        library=library,
+        task=task,
+        machine=machine,
+        cpus=tuple(machine[number] for number in range(count)),
+        gpus=int(runtime.get_machine().count(core.TaskTarget.GPU)),
+        nodes=int(runtime.node_count),
+        sysmem_bytes=int(runtime.realm_config().sysmem or physical_bytes() * _SHARE),
+        calls=calls,
     )
 
 

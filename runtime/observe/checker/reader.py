@@ -275,21 +275,21 @@ class _Reader:
         if what in MESSAGES and not 0 < len(messages) == len(uses):
             raise self._error(f"{len(messages)} messages and {len(uses)} uses of a {what}")
         return Operation(
-            self._int(record, "id"),
-            what,
-            self._text(record, "name"),
-            launch,
-            self._int(record, "point"),
-            self._index(record, "processor", len(self.records.processors)),
-            self._flag(record, "idle"),
-            tuple(uses),
-            self._ints(record, "after"),
-            issued,
-            value,
-            fresh,
-            tuple(self._part(item, len(uses)) for item in record.get("parts", [])),
-            messages,
-            self.records.rank,
+            id=self._int(record, "id"),
+            what=what,
+            name=self._text(record, "name"),
+            launch=launch,
+            point=self._int(record, "point"),
+            processor=self._index(record, "processor", len(self.records.processors)),
+            idle=self._flag(record, "idle"),
+            uses=tuple(uses),
+            after=self._ints(record, "after"),
+            issued=issued,
+            value=value,
+            fresh=fresh,
+            parts=tuple(self._part(item, len(uses)) for item in record.get("parts", [])),
+            messages=messages,
+            rank=self.records.rank,
         )
 
     def _part(self, found: object, uses: int) -> Part:
