@@ -79,22 +79,12 @@ def measure(
         for found, tasks in runs
         if any((model.kinds[i], degrees) in missing for i, (degrees, _) in enumerate(tasks))
     ]
-    most_bytes = machine.host.capacity_bytes * _SHARE
     taken: dict[int, Sequence[Step]] = {}
     try:
         with store.measuring():
             while len(taken) < len(covers):
-                with ExitStack() as stack:
-                    group: dict[int, Run] = {}
-                    for number in range(len(taken), len(covers)):
-                        if progress is not None:
-                            progress("compiling covering strategies", number, len(covers))
-                        strategy = strategy_of(model, covers[number].configurations)
-                        run = Run(model, strategy, constants=constants)
-                        stack.callback(run.close)
-                        group[number] = run
-                        if sum(run.session.peak_bytes for run in group.values()) > most_bytes:
-                            break
+                with ExitStack() as open_runs:
+                    group = _group(model, covers, len(taken), constants, open_runs, progress)
                     _take(group, taken, progress, len(covers))
     finally:
         record(
@@ -104,6 +94,28 @@ def measure(
         if taken:
             machine.times.save(machine, kept, step_kind(graph), store, _sources())
     return len(missing)
+
+
+def _group(
+    model: Model,
+    covers: Sequence[Cover],
+    first: int,
+    constants: Mapping[str, Array],
+    open_runs: ExitStack,
+    progress: Progress | None,
+) -> dict[int, Run]:
+    """Return runs of covering strategies from the first on, as many as memory holds at once."""
+    most_bytes = model.machine.host.capacity_bytes * _SHARE
+    group: dict[int, Run] = {}
+    for number in range(first, len(covers)):
+        if progress is not None:
+            progress("compiling covering strategies", number, len(covers))
+        strategy = strategy_of(model, covers[number].configurations)
+        run = group[number] = Run(model, strategy, constants=constants)
+        open_runs.callback(run.close)
+        if sum(run.session.peak_bytes for run in group.values()) > most_bytes:
+            break
+    return group
 
 
 def _take(
