@@ -96,6 +96,12 @@ def _elu(e: Emit, x: Value, alpha: float = 1, scale: float = 1, input_scale: flo
     return e("elu", x, alpha=float(alpha))
 
 
+def _sign(e: Emit, x: Value) -> Value:
+    """Return signs as PyTorch has them: that of NaN is 0."""
+    sign = e("sign", x)
+    return e("where", e("is_nan", x), e.known(0, x.dtype), sign) if x.is_float else sign
+
+
 def _softplus(e: Emit, x: Value, beta: float = 1, threshold: float = 20) -> Value:
     needs(beta == 1 and threshold >= 20, "beta 1 and a threshold of 20 or more")
     return e("softplus", x)
@@ -282,7 +288,7 @@ def _spread(e: Emit, x: Value, shape: Sequence[int]) -> Value:
 
 
 _ALIKE = "relu sigmoid tanh exp log neg sqrt abs erf sin cos tan asin acos atan sinh cosh asinh"
-_ALIKE += " acosh atanh floor ceil round sign reciprocal silu mish"
+_ALIKE += " acosh atanh floor ceil round reciprocal silu mish"
 _ARITHMETIC = "add sub mul div maximum minimum"
 _VIEWS, _SAME = "view _unsafe_view reshape unsqueeze squeeze", "clone alias detach lift_fresh"
 _MOVEMENT: dict[str, Rule] = {
@@ -309,6 +315,7 @@ RULES: Mapping[str, Rule] = {
     "gelu": lambda e, x, approximate="none": e("gelu", x, approximate=approximate),
     "leaky_relu": lambda e, x, slope=0.01: e("leaky_relu", x, alpha=float(slope)),
     "elu": _elu,
+    "sign": _sign,
     "softplus": _softplus,
     "isnan": predicate("is_nan"),
     "isinf": predicate("is_inf"),

@@ -53,7 +53,13 @@ def attention(
         mask = [e.known(later, q.dtype)]
     for each in mask:
         made = e("add", made, each)
-    return e("matmul", e("softmax", made, axis=made.rank - 1), v), None
+    made = e("matmul", e("softmax", made, axis=made.rank - 1), v)
+    if attn_mask is None:
+        return made, None
+    # PyTorch has 0 for a query whose keys are all hidden, where a softmax has NaN.
+    most = e("reduce_max", attn_mask, axes=(attn_mask.rank - 1,), keepdims=True)
+    sees = e("broadcast", e("greater", most, e.known(-np.inf, q.dtype)), shape=made.shape)
+    return e("where", sees, made, e("broadcast", e.known(0, q.dtype), shape=made.shape)), None
 
 
 def convolution(

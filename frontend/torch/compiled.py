@@ -214,12 +214,12 @@ def _tried(node: Any) -> None:
 class _Bound:
     """A graph for inputs of some shapes, and for weights with some contents.
 
-    stamp: says whether weights are as they were. run: what is called. report: what became of it.
+    stamp: says whether weights are as they were. report: what became of it.
     """
 
     def __init__(self, program: Program, args: Sequence[Any]) -> None:
         self.stamp = program.stamp(args)
-        graph = traced(program.module, args)
+        graph, self.aliases = traced(program.module, args)
         support = _Support(graph)
         holders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         weights = {holders[place].name: args[place].detach() for place in program.weights}
@@ -245,9 +245,19 @@ class _Bound:
             if node.op == "call_function" and name_of(node) == "copy_":
                 last.prepend(node)  # inputs change when all that reads them has run
         fused.recompile()
-        self.run: Callable[..., Any] = fused
+        self._fused = fused
         shown, held = _shown(args, program.weights), sum(p.names.count(None) for p in made)
         self.report = GraphReport(shown, len(made), held, dict(converted), dict(left))
+
+    def run(self, *args: Any) -> Any:
+        """Return what the graph makes of its inputs."""
+        made = self._fused(*args)
+        if not self.aliases:
+            return made
+        made = list(made)
+        for each in self.aliases:
+            made[each.place] = each.of((args if each.of_input else made)[each.source])
+        return tuple(made)
 
 
 def _computes(node: Any) -> bool:

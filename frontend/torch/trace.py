@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,10 +33,72 @@ def _short(func: Any) -> str:
     return str(func._schema.name).removeprefix("aten::")
 
 
-def traced(module: Any, args: Sequence[Any]) -> Any:
-    """Return a graph in core operators for inputs of these shapes, without mutations.
+@dataclass(frozen=True)
+class Alias:
+    """A result that shares its memory with an input, or with another result.
+
+    place: among results. of_input: whether it is an input's. source: the place of that.
+    views: the nodes that make the one of the other, in order.
+    """
+
+    place: int
+    of_input: bool
+    source: int
+    views: tuple[Any, ...]
+
+    def of(self, tensor: Any) -> Any:
+        """Return the result. tensor: what it shares its memory with."""
+        for node in self.views:
+            # What is given now may have other strides: `view` would refuse what `reshape` copies.
+            call = torch.reshape if name_of(node) == "view" else node.target
+            tensor = call(tensor, *node.args[1:], **node.kwargs)
+        return tensor
+
+
+def _aliases(graph: Any) -> tuple[Alias, ...]:
+    """Return which results of a graph that has its views share memory."""
+    *_, last = graph.nodes
+    results = list(last.args[0]) if isinstance(last.args[0], (tuple, list)) else []
+    paths = {place: _path(node) for place, node in enumerate(results) if _is_tensor(node)}
+    holders = [node for node in graph.nodes if node.op == "placeholder"]
+    sources = {path[0]: (False, place) for place, path in paths.items() if len(path) == 1}
+    sources |= {node: (True, place) for place, node in enumerate(holders)}
+    return tuple(
+        Alias(place, *sources[path[0]], tuple(path[1:]))
+        for place, path in paths.items()
+        if path[0] in sources and sources[path[0]] != (False, place)
+    )
+
+
+def _path(node: Any) -> list[Any]:
+    """Return the node whose memory a result shares, and the views from there to the result."""
+    path: list[Any] = []
+    while node.op == "call_function":
+        made = node.args[0] if node.target is operator.getitem else node
+        formals = made.target._schema.arguments
+        of = formals[0].alias_info if formals else None
+        source = made.args[0] if of is not None else None
+        if not _is_tensor(source) or _memory(source) != _memory(node):
+            break
+        if not of.is_write:  # a view; others are what they changed
+            path += [node] if made is node else [node, made]
+        node = source
+    return [node, *reversed(path)]
+
+
+def _is_tensor(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _memory(node: Any) -> int:
+    return int(node.meta["val"].untyped_storage()._cdata)
+
+
+def traced(module: Any, args: Sequence[Any]) -> tuple[Any, tuple[Alias, ...]]:
+    """Return a graph in core operators for inputs of these shapes, without mutations, and aliases.
 
     Operators that have a rule are core. Inputs that the graph changes are copied to in the end.
+    Results that share memory with others are None in the graph.
 
     Raises:
         NoRule: it changes values in place all the same. And whatever PyTorch raises.
@@ -44,6 +107,7 @@ def traced(module: Any, args: Sequence[Any]) -> Any:
     with FakeTensorMode(allow_non_fake_inputs=True) as fakes, torch.no_grad():
         given = [fakes.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
         smaller = _recorded(module, given, {**table, **DECOMPOSITIONS})
+        aliases = _aliases(smaller.graph)
         # Only now: what operators are made of changes values in place, too.
         given = [fakes.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
         pure = torch.func.functionalize(smaller, remove="mutations_and_views")
@@ -52,9 +116,13 @@ def traced(module: Any, args: Sequence[Any]) -> Any:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable and name_of(node) != "copy_":
             raise NoRule(f"{name_of(node)} changes a value in place")
+    if aliases:
+        *_, last = found.graph.nodes
+        shared = {each.place for each in aliases}
+        last.args = (tuple(None if p in shared else n for p, n in enumerate(last.args[0])),)
     found.graph.eliminate_dead_code()
     found.recompile()
-    return found
+    return found, aliases
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]

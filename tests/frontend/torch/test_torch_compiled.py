@@ -221,6 +221,40 @@ def test_what_is_changed_in_place_is_changed() -> None:
     torch.testing.assert_close(norm.running_mean, twin.running_mean)
 
 
+def test_results_share_memory_as_in_pytorch() -> None:
+    """Views of an input, and of another result, stay views; an input that changed is itself."""
+
+    def several(x: Any, y: Any) -> Any:
+        made = x * 2
+        return x.view(-1), x.t(), x.split(2)[1], made, made[1], made.view(-1), y.add_(1), y[0]
+
+    def written(run: Any) -> list[Any]:
+        x, y = torch.arange(12.0).view(4, 3), torch.zeros(2)
+        with torch.no_grad():
+            found = run(x, y)
+        x[2] += 100
+        y += 10
+        found[3][1] = -1
+        return [x, y, *found]
+
+    compiled = soapstone.torch.compile(several, threads=1)
+    for _ in range(2):
+        for found, needed in zip(written(compiled), written(several), strict=True):
+            torch.testing.assert_close(found, needed, rtol=0, atol=0)
+    assert sum(graph.parts for graph in soapstone.torch.report(compiled).graphs) > 0
+
+
+def test_queries_that_see_no_key_and_signs_of_nan() -> None:
+    q, k, v = (torch.randn(2, 2, 3, 4) for _ in range(3))
+    seen = torch.ones(3, 3, dtype=torch.bool)
+    seen[1] = False
+    attention = F.scaled_dot_product_attention
+    for mask in (seen, torch.where(seen, 0.5, -torch.inf)):
+        report = compiled_as_eager(lambda q, k, v, m: attention(q, k, v, m), q, k, v, mask)
+        assert not sum(report.graphs[0].left.values())
+    compiled_as_eager(torch.sign, torch.tensor([torch.nan, -2, 0, torch.inf]))
+
+
 def test_threads_may_share_a_compiled_model() -> None:
     model = perceptron()
     compiled = soapstone.torch.compile(model, threads=1, dynamic=True)
