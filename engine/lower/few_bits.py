@@ -159,7 +159,7 @@ def _packed(site: Site, node: Node, halves: bool) -> str | None:
     repeated = found.scale and _block(site, *found.scale)
     block = repeated[1] if repeated else min(depth if halves else _BLOCK, depth)
     along = (columns, depth) if found.axis else (depth, columns)
-    if depth % _STEP or block % _STEP or numbers.shape != along:
+    if not depth or depth % _STEP or block % _STEP or numbers.shape != along:
         return None
     shape = columns, -(-depth // block)
     one = site.emit("full", shape=(), value=1.0, dtype="float32")

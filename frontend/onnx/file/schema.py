@@ -164,7 +164,7 @@ def check_call(
     """
     declared = schema(domain, name, version)
     assert declared is not None
-    if declared.deprecated:
+    if declared.deprecated and not declared.has_body:
         raise UnsupportedError(f"the operator is deprecated in opset {version}")
     if not declared.min_input <= len(inputs) <= declared.max_input:
         found, most = len(inputs), declared.max_input

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.tensors import dtype_of, shape_of
@@ -56,7 +55,7 @@ def constant_of_shape(n: Call) -> Value:
     if fill.size != 1:
         raise OnnxError(f"attribute 'value' has {fill.size} elements, 1 needed")
     item = fill.reshape(())
-    if kind_of(item.dtype) in "iu" and abs(int(item)) > 1 << 53:  # beyond what a real number holds
+    if not _real(item.item()):
         return n.broadcast(n.known(item), extents)
     return n("full", shape=extents, value=float(item), dtype=item.dtype.name)
 
@@ -248,13 +247,20 @@ def pad(n: Call) -> Value:
         filler = n.value(2) if n.has(2) else n.known(np.asarray("", object))
         return _bordered_by(n, x, low, high, n.reshape(filler, ()))
     value = (n.number("value", 2, 0.0) or 0.0) if filled else 0.0
-    return bordered(n, x, low, high, value=value, mode=mode)
+    if not _real(value):
+        return _bordered_by(n, x, low, high, n.known(value, x.dtype))
+    return bordered(n, x, low, high, value=float(value), mode=mode)
+
+
+def _real(value: Any) -> bool:
+    """Return whether attributes, which are real numbers, hold a number; not all large integers."""
+    return not isinstance(value, int) or abs(value) <= 1 << 53
 
 
 def _bordered_by(
     n: Call, x: Value, low: Sequence[int], high: Sequence[int], filler: Value
 ) -> Value:
-    """Return x with a border of a text, which is no place that padding could put there."""
+    """Return x with a border of what no attribute of padding holds: a text, a large integer."""
     inside = bordered(n, n.known(np.ones(x.shape, bool)), low, high)
     if not x.spec.size:
         return n.broadcast(filler, inside.shape)

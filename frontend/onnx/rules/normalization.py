@@ -56,26 +56,28 @@ def layer_normalization(n: Call) -> Any:
     x, gamma, beta = n.value(0), n.value(1), n.maybe(2)
     axis = n.axis(x.rank, -1)
     last = x.shape[axis:]
-    plain = gamma.shape == last and gamma.dtype == x.dtype and n.attribute("stash_type", 1) == 1
-    if not plain or x.spec.is_half:
+    plain = gamma.dtype == x.dtype and n.attribute("stash_type", 1) == 1
+    if not plain or x.spec.is_half or gamma.rank > len(last):
         return NotImplemented
     bias = n.known(np.zeros(last), x.dtype) if beta is None else n.broadcast(beta, last)
-    made = n.all(
-        "layer_norm", x, gamma, bias, axis=axis - x.rank, epsilon=n.attribute("epsilon", 1e-5)
-    )
+    epsilon = n.attribute("epsilon", 1e-5)
+    scale = n.broadcast(gamma, last)
+    made = n.all("layer_norm", x, scale, bias, axis=axis - x.rank, epsilon=epsilon)
     if not (n.wants(1) or n.wants(2)):
         return made[:1]
     column = (*x.shape[:axis], *(1,) * len(last))
-    return [made[0], *(n.reshape(value, column) for value in made[1:])]
+    return [made[0], *(n.reshape(n.cast(value, "float32"), column) for value in made[1:])]
 
 
 @rule("RMSNormalization", even=ALIGNED)
 def rms_normalization(n: Call) -> Any:
     x, gamma = n.value(0), n.value(1)
     axis = n.axis(x.rank, -1)
-    if gamma.shape != x.shape[axis:] or gamma.dtype != x.dtype or x.spec.is_half:
+    last = x.shape[axis:]
+    if gamma.rank > len(last) or gamma.dtype != x.dtype or x.spec.is_half:
         return NotImplemented
     epsilon = n.attribute("epsilon", 1e-5)
+    gamma = n.broadcast(gamma, last)
     return n.all("rms_norm", x, gamma, axis=axis - x.rank, epsilon=epsilon)[:1]
 
 
@@ -89,25 +91,40 @@ def resize(n: Call) -> Value:
     coordinates = n.attribute("coordinate_transformation_mode", "half_pixel")
     if n.kind == "Upsample" or n.version == 10:
         coordinates = "asymmetric"
-    made = x if x.spec.is_float else n.cast(x, "float32")
     crops = coordinates == "tf_crop_and_resize"
-    made = n(
-        "resize",
-        made,
-        sizes=sizes,
-        scales=scales,
-        mode="linear" if mode == "bilinear" else mode,
-        coordinate_transformation_mode=coordinates,
-        nearest_mode="floor" if n.version < 11 else n.attribute("nearest_mode", _NEAREST),
-        cubic_coeff_a=n.attribute("cubic_coeff_a", -0.75),
-        exclude_outside=bool(n.attribute("exclude_outside", 0)),
-        antialias=bool(n.attribute("antialias", 0)),
-        extrapolation_value=n.attribute("extrapolation_value", 0.0),
-        roi=region if crops else None,
-    )
-    if made.dtype == x.dtype:
-        return made
+    outside = n.attribute("extrapolation_value", 0.0)
+    attributes = {
+        "sizes": sizes,
+        "scales": scales,
+        "mode": "linear" if mode == "bilinear" else mode,
+        "coordinate_transformation_mode": coordinates,
+        "nearest_mode": "floor" if n.version < 11 else n.attribute("nearest_mode", _NEAREST),
+        "cubic_coeff_a": n.attribute("cubic_coeff_a", -0.75),
+        "exclude_outside": bool(n.attribute("exclude_outside", 0)),
+        "antialias": bool(n.attribute("antialias", 0)),
+        "roi": region if crops else None,
+    }
+    if x.spec.is_float:
+        return n("resize", x, extrapolation_value=outside, **attributes)
+    wide = x.dtype in ("int32", "int64", "uint32", "uint64")  # more than float32 holds
+    if wide and mode == "nearest" and math.prod(sizes):
+        return _taken(n, x, attributes, outside)
+    real = n.cast(x, "float64" if wide else "float32")
+    made = n("resize", real, extrapolation_value=outside, **attributes)
     return n.cast(made if mode == "nearest" else n("round", made), x.dtype)
+
+
+def _taken(n: Call, x: Value, attributes: dict[str, Any], outside: float) -> Value:
+    """Return x resized to its nearest elements, which are taken as they are."""
+    places = n.known(np.arange(n.room(x.spec.size)).reshape(x.shape), "float64")
+    at = n("resize", places, extrapolation_value=-1.0, **attributes).array
+    assert at is not None  # of known contents
+    found = np.asarray(at).astype(np.int64)
+    made = n("gather", n.reshape(x, (x.spec.size,)), n.known(np.maximum(found, 0)), axis=0)
+    if (found >= 0).all():
+        return made
+    value = n.broadcast(n.cast(n.known(np.float64(outside)), x.dtype), found.shape)
+    return n("where", n.known(found >= 0), made, value)
 
 
 _NEAREST = "round_prefer_floor"

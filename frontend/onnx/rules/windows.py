@@ -178,12 +178,29 @@ def max_pool(n: Call) -> Any:
     size = _spatial(x)
     windows = window(n, size, None)
     attributes = {"kernel": windows.kernel, "ceil_mode": windows.ceil, **windows.attributes()}
+    none = _none_fit(n, x, windows)
+    if none is not None:
+        return [none, n.cast(none, "int64")] if n.wants(1) else [none]
     own = x.spec.is_float or x.dtype in BYTES
     name, real = f"max_pool{windows.rank}d", x if own else n.cast(x, "float32")
     if not n.wants(1):
         return [n.cast(n(name, real, **attributes), x.dtype)]
     y, index = n.all(name, real, indices=True, **attributes)
     return [n.cast(y, x.dtype), _flat_places(n, index, x, windows)]
+
+
+def _none_fit(n: Call, x: Value, windows: Window) -> Value | None:
+    """Return the empty result of a padded image that no window fits into by one step, or None."""
+    spans = ((k - 1) * d + 1 for k, d in zip(windows.kernel, windows.dilations))
+    counts = []
+    for extent, span, stride, low, high in zip(
+        x.shape[2:], spans, windows.strides, windows.pads, windows.pads[windows.rank :]
+    ):
+        room = extent + low + high - span
+        counts.append((-(-room // stride) if windows.ceil else room // stride) + 1)
+    if min(counts) != 0:
+        return None
+    return n("full", shape=(*x.shape[:2], *counts), value=0.0, dtype=x.dtype)
 
 
 def _flat_places(n: Call, index: Value, x: Value, windows: Window) -> Value:
@@ -259,6 +276,8 @@ def average_pool(n: Call) -> Value:
 def averaged(n: Call, x: Value) -> Value:
     """Return the averages of x's windows by the node's attributes."""
     windows = window(n, _spatial(x), None)
+    if (none := _none_fit(n, x, windows)) is not None:
+        return none
     return n(
         f"avg_pool{windows.rank}d",
         x,
@@ -273,6 +292,8 @@ def averaged(n: Call, x: Value) -> Value:
 def lp_pool(n: Call) -> Value:
     x = n.value()
     windows = window(n, _spatial(x), None)
+    if (none := _none_fit(n, x, windows)) is not None:
+        return none
     return n(
         "lp_pool",
         x,

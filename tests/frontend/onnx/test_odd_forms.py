@@ -1,0 +1,112 @@
+"""Nodes at the edges of what ONNX allows: empty tensors, large integers, broadcast scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import soapstone
+from soapstone.ir.tensor import Array
+
+ort = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
+
+BIG = (1 << 31) - 5  # of int32; float32 holds its neighbours only
+
+
+def form(
+    kind: str,
+    *inputs: Array | None,
+    known: tuple[int, ...] = (),
+    opset: int = 17,
+    **attributes: Any,
+) -> tuple[bytes, dict[str, Array]]:
+    """Return a model of one node, and its inputs; known: those whose contents the file has."""
+    outputs = attributes.pop("outputs", 1)
+    names = [f"x{place}" if array is not None else "" for place, array in enumerate(inputs)]
+    given = {n: a for n, a in zip(names, inputs) if a is not None and int(n[1:]) not in known}
+    node = helper.make_node(kind, names, [f"y{n}" for n in range(outputs)], **attributes)
+    graph = helper.make_graph(
+        [node],
+        kind,
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in given.items()
+        ],
+        [helper.make_empty_tensor_value_info(name) for name in node.output],
+        [onnx.numpy_helper.from_array(a, n) for n, a in zip(names, inputs) if n and n not in given],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    model = onnx.shape_inference.infer_shapes(model)
+    for output in model.graph.output:
+        if not output.type.HasField("tensor_type"):  # what ONNX does not infer is of x0's type
+            output.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(given["x0"].dtype)
+    return model.SerializeToString(), given
+
+
+def as_onnxruntime(model: bytes, given: dict[str, Array]) -> list[Array]:
+    """Return what a session gives, which is what ONNX Runtime gives."""
+    needed = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, given)
+    found = list(soapstone.InferenceSession(model, threads=1).run(given).values())
+    for one, other in zip(found, needed, strict=True):
+        assert one.dtype == other.dtype
+        tolerance = 1e-5 if one.dtype.kind == "f" else 0
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+    return found
+
+
+def ones(*shape: int, dtype: str = "float32") -> Array:
+    return np.ones(shape, dtype)
+
+
+@pytest.mark.parametrize("kind", ["AveragePool", "MaxPool", "LpPool"])
+def test_no_window_of_a_pool_fits(kind: str) -> None:
+    pooled = as_onnxruntime(*form(kind, ones(2, 3, 2, 8), kernel_shape=[3, 1]))
+    assert pooled[0].shape == (2, 3, 0, 8)
+    if kind == "MaxPool":
+        as_onnxruntime(*form(kind, ones(1, 1, 1), kernel_shape=[4], strides=[3], outputs=2))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_product_of_no_depth_is_zero(dtype: str) -> None:
+    rows, columns = ones(5, 0, dtype=dtype), ones(0, 3, dtype=dtype)
+    assert not as_onnxruntime(*form("MatMul", rows, columns, known=(1,)))[0].any()
+
+
+@pytest.mark.parametrize("value", [-1742990605515074689, (1 << 63) - 1, 5])
+def test_large_integers_around_a_tensor(value: int) -> None:
+    pads = np.array([0, 1, 1, 0])
+    as_onnxruntime(*form("Pad", ones(2, 2, dtype="int64"), pads, np.array(value), known=(1, 2)))
+
+
+@pytest.mark.parametrize("mode", ["half_pixel", "tf_crop_and_resize"])
+def test_large_integers_are_resized_as_they_are(mode: str) -> None:
+    x = np.array([[BIG, BIG - 1], [7, -BIG]], np.int32)
+    region = np.array([0, -0.5, 1, 1.5], np.float32)
+    common = {"mode": "nearest", "coordinate_transformation_mode": mode, "known": (1, 3)}
+    sizes = np.array([3, 5])
+    as_onnxruntime(*form("Resize", x, region, None, sizes, extrapolation_value=3.0, **common))
+
+
+@pytest.mark.parametrize("kind", ["LayerNormalization", "RMSNormalization"])
+def test_a_scale_of_a_norm_is_broadcast(kind: str) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4, 5)).astype(np.float32)
+    shift = () if kind == "RMSNormalization" else (x[1, :1],)
+    as_onnxruntime(*form(kind, x, x[0], *shift, axis=0, opset=23))
+
+
+def test_statistics_of_a_norm_of_doubles_are_single() -> None:
+    x = np.random.default_rng(1).standard_normal((3, 4))
+    found = as_onnxruntime(*form("LayerNormalization", x, x[0], outputs=3))
+    assert [each.dtype.name for each in found] == ["float64", "float32", "float32"]
+
+
+def test_norms_of_groups_as_of_opset_18() -> None:
+    """ONNX calls them deprecated, and still gives them a body."""
+    x = np.random.default_rng(2).standard_normal((2, 6, 3)).astype(np.float32)
+    scales = np.array([1, 2, 3], np.float32)
+    as_onnxruntime(*form("GroupNormalization", x, scales, -scales, num_groups=3, opset=18))
