@@ -53,9 +53,9 @@ def as_texts(values: Any, where: str) -> Array:
         array = np.char.decode(array, "utf-8")
     made = np.asarray(array, object)
     if array.dtype.kind not in "UT":
-        wrong = next((each for each in made.flat if not isinstance(each, str)), None)
-        if wrong is not None or (made.size and array.dtype.kind != "O"):
-            raise DataError(f"{where}: {type(wrong).__name__} found among texts; str needed")
+        wrong = {type(each).__name__ for each in made.flat if not isinstance(each, str)}
+        if wrong:
+            raise DataError(f"{where}: {sorted(wrong)[0]} found among texts; str needed")
     return made
 
 

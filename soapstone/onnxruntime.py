@@ -10,8 +10,11 @@ from soapstone.frontend.onnxruntime.options import (
 from soapstone.frontend.onnxruntime.session import (
     InferenceSession,
     IOBinding,
+    disable_telemetry_events,
     get_available_providers,
     get_device,
+    set_default_logger_severity,
+    set_default_logger_verbosity,
 )
 from soapstone.frontend.onnxruntime.values import ModelMetadata, NodeArg, OrtValue
 
@@ -26,6 +29,15 @@ __all__ = [
     "OrtValue",
     "RunOptions",
     "SessionOptions",
+    "disable_telemetry_events",
     "get_available_providers",
     "get_device",
+    "set_default_logger_severity",
+    "set_default_logger_verbosity",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(
+        f"soapstone.onnxruntime has no {name!r}; what it has: {', '.join(__all__)}"
+    )

@@ -204,6 +204,12 @@ class InferenceSession:
         """The declared inputs; an axis is a number, the name of a symbolic dim, or None."""
         return self._source.inputs
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"session of {self.name!r}: it cannot be pickled or copied: make one in each process"
+            " from the model's file"
+        )
+
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the outputs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -57,8 +58,13 @@ class OnnxModel:
         self._lock = threading.Lock()
         unknown = set(dims) - {d for i in source.inputs for d in i.shape if isinstance(d, str)}
         if unknown:
-            have = ", ".join(self.symbolic) or "none"
+            known = dict.fromkeys(d for i in source.inputs for d in i.shape if isinstance(d, str))
+            have = ", ".join(known) or "none"
             raise OnnxError(f"dims: {sorted(unknown)[0]!r} found; symbolic dims are {have}")
+        self._inputs = tuple(
+            replace(each, shape=tuple(self._dims.get(d, d) for d in each.shape))
+            for each in source.inputs
+        )
 
     @property
     def name(self) -> str:
@@ -77,8 +83,8 @@ class OnnxModel:
 
     @property
     def inputs(self) -> tuple[Declared, ...]:
-        """The graph's inputs as declared, symbolic dims by name; no weights."""
-        return self._source.inputs
+        """The graph's inputs as declared, symbolic dims by name if `dims` gave none; no weights."""
+        return self._inputs
 
     @property
     def outputs(self) -> tuple[Declared, ...]:

@@ -35,6 +35,7 @@ class _Options:
 
     _fields: ClassVar[dict[str, Any]] = {}
     _ignored: ClassVar[dict[str, str]] = {}
+    _same: ClassVar[dict[str, Any]] = {}  # values that say what is done anyway
     _refused: ClassVar[dict[str, str]] = {}
     _methods: ClassVar[dict[str, str]] = {}  # of ONNX Runtime, which are not here
 
@@ -57,7 +58,7 @@ class _Options:
         if value != default and name in self._refused:
             why = self._why(name)
             raise InvalidArgument(f"{label}: {value!r} found, {default!r} needed: {why}")
-        if value != default and name in self._ignored:
+        if value not in (default, self._same.get(name, default)) and name in self._ignored:
             warn(f"{label} = {value!r} changes nothing: {self._why(name)}")
         object.__setattr__(self, name, value)
 
@@ -145,6 +146,7 @@ class SessionOptions(_Options):
             "memory is planned when a shape is bound",
         ),
     }
+    _same: ClassVar[dict[str, Any]] = {"inter_op_num_threads": 1}
     _refused: ClassVar[dict[str, str]] = {
         "optimized_model_filepath": "`soapstone optimize` writes models"
     }
@@ -160,7 +162,13 @@ class SessionOptions(_Options):
         self._dims: dict[str, int] = {}
 
     def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
-        """Give a symbolic dim an extent. dim_name: of it. dim_value: the extent."""
+        """Give a symbolic dim an extent. dim_name: of it. dim_value: the extent.
+
+        Raises:
+            InvalidArgument: a negative extent.
+        """
+        if int(dim_value) < 0:
+            raise InvalidArgument(f"dim {dim_name!r}: extent {dim_value} found, 0 or more needed")
         self._dims[dim_name] = int(dim_value)
 
     def add_session_config_entry(self, key: str, value: str) -> None:

@@ -6,15 +6,17 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from soapstone.dtypes import kind_of, learn
 from soapstone.errors import warn
 from soapstone.frontend.inference import session as serving
-from soapstone.frontend.onnx import from_onnx
+from soapstone.frontend.onnx import OnnxModel, from_onnx
+from soapstone.frontend.onnx.texts import TEXT
 from soapstone.frontend.onnxruntime.errors import InvalidArgument, as_invalid
 from soapstone.frontend.onnxruntime.options import (
     GraphOptimizationLevel,
@@ -49,6 +51,18 @@ def get_available_providers() -> list[str]:
     return [GPU, CPU]
 
 
+def set_default_logger_severity(severity: int) -> None:
+    """Do nothing: nothing is logged. severity: of what would be."""
+
+
+def set_default_logger_verbosity(verbosity: int) -> None:
+    """Do nothing: nothing is logged. verbosity: of what would be."""
+
+
+def disable_telemetry_events() -> None:
+    """Do nothing: nobody is told of what runs."""
+
+
 def get_device() -> str:
     """Return "GPU" where sessions may use one, else "CPU"."""
     return "GPU" if GPU in get_available_providers() else "CPU"
@@ -65,6 +79,7 @@ class InferenceSession:
             default, "CUDAExecutionProvider" takes a GPU where there is one. Others are left out,
             with a warning. provider_options: those of each. `precision` of the CPU's is that
             of `soapstone.InferenceSession`; others change nothing, which is said.
+        kwargs: enable_fallback and disabled_optimizers, which change nothing either.
 
     Raises:
         InvalidArgument: options that do not fit. OnnxError: the file is malformed, or needs what is
@@ -77,6 +92,7 @@ class InferenceSession:
         sess_options: SessionOptions | None = None,
         providers: Sequence[Provider] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
     ) -> None:
         if not isinstance(path_or_bytes, str | bytes | os.PathLike):
             kind = type(path_or_bytes).__name__
@@ -85,11 +101,20 @@ class InferenceSession:
         if not isinstance(options, SessionOptions):
             kind = f"{type(options).__module__}.{type(options).__name__}"
             raise TypeError(f"sess_options: {kind} found, soapstone's SessionOptions needed")
+        for name in kwargs:
+            if name not in ("enable_fallback", "disabled_optimizers"):
+                raise TypeError(f"InferenceSession: unknown argument {name!r}")
+            if name == "disabled_optimizers":
+                warnings.warn(f"InferenceSession: {name} changes nothing", stacklevel=2)
         named = isinstance(path_or_bytes, str | os.PathLike)
         model = from_onnx(
             Path(path_or_bytes) if named else path_or_bytes,  # type: ignore[arg-type]
-            dims=options._dims,
         )
+        dims = {name: n for name, n in options._dims.items() if name in model.symbolic}
+        if dims:
+            model = OnnxModel(model.source, dims)
+        for name in options._dims.keys() - dims.keys():
+            warnings.warn(f"{name!r} is no symbolic dim of the model's inputs", stacklevel=2)
         self._options = options
         chosen = _chosen(providers, provider_options)
         self._providers = list(chosen)
@@ -98,8 +123,8 @@ class InferenceSession:
             check_precision(precision, "cpu", streamed=False)
         self._metadata = model.source.metadata
         graph, known = model.source.graph, {each.name for each in model.inputs}
-        self._inputs = [NodeArg.of(value) for value in graph.input if value.name in known]
-        self._outputs = [NodeArg.of(value) for value in graph.output]
+        self._inputs = [NodeArg.of(value, dims) for value in graph.input if value.name in known]
+        self._outputs = [NodeArg.of(value, dims) for value in graph.output]
         self._labels = labels_of(graph)
         level = options.graph_optimization_level
         self._session = serving.InferenceSession(
@@ -117,6 +142,9 @@ class InferenceSession:
             stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(self._began_ns / 1e9))
             self._profile = f"{options.profile_file_prefix}_{stamp}.json"
             self._profiling.enter_context(self._session.profile(self._profile))
+
+    def __reduce__(self) -> Any:
+        return self._session.__reduce__()
 
     @property
     def session(self) -> serving.InferenceSession:
@@ -156,6 +184,29 @@ class InferenceSession:
         """Return where the session runs."""
         return list(self._providers)
 
+    def set_providers(
+        self,
+        providers: Sequence[Provider] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Check that the session runs where it is asked to. Its arguments are those of a session.
+
+        Raises:
+            InvalidArgument: it runs elsewhere.
+        """
+        asked = list(_chosen(providers, provider_options))
+        if asked[0] != self._providers[0]:
+            raise InvalidArgument(
+                f"set_providers: {asked[0]} found, {self._providers[0]} needed: a session stays"
+                " where it was made"
+            )
+
+    def disable_fallback(self) -> None:
+        """Do nothing: a session never goes over to another provider."""
+
+    def enable_fallback(self) -> None:
+        """Do nothing: a session never goes over to another provider."""
+
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Return no options for each provider."""
         return {name: {} for name in self._providers}
@@ -188,7 +239,7 @@ class InferenceSession:
         """
         wanted = self._wanted(output_names, run_options)
         with as_invalid():
-            found = self._session.run(input_feed)
+            found = self._session.run(self._fed(input_feed))
         return self._handed_on(found, wanted)
 
     def run_async(
@@ -211,7 +262,7 @@ class InferenceSession:
         """
         wanted = self._wanted(output_names, run_options)
         with as_invalid():
-            future = self._session.run_async(input_feed)
+            future = self._session.run_async(self._fed(input_feed))
 
         def done(future: Future[dict[str, Array]]) -> None:
             error = future.exception()
@@ -233,7 +284,7 @@ class InferenceSession:
         """
         wanted = self._wanted(output_names, run_options)
         with as_invalid():
-            found = self._session.run(input_dict_ort_values)
+            found = self._session.run(self._fed(input_dict_ort_values))
         lists = [name for name in wanted if not isinstance(found[name], np.ndarray)]
         if lists:
             raise InvalidArgument(
@@ -258,6 +309,21 @@ class InferenceSession:
         self._wanted(None, run_options)
         iobinding.run(self)
 
+    def _fed(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return inputs with lists of numbers as arrays of the declared types, absent ones None."""
+        if not isinstance(feed, Mapping):
+            kind = type(feed).__name__
+            raise InvalidArgument(f"input_feed: {kind} found, a dict of arrays by name needed")
+        given = dict(feed)
+        for field in self._session.inputs:
+            value = given.get(field.name)
+            if field.holds[:1] == ("optional",):
+                given.setdefault(field.name, None)
+            elif isinstance(value, list | tuple) and not field.holds and field.dtype != TEXT:
+                with suppress(ValueError, TypeError, OverflowError):  # what does not fit is refused
+                    given[field.name] = _listed(value, field.dtype)
+        return given
+
     def _handed_on(self, found: Mapping[str, Array], wanted: Sequence[str]) -> list[Any]:
         """Return outputs as ONNX Runtime has them: scores with labels are dictionaries."""
         return [
@@ -272,6 +338,8 @@ class InferenceSession:
             kind = f"{type(run_options).__module__}.{type(run_options).__name__}"
             raise TypeError(f"run_options: {kind} found, soapstone's RunOptions needed")
         known = self._session.outputs
+        if isinstance(names, str):
+            raise InvalidArgument(f"output_names: {names!r} found, a list of names needed")
         if not names:
             return known
         for name in names:
@@ -390,9 +458,11 @@ class IOBinding:
                 "run_with_iobinding: a binding of another session found; one that this session's"
                 " io_binding() made needed"
             )
+        if not self._outputs:
+            raise InvalidArgument("run_with_iobinding: no outputs bound, one or more needed")
         fixed = {name: array for name, array in self._outputs.items() if array is not None}
         with as_invalid():
-            found = session.session.run(self._inputs, out=fixed)
+            found = session.session.run(session._fed(self._inputs), out=fixed)
         self._made = {name: found[name] for name in self._outputs}
 
     def _bind_input(self, name: str, value: Any) -> None:
@@ -404,6 +474,14 @@ class IOBinding:
     def _bind_output(self, name: str, array: Array | None) -> None:
         self._session._wanted([name], None)
         self._outputs[name] = array
+
+
+def _listed(values: Sequence[Any], dtype: str) -> Array:
+    """Return a list of numbers as an array of a type, if it holds them: reals hold whole ones."""
+    found, kind = np.asarray(values), kind_of(dtype)
+    whole = found.dtype.kind in "iu" and kind in "iuf"
+    fits = whole or found.dtype.kind == kind or not found.size
+    return np.asarray(values, learn(dtype)) if fits else found
 
 
 def _chosen(
@@ -420,9 +498,10 @@ def _chosen(
     available = [CPU] if providers is None else get_available_providers()
     chosen: dict[str, Mapping[str, Any]] = {}
     for provider, of in zip(providers or (), options):
-        name, given = provider if isinstance(provider, tuple) else (provider, of)
-        if not isinstance(name, str):
-            raise InvalidArgument(f"providers: {name!r} found, a name needed")
+        pair = provider if isinstance(provider, tuple) else (provider, of)
+        if len(pair) != 2 or not isinstance(pair[0], str):
+            raise InvalidArgument(f"providers: {provider!r} found, a name or a pair needed")
+        name, given = pair
         if name not in available:
             have = ", ".join(available)
             warn(f"provider {name!r} is not available; {have} are")

@@ -34,10 +34,15 @@ class NodeArg:
     shape: list[int | str | None]
 
     @staticmethod
-    def of(value: onnx.ValueInfoProto) -> NodeArg:
-        """Return what a file declares. value: an input or output of it."""
+    def of(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> NodeArg:
+        """Return what a file declares.
+
+        value: an input or output of it. dims: extents of symbolic dims, by name.
+        """
         shape = [
-            int(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or None
+            int(dim.dim_value)
+            if dim.HasField("dim_value")
+            else dims.get(dim.dim_param, dim.dim_param) or None
             for dim in value.type.tensor_type.shape.dim
         ]
         return NodeArg(value.name, _type(value.type, f"value {value.name!r}"), shape)
@@ -140,6 +145,9 @@ class OrtValue:
         device = self._array.__dlpack_device__()
         return int(device[0]), int(device[1])
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self._array, dtype, copy=copy)
+
     def numpy(self) -> Array:
         """Return a copy of the elements."""
         return self._array.copy()
@@ -192,16 +200,16 @@ class OrtValue:
         return True
 
     def is_tensor(self) -> bool:
-        """Return True."""
-        return True
+        """Return whether it is one tensor, not a sequence of tensors, as outputs may be."""
+        return isinstance(self._array, np.ndarray)
 
     def is_sparse_tensor(self) -> bool:
         """Return False."""
         return False
 
     def is_tensor_sequence(self) -> bool:
-        """Return False."""
-        return False
+        """Return whether it is a list of arrays."""
+        return isinstance(self._array, list)
 
 
 def element(where: str, kind: Any) -> np.dtype[Any]:

@@ -49,7 +49,9 @@ def reduce(n: Call) -> Value:
         count = math.prod(x.shape[axis] for axis in axes)
         total = n("reduce_sum", x, axes=axes, keepdims=keepdims)
         return n("div", total, n.like(count, x))
-    return n(n.spec.name, x, axes=axes, keepdims=keepdims)
+    real = n.kind in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")  # roots and logarithms
+    wide = n.cast(x, "float64") if real and not x.spec.is_float else x
+    return n.cast(n(n.spec.name, wide, axes=axes, keepdims=keepdims), x.dtype)
 
 
 def _identity(dtype: str, value: float) -> Array:

@@ -110,3 +110,9 @@ def test_norms_of_groups_as_of_opset_18() -> None:
     x = np.random.default_rng(2).standard_normal((2, 6, 3)).astype(np.float32)
     scales = np.array([1, 2, 3], np.float32)
     as_onnxruntime(*form("GroupNormalization", x, scales, -scales, num_groups=3, opset=18))
+
+
+@pytest.mark.parametrize("kind", ["ReduceL2", "ReduceLogSum", "ReduceLogSumExp"])
+def test_roots_and_logarithms_of_integers_are_cut(kind: str) -> None:
+    x = np.array([[1, 5, 7], [20, 3, 2]])
+    as_onnxruntime(*form(kind, x, np.array([1]), known=(1,), opset=18))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
 import threading
 from collections.abc import Callable
@@ -249,6 +250,83 @@ def test_bindings_that_do_not_fit_are_refused() -> None:
     frozen.flags.writeable = False
     with pytest.raises(DataError, match="read-only array found"):
         session.session.run(np.ones((2, 8), np.float32), out={"y": frozen})
+
+
+def test_lists_of_numbers_are_of_the_declared_type() -> None:
+    data = classifier().SerializeToString()
+    rows = np.random.default_rng(3).standard_normal((2, 8)).round(2).tolist()
+    for given in (rows, [[1] * 8, [True] + [0] * 7]):
+        (needed,) = theirs.InferenceSession(data).run(["y"], {"x": given})
+        (found,) = ours.InferenceSession(data).run(["y"], {"x": given})
+        np.testing.assert_allclose(found, needed, rtol=1e-5, atol=1e-5)
+    session = ours.InferenceSession(two_inputs().SerializeToString())
+    for wrong in ([[0.5]], [["a"]], [[1], [2, 3]]):  # nothing is cut, or read as a number
+        with pytest.raises(ours.InvalidArgument, match="input 'ids'"):
+            session.run(None, {"ids": wrong, "scale": [1.0, 2.0, 3.0]})
+    with pytest.raises(ours.InvalidArgument, match="input_feed: list found, a dict"):
+        session.run(None, [[1]])  # type: ignore[arg-type]
+    with pytest.raises(ours.InvalidArgument, match="output_names: 'y' found, a list"):
+        session.run("y", {"ids": [[1]], "scale": [1.0, 2.0, 3.0]})
+
+
+def test_an_optional_input_may_be_absent() -> None:
+    tensor = helper.make_tensor_type_proto(FLOAT, [2])
+    graph = helper.make_graph(
+        [helper.make_node("OptionalHasElement", ["o"], ["has"])],
+        "net",
+        [helper.make_value_info("o", helper.make_optional_type_proto(tensor))],
+        [helper.make_tensor_value_info("has", TensorProto.BOOL, [])],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    data = helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString()
+    for module in (ours, theirs):
+        assert module.InferenceSession(data).run(None, {}) == [False]
+
+
+def test_extents_that_options_give_are_held_to() -> None:
+    data = classifier().SerializeToString()
+    for module in (ours, theirs):
+        options = module.SessionOptions()
+        options.add_free_dimension_override_by_name("batch", 2)
+        session = module.InferenceSession(data, options)
+        assert [each.shape for each in session.get_inputs()] == [[2, 8]]
+        assert session.get_outputs()[0].shape == [2, 5]
+        assert session.run(["y"], {"x": np.ones((2, 8), np.float32)})[0].shape == (2, 5)
+        with pytest.raises(Exception, match=r"for input: x|input 'x'"):
+            session.run(None, {"x": np.ones((3, 8), np.float32)})
+    options = ours.SessionOptions()
+    options.add_free_dimension_override_by_name("length", 2)
+    with pytest.warns(UserWarning, match="'length' is no symbolic dim"):
+        ours.InferenceSession(data, options)
+    with pytest.raises(ours.InvalidArgument, match="extent -1 found"):
+        options.add_free_dimension_override_by_name("batch", -1)
+
+
+def test_what_programs_ask_for_besides() -> None:
+    data = classifier().SerializeToString()
+    ours.set_default_logger_severity(3)
+    options = ours.SessionOptions()
+    options.inter_op_num_threads = 1  # as it is
+    session = ours.InferenceSession(data, options, enable_fallback=0)
+    session.disable_fallback()
+    session.set_providers(["CPUExecutionProvider"])
+    with pytest.warns(UserWarning, match="disabled_optimizers changes nothing"):
+        ours.InferenceSession(data, disabled_optimizers=["ConstantFolding"])
+    with pytest.raises(TypeError, match="unknown argument 'session_options'"):
+        ours.InferenceSession(data, session_options=options)
+    with pytest.raises(ours.InvalidArgument, match="a name or a pair needed"):
+        ours.InferenceSession(data, providers=[("CPUExecutionProvider",)])  # type: ignore[list-item]
+    with pytest.raises(AttributeError, match="has no 'quantization'; what it has: Execution"):
+        ours.quantization  # noqa: B018
+    value = ours.OrtValue.ortvalue_from_numpy(np.ones(2, np.float32))
+    assert np.asarray(value).dtype == np.float32
+    for each in (session, session.session):
+        with pytest.raises(TypeError, match="cannot be pickled or copied: make one in each"):
+            pickle.dumps(each)
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", np.ones((2, 8), np.float32))
+    with pytest.raises(ours.InvalidArgument, match="no outputs bound"):
+        session.run_with_iobinding(binding)
 
 
 def test_answers_come_back_by_call() -> None:

@@ -210,6 +210,13 @@ def test_what_cannot_be_read_is_named(text: str, message: str) -> None:
         session.run(WORDS if session.inputs[0].shape[1:] else WORDS[0])
 
 
+@pytest.mark.parametrize("wrong", [None, 3, b"a"])
+def test_texts_have_nothing_else_among_them(wrong: Any) -> None:
+    session = InferenceSession(model_of("(string[n] x) => (string[n] y) { y = Identity(x) }"))
+    with pytest.raises(DataError, match=f"{type(wrong).__name__} found among texts; str needed"):
+        session.run({"x": texts("a", wrong)})
+
+
 def test_a_check_tells_where_texts_are_read(tmp_path: Any) -> None:
     path = tmp_path / "texts.onnx"
     path.write_bytes(model_of(MODELS["equal"]))
