@@ -7,7 +7,7 @@ found out once a session. What it does not allow is done without, and a warning 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -79,12 +79,18 @@ class Decoder:
         self.tried: set[str] = set()  # what has been found to have no effect
         self.buffers: WeakValueDictionary[tuple[int, int], Buffers] = WeakValueDictionary()
 
-    def check(self, prompts: Sequence[Sequence[int]], most: int) -> None:
-        """Find out whether the model takes prompts, and so many tokens more.
+    def check(self, prompts: Sequence[Sequence[int]], most: int, ends: Collection[int]) -> None:
+        """Find out whether the model takes prompts, and so many tokens more, to one that ends them.
 
         Raises:
-            DataError: a token that it does not know, or too many; names the prompt and the input.
+            DataError: a token that it does not know or make, or too many; names prompt and input.
         """
+        wrong = [token for token in ends if not 0 <= token < self.made]
+        if wrong:
+            raise DataError(
+                f"generate: stop: token {min(wrong)} found; output {self.logits!r} has logits of"
+                f" {self.made} tokens, so one of 0 to {self.made - 1} needed"
+            )
         fixed, words = self.ids.shape[1], self.extents[self.ids.name]
         places = self.extents.get(self.places.name) if self.places is not None else None
         limits = [fixed if isinstance(fixed, int) else None, places]
@@ -107,11 +113,20 @@ class Decoder:
             )
 
     @cached_property
+    def made(self) -> int:
+        """How many tokens there are logits of."""
+        return int(self._least.tensors[self.logits].shape[-1])
+
+    @property
+    def _least(self) -> Graph:
+        """The graph of as few tokens as the model takes."""
+        fixed = self.ids.shape[1]
+        return self.graph(1, fixed if isinstance(fixed, int) else 1, 1 if self.given else 0)
+
+    @cached_property
     def extents(self) -> Mapping[str, int | None]:
         """The extents of the tables that tokens, and their places, are looked up in, by input."""
-        fixed = self.ids.shape[1]
-        extent = fixed if isinstance(fixed, int) else 1
-        graph = self.graph(1, extent, 1 if self.given else 0)
+        graph = self._least
         names = [each.name for each in (self.ids, self.places) if each is not None]
         return {name: _looked_up(graph, name) for name in names}
 

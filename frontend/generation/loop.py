@@ -110,7 +110,7 @@ def _loop(
         raise DataError(f"stop: {stop!r} found; a token, or several, needed")
     if session.decoder is None:
         session.decoder = Decoder(session)
-    session.decoder.check(rows, int(max_new_tokens))
+    session.decoder.check(rows, int(max_new_tokens), ends)
     run = Run(session.decoder, [list(row) for row in rows], max(map(len, rows)) + max_new_tokens)
     return _tokens(session, run, max_new_tokens, ends, sampling)
 

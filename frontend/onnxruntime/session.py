@@ -105,7 +105,7 @@ class InferenceSession:
             if name not in ("enable_fallback", "disabled_optimizers"):
                 raise TypeError(f"InferenceSession: unknown argument {name!r}")
             if name == "disabled_optimizers":
-                warnings.warn(f"InferenceSession: {name} changes nothing", stacklevel=2)
+                warn(f"InferenceSession: {name} changes nothing")
         named = isinstance(path_or_bytes, str | os.PathLike)
         model = from_onnx(
             Path(path_or_bytes) if named else path_or_bytes,  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ class InferenceSession:
         if dims:
             model = OnnxModel(model.source, dims)
         for name in options._dims.keys() - dims.keys():
-            warnings.warn(f"{name!r} is no symbolic dim of the model's inputs", stacklevel=2)
+            warn(f"{name!r} is no symbolic dim of the model's inputs")
         self._options = options
         chosen = _chosen(providers, provider_options)
         self._providers = list(chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -318,7 +318,8 @@ class CSVLogger(Callback):
 
     Args:
         path: of the file.
-        append: add to the file that is there, as a resumed run does.
+        append: add to the file that is there; a resumed run goes on behind the lines that were
+            there when its checkpoint was written.
 
     Raises:
         ValueError: the file to append to has other columns.
@@ -339,6 +340,23 @@ class CSVLogger(Callback):
                 self._columns = next(csv.reader(stream))
         else:
             self.path.write_text("")  # an old file is gone, and one that cannot be written is known
+
+    def save_state(self) -> dict[str, Any]:
+        """Return how many lines the file has."""
+        return {"lines": len(self._lines())}
+
+    def load_state(self, saved: Mapping[str, Any], state: TrainingState) -> None:
+        """Take back lines of epochs that come again."""
+        lines = self._lines()
+        if len(lines) > saved["lines"]:
+            self.path.write_text("".join(lines[: saved["lines"]]), newline="")
+        if not saved["lines"]:
+            self._columns = None
+
+    def _lines(self) -> list[str]:
+        with suppress(FileNotFoundError), self.path.open(newline="") as stream:
+            return stream.readlines()
+        return []
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Write the epoch's line, and before the first the columns' names."""

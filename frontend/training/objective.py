@@ -179,9 +179,9 @@ class Objective:
             if name not in sums:
                 continue
             if metric is None:
-                found[name] = sums[name][0] / (sums[name][1] or 1.0)
+                found[name] = float(sums[name][0] / (sums[name][1] or 1.0))
             elif ended or not metric.keeps:
-                found[name] = metric.result(sums[name])
+                found[name] = float(metric.result(sums[name]))
         return found
 
     @property

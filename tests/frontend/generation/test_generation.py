@@ -206,6 +206,8 @@ WRONG: tuple[tuple[Any, dict[str, Any], str], ...] = (
     ([1], {"seed": "a"}, "seed: 'a' found"),
     ([1], {"stop": None}, "stop: None found"),
     ([1], {"stop": "end"}, "stop: 'end' found"),
+    ([1], {"stop": [3, -1]}, "stop: token -1 found; output 'logits' has logits of"),
+    ([1], {"stop": 1 << 20}, "stop: token 1048576 found; output 'logits' has logits of"),
 )
 
 

@@ -12,6 +12,7 @@ from soapstone import SGD, Model
 from soapstone.frontend.training import checkpoint
 from soapstone.frontend.training.callbacks import (
     Checkpoint,
+    CSVLogger,
     EarlyStopping,
     History,
     Monitored,
@@ -166,3 +167,26 @@ def test_what_is_no_number_is_never_the_best(value: float) -> None:
     monitored = Monitored("loss")
     for loss, better in ((value, False), (1.0, True), (value, False), (0.5, True)):
         assert monitored.improved(TrainingState(loss=loss)) is better
+
+
+@pytest.mark.parametrize("every_steps", [None, 3])
+def test_a_resumed_run_writes_no_line_twice(tmp_path: Path, every_steps: int | None) -> None:
+    """A run that ends after its last checkpoint has written lines of epochs that come again."""
+
+    def hooks(name: str, checkpoint: Path | None = None) -> dict[str, Any]:
+        log: dict[str, Any] = {"log": CSVLogger(tmp_path / name, append=True)}
+        return (
+            {**log, "last": Checkpoint(checkpoint, every_steps=every_steps)} if checkpoint else log
+        )
+
+    trained(hooks("whole.csv"))
+    last, kept = tmp_path / "last.npz", tmp_path / "kept.npz"
+    trained(hooks("log.csv", last), Falling(2 * STEPS + 1))
+    kept.write_bytes(last.read_bytes())
+    trained(hooks("log.csv", last), Falling(5 * STEPS + 2), resume=last)
+    trained(hooks("log.csv"), resume=kept)
+
+    def epochs(name: str) -> list[tuple[str, str]]:
+        return [tuple(line.split(",")[:2]) for line in (tmp_path / name).read_text().splitlines()]
+
+    assert epochs("log.csv") == epochs("whole.csv")
