@@ -254,7 +254,10 @@ def _scale(site: Site, node: Node) -> tuple[str, str]:
     high = emit("maximum", emit("reduce_max", x, axes=axes, keepdims=False), none)
     span = emit("sub", high, low)
     one = emit("full", shape=(), value=1.0, dtype=spec.dtype)
-    scale = emit("where", emit("greater", span, none), emit("affine", span, scale=1 / 255), one)
+    # A division by a number is a product with its inverse, which is exact enough in double.
+    wide = emit("affine", emit("cast", span, to="float64"), scale=1 / 255)
+    step = emit("cast", wide, to=spec.dtype)
+    scale = emit("where", emit("greater", span, none), step, one)
     place = emit("round", emit("clip", emit("div", emit("neg", low), scale), low=0.0, high=255.0))
     return scale, emit("cast", place, to="uint8")
 

@@ -197,7 +197,9 @@ def _none_fit(n: Call, x: Value, windows: Window) -> Value | None:
         x.shape[2:], spans, windows.strides, windows.pads, windows.pads[windows.rank :]
     ):
         room = extent + low + high - span
-        counts.append((-(-room // stride) if windows.ceil else room // stride) + 1)
+        count = (-(-room // stride) if windows.ceil else room // stride) + 1
+        beyond = windows.ceil and (count - 1) * stride >= extent + low  # it sees padding alone
+        counts.append(count - beyond)
     if min(counts) != 0:
         return None
     return n("full", shape=(*x.shape[:2], *counts), value=0.0, dtype=x.dtype)

@@ -233,7 +233,7 @@ def power(x: Lanes, y: Lanes) -> Lanes:
     size = where(wide.compare("==", infinity), where(up, zero + infinity, 0.0), size)
     whole = y.call("llvm.trunc")
     half = whole * 0.5
-    odd = half.call("llvm.trunc").compare("!=", half)
+    odd = half.call("llvm.trunc").compare("!=", half) & whole.compare("==", y)
     size = where((x.bits(I32) < 0) & odd, -size, size)  # of -0.0 too
     broken = (x < 0.0) & (x > -infinity) & whole.compare("!=", y)
     size = where(broken, float("nan"), size)

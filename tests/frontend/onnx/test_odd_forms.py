@@ -69,6 +69,8 @@ def test_no_window_of_a_pool_fits(kind: str) -> None:
     assert pooled[0].shape == (2, 3, 0, 8)
     if kind == "MaxPool":
         as_onnxruntime(*form(kind, ones(1, 1, 1), kernel_shape=[4], strides=[3], outputs=2))
+        wide = {"kernel_shape": [2, 2], "strides": [2, 3], "dilations": [2, 1], "ceil_mode": 1}
+        as_onnxruntime(*form(kind, ones(1, 3, 1, 6), **wide))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -116,3 +118,10 @@ def test_norms_of_groups_as_of_opset_18() -> None:
 def test_roots_and_logarithms_of_integers_are_cut(kind: str) -> None:
     x = np.array([[1, 5, 7], [20, 3, 2]])
     as_onnxruntime(*form(kind, x, np.array([1]), known=(1,), opset=18))
+
+
+def test_a_range_of_bytes_is_divided() -> None:
+    """255 is no power of two: a product with its inverse is another number."""
+    x = np.array([-1.5, 0.5, 1.5, -0.5], np.float32)
+    scale = as_onnxruntime(*form("DynamicQuantizeLinear", x, outputs=3, opset=11))[1]
+    assert scale == np.float32(3) / np.float32(255)
