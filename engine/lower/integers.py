@@ -16,6 +16,7 @@ from soapstone.dtypes import BYTES
 from soapstone.engine.lower.fold import CHANNELS, Fold, Site
 from soapstone.ir.graph import Node
 from soapstone.ir.spec import having, operator
+from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.registry import variants
 
 _PRODUCTS = {name: f"quantized_{name}" for name in CHANNELS}
@@ -27,6 +28,15 @@ _LEVELS = 255 * 255  # the largest product of two bytes less their zeros
 def multiplies_bytes(processor: str) -> bool:
     """Return whether a kind of processor has kernels for products of bytes."""
     return bool(variants("quantized_linear", processor))
+
+
+def _stays_real(node: Node) -> bool:
+    """Return whether a product is one of real numbers where others multiply bytes.
+
+    Convolutions of groups are, but where sums of four products are one instruction.
+    """
+    several = node.attributes.get("groups", 1) > 1
+    return several and not (onednn.available() and onednn.multiplies_bytes())
 
 
 def _bytes_of(site: Site, value: str) -> tuple[str, str, str] | None:
@@ -100,6 +110,8 @@ def _product(site: Site, node: Node) -> str | None:
     x, w, *bias = node.inputs
     left = _bytes_of(site, x)
     if left is None or x in site.fixed or node.attributes["activation"] is not None:
+        return None
+    if _stays_real(node):
         return None
     source, scale, zero = left
     product = operator(_PRODUCTS[node.operator])
@@ -245,6 +257,11 @@ def _real(site: Site, node: Node) -> str | None:
     return made
 
 
+def _apart(site: Site, node: Node) -> str | None:
+    """A product of bytes that kernels do not serve is one in floating point."""
+    return _real(site, node) if _stays_real(node) else None
+
+
 def _scale(site: Site, node: Node) -> tuple[str, str]:
     """The scale and zero of a range, by its least and its greatest value."""
     x, emit = node.inputs[0], site.emit
@@ -265,6 +282,7 @@ def _scale(site: Site, node: Node) -> tuple[str, str]:
 _QUANTIZED = {quantized: name for name, quantized in _PRODUCTS.items()}
 
 IN_BYTES = (
+    Fold("multiply_groups", tuple(_QUANTIZED), _apart),
     Fold("move_bytes", _MOVES, _moved),
     Fold("join_bytes", ("concat",), _concat),
     Fold("multiply_bytes", tuple(_PRODUCTS), _product),

@@ -61,6 +61,7 @@ _FAMILIES = (
     "products.depthwise",
     "products.grouped",
     "products.blocked",
+    "products.pairs",
     "normalization.dropout",
     "graphs.spmm",
     "graphs.attention",

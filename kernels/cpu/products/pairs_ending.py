@@ -1,0 +1,160 @@
+"""What `pairs` does to sums before it writes them: the steps of an epilogue that it holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from soapstone.kernels.cpu.products.pairs_lanes import KINDS, NUMBERS
+from soapstone.kernels.entry import Array, Call
+from soapstone.records import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """v * rise + start, kept within low and high, and where it says so rounded."""
+
+    rise: float = 1.0
+    start: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    rounds: bool = False
+
+    def affine(self, rise: float, start: float) -> Part | None:
+        """Return the part with a multiplication and an addition after it, or None."""
+        if rise <= 0 or self.rounds:
+            return None
+        low, high = self.low * rise + start, self.high * rise + start
+        return Part(self.rise * rise, self.start * rise + start, low, high)
+
+    def within(self, low: float, high: float) -> Part:
+        """Return the part that keeps within these bounds too, whole numbers where it rounds."""
+        low, high = (min(max(bound, low), high) for bound in (self.low, self.high))
+        return replace(self, low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is done to a real result; see `pairs_lanes.NUMBERS`.
+
+    second: before what is added, and `third` after it; None where the first part is all. zero: what
+    is added to a rounded result that is bytes, whose bounds the last part has.
+    """
+
+    first: Part = Part()
+    second: Part | None = None
+    added: Array | None = None
+    third: Part = Part()
+    zero: float = 0.0
+
+    @property
+    def numbers(self) -> Array:
+        """NUMBERS, float32."""
+        first, second, third = self.first, self.second or Part(), self.third
+        given = (
+            *(first.rise, first.start, first.low, first.high, float(first.rounds)),
+            *(second.rise, second.start, third.rise, third.start, third.low, third.high),
+            self.zero,
+        )
+        assert len(given) == len(NUMBERS)
+        return np.array(given, np.float32)
+
+    @property
+    def kind(self) -> int:
+        """Whether there is a second part, and what is added; see `pairs_lanes.finish`."""
+        if self.second is None:
+            return 0
+        return 1 + KINDS["none" if self.added is None else self.added.dtype.name]
+
+    def affine(self, rise: float, start: float) -> Ending | None:
+        """Return the ending with a multiplication and an addition after it, or None."""
+        if self.second is None:
+            made = self.first.affine(rise, start)
+            if made is not None:
+                return replace(self, first=made)
+            return replace(self, second=Part(rise, start)) if rise > 0 else None
+        if self.added is None and self.third == Part():
+            second = self.second.affine(rise, start)
+            return None if second is None else replace(self, second=second)
+        third = self.third.affine(rise, start)
+        return None if third is None else replace(self, third=third)
+
+    def within(self, low: float, high: float) -> Ending:
+        """Return the ending that keeps within these bounds too."""
+        if self.second is None:
+            return replace(self, first=self.first.within(low, high))
+        return replace(self, third=self.third.within(low, high))
+
+    def add(self, array: Array, scale: float, zero: float) -> Ending | None:
+        """Return the ending that adds (array - zero) * scale, or None: it adds one array at most.
+
+        v + (q - zero) scale = (v / scale + q) scale - zero scale
+        """
+        if self.added is not None or scale <= 0 or self.third != Part():
+            return None
+        second = (self.second or Part()).affine(1 / scale, 0.0)
+        third = Part(scale, -zero * scale)
+        return replace(self, second=second, added=array, third=third)
+
+
+def ending(call: Call) -> Ending | None:
+    """Return what the steps of an epilogue do to a result, or None where no `Ending` holds it."""
+    arity, program = call.attributes["arity"], call.attributes["program"]
+    y, operands = call.outputs[0], call.inputs[arity:]
+    made, result = Ending(), 0
+    real: dict[int, tuple[Array, float, float]] = {
+        number: (array, 1.0, 0.0)
+        for number, array in enumerate(operands, 1)
+        if array.dtype == np.float32
+    }
+
+    def known(number: int) -> float | None:
+        position = arity + number - 1
+        if position not in call.constants or call.inputs[position].size != 1:
+            return None
+        return float(call.inputs[position].reshape(()))
+
+    for index, (name, numbers, items) in enumerate(program):
+        at, own = dict(items), len(operands) + index + 1
+        after: Ending | None = None
+        if name in ("quantize", "dequantize"):
+            scale, zero = map(known, numbers[1:])
+            if scale is None or zero is None or not 0 < scale < math.inf:
+                return None
+            if name == "dequantize" and numbers[0] != result:
+                if 1 <= numbers[0] <= len(operands):
+                    real[own] = operands[numbers[0] - 1], scale, zero
+                continue
+            if name == "dequantize":
+                after = made.affine(scale, -zero * scale)
+            elif index == len(program) - 1:
+                limits, after = np.iinfo(at["to"]), made.affine(1 / scale, 0.0)
+                if after is not None:
+                    after = after.within(limits.min - zero, limits.max - zero)
+                    after = replace(after, zero=zero)
+            elif made.second is None:  # rounded in between
+                limits = np.iinfo(at["to"])
+                first = made.first.affine(1 / scale, 0.0)
+                if first is not None:
+                    first = first.within(limits.min - zero, limits.max - zero)
+                    after = replace(made, first=replace(first, rounds=True)).affine(1.0, zero)
+        elif numbers == (result,) and name == "relu":
+            after = made.within(0.0, math.inf)
+        elif numbers == (result,) and name == "clip":
+            low, high = at.get("low"), at.get("high")
+            after = made.within(
+                -math.inf if low is None else low, math.inf if high is None else high
+            )
+        elif numbers == (result,) and name == "affine":
+            after = made.affine(at["scale"], at["shift"])
+        elif name == "add" and numbers.count(result) == 1 and len(numbers) == 2:
+            array, *scaling = real.get(sum(numbers) - result, (None, 1.0, 0.0))
+            if array is not None and array.shape == y.shape:
+                after = made.add(array, *scaling)
+        if after is None:
+            return None
+        made, result = after, own
+    whole = y.dtype.kind in "iu"  # which only a last rounding makes
+    return made if whole == (bool(program) and program[-1][0] == "quantize") else None
