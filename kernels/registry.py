@@ -169,6 +169,11 @@ def homes(processor: str) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+def foreign() -> bool:
+    """Return whether a program has registered variants that are not the package's."""
+    return any(not home.startswith(f"{__package__}.") for home in _HOMES.values())
+
+
 def home(variant: Variant) -> str:
     """Return the module that registers a variant, "" for none."""
     return _HOMES.get((variant.operator, variant.processor, variant.name), "")

@@ -53,6 +53,16 @@ class Native:
                 self._address = self._address or address(self.function, self._signature)
         return self._address
 
+    @property
+    def placed(self) -> bool:
+        """Whether its code is in memory."""
+        return bool(self._address)
+
+    def place(self, address: int) -> None:
+        """Take note of where its code is in memory, unless that is known."""
+        with _COMPILING:
+            self._address = self._address or address
+
     def package(self, folder: Path) -> None:
         """Write its object file into a folder of a package; see `cache.objects`."""
         package(self.function, self._signature, folder)

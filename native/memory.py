@@ -295,6 +295,15 @@ def aligned(nbytes: int, *, zero: bool = False) -> Array:
     return raw[start : start + nbytes]
 
 
+class Scratch(np.ndarray[Any, np.dtype[Any]]):
+    """Memory of an entry whose contents count for nothing before it runs."""
+
+
+def scratch(nbytes: int) -> Array:
+    """Return so many bytes, at least one, as `Scratch` on a cache line's boundary."""
+    return aligned(max(nbytes, 1)).view(Scratch)
+
+
 def aligned_array(shape: tuple[int, ...], dtype: Any, *, zero: bool = False) -> Array:
     """Return a C-contiguous array at the boundary of a cache line."""
     kind = np.dtype(dtype)

@@ -187,6 +187,12 @@ def set_threads(threads: int) -> int:
     return int(before)
 
 
+def asked() -> int:
+    """Return how many threads regions have that the calling thread begins; 1: without OpenMP."""
+    found = functions()
+    return 1 if found is None else int(_GET(found["omp_get_max_threads"])())
+
+
 def adopt(library: ctypes.CDLL) -> bool:
     """Let the regions of a library that was compiled to call GNU's be teams'; whether they are.
 

@@ -429,6 +429,20 @@ def private_pages(nbytes: int) -> mmap.mmap:
     return mmap.mmap(-1, nbytes, flags) if flags else mmap.mmap(-1, nbytes)
 
 
+def mapped() -> list[tuple[int, int]]:
+    """Return the addresses of all memory of this process, from and to, in order; [] if unknown."""
+    found: list[tuple[int, int]] = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            low, high = (int(each, 16) for each in line.split(None, 1)[0].split("-"))
+            if high >> 63:  # the system's own
+                continue
+            if found and found[-1][1] == low:
+                low = found.pop()[0]
+            found.append((low, high))
+    return found
+
+
 def keep(thing: object) -> None:
     """Let an object stay as long as the process: threads may use it while the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -12,39 +12,40 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from soapstone.collection import paused
-from soapstone.engine.session import NOTHING, Bound
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
-from soapstone.frontend.inference.binding import Binder, Packed
-from soapstone.frontend.inference.bounds import Bounds
-from soapstone.frontend.inference.followed import Followed
+from soapstone.frontend.inference.image import Image, Keeper, Options, find
 from soapstone.frontend.inference.sources import Field, Source
-from soapstone.frontend.precision import check_precision
 from soapstone.ir.errors import GraphError
-from soapstone.ir.files.layouts import Layouts
-from soapstone.ir.graph import Graph
-from soapstone.ir.plan import MemoryPlan
-from soapstone.ir.samples import meeting_samples
-from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
-from soapstone.kernels.choices import Tune
-from soapstone.runtime import Machine, Profile, StoppedError
-from soapstone.runtime.forks import tell
-from soapstone.runtime.machines.machine import CUDA
+from soapstone.locks import Lock
+from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    from soapstone.engine.session import Bound
     from soapstone.frontend.generation.decoder import Decoder
+    from soapstone.frontend.inference.binding import Binder
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.onnx.pieces import Pieces
+    from soapstone.ir.files.layouts import Layouts
+    from soapstone.ir.graph import Graph
+    from soapstone.ir.plan import MemoryPlan
+    from soapstone.ir.strategy import Strategy
+    from soapstone.kernels.choices import Tune
+    from soapstone.runtime import Machine, Profile
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class InferenceSession:
@@ -124,6 +125,58 @@ class InferenceSession:
             raise GraphError(f"bound_shapes: {bound_shapes} found, 1 or more needed")
         if gpus > 1:
             raise GraphError(f"gpus: {gpus} found; a session runs on one GPU, so 1 at most")
+        given = (
+            weights,
+            gpus,
+            cpus,
+            machine,
+            strategy,
+            requests,
+            plain,
+            layouts,
+            fast_memory,
+            plan,
+        )
+        usual = given == (NOTHING, 0, None, None, None, 1, False, None, None, None)
+        self._opening: Callable[[], None] | None = partial(
+            self._open, model, bound_shapes, tune, precision, threads, *given
+        )
+        self._image: Image | None = None
+        self._keeper: Keeper | None = None
+        if usual and tune != "now" and (threads is None or (type(threads) is int and threads > 0)):
+            options = Options(threads or usable_cores(), tune, precision)
+            with paused():
+                self._image = find(model, options)
+            if self._image is not None:
+                self._source, self._opened = self._image.source, Lock()
+                return
+            self._keeper = Keeper.of(model, options)
+        self._opened, opening, self._opening = Lock(), self._opening, None
+        opening()
+
+    def _open(
+        self,
+        model: Model | OnnxModel | Graph | str | Path,
+        bound_shapes: int,
+        tune: Tune,
+        precision: str,
+        threads: int | None,
+        weights: Mapping[str, Array],
+        gpus: int,
+        cpus: int | None,
+        machine: Machine | None,
+        strategy: Strategy | str | Path | None,
+        requests: int,
+        plain: bool,
+        layouts: Layouts | None,
+        fast_memory: int | None,
+        plan: MemoryPlan | str | Path | None,
+    ) -> None:
+        """Read the model, and make ready to bind graphs of it."""
+        from soapstone.frontend.inference.binding import Binder, Packed
+        from soapstone.frontend.inference.followed import Followed
+        from soapstone.frontend.precision import check_precision
+
         with paused():
             source = Source.of(model, weights)
         followed = Followed(strategy, source, machine, cpus, threads, gpus, requests)
@@ -143,7 +196,24 @@ class InferenceSession:
         )
         self._begin(binder, bound_shapes, requests)
 
+    def __getattr__(self, name: str) -> Any:
+        """Open the model, where there is only an image of it and something else is asked for."""
+        if name.startswith("__") or "_opened" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        with self._opened:
+            self._image, opening, self._opening = None, self._opening, None
+            if opening is not None:
+                try:
+                    opening()
+                except BaseException:
+                    self._opening = opening
+                    raise
+        return object.__getattribute__(self, name)
+
     def _begin(self, binder: Binder, most: int, requests: int = 1) -> None:
+        from soapstone.frontend.inference.bounds import Bounds
+        from soapstone.runtime.forks import tell
+
         self._binder, self._source, self._machine = binder, binder.source, binder.machine
         self._lock = threading.Lock()
         self._bounds = Bounds(binder, most)
@@ -159,6 +229,7 @@ class InferenceSession:
     def _another(self, machine: Machine) -> InferenceSession:
         """Return a session of the same model on another machine, which shares weights."""
         other = object.__new__(InferenceSession)
+        other._image = other._keeper = None
         other._begin(self._binder.on(machine), self.most_bound)
         return other
 
@@ -187,16 +258,22 @@ class InferenceSession:
     @property
     def threads(self) -> int:
         """How many threads each processor has."""
+        if self._image is not None:
+            return self._image.options.threads
         return self._machine.processors[0].threads
 
     @property
     def cpus(self) -> int:
         """How many processors a run is split over."""
+        if self._image is not None:
+            return 1
         return len(self._machine.workers)
 
     @property
     def requests(self) -> int:
         """How many runs may go on at once."""
+        if self._image is not None:
+            return 1
         return 1 + len(self._others)
 
     @property
@@ -229,6 +306,11 @@ class InferenceSession:
                 an array to write to.
             GraphError: the model has no graph for these shapes; names the operator.
         """
+        image = self._image
+        if image is not None:
+            found: dict[str, Array] | None = image.run(inputs, out)
+            if found is not None:
+                return found
         given = self.checked(inputs)
         number = self._free.get()
         try:
@@ -242,7 +324,7 @@ class InferenceSession:
             if stepped is not None:
                 return stepped
             bound = self._bound_or_pieces(given)
-            if not isinstance(bound, Bound):
+            if not hasattr(bound, "trace"):
                 found = bound.run(given)
                 for name, array in targets(self.name, out, found).items():
                     np.copyto(array, found[name])
@@ -258,7 +340,17 @@ class InferenceSession:
                     np.copyto(into[name], array)
                 found[name] = into[name] if name in into else array.copy()
             self._bounds.answered()
+            keeper, self._keeper = self._keeper, None
+            if keeper is not None:
+                threading.Thread(target=self._keep, args=(keeper, bound)).start()
             return found
+
+    def _keep(self, keeper: Keeper, bound: Bound) -> None:
+        """Keep what answered first for later processes."""
+        with self._lock:
+            keep = keeper.take(self._source, bound)
+        if keep is not None:
+            keep()
 
     def generate(
         self,
@@ -355,7 +447,7 @@ class InferenceSession:
         given = self.checked(inputs)
         with self._lock:
             bound = self._bound_or_pieces(given)
-            return dict(bound.variants if isinstance(bound, Bound) else bound.variants(given))
+            return dict(bound.variants if hasattr(bound, "trace") else bound.variants(given))
 
     def meeting_samples(self, inputs: Mapping[str, Any] | Any) -> str:
         """Return where outputs depend on other rows of the inputs than theirs; "" for nowhere.
@@ -364,6 +456,7 @@ class InferenceSession:
         more.
         """
         from soapstone.frontend.onnx import UnboundError
+        from soapstone.ir.samples import meeting_samples
 
         try:
             graph, contents = self._source.graph(self.checked(inputs))
@@ -391,13 +484,17 @@ class InferenceSession:
         given = self.checked(inputs)
         with self._lock:
             bound = self._bound_or_pieces(given)
-            return bound.moved_bytes if isinstance(bound, Bound) else None
+            return bound.moved_bytes if hasattr(bound, "trace") else None
 
     def close(self) -> None:
         """Stop the workers and free the memory; a closed session runs no more.
 
         What was asked of `run_async` before is done first.
         """
+        with self._opened:
+            if self._image is not None:
+                self._image, self._opening = None, self._check_open
+                return
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -438,6 +535,8 @@ class InferenceSession:
     @property
     def in_main_memory(self) -> bool:
         """Whether what runs read and write lies in the computer's memory, and nowhere else."""
+        from soapstone.runtime.machines.machine import CUDA
+
         return self._binder.plans is None and self._machine.processors[0].kind != CUDA
 
     def weights(self) -> Mapping[str, Array]:
@@ -485,7 +584,10 @@ class InferenceSession:
         return self._bounds.most
 
     def _check_open(self) -> None:
-        if not self._close.alive:
+        from soapstone.runtime import StoppedError
+
+        close = self.__dict__.get("_close")  # there is none where an image was closed
+        if close is None or not close.alive:
             raise StoppedError(f"session of model {self.name!r}: it was closed")
 
     def _bound_or_pieces(self, given: Mapping[str, Array]) -> Bound | Pieces:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import as_array, as_texts
 from soapstone.frontend.onnx.texts import TEXT
-from soapstone.ir.files.layouts import Layouts
-from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
 from soapstone.records import dataclass
 
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.onnx.even import Note
     from soapstone.frontend.onnx.file.read import Source as OnnxSource
+    from soapstone.ir.files.layouts import Layouts
+    from soapstone.ir.graph import Graph
 
 Notes = tuple["Note", ...]  # of what is done with extents
 Dims = tuple[int | str | None, ...]
@@ -116,11 +116,12 @@ class Source:
     @staticmethod
     def of(model: Model | OnnxModel | Graph | str | Path, weights: Mapping[str, Array]) -> Source:
         """Return the source of a model, an ONNX file, or a graph with its weights."""
-        if isinstance(model, Graph):
-            return _of_graph(model, dict(weights))
         if not isinstance(model, str | Path):  # a file needs nothing of layers
             from soapstone.frontend.model import Model
+            from soapstone.ir.graph import Graph
 
+            if isinstance(model, Graph):
+                return _of_graph(model, dict(weights))
             if isinstance(model, Model):
                 return _of_model(model, weights)
         from soapstone.frontend.onnx import OnnxModel, from_onnx

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from soapstone.cache.environment import digest, environment, key
 from soapstone.cache.told import Told, state_of
-from soapstone.ir import spec
-from soapstone.kernels import registry
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.cpu.openblas import library as openblas
 from soapstone.kernels.fallback import report
@@ -87,6 +85,8 @@ _FAMILIES = (
 
 def load(operator: str | None = None) -> None:
     """Register the variants of an operator, or of all operators."""
+    from soapstone.kernels import registry
+
     if operator in _LOADED or None in _LOADED:
         return
     with _LOADING:  # workers bind in parallel
@@ -105,6 +105,8 @@ def load(operator: str | None = None) -> None:
 
 def _all() -> dict[str, list[tuple[str, str]]]:
     """Register all variants; return where those of each operator are."""
+    from soapstone.kernels import registry
+
     for family in _FAMILIES:
         if onednn.available() or not family.startswith("onednn."):
             importlib.import_module(f"{__name__}.{family}")
@@ -123,6 +125,9 @@ def _family_of(module: str) -> int:
 @cache
 def _told() -> Told:
     """Return where variants are, as earlier processes saw it with these sources and libraries."""
+    from soapstone.ir import spec
+    from soapstone.kernels import registry
+
     library = "onednn" if onednn.available() else "openblas" if openblas.available() else ""
     sources = [state_of(Path(module.__file__ or "").parent) for module in (registry, spec)]
     return Told("kernels", lambda: digest(key(environment()), library, *sources), __file__)

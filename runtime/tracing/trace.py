@@ -285,6 +285,20 @@ class Trace:
             return None
         return workers[0].fn, workers[0].block
 
+    @property
+    def in_order(self) -> list[native_memory.Entry] | None:
+        """What a replay runs, one after another, or None where that is not all that it does."""
+        if self.entries is None or self._enqueues is not None:
+            return None
+        mine = [self._entries[i] for i in self.order if not self.operations[i].idle]
+        found = [entry for entry in mine if isinstance(entry, native_memory.Entry)]
+        return found if len(found) == len(mine) else None
+
+    @property
+    def transient(self) -> list[Array]:
+        """The bytes in which nothing outlives a replay."""
+        return [arena.buffer for arena in self._arenas if arena.buffer is not None]
+
     def fits(self) -> bool:
         """Whether the instances it was compiled for are still those of the runtime."""
         main = self._runtime.analysis

@@ -6,8 +6,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from soapstone.cache.places import say
+from soapstone.cache.deferred import Late
 
+_places = Late("soapstone.cache.places")
 DEVICE_SUFFIX = ".cubin"  # of code for GPUs
 _MARK = 32  # bytes before the code: its hash
 
@@ -19,11 +20,11 @@ def read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        say(f"{error}; functions are compiled anew")
+        _places.say(f"{error}; functions are compiled anew")
         return None
     mark, code = held[:_MARK], held[_MARK:]
     if mark != hashlib.sha256(code).digest():
-        say(f"{path.name}: cut short, or changed; functions are compiled anew")
+        _places.say(f"{path.name}: cut short, or changed; functions are compiled anew")
         return None
     return code
 
@@ -40,5 +41,5 @@ def write(path: Path, code: bytes) -> None:
         partial.write_bytes(marked(code))
         os.replace(partial, path)
     except OSError as error:
-        say(f"{error}; compiled code is not kept")
+        _places.say(f"{error}; compiled code is not kept")
         partial.unlink(missing_ok=True)

@@ -22,8 +22,6 @@ from soapstone.cache import kept
 from soapstone.cache.deferred import Late
 from soapstone.cache.environment import digest, environment
 from soapstone.cache.loader import DEFINED, load
-from soapstone.cache.places import closed_over, found_of, place_of
-from soapstone.cache.sources import modules_of, stamp
 from soapstone.locks import Lock
 
 SUFFIX = ".o"
@@ -32,6 +30,8 @@ _V3 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS = {"x86-64-v4": _V3 + _V4, "x86-64-v3": _V3, "x86-64": ()}  # by what each needs, best first
 _linked, _binding = Late("soapstone.cache.linked"), Late("llvmlite.binding")
+_places, _sources = Late("soapstone.cache.places"), Late("soapstone.cache.sources")
+LOADED: dict[int, tuple[str, str]] = {}  # by address: the file, and the symbol
 FOUND: Counter[str] = (
     Counter()
 )  # kernels of this process: of the "package", the "cache", "compiled"
@@ -46,20 +46,45 @@ def address(function: Callable[..., Any], signature: str) -> int:
     with _LOADING:
         name = _name(function, signature)
         for folder in _packaged():
-            code = kept.read(folder / (name + SUFFIX))
-            if code is not None:
+            found = _loaded(folder / (name + SUFFIX), name)
+            if found is not None:
                 FOUND["package"] += 1
-                return _load(code, name)
-        code = kept.read(found_of(function) / (name + SUFFIX))
-        if code is not None:
+                return found
+        found = _loaded(_places.found_of(function) / (name + SUFFIX), name)
+        if found is not None:
             FOUND["cache"] += 1
-            return _load(code, name)
+            return found
         FOUND["compiled"] += 1
         code = _linked.object_code(function, signature, name)
-        place = place_of(function)
+        place = _places.place_of(function)
+        made = _load(code, name)
         if place is not None:
             kept.write(place / (name + SUFFIX), code)
-        return _load(code, name)
+            LOADED[made] = str(place / (name + SUFFIX)), name
+        return made
+
+
+def again(path: str, name: str) -> int:
+    """Return the address of a function of an object file that another process had in `LOADED`.
+
+    Raises:
+        FileNotFoundError: there is none that is whole.
+    """
+    with _LOADING:
+        found = _loaded(Path(path), name)
+    if found is None:
+        raise FileNotFoundError(path)
+    return found
+
+
+def _loaded(path: Path, name: str) -> int | None:
+    """Return the address of a function of an object file, or None where there is none."""
+    code = kept.read(path)
+    if code is None:
+        return None
+    found = _load(code, name)
+    LOADED[found] = str(path), name
+    return found
 
 
 def package(function: Callable[..., Any], signature: str, folder: Path) -> None:
@@ -101,8 +126,10 @@ def _packaged() -> tuple[Path, ...]:
 def _name(function: Callable[..., Any], signature: str) -> str:
     """Return a symbol that no other function has, nor this one with other sources."""
     place = (function.__module__, function.__qualname__, str(function.__code__.co_firstlineno))
-    sources = stamp(*sorted(modules_of(function)), compiled=True)
-    return f"{function.__name__}_{digest(*place, signature, closed_over(function), sources)}"
+    sources = _sources.stamp(*sorted(_sources.modules_of(function)), compiled=True)
+    return (
+        f"{function.__name__}_{digest(*place, signature, _places.closed_over(function), sources)}"
+    )
 
 
 def _load(code: bytes, name: str) -> int:

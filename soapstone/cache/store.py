@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from soapstone.cache.changes import default_path, tell_changed
 from soapstone.cache.deferred import Late
-from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
+from soapstone.cache.environment import CacheWarning, digest, environment, key
 from soapstone.errors import warn
 from soapstone.locks import Lock
 from soapstone.system import locked
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 else:
     sqlite3 = Late("sqlite3")  # where nothing is measured, it is not needed
 
-FORMAT = 1
 _BATCH = 500  # keys of one query
 _WAIT_S = 10.0  # for another process that is writing
 _LOOK_S = 0.05  # between looks at whether another thread still measures
@@ -42,11 +42,6 @@ _SCHEMA = (
     " value TEXT NOT NULL, what TEXT NOT NULL, environment TEXT NOT NULL)",
 )
 T = TypeVar("T")
-
-
-def default_path() -> Path:
-    """Return the store's file in the folder of all caches."""
-    return folder() / f"measured-{FORMAT}.sqlite"
 
 
 class Store:
@@ -130,6 +125,7 @@ class Store:
             if us >= known:
                 return known
             self._known[name] = us
+            tell_changed(self.path)
             lower = "UPDATE records SET value = ? WHERE key = ? AND CAST(value AS REAL) > ?"
             self._do(lambda file: _commit(file, lower, [(json.dumps(us), name, us)]))
             return us
@@ -198,6 +194,7 @@ class Store:
         texts = {what: _text(what, value) for what, value in values.items()}
         rows = [(self._name(what), self.kind, text, what, place) for what, text in texts.items()]
         with self._lock:
+            tell_changed(self.path)
             self._do(lambda file: _commit(file, statement, rows))
             found = self.find(values)
             for name, _, text, what, _ in rows:

@@ -84,6 +84,7 @@ class Source:
     layouts: Layouts | None = None
     metadata: Metadata = Metadata()
     constants: dict[int, tuple[onnx.NodeProto, Any]] = field(default_factory=dict)
+    outside: bool = False  # whether weights are in other files
 
 
 def read(
@@ -184,6 +185,7 @@ def _source(
     return Source(
         *(name, graph, opsets, weights, unsupported, inputs, outputs, functions),
         *(layouts, metadata),
+        outside=files.opened,
     )
 
 

@@ -120,6 +120,11 @@ class Files:
         self._folder = folder.resolve() if folder is not None else None
         self._mapped: dict[str, Array] = {}
 
+    @property
+    def opened(self) -> bool:
+        """Whether something has been read of one."""
+        return bool(self._mapped)
+
     def read(self, tensor: onnx.TensorProto, shape: tuple[int, ...], dtype: str) -> Array:
         """Return the view of a tensor's bytes."""
         where = f"initializer {tensor.name!r}"

@@ -21,9 +21,12 @@ from soapstone.ir.ops.products.matmul import ACTIVATIONS as FUSED
 from soapstone.ir.spec import operator
 from soapstone.kernels.cpu.onednn.library import (
     LAST_IMPLEMENTATION,
+    Borrowed,
     Descriptor,
     Handle,
     OneDnnError,
+    borrowed,
+    change,
     create,
     engine,
     library,
@@ -336,30 +339,27 @@ class Integers:
 @lru_cache(maxsize=256)
 def attributes(*posts: Post, integers: Integers | None = None) -> Handle:
     """Return primitive attributes: the caller's scratchpad, strict float32, then the `posts`."""
-    dnnl = library()
     result = create("primitive_attr", "primitive_attr_create")
-    dnnl.dnnl_primitive_attr_set_scratchpad_mode(result.address, _USER_SCRATCHPAD)
+    change(result, "primitive_attr_set_scratchpad_mode", _USER_SCRATCHPAD)
     if integers is not None:
         if integers.mask is not None:
-            dnnl.dnnl_primitive_attr_set_scales_mask(result.address, ARG_WEIGHTS, integers.mask)
+            change(result, "primitive_attr_set_scales_mask", ARG_WEIGHTS, integers.mask)
         for used, argument in (
             (integers.source_zero, ARG_SRC),
             (integers.weights_zero, ARG_WEIGHTS),
         ):
             if used:
-                dnnl.dnnl_primitive_attr_set_zero_points_mask(result.address, argument, 0)
+                change(result, "primitive_attr_set_zero_points_mask", argument, 0)
     if posts:
         chain = create("post_ops", "post_ops_create")
         for post in posts:
             if isinstance(post, Activation):
-                dnnl.dnnl_post_ops_append_eltwise(
-                    chain.address, post.algorithm, post.alpha, post.beta
-                )
+                numbers = post.algorithm, post.alpha, post.beta
+                change(chain, "post_ops_append_eltwise", *numbers)
             else:
-                dnnl.dnnl_post_ops_append_binary(
-                    chain.address, post.algorithm, post.operand.descriptor
-                )
-        dnnl.dnnl_primitive_attr_set_post_ops(result.address, chain.address)
+                operand = post.operand.descriptor
+                change(chain, "post_ops_append_binary", post.algorithm, operand)
+        change(result, "primitive_attr_set_post_ops", chain)
     return result
 
 
@@ -377,10 +377,9 @@ class Primitive:
     implementation: str
     order: tuple[int, ...] = ()
 
-    def descriptor(self, what: int, index: int = 0) -> int:
+    def descriptor(self, what: int, index: int = 0) -> Borrowed:
         """Return the memory descriptor the primitive uses for an operand (owned by it)."""
-        found = library().dnnl_primitive_desc_query_md(self.description.address, what, index)
-        return int(found or 0)
+        return borrowed(self.description, what, index)
 
 
 def describe(name: str, *arguments: Any, what: str = "") -> Handle:
@@ -432,7 +431,7 @@ _RECENT = 128  # primitives of a kind that are kept although nobody uses them
 
 def compile_primitive(name: str, description: Handle, order: tuple[int, ...] = ()) -> Primitive:
     """Return the primitive of a descriptor; order: see `Primitive`."""
-    primitive = create("primitive", "primitive_create", description.address, what=name)
+    primitive = create("primitive", "primitive_create", description, what=name)
     scratch = library().dnnl_primitive_desc_query_md(description.address, SCRATCHPAD, 0)
     room = nbytes(scratch) if scratch else 0
     return Primitive(name, primitive, description, room, implementation(description), order)
@@ -447,7 +446,7 @@ def implementation(description: Handle) -> str:
 
 def next_implementation(description: Handle) -> bool:
     """Move a primitive descriptor on to oneDNN's next implementation; return whether there is."""
-    status = int(library().dnnl_primitive_desc_next_impl(description.address))
+    status = change(description, "primitive_desc_next_impl")
     if status not in (0, LAST_IMPLEMENTATION):
         raise OneDnnError(f"oneDNN next implementation: status {status}", status)
     return not status

@@ -39,7 +39,7 @@ from soapstone.kernels.cpu.onednn.library import (
 )
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.native.entries import sequence
-from soapstone.native.memory import Block, aligned_array, pack, run
+from soapstone.native.memory import Block, Scratch, aligned_array, pack, run, scratch
 from soapstone.native.shared import packed
 from soapstone.records import dataclass
 
@@ -69,7 +69,7 @@ class Program:
 
     def private(self, descriptor: Descriptor) -> Handle:
         """Return memory of the descriptor in a buffer of its own."""
-        return memory(descriptor, buffer(nbytes(descriptor)))
+        return memory(descriptor, scratch(nbytes(descriptor)))
 
     def source(
         self, array: Array, layout: Layout, wanted: Descriptor = 0, *, constant: bool = False
@@ -159,8 +159,8 @@ class Program:
     def _entry(self, steps: list[_Step]) -> Entry:
         # Steps run one after another: one scratchpad serves them all.
         primitives = [step.what for step in steps if isinstance(step.what, Primitive)]
-        scratch = buffer(max((p.scratch_bytes for p in primitives), default=0))
-        return sequence([_step(step, scratch) for step in steps])
+        room = scratch(max((p.scratch_bytes for p in primitives), default=0))
+        return sequence([_step(step, room) for step in steps])
 
 
 def _native(name: str, keep: tuple[Any, ...], **values: Any) -> Entry:
@@ -171,16 +171,16 @@ def _native(name: str, keep: tuple[Any, ...], **values: Any) -> Entry:
     return Entry(getattr(steps, name).address, block, _MESSAGES)
 
 
-def _step(step: _Step, scratch: Array) -> Entry:
+def _step(step: _Step, room: Array) -> Entry:
     """Return the entry of a step, whose primitive works in the scratchpad."""
     if isinstance(step.what, Entry):
         return step.what
     primitive, given, lane = step.what, dict(step.arguments), stream()
     if primitive.scratch_bytes:
-        given[ARG_SCRATCHPAD] = memory(primitive.descriptor(SCRATCHPAD), scratch)
+        given[ARG_SCRATCHPAD] = memory(primitive.descriptor(SCRATCHPAD), room)
     return _native(
         "primitive",
-        keep=(lane, primitive, *given.values()),
+        keep=(lane, primitive, primitive.primitive, *given.values()),
         execute=system.address(library().dnnl_primitive_execute),
         primitive=primitive.primitive.address,
         stream=lane.address,
@@ -198,7 +198,7 @@ def arguments(given: Mapping[int, Handle]) -> Block:
 
 def private_array(like: Array) -> Array:
     """Return an uninitialised C-contiguous array of shape and type, on a cache line's bound."""
-    return aligned_array(like.shape, like.dtype)
+    return aligned_array(like.shape, like.dtype).view(Scratch)
 
 
 def empty() -> Entry:

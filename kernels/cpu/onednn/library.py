@@ -10,12 +10,13 @@ import ctypes as C
 import os
 import site
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from soapstone import system
 from soapstone.kernels.entry import Declined
 from soapstone.locks import Lock
 from soapstone.native import openmp
@@ -26,6 +27,8 @@ MAJOR = 3
 _FILE = "libdnnl.so.3"
 _CPU = 1
 _IN_ORDER = 1
+_COMPILING = ("primitive_desc_create", "primitive_create")
+_PLACE = 4  # of the address among what `memory_create` is given, after the kind and its name
 _CACHED = 64  # primitives that oneDNN keeps, of 1024 otherwise: families keep their own
 # CPU runtimes of a build (`dnnl_version_t.cpu_runtime`) that run on plain memory and a plain
 # stream. Thread pools must come from the caller and SYCL from its own runtime: both refused.
@@ -249,6 +252,11 @@ def path() -> str:
     return str(library()._name)
 
 
+def functions() -> dict[int, str]:
+    """Return the names of the library's functions by their addresses."""
+    return {system.address(getattr(library(), name)): name for name in _FUNCTIONS}
+
+
 def disabled() -> bool:
     """Return whether the user has asked for no oneDNN."""
     return os.environ.get(VARIABLE) == OFF
@@ -305,12 +313,13 @@ class Handle:
     keep: what it is on. again: makes the like at another address, of what is to be kept then.
     """
 
-    __slots__ = ("_destroy", "address", "again", "keep")
+    __slots__ = ("_destroy", "address", "again", "keep", "made")
 
     def __init__(self, address: int, destroy: Any = None, keep: object = None) -> None:
         self.address = address
         self.keep = keep
         self.again: Callable[..., Handle] | None = None
+        self.made: Made | None = None
         self._destroy = destroy
 
     def __del__(self) -> None:
@@ -320,6 +329,45 @@ class Handle:
     @property
     def _as_parameter_(self) -> int:  # what ctypes passes
         return self.address
+
+
+class Made:
+    """How an object was made, from which another process makes the like (`recipe`).
+
+    Attributes:
+        call: the kind, the function and its arguments. threads: of regions then. changes: of the
+            object since, as functions with their arguments.
+    """
+
+    __slots__ = ("call", "changes", "threads")
+
+    def __init__(self, call: tuple[Any, ...], threads: int) -> None:
+        self.call, self.threads = call, threads
+        self.changes: list[tuple[Any, ...]] = []
+
+    def objects(self) -> Iterator[Handle]:
+        """Yield the objects that it was made and changed with."""
+        for each in (self.call, *self.changes):
+            for argument in each:
+                if isinstance(argument, Handle):
+                    yield argument
+                elif isinstance(argument, Borrowed):
+                    yield argument.owner
+
+
+class Borrowed(int):
+    """A memory descriptor that a primitive descriptor owns."""
+
+    owner: Handle
+    query: tuple[int, int]
+
+
+def borrowed(description: Handle, what: int, index: int) -> Borrowed:
+    """Return the memory descriptor of an operand of a primitive descriptor, 0 where it has none."""
+    found = library().dnnl_primitive_desc_query_md(description.address, what, index)
+    made = Borrowed(found or 0)
+    made.owner, made.query = description, (what, index)
+    return made
 
 
 Descriptor = int | Handle  # of a memory: one that a primitive owns, or one's own
@@ -339,7 +387,76 @@ def create(
         make(C.byref(result), *arguments)
     except OneDnnError as error:
         raise _refusal(error.status, what or function) from None
-    return Handle(result.value or 0, destroy, keep)
+    handle = Handle(result.value or 0, destroy, keep)
+    compiled = function.endswith(_COMPILING)  # for a number of threads
+    handle.made = Made((kind, function, *arguments), openmp.asked() if compiled else 0)
+    return handle
+
+
+def change(handle: Handle, function: str, *arguments: Any) -> int:
+    """Change an object by `dnnl_<function>`, and return the status."""
+    status = int(getattr(library(), f"dnnl_{function}")(handle.address, *arguments))
+    if not status and handle.made is not None:
+        handle.made.changes.append((function, *arguments))
+    return status
+
+
+def recipe(
+    handle: Handle, numbers: Mapping[int, int], place: Callable[[int], Any]
+) -> tuple[Any, ...]:
+    """Return as numbers and texts how an object was made; see `native.snapshot.taken`."""
+    made = handle.made
+    assert made is not None
+
+    def told(call: Sequence[Any]) -> tuple[Any, ...]:
+        found = []
+        for number, each in enumerate(call):
+            if isinstance(each, Handle):
+                found.append(("object", numbers[each.address]))
+            elif isinstance(each, Borrowed):
+                found.append(("borrowed", numbers[each.owner.address], *each.query))
+            elif isinstance(each, C.Array):
+                found.append(("dims", *each))
+            elif number and each == engine():
+                found.append(("engine",))
+            elif call[1:2] == ("memory_create",) and number == _PLACE:
+                found.append(("place", *place(each)))
+            else:
+                found.append(("", each))
+        return tuple(found)
+
+    return told(made.call), made.threads, tuple(map(told, made.changes))
+
+
+def remade(
+    recipe: tuple[Any, ...], objects: Sequence[Handle], place: Callable[[Any], int]
+) -> Handle:
+    """Return an object made by a recipe; see `native.snapshot.restored`.
+
+    Raises:
+        OneDnnError: oneDNN refused.
+    """
+
+    def given(call: Sequence[Any]) -> Iterator[Any]:
+        for what, *each in call:
+            if what == "":
+                yield each[0]
+            elif what == "object":
+                yield objects[each[0]]
+            elif what == "borrowed":
+                yield borrowed(objects[each[0]], *each[1:])
+            elif what == "dims":
+                yield (C.c_int64 * len(each))(*each)
+            else:
+                yield engine() if what == "engine" else place(each)
+
+    call, count, changes = recipe
+    if count and count != openmp.asked():
+        openmp.set_threads(count)
+    made = create(*given(call))
+    for each in changes:
+        change(made, *given(each))
+    return made
 
 
 @cache

@@ -1,0 +1,346 @@
+"""What the first session of a model's file bound, kept on disk for later processes.
+
+A process that opens the file again, with the same options and in the same environment, takes the
+bound entries from here (`native.snapshot`): it builds no graph, chooses no kernels, binds no call
+and packs no weights, and imports next to nothing of what does. What is kept is of one shape of each
+input, the first that was asked for. It is found while the model's bytes, the options, the
+environment, every source of soapstone that the process which made it had imported, the library of
+products, and what has been measured are what they were; and it is written once it has given the
+same answer as the session that it was taken of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import marshal
+import mmap
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from soapstone.cache import objects
+from soapstone.cache.changes import changed, default_path
+from soapstone.cache.environment import digest, environment, folder, key
+from soapstone.cache.told import late
+from soapstone.errors import DataError
+from soapstone.frontend.exchange import targets
+from soapstone.frontend.inference.sources import Field, Source
+from soapstone.kernels.cpu.onednn import library as onednn
+from soapstone.locks import Lock
+from soapstone.native import openmp, snapshot, teams
+from soapstone.native.entries import Native, sequence
+from soapstone.native.memory import CHECKED, Array, call
+from soapstone.system import usable_cores
+
+if TYPE_CHECKING:
+    from soapstone.engine.session import Bound
+
+_FORMAT = 1
+_MOST_BYTES = 256 << 20  # of a model's file, and of what is kept of it
+_ALL_BYTES = 2 << 30  # of all that are kept: those that were used last
+_PAGE = 4096
+_HASH, _LENGTH = 32, 8  # bytes before the header: its hash, and how long it is
+_SETTINGS = ("SOAPSTONE_", "OMP_", "GOMP_", "NUMBA_", "ONEDNN_", "DNNL_")
+_REGISTRY = "soapstone.kernels.registry"
+
+
+class Options(NamedTuple):
+    """What of a session's options decides about what is bound."""
+
+    threads: int
+    tune: bool
+    precision: str
+
+
+class Image:
+    """A bound model from disk: it answers inputs of one shape each, and nothing else.
+
+    Attributes:
+        source: what the model declares. options: of the session.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], options: Options) -> None:
+        name, fields, outputs = header["model"]
+        inputs = tuple(Field(*field) for field in fields)
+        self.source = Source(name, inputs, outputs, _unknown, _unknown)
+        self.options = options
+        self._path, self._header = path, header
+        self._restored: snapshot.Restored | None = None
+        self._lock, self._process = Lock(), os.getpid()
+
+    def run(self, inputs: Mapping[str, Any] | Any, out: Mapping[str, Any]) -> Any:
+        """Return the outputs by name, or None where these inputs are another session's to answer.
+
+        inputs, out: as of `InferenceSession.run`, and so are errors.
+        """
+        given = self.source.checked(inputs)
+        ends = self._header["data"]["ends"]
+        shapes = all(ends["input", name][3] == array.shape for name, array in given.items())
+        if not shapes or os.getpid() != self._process:  # a child has none of the threads
+            return None
+        with self._lock:
+            if self._restored is None:
+                try:
+                    self._restored = _restored(self._header, self._fill, self.options.threads)
+                except (OSError, LookupError, ValueError, onednn.OneDnnError):
+                    return None
+            results = _answer(self._restored, given, self.options.threads)
+            if results is None:
+                return None
+            into = targets(self.source.name, out, results)
+            for name, array in into.items():
+                np.copyto(array, results[name])
+            return {
+                name: into[name] if name in into else array.copy()
+                for name, array in results.items()
+            }
+
+    def _fill(self, memory: memoryview) -> None:
+        """Write the contents that are kept to memory.
+
+        Raises:
+            OSError: they are not whole.
+        """
+        with open(self._path, "rb") as file:
+            file.seek(self._header["begin"])
+            if file.readinto(memory) != len(memory) or _sum(memory) != self._header["sum"]:
+                raise OSError(f"{self._path}: cut short, or changed")
+
+
+def find(model: object, options: Options) -> Image | None:
+    """Return what is kept of a model's file, or None.
+
+    A process in which kernels may have been registered binds them itself.
+    """
+    if not isinstance(model, str | Path) or not _supported() or _REGISTRY in sys.modules:
+        return None
+    path = _place(model, options)
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            mark, length = file.read(_HASH), int.from_bytes(file.read(_LENGTH), "little")
+            told = file.read(min(length, _MOST_BYTES))
+        if mark != hashlib.sha256(told).digest():
+            return None
+        header = marshal.loads(told)
+        if header["states"] != _states(header["states"], options):
+            return None
+        os.utime(path)
+        return Image(path, header, options)
+    except (OSError, ValueError, EOFError, TypeError):
+        return None
+
+
+class Keeper:
+    """Keeps what a session binds first of a model's file, where that may be kept.
+
+    model: as of `InferenceSession`. options: of the session.
+    """
+
+    _kept = False  # whether a session of this process has been
+
+    def __init__(self, model: object, options: Options) -> None:
+        self._model, self._options = model, options
+
+    @staticmethod
+    def of(model: object, options: Options) -> Keeper | None:
+        """Return who keeps what a session binds, or None: the first of a process is kept."""
+        if Keeper._kept or not isinstance(model, str | Path) or not _supported():
+            return None
+        Keeper._kept = True
+        return Keeper(model, options)
+
+    def take(self, source: Source, bound: Bound) -> Callable[[], None] | None:
+        """Return what keeps a bound graph that has run, or None where it cannot be kept.
+
+        source: of the model. Nothing runs meanwhile; what is returned may be called at any time.
+        """
+        from soapstone.kernels.registry import foreign
+
+        path = _place(self._model, self._options)
+        entries = bound.trace.in_order
+        constant = set(bound.prepared.graph.outputs) & bound.prepared.constants
+        plain = all(type(array) is np.ndarray for array in bound.feeds.values())
+        outside = source.onnx is not None and source.onnx.outside
+        if path is None or entries is None or constant or not plain or foreign() or outside:
+            return None
+        ends: dict[Any, Array] = {("input", n): array for n, array in bound.feeds.items()}
+        ends |= {("output", n): array for n, array in bound.results.items()}
+        functions: dict[int, Any] = {each: ("", *told) for each, told in objects.LOADED.items()}
+        functions |= {each: (name,) for each, name in onednn.functions().items()}
+        try:
+            data, image = snapshot.taken(
+                sequence(entries), ends, bound.trace.transient, functions, onednn.recipe
+            )
+        except snapshot.UnknownError:
+            return None
+        if image.size > _MOST_BYTES:
+            return None
+        given = {name: array.copy() for name, array in bound.feeds.items()}
+        answer = {name: array.copy() for name, array in bound.results.items()}
+        natives = [
+            (module.__name__, name, *objects.LOADED[each.address])
+            for module in (teams, openmp)
+            for name, each in vars(module).items()
+            if isinstance(each, Native) and each.placed
+        ]
+        states = _states(dict.fromkeys(_files()), self._options)
+        fields = [(each.name, each.dtype, each.shape, each.holds) for each in source.inputs]
+        header = {
+            "model": (source.name, tuple(fields), tuple(bound.results)),
+            "states": states,
+            "natives": tuple(natives),
+            "data": data,
+            "sum": _sum(image.data),
+        }
+        return lambda: _keep(path, header, image, given, answer, self._options.threads)
+
+
+def _unknown(*_: object) -> Any:
+    """Raise: of an image nothing else is known."""
+    raise DataError("a graph was asked of what has none")
+
+
+def _supported() -> bool:
+    return sys.platform == "linux" and not CHECKED and teams.supported() and onednn.available()
+
+
+def _place(model: str | Path, options: Options) -> Path | None:
+    """Return the file of what is kept of a model's bytes, or None where it is not looked for."""
+    try:
+        with open(model, "rb") as file:
+            if not 0 < os.fstat(file.fileno()).st_size <= _MOST_BYTES:
+                return None
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                content = hashlib.sha256(data).hexdigest()
+    except OSError:
+        return None
+    told = sorted(f"{n}={v}" for n, v in os.environ.items() if n.startswith(_SETTINGS))
+    named = (Path(model).stem, str(options), str(usable_cores()), str(_FORMAT))
+    return folder() / "sessions" / digest(content, *named, key(environment()), *told)
+
+
+def _files() -> list[str]:
+    """Return the files of soapstone's modules that this process has imported, and of oneDNN."""
+    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "soapstone"]
+    files = {getattr(module, "__file__", None) for module in modules}
+    return sorted({*filter(None, files), onednn.path()})
+
+
+def _states(files: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """Return the state of each file, and of what has been measured where that counts.
+
+    One that was written after this process began has a state that is no other's.
+    """
+    found: dict[str, Any] = {}
+    for file in files:
+        if file:
+            status = os.stat(file)
+            found[file] = status.st_mtime_ns, status.st_size
+            if late(status):
+                found[file] = os.urandom(16)
+    if options.tune:
+        found[""] = changed(default_path())
+    return found
+
+
+def _restored(
+    header: Mapping[str, Any], fill: Callable[[memoryview], None], threads: int
+) -> snapshot.Restored:
+    """Return the entry that a header is of; see `native.snapshot.restored`."""
+    for module, name, path, symbol in header["natives"]:
+        native: Native = getattr(sys.modules[module], name)
+        if not native.placed:
+            native.place(objects.again(path, symbol))
+    names = {name: address for address, name in onednn.functions().items()}
+    known = {told: address for address, told in objects.LOADED.items()}
+
+    def function(told: tuple[str, ...]) -> int:
+        if len(told) == 1:
+            return names[told[0]]
+        return known.get(told[1:], 0) or objects.again(*told[1:])
+
+    before = openmp.set_threads(threads)
+    try:
+        return snapshot.restored(header["data"], fill, function, onednn.remade)
+    finally:
+        openmp.set_threads(before)
+
+
+def _answer(
+    made: snapshot.Restored, given: Mapping[str, Array], threads: int
+) -> dict[str, Array] | None:
+    """Return the outputs for inputs, where they will be overwritten; None: a kernel failed."""
+    for name, array in given.items():
+        np.copyto(made.ends["input", name], array)
+    before = openmp.set_threads(threads)
+    try:
+        status = call(made.address, made.block)
+    finally:
+        openmp.set_threads(before)
+    if status:
+        return None
+    return {name: array for (end, name), array in made.ends.items() if end == "output"}
+
+
+def _keep(
+    path: Path,
+    header: dict[str, Any],
+    image: Array,
+    given: Mapping[str, Array],
+    answer: Mapping[str, Array],
+    threads: int,
+) -> None:
+    """Write what was taken, if it gives the answer that the session gave; else nothing is kept."""
+
+    def fill(memory: memoryview) -> None:
+        memory[:] = image.data
+
+    with contextlib.suppress(OSError, onednn.OneDnnError, LookupError):
+        found = _answer(_restored(header, fill, threads), given, threads)
+        if found is None or any(found[n].tobytes() != a.tobytes() for n, a in answer.items()):
+            return
+        length = len(marshal.dumps({**header, "begin": 1 << 30}))
+        header = {**header, "begin": -(-(_HASH + _LENGTH + length) // _PAGE) * _PAGE}
+        told = marshal.dumps(header)
+        partial = path.with_suffix(f".{os.getpid()}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(partial, "wb") as file:
+                file.write(hashlib.sha256(told).digest() + len(told).to_bytes(_LENGTH, "little"))
+                file.write(told)
+                file.seek(header["begin"])
+                file.write(image.data)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+        _prune(path.parent)
+
+
+def _prune(place: Path) -> None:
+    """Remove those that were used longest ago, where there are too many bytes."""
+    found = sorted(
+        ((f.stat().st_mtime, f.stat().st_size, f) for f in place.iterdir()), reverse=True
+    )
+    total = 0
+    for _, size, file in found:
+        total += size
+        if total > _ALL_BYTES:
+            file.unlink(missing_ok=True)
+
+
+def _sum(memory: memoryview) -> bytes:
+    """Return what tells contents from such that are cut short or damaged, faster than a hash."""
+    data = np.frombuffer(memory, np.uint8)
+    whole = data[: data.size // _PAGE * _PAGE].view(np.uint64).reshape(-1, _PAGE // 8)
+    sums = whole.sum(axis=1, dtype=np.uint64).tobytes() + data[whole.nbytes :].tobytes()
+    return hashlib.sha256(sums + len(data).to_bytes(8, "little")).digest()
+
+
+__all__ = ["Image", "Keeper", "Options", "find"]

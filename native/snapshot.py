@@ -1,0 +1,275 @@
+"""A bound entry as data, from which another process makes the like without binding a call.
+
+An entry is code over blocks of words. A word is a number or an address: in an array, in a block, of
+a function, of an object of a library. Which it is follows from where all that a block keeps lies.
+Data of an entry are its words, with what each address among them is of; the contents of arrays; and
+how each object was made. A word that is an address of anything else (`system.mapped`) makes the
+entry one of which there are no data, and so does one among numbers of another kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soapstone import system
+from soapstone.native.memory import (
+    LINE,
+    Array,
+    Block,
+    Entry,
+    Scratch,
+    array_at,
+    extent,
+    promise_of,
+    start,
+)
+
+_LEAST = 1 << 32  # addresses lie above, so that no number is taken for one
+_LARGE = 1 << 21  # bytes of a large page
+Place = tuple[int, int]  # a target's number, and how many bytes behind its start
+Data = dict[str, Any]  # of numbers, texts, bytes and tuples of these
+
+
+class UnknownError(Exception):
+    """An entry holds an address of what no other process can make."""
+
+
+class _Kept:
+    """All that blocks keep: blocks by address, arrays, and objects in an order to make them in."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, Block] = {}
+        self.arrays: list[Array] = []
+        self.objects: dict[int, Any] = {}
+
+    def block(self, block: Block) -> None:
+        if block.address in self.blocks:
+            return
+        if block.address != block.words.buffer_info()[0]:
+            raise UnknownError("a block of a library's own")
+        self.blocks[block.address] = block
+        self._each(block.keep)
+
+    def _each(self, kept: Sequence[Any]) -> None:
+        for each in kept:
+            if isinstance(each, tuple | list):
+                self._each(each)
+            elif isinstance(each, Block):
+                self.block(each)
+            elif isinstance(each, np.ndarray):
+                promise = promise_of(each)
+                if promise is None or "contents" in promise.known:
+                    self.arrays.append(each)
+            elif getattr(each, "made", None) is not None:
+                self.object(each)
+
+    def object(self, thing: Any) -> None:
+        if thing.address not in self.objects:
+            for other in thing.made.objects():
+                self.object(other)
+            if isinstance(thing.keep, np.ndarray):
+                self.arrays.append(thing.keep)
+            self.objects[thing.address] = thing
+
+
+class _Targets:
+    """What addresses may be of: ranges, by number, and what else of memory there is."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self.first, self.past = np.array(ranges, np.int64).reshape(-1, 2).T
+        if len(self.first) and self.first.min() < _LEAST:
+            raise UnknownError("addresses that may be numbers")
+        self._order = np.argsort(self.first, kind="stable")
+        self._mapped = np.array(system.mapped(), np.int64).reshape(-1, 2)
+        if not len(self._mapped):
+            raise UnknownError("the system does not tell what memory there is")
+
+    def moves(self, words: Array) -> tuple[Array, Array, Array]:
+        """Return which words are addresses, and of each the target and how far behind its start."""
+        low, high = max(_LEAST, int(self._mapped[0, 0])), int(self._mapped[-1, 1])
+        at = np.flatnonzero((words >= low) & (words < high))
+        picked = words[at]
+        of = self._order[np.searchsorted(self.first[self._order], picked, "right") - 1]
+        inside = (picked >= self.first[of]) & (picked < self.past[of])
+        others = picked[~inside]
+        lies = np.searchsorted(self._mapped[:, 0], others, "right") - 1
+        if (others < self._mapped[lies, 1]).any():
+            raise UnknownError("an address of what is not known")
+        return at[inside], of[inside], picked[inside] - self.first[of[inside]]
+
+
+def taken(
+    entry: Entry,
+    ends: Mapping[str, Array],
+    free: Sequence[Array],
+    functions: Mapping[int, Hashable],
+    recipe: Callable[[Any, Mapping[int, int], Callable[[int], Place]], Hashable],
+) -> tuple[Data, Array]:
+    """Return the data of an entry, and the contents of arrays that go with them, as they are now.
+
+    Args:
+        ends: arrays that are read or written from outside, by name.
+        free: memory whose contents count for nothing before a run.
+        functions: what finds a function again, by its address.
+        recipe: returns of an object what makes the like, given the numbers of objects by address,
+            and what tells of an address where it is.
+
+    Raises:
+        UnknownError: there are none, and why.
+    """
+    kept = _Kept()
+    kept.block(entry.arguments)
+    kept.arrays += ends.values()
+    segments, held = _segments(kept.arrays, [extent(each) for each in (*free, *ends.values())])
+    blocks = list(kept.blocks.values())
+    counts = [len(block.words) for block in blocks]
+    ranges = [
+        *segments,
+        *((block.address, block.address + 8 * count) for block, count in zip(blocks, counts)),
+        *((each, each + 1) for each in (*kept.objects, *functions)),
+    ]
+    targets = _Targets(ranges)
+    words = np.concatenate([np.frombuffer(block.words, np.int64) for block in blocks])
+    image = np.zeros(_offsets(segments)[1][held], np.uint8)
+    moved: list[tuple[int, ...]] = []  # words of the image that are addresses
+    for (low, high), offset in zip(segments[:held], _offsets(segments)[0]):
+        data = array_at(low, (high - low,), np.uint8)
+        image[offset : offset + data.size] = data
+        skipped = -low % 8
+        found = data[skipped:][: (data.size - skipped) // 8 * 8].view(np.int64)
+        at, *move = targets.moves(found)
+        _check_words(low + skipped + 8 * at, kept.arrays)
+        places = offset + skipped + 8 * at
+        moved += zip(*(each.tolist() for each in (places, *move)))
+    first = len(segments) + len(blocks)
+
+    def place(address: int) -> Place:
+        at, of, behind = targets.moves(np.array([address], np.int64))
+        if not len(at) or of[0] >= len(segments):
+            raise UnknownError("an object on memory that is not known")
+        return int(of[0]), int(behind[0])
+
+    recipes: dict[Hashable, int] = {}  # objects that were made alike are one
+    numbers: dict[int, int] = {}
+    for address, each in kept.objects.items():
+        numbers[address] = recipes.setdefault(recipe(each, numbers, place), len(recipes))
+    if entry.address not in functions:
+        raise UnknownError("a function that is in no file")
+    used = {*targets.moves(words)[1].tolist(), *(move[1] for move in moved)}
+    named = [
+        name if first + len(numbers) + number in used or address == entry.address else None
+        for number, (address, name) in enumerate(functions.items())
+    ]
+    data: Data = {
+        "segments": tuple(segments),
+        "held": held,
+        "counts": tuple(counts),
+        "words": words.tobytes(),
+        "moves": tuple(each.astype(np.int64).tobytes() for each in targets.moves(words)),
+        "moved": tuple(moved),
+        "objects": tuple(recipes),
+        "which": tuple(numbers.values()),
+        "functions": tuple(named),
+        "entry": first + len(numbers) + list(functions).index(entry.address),
+        "ends": {
+            name: (*place(start(each)), each.dtype.str, each.shape, each.strides)
+            for name, each in ends.items()
+        },
+    }
+    return data, image
+
+
+class Restored(NamedTuple):
+    """An entry that was made of data: its function and block, and the arrays of its ends."""
+
+    address: int
+    block: int
+    ends: Mapping[str, Array]
+    keep: object
+
+
+def restored(
+    data: Data,
+    fill: Callable[[memoryview], None],
+    function: Callable[[Any], int],
+    make: Callable[[Any, Sequence[Any], Callable[[Place], int]], Any],
+) -> Restored:
+    """Return the entry of which data are.
+
+    fill: writes the contents of arrays, as they were taken, to memory. function: returns a
+    function's address. make: makes an object, given those before it and where places are.
+    """
+    offsets, ends_of = _offsets(data["segments"])
+    memory = system.private_pages(ends_of[-1] + _LARGE + LINE)
+    system.use_large_pages(memory)
+    whole = np.frombuffer(memory, np.uint8)
+    whole = whole[-start(whole) % _LARGE :]
+    fill(memoryview(whole[: ends_of[data["held"]]]))
+    words = np.frombuffer(data["words"], np.int64).copy()
+    firsts = start(words) + 8 * (np.cumsum([0, *data["counts"][:-1]]))
+    places = [start(whole) + offset for offset in offsets]
+    objects: list[Any] = []
+    for each in data["objects"]:
+        objects.append(make(each, objects, lambda place: places[place[0]] + place[1]))
+    functions = [0 if each is None else function(each) for each in data["functions"]]
+    targets = np.array(
+        [*places, *firsts.tolist(), *(objects[each].address for each in data["which"])] + functions,
+        np.int64,
+    )
+    at, of, behind = (np.frombuffer(each, np.int64) for each in data["moves"])
+    words[at] = targets[of] + behind
+    for offset, target, further in data["moved"]:
+        whole[offset : offset + 8].view(np.int64)[0] = targets[target] + further
+    ends = {
+        name: np.ndarray(shape, np.dtype(dtype), whole, offsets[target] + further, strides)
+        for name, (target, further, dtype, shape, strides) in data["ends"].items()
+    }
+    return Restored(int(targets[data["entry"]]), start(words), ends, (memory, words, objects))
+
+
+def _segments(
+    arrays: Sequence[Array], free: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], int]:
+    """Return the memory of arrays, in pieces that do not overlap, and how many of these count.
+
+    These come first: the contents of the others, which are `Scratch` or in `free`, do not.
+    """
+    ranges = sorted({(*extent(each), _counts(each, free)) for each in arrays if each.size})
+    found: list[tuple[int, int, bool]] = []
+    for low, high, counts in ranges:
+        if found and low < found[-1][1]:
+            first, past, before = found.pop()
+            low, high, counts = first, max(past, high), counts or before
+        found.append((low, high, counts))
+    held = [(low, high) for low, high, counts in found if counts]
+    return held + [(low, high) for low, high, counts in found if not counts], len(held)
+
+
+def _counts(array: Array, free: Sequence[tuple[int, int]]) -> bool:
+    low, high = extent(array)
+    return not (
+        isinstance(array, Scratch) or any(first <= low and high <= past for first, past in free)
+    )
+
+
+def _offsets(segments: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Return where each piece comes to lie, and what so many of them take; lines stay lines."""
+    offsets, sizes = [], [0]
+    for low, high in segments:
+        offsets.append(-(-sizes[-1] // LINE) * LINE + low % LINE)
+        sizes.append(offsets[-1] + high - low)
+    return offsets, sizes
+
+
+def _check_words(places: Array, arrays: Sequence[Array]) -> None:
+    """Refuse addresses at places that are of no array of words."""
+    words = [extent(each) for each in arrays if each.dtype.kind in "iu" and each.itemsize == 8]
+    for place in places.tolist():
+        if not any(low <= place < high for low, high in words):
+            raise UnknownError("what may be an address among numbers that are no words")
+
+
+__all__ = ["Data", "Restored", "UnknownError", "restored", "taken"]
