@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
-from soapstone.cache.deferred import intrinsic, numba, types
+from soapstone.cache.deferred import Late, intrinsic, numba, types
 from soapstone.native.memory import Block, Entry, pack
 
-_BYTES = ir.IntType(8).as_pointer()
+ir = Late("llvmlite.ir")
 _NAME = re.compile(r"(\w+)(?:\(([\w ]+)\))?")
 _Groups = dict[str, tuple[str, ...]]  # of each name, the words that it stands for
 
@@ -103,10 +102,10 @@ def _seen(kind: Callable[[], Any], offset: int) -> Any:
     @intrinsic
     def seen(typing: Any, place: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            first = args[0]
+            first, bytes_ = args[0], ir.IntType(8).as_pointer()
             if not first.type.is_pointer:
-                first = builder.inttoptr(first, _BYTES)
-            first = builder.bitcast(first, _BYTES)
+                first = builder.inttoptr(first, bytes_)
+            first = builder.bitcast(first, bytes_)
             first = builder.gep(first, [ir.Constant(ir.IntType(64), offset)])
             return builder.bitcast(first, context.get_value_type(signature.return_type))
 

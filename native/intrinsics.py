@@ -8,17 +8,17 @@ from __future__ import annotations
 import inspect
 import platform
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from soapstone import system
-from soapstone.cache.deferred import intrinsic, numba, types
+from soapstone.cache.deferred import Late, intrinsic, numba, types
 
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
-VOID, INT, WORD = ir.VoidType(), ir.IntType(32), ir.IntType(64)
-POINTER = ir.IntType(8).as_pointer()
+VOID, INT, WORD, POINTER = "void", "int", "word", "pointer"  # of what functions of C are given
+ir = Late("llvmlite.ir")
 _OF_A_THREAD = 4 | 2  # a clock of Linux: of one thread, of the time that its scheduler counts
 
 
@@ -35,6 +35,17 @@ def fixed_arity(typer: Callable[..., Any], count: Callable[[], int]) -> Any:
     return intrinsic(typer, prepare)
 
 
+@cache
+def _llvm(of: str) -> Any:
+    """Return LLVM's type of VOID, INT, WORD or POINTER."""
+    whole = {VOID: ir.VoidType(), INT: ir.IntType(32), WORD: ir.IntType(64)}
+    return whole[of] if of in whole else ir.IntType(8).as_pointer()
+
+
+def _function(returns: str, *wants: str) -> Any:
+    return ir.FunctionType(_llvm(returns), list(map(_llvm, wants)))
+
+
 # ----------------------------------------------------------------------------- calls by address
 def calling(returns: Any, *wants: Any) -> Any:
     """Return the intrinsic that calls the C function at an address: `call(address, *arguments)`.
@@ -45,13 +56,13 @@ def calling(returns: Any, *wants: Any) -> Any:
 
     def typer(typing: Any, *given: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            target = builder.inttoptr(args[0], ir.FunctionType(returns, wants).as_pointer())
+            target = builder.inttoptr(args[0], _function(returns, *wants).as_pointer())
             passed = []
             for value, want in zip(args[1:], wants, strict=True):
-                if isinstance(want, ir.PointerType):
-                    passed.append(builder.inttoptr(value, want))
+                if want == POINTER:
+                    passed.append(builder.inttoptr(value, _llvm(want)))
                 else:
-                    passed.append(builder.trunc(value, want) if want.width < 64 else value)
+                    passed.append(builder.trunc(value, _llvm(want)) if want == INT else value)
             answer = builder.call(target, passed)
             return context.get_dummy_value() if returns == VOID else answer
 
@@ -65,7 +76,7 @@ def external(name: str, returns: Any, *wants: Any) -> Any:
 
     def typer(typing: Any, *given: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            function = _declare(builder.module, ir.FunctionType(returns, wants), name)
+            function = _declare(builder.module, _function(returns, *wants), name)
             answer = builder.call(function, args)
             return context.get_dummy_value() if returns == VOID else answer
 
@@ -80,8 +91,8 @@ def symbol(name: str) -> Any:
     @intrinsic
     def place(typing: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            named = _declare(builder.module, ir.FunctionType(VOID, []), name)
-            return builder.ptrtoint(named, WORD)
+            named = _declare(builder.module, _function(VOID), name)
+            return builder.ptrtoint(named, _llvm(WORD))
 
         return types.int64(), emit
 
@@ -130,7 +141,7 @@ def pointer(typing: Any, address: Any) -> Any:
     """The void pointer at an integer address."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], POINTER)
+        return builder.inttoptr(args[0], _llvm(POINTER))
 
     return types.voidptr(types.int64), emit
 
@@ -140,7 +151,7 @@ def address_of(typing: Any, place: Any) -> Any:
     """The integer address that a pointer holds."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ptrtoint(args[0], WORD)
+        return builder.ptrtoint(args[0], _llvm(WORD))
 
     return types.int64(place), emit
 
@@ -168,7 +179,7 @@ def stack(typing: Any, nbytes: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = room(builder, ir.ArrayType(ir.IntType(8), size), 64)
-        return builder.ptrtoint(place, WORD)
+        return builder.ptrtoint(place, _llvm(WORD))
 
     return types.int64(nbytes), emit
 
@@ -177,7 +188,7 @@ def stack(typing: Any, nbytes: Any) -> Any:
 def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """The pointer to a word of an int64 array, or of the words at an address."""
     if isinstance(signature.args[0], types.Integer):
-        first = builder.inttoptr(args[0], WORD.as_pointer())
+        first = builder.inttoptr(args[0], _llvm(WORD).as_pointer())
     else:
         first = context.make_array(signature.args[0])(context, builder, args[0]).data
     return builder.gep(first, [args[1]])
@@ -233,7 +244,7 @@ def pause(typing: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _X86:
-            kind = ir.FunctionType(VOID, [])
+            kind = _function(VOID)
             builder.call(_declare(builder.module, kind, "llvm.x86.sse2.pause"), [])
         return context.get_dummy_value()
 
@@ -242,11 +253,11 @@ def pause(typing: Any) -> Any:
 
 def _clock(builder: Any, number: Any) -> Any:
     """Nanoseconds of one of the system's clocks, by its number."""
-    slot = builder.bitcast(room(builder, ir.ArrayType(WORD, 2)), WORD.as_pointer())
-    kind = ir.FunctionType(INT, [INT, WORD.as_pointer()])
+    slot = builder.bitcast(room(builder, ir.ArrayType(_llvm(WORD), 2)), _llvm(WORD).as_pointer())
+    kind = ir.FunctionType(_llvm(INT), [_llvm(INT), _llvm(WORD).as_pointer()])
     builder.call(_declare(builder.module, kind, system.CLOCK), [number, slot])
-    seconds, rest = builder.load(slot), builder.load(builder.gep(slot, [INT(1)]))
-    return builder.add(builder.mul(seconds, WORD(1_000_000_000)), rest)
+    seconds, rest = builder.load(slot), builder.load(builder.gep(slot, [_llvm(INT)(1)]))
+    return builder.add(builder.mul(seconds, _llvm(WORD)(1_000_000_000)), rest)
 
 
 @intrinsic
@@ -255,12 +266,12 @@ def clock_ns(typing: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if system.CLOCK_ID is not None:
-            return _clock(builder, INT(system.CLOCK_ID))
-        slot = room(builder, WORD)
-        kind = ir.FunctionType(INT, [WORD.as_pointer()])
+            return _clock(builder, _llvm(INT)(system.CLOCK_ID))
+        slot = room(builder, _llvm(WORD))
+        kind = ir.FunctionType(_llvm(INT), [_llvm(WORD).as_pointer()])
         builder.call(_declare(builder.module, kind, system.CLOCK), [slot])
         tick = 1_000_000_000 // system.performance_frequency()
-        return builder.mul(builder.load(slot), WORD(tick))
+        return builder.mul(builder.load(slot), _llvm(WORD)(tick))
 
     return types.int64(), emit
 
@@ -273,8 +284,8 @@ def thread_clock_ns(typing: Any, identifier: Any) -> Any:
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        inverted = builder.shl(builder.not_(args[0]), INT(3))
-        return _clock(builder, builder.or_(inverted, INT(_OF_A_THREAD)))
+        inverted = builder.shl(builder.not_(args[0]), _llvm(INT)(3))
+        return _clock(builder, builder.or_(inverted, _llvm(INT)(_OF_A_THREAD)))
 
     return types.int64(types.int32), emit
 
@@ -284,7 +295,7 @@ def yield_processor(typing: Any) -> Any:
     """Let another thread of the operating system run on this core."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.call(_declare(builder.module, ir.FunctionType(INT, []), system.YIELD), [])
+        builder.call(_declare(builder.module, _function(INT), system.YIELD), [])
         return context.get_dummy_value()
 
     return types.void(), emit
@@ -295,8 +306,8 @@ def rest(typing: Any) -> Any:
     """Sleep for as short as the operating system can: some 50 us."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(INT, [INT])
-        builder.call(_declare(builder.module, kind, system.REST), [INT(0 if system.WINDOWS else 1)])
+        kind, rest_ = _function(INT, INT), _llvm(INT)(0 if system.WINDOWS else 1)
+        builder.call(_declare(builder.module, kind, system.REST), [rest_])
         return context.get_dummy_value()
 
     return types.void(), emit

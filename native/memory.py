@@ -296,7 +296,7 @@ def aligned(nbytes: int, *, zero: bool = False) -> Array:
 
 
 class Scratch(np.ndarray[Any, np.dtype[Any]]):
-    """Memory of an entry whose contents count for nothing before it runs."""
+    """Memory that an entry works in: what it holds before a run, as zeros, changes nothing."""
 
 
 def scratch(nbytes: int) -> Array:

@@ -105,6 +105,7 @@ def taken(
     entry: Entry,
     ends: Mapping[str, Array],
     free: Sequence[Array],
+    lying: Array | None,
     functions: Mapping[int, Hashable],
     recipe: Callable[[Any, Mapping[int, int], Callable[[int], Place]], Hashable],
 ) -> tuple[Data, Array]:
@@ -112,7 +113,8 @@ def taken(
 
     Args:
         ends: arrays that are read or written from outside, by name.
-        free: memory whose contents count for nothing before a run.
+        free: memory whose contents count for nothing before a run. lying: bytes that the other
+            process has too, such as those of a file.
         functions: what finds a function again, by its address.
         recipe: returns of an object what makes the like, given the numbers of objects by address,
             and what tells of an address where it is.
@@ -123,11 +125,16 @@ def taken(
     kept = _Kept()
     kept.block(entry.arguments)
     kept.arrays += ends.values()
-    segments, held = _segments(kept.arrays, [extent(each) for each in (*free, *ends.values())])
+    found, held = _segments(kept.arrays, [extent(each) for each in (*free, *ends.values())])
+    begin, end = (0, 0) if lying is None else extent(lying)
+    there = [(low, high) for low, high in found if begin <= low and high <= end]
+    held -= len(there)  # nobody writes there
+    segments = [each for each in found if each not in there]
     blocks = list(kept.blocks.values())
     counts = [len(block.words) for block in blocks]
     ranges = [
         *segments,
+        *there,
         *((block.address, block.address + 8 * count) for block, count in zip(blocks, counts)),
         *((each, each + 1) for each in (*kept.objects, *functions)),
     ]
@@ -139,16 +146,16 @@ def taken(
         data = array_at(low, (high - low,), np.uint8)
         image[offset : offset + data.size] = data
         skipped = -low % 8
-        found = data[skipped:][: (data.size - skipped) // 8 * 8].view(np.int64)
-        at, *move = targets.moves(found)
+        numerals = data[skipped:][: (data.size - skipped) // 8 * 8].view(np.int64)
+        at, *move = targets.moves(numerals)
         _check_words(low + skipped + 8 * at, kept.arrays)
         places = offset + skipped + 8 * at
         moved += zip(*(each.tolist() for each in (places, *move)))
-    first = len(segments) + len(blocks)
+    first = len(segments) + len(there) + len(blocks)
 
     def place(address: int) -> Place:
         at, of, behind = targets.moves(np.array([address], np.int64))
-        if not len(at) or of[0] >= len(segments):
+        if not len(at) or of[0] >= len(segments) + len(there):
             raise UnknownError("an object on memory that is not known")
         return int(of[0]), int(behind[0])
 
@@ -166,6 +173,7 @@ def taken(
     data: Data = {
         "segments": tuple(segments),
         "held": held,
+        "there": tuple(low - begin for low, _ in there),
         "counts": tuple(counts),
         "words": words.tobytes(),
         "moves": tuple(each.astype(np.int64).tobytes() for each in targets.moves(words)),
@@ -194,13 +202,15 @@ class Restored(NamedTuple):
 def restored(
     data: Data,
     fill: Callable[[memoryview], None],
+    lying: Array | None,
     function: Callable[[Any], int],
     make: Callable[[Any, Sequence[Any], Callable[[Place], int]], Any],
 ) -> Restored:
     """Return the entry of which data are.
 
-    fill: writes the contents of arrays, as they were taken, to memory. function: returns a
-    function's address. make: makes an object, given those before it and where places are.
+    fill: writes the contents of arrays, as they were taken, to memory. lying: as of `taken`.
+    function: returns a function's address. make: makes an object, given those before it and where
+    places are.
     """
     offsets, ends_of = _offsets(data["segments"])
     memory = system.private_pages(ends_of[-1] + _LARGE + LINE)
@@ -211,12 +221,14 @@ def restored(
     words = np.frombuffer(data["words"], np.int64).copy()
     firsts = start(words) + 8 * (np.cumsum([0, *data["counts"][:-1]]))
     places = [start(whole) + offset for offset in offsets]
+    if lying is not None:
+        places += [start(lying) + offset for offset in data["there"]]
     objects: list[Any] = []
     for each in data["objects"]:
         objects.append(make(each, objects, lambda place: places[place[0]] + place[1]))
     functions = [0 if each is None else function(each) for each in data["functions"]]
     targets = np.array(
-        [*places, *firsts.tolist(), *(objects[each].address for each in data["which"])] + functions,
+        [*places, *firsts.tolist(), *(objects[n].address for n in data["which"]), *functions],
         np.int64,
     )
     at, of, behind = (np.frombuffer(each, np.int64) for each in data["moves"])
@@ -227,7 +239,8 @@ def restored(
         name: np.ndarray(shape, np.dtype(dtype), whole, offsets[target] + further, strides)
         for name, (target, further, dtype, shape, strides) in data["ends"].items()
     }
-    return Restored(int(targets[data["entry"]]), start(words), ends, (memory, words, objects))
+    keep = memory, words, objects, lying
+    return Restored(int(targets[data["entry"]]), start(words), ends, keep)
 
 
 def _segments(

@@ -34,7 +34,7 @@ from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.locks import Lock
 from soapstone.native import openmp, snapshot, teams
 from soapstone.native.entries import Native, sequence
-from soapstone.native.memory import CHECKED, Array, call
+from soapstone.native.memory import CHECKED, Array, call, mapping
 from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
@@ -64,12 +64,14 @@ class Image:
         source: what the model declares. options: of the session.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any], options: Options) -> None:
+    def __init__(
+        self, path: Path, header: Mapping[str, Any], lying: Array, options: Options
+    ) -> None:
         name, fields, outputs = header["model"]
         inputs = tuple(Field(*field) for field in fields)
         self.source = Source(name, inputs, outputs, _unknown, _unknown)
         self.options = options
-        self._path, self._header = path, header
+        self._path, self._header, self._lying = path, header, lying
         self._restored: snapshot.Restored | None = None
         self._lock, self._process = Lock(), os.getpid()
 
@@ -86,8 +88,11 @@ class Image:
         with self._lock:
             if self._restored is None:
                 try:
-                    self._restored = _restored(self._header, self._fill, self.options.threads)
+                    self._restored = _restored(
+                        self._header, self._fill, self._lying, self.options.threads
+                    )
                 except (OSError, LookupError, ValueError, onednn.OneDnnError):
+                    self._path.unlink(missing_ok=True)  # damaged, or of kernels that are gone
                     return None
             results = _answer(self._restored, given, self.options.threads)
             if results is None:
@@ -119,8 +124,8 @@ def find(model: object, options: Options) -> Image | None:
     """
     if not isinstance(model, str | Path) or not _supported() or _REGISTRY in sys.modules:
         return None
-    path = _place(model, options)
-    if path is None:
+    path, lying = _place(model, options)
+    if path is None or lying is None:
         return None
     try:
         with open(path, "rb") as file:
@@ -132,7 +137,7 @@ def find(model: object, options: Options) -> Image | None:
         if header["states"] != _states(header["states"], options):
             return None
         os.utime(path)
-        return Image(path, header, options)
+        return Image(path, header, lying, options)
     except (OSError, ValueError, EOFError, TypeError):
         return None
 
@@ -163,7 +168,7 @@ class Keeper:
         """
         from soapstone.kernels.registry import foreign
 
-        path = _place(self._model, self._options)
+        path, _ = _place(self._model, self._options)
         entries = bound.trace.in_order
         constant = set(bound.prepared.graph.outputs) & bound.prepared.constants
         plain = all(type(array) is np.ndarray for array in bound.feeds.values())
@@ -172,11 +177,12 @@ class Keeper:
             return None
         ends: dict[Any, Array] = {("input", n): array for n, array in bound.feeds.items()}
         ends |= {("output", n): array for n, array in bound.results.items()}
+        whole, lying = sequence(entries), _mapped(source)
         functions: dict[int, Any] = {each: ("", *told) for each, told in objects.LOADED.items()}
         functions |= {each: (name,) for each, name in onednn.functions().items()}
         try:
             data, image = snapshot.taken(
-                sequence(entries), ends, bound.trace.transient, functions, onednn.recipe
+                whole, ends, bound.trace.transient, lying, functions, onednn.recipe
             )
         except snapshot.UnknownError:
             return None
@@ -199,7 +205,7 @@ class Keeper:
             "data": data,
             "sum": _sum(image.data),
         }
-        return lambda: _keep(path, header, image, given, answer, self._options.threads)
+        return lambda: _keep(path, header, image, lying, given, answer, self._options.threads)
 
 
 def _unknown(*_: object) -> Any:
@@ -211,19 +217,29 @@ def _supported() -> bool:
     return sys.platform == "linux" and not CHECKED and teams.supported() and onednn.available()
 
 
-def _place(model: str | Path, options: Options) -> Path | None:
-    """Return the file of what is kept of a model's bytes, or None where it is not looked for."""
+def _place(model: str | Path, options: Options) -> tuple[Path | None, Array | None]:
+    """Return the file of what is kept of a model's bytes, and these; None: it is not looked for."""
     try:
         with open(model, "rb") as file:
             if not 0 < os.fstat(file.fileno()).st_size <= _MOST_BYTES:
-                return None
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                content = hashlib.sha256(data).hexdigest()
+                return None, None
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError:
-        return None
+        return None, None
+    content = hashlib.sha256(data).hexdigest()
     told = sorted(f"{n}={v}" for n, v in os.environ.items() if n.startswith(_SETTINGS))
     named = (Path(model).stem, str(options), str(usable_cores()), str(_FORMAT))
-    return folder() / "sessions" / digest(content, *named, key(environment()), *told)
+    place = folder() / "sessions" / digest(content, *named, key(environment()), *told)
+    return place, np.frombuffer(data, np.uint8)
+
+
+def _mapped(source: Source) -> Array | None:
+    """Return the bytes of a model's file where its weights lie, or None where none does."""
+    for array in source.weights().values():
+        base = mapping(array)
+        if base is not None:
+            return np.frombuffer(base, np.uint8)
+    return None
 
 
 def _files() -> list[str]:
@@ -251,7 +267,10 @@ def _states(files: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 
 def _restored(
-    header: Mapping[str, Any], fill: Callable[[memoryview], None], threads: int
+    header: Mapping[str, Any],
+    fill: Callable[[memoryview], None],
+    lying: Array | None,
+    threads: int,
 ) -> snapshot.Restored:
     """Return the entry that a header is of; see `native.snapshot.restored`."""
     for module, name, path, symbol in header["natives"]:
@@ -268,7 +287,7 @@ def _restored(
 
     before = openmp.set_threads(threads)
     try:
-        return snapshot.restored(header["data"], fill, function, onednn.remade)
+        return snapshot.restored(header["data"], fill, lying, function, onednn.remade)
     finally:
         openmp.set_threads(before)
 
@@ -293,6 +312,7 @@ def _keep(
     path: Path,
     header: dict[str, Any],
     image: Array,
+    lying: Array | None,
     given: Mapping[str, Array],
     answer: Mapping[str, Array],
     threads: int,
@@ -303,7 +323,7 @@ def _keep(
         memory[:] = image.data
 
     with contextlib.suppress(OSError, onednn.OneDnnError, LookupError):
-        found = _answer(_restored(header, fill, threads), given, threads)
+        found = _answer(_restored(header, fill, lying, threads), given, threads)
         if found is None or any(found[n].tobytes() != a.tobytes() for n, a in answer.items()):
             return
         length = len(marshal.dumps({**header, "begin": 1 << 30}))
@@ -325,12 +345,9 @@ def _keep(
 
 def _prune(place: Path) -> None:
     """Remove those that were used longest ago, where there are too many bytes."""
-    found = sorted(
-        ((f.stat().st_mtime, f.stat().st_size, f) for f in place.iterdir()), reverse=True
-    )
     total = 0
-    for _, size, file in found:
-        total += size
+    for file in sorted(place.iterdir(), key=lambda f: -f.stat().st_mtime):
+        total += file.stat().st_size
         if total > _ALL_BYTES:
             file.unlink(missing_ok=True)
 

@@ -125,18 +125,8 @@ class InferenceSession:
             raise GraphError(f"bound_shapes: {bound_shapes} found, 1 or more needed")
         if gpus > 1:
             raise GraphError(f"gpus: {gpus} found; a session runs on one GPU, so 1 at most")
-        given = (
-            weights,
-            gpus,
-            cpus,
-            machine,
-            strategy,
-            requests,
-            plain,
-            layouts,
-            fast_memory,
-            plan,
-        )
+        given = weights, gpus, cpus, machine, strategy, requests, plain
+        given = *given, layouts, fast_memory, plan
         usual = given == (NOTHING, 0, None, None, None, 1, False, None, None, None)
         self._opening: Callable[[], None] | None = partial(
             self._open, model, bound_shapes, tune, precision, threads, *given

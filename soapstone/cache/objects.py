@@ -127,9 +127,8 @@ def _name(function: Callable[..., Any], signature: str) -> str:
     """Return a symbol that no other function has, nor this one with other sources."""
     place = (function.__module__, function.__qualname__, str(function.__code__.co_firstlineno))
     sources = _sources.stamp(*sorted(_sources.modules_of(function)), compiled=True)
-    return (
-        f"{function.__name__}_{digest(*place, signature, _places.closed_over(function), sources)}"
-    )
+    closure = _places.closed_over(function)
+    return f"{function.__name__}_{digest(*place, signature, closure, sources)}"
 
 
 def _load(code: bytes, name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,8 @@ print(len(made), sum(name.startswith("soapstone.") for name in sys.modules))
 
 
 def _answer(folder: Path) -> list[str]:
+    """Return what a process answers that binds the model, and what it imports for that."""
+    shutil.rmtree(folder / "cache" / "sessions", ignore_errors=True)
     done = subprocess.run(
         [sys.executable, "-c", _ANSWER.replace("UNNEEDED", str(_UNNEEDED))],
         cwd=folder,

@@ -20,7 +20,7 @@ from soapstone.kernels.entry import Array, Entry
 from soapstone.native import memory
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
-from soapstone.native.memory import Block, aligned_array
+from soapstone.native.memory import Block, Scratch, aligned_array
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.shared import packed
 from soapstone.records import dataclass
@@ -249,9 +249,7 @@ def _by_tiles(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int) 
         panel = deep * _LANES * PANEL * 4
         steps = _spread(panels * panel // 64), panel
         weights = aligned_array((steps[0] * points // 4,), np.float32, zero=True)
-    values, products = (
-        aligned_array((parts * nbytes // 4,), np.float32, zero=True) for nbytes in sizes
-    )
+    values, products = (_working(parts * nbytes) for nbytes in sizes)
     buffers = _Buffers(weights, values, products, strides, steps, (*sizes, 0))
     block = _block(problem, size, plan, bias, buffers, parts, (0, tiles))
     entries = []
@@ -273,9 +271,7 @@ def _by_panels(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int)
     step = _spread(panel // 64)
     sizes = 0, strides[2] * points, step * points
     buffers = _Buffers(
-        aligned_array((parts * sizes[2] // 4,), np.float32, zero=True),
-        aligned_array((strides[0] * points // 4,), np.float32, zero=True),
-        aligned_array((parts * sizes[1] // 4,), np.float32, zero=True),
+        *(_working(each) for each in (parts * sizes[2], strides[0] * points, parts * sizes[1])),
         *(strides, (step, panel), sizes),
     )
     entries = []
@@ -285,6 +281,11 @@ def _by_panels(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int)
         entries.append(parallel_for(values_of_tiles, block, parts, parts))
         entries.append(parallel_for(parts_of_panels, block, parts, parts))
     return entries
+
+
+def _working(nbytes: int) -> Array:
+    """Return memory of floats that entries work in, zeros at first."""
+    return aligned_array((nbytes // 4,), np.float32, zero=True).view(Scratch)
 
 
 def _steps(array: Array) -> tuple[int, ...]:

@@ -1,0 +1,140 @@
+"""What is kept of the session bound first: later processes answer from it, or bind anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from soapstone.kernels.cpu.onednn import library
+from soapstone.native import teams
+
+pytestmark = pytest.mark.skipif(
+    not (library.available() and teams.supported() and sys.platform == "linux"),
+    reason="bound entries are kept where oneDNN's and teams are",
+)
+_ANSWER = """
+import json, sys
+import numpy as np
+from soapstone import InferenceSession
+asked = json.loads(sys.argv[1])
+x = np.random.default_rng(1).standard_normal((asked["batch"], 3, 8, 8)).astype(np.float32)
+with InferenceSession("m.onnx", threads=asked["threads"], **asked["options"]) as session:
+    first = session._image is not None
+    y = session.run(x)["y"]
+    kept = session._image is not None
+    again = session.run(x + 1)["y"]
+    np.savez("answers.npz", y=y, again=again, third=session.run(x)["y"])
+    if asked["more"]:
+        session.variants(x)
+    then = session._image is not None
+try:
+    session.run(x)
+    ended = "runs"
+except Exception as error:
+    ended = type(error).__name__
+print(json.dumps([first, kept, then, ended]))
+"""
+
+
+def _model(folder: Path, scale: float = 1.0) -> dict[str, np.ndarray[Any, Any]]:
+    """Write a model with a convolution, a pooling, a product and an element-wise step."""
+    rng = np.random.default_rng(0)
+    w = (scale * rng.standard_normal((4, 3, 3, 3))).astype(np.float32)
+    b = rng.standard_normal((4, 5)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Tanh", ["c"], ["t"]),
+        helper.make_node("GlobalAveragePool", ["t"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "b"], ["y"]),
+    ]
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 5]),
+    ]
+    weights = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), folder / "m.onnx")
+    return {"w": w, "b": b}
+
+
+def _expected(weights: dict[str, np.ndarray[Any, Any]], x: np.ndarray[Any, Any]) -> Any:
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    pooled = np.tanh(np.einsum("nchwij,ocij->nohw", windows, weights["w"])).mean((2, 3))
+    return pooled @ weights["b"]
+
+
+def _answers(folder: Path, weights: dict[str, np.ndarray[Any, Any]], **asked: Any) -> list[Any]:
+    """Return where a process had its answers from, after its answers were compared."""
+    batch = asked.get("batch", 2)
+    given = {"batch": 2, "threads": 2, "options": {}, "more": False, **asked}
+    done = subprocess.run(
+        [sys.executable, "-c", _ANSWER, json.dumps(given)],
+        cwd=folder,
+        env={**os.environ, "SOAPSTONE_CACHE": str(folder / "cache")} | asked.get("settings", {}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    x = np.random.default_rng(1).standard_normal((batch, 3, 8, 8)).astype(np.float32)
+    with np.load(folder / "answers.npz") as found:
+        for name, inputs in (("y", x), ("again", x + 1), ("third", x)):
+            np.testing.assert_allclose(found[name], _expected(weights, inputs), 1e-4, 1e-5)
+    told: list[Any] = json.loads(done.stdout)
+    assert told[3] == "StoppedError"
+    return told[:3]
+
+
+_BOUND, _KEPT = [False, False, False], [True, True, True]
+
+
+def test_a_later_process_answers_from_what_an_earlier_one_bound(tmp_path: Path) -> None:
+    weights = _model(tmp_path)
+    assert _answers(tmp_path, weights) == _BOUND
+    assert _answers(tmp_path, weights) == _KEPT
+    # What is not kept is bound, by the same session: another shape, another question.
+    assert _answers(tmp_path, weights, batch=3) == [True, False, False]
+    assert _answers(tmp_path, weights, more=True) == [True, True, False]
+    # Other options and settings have their own.
+    for asked in ({"threads": 1}, {"options": {"tune": False}}, {"settings": {"DNNL_X": "1"}}):
+        assert _answers(tmp_path, weights, **asked) == _BOUND
+    for asked in ({"options": {"plain": True}}, {"options": {"cpus": 1}}):
+        assert _answers(tmp_path, weights, **asked) == _BOUND
+    # So has another model of the same name, and the first one is still known.
+    before, status = (tmp_path / "m.onnx").read_bytes(), os.stat(tmp_path / "m.onnx")
+    other = _model(tmp_path, scale=2.0)
+    os.utime(tmp_path / "m.onnx", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert _answers(tmp_path, other) == _BOUND
+    (tmp_path / "m.onnx").write_bytes(before)
+    assert _answers(tmp_path, weights) == _KEPT
+    # What has been measured since may choose other kernels.
+    (tmp_path / "cache" / "measured-1.changed").write_bytes(b"later")
+    assert _answers(tmp_path, weights) == _BOUND
+    assert _answers(tmp_path, weights) == _KEPT
+
+
+def test_what_is_damaged_is_not_used(tmp_path: Path) -> None:
+    weights = _model(tmp_path)
+    assert _answers(tmp_path, weights) == _BOUND
+    (file,) = (tmp_path / "cache" / "sessions").iterdir()
+    whole = file.read_bytes()
+    for place in (0, 100, len(whole) - 4):  # of the hash, the header, the contents
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+        told = _answers(tmp_path, weights)
+        assert told[1:] == _BOUND[1:]
+        file.write_bytes(whole[: place + 1])
+        assert _answers(tmp_path, weights)[1:] == _BOUND[1:]
+    file.write_bytes(whole)
+    assert _answers(tmp_path, weights) == _KEPT
