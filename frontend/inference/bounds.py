@@ -122,6 +122,11 @@ class Bounds:
             begin()
 
     @property
+    def reads_contents(self) -> bool:
+        """Whether graphs depend on what inputs hold, and not on their shapes alone."""
+        return bool(self._telling)
+
+    @property
     def peak_bytes(self) -> int:
         """Bytes of inputs, outputs and arenas of all that is bound."""
         return sum(each.peak_bytes for each in (self.session, *self._beside.values()))

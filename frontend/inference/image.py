@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from soapstone.cache import objects
-from soapstone.cache.changes import changed, default_path
+from soapstone.cache.changes import SESSIONS as FOLDER, changed, default_path
 from soapstone.cache.environment import digest, environment, folder, key
 from soapstone.cache.told import late
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.sources import Field, Source
+from soapstone.frontend.onnx.texts import TEXT
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.locks import Lock
 from soapstone.native import openmp, snapshot, teams
@@ -105,6 +106,14 @@ class Image:
                 for name, array in results.items()
             }
 
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of inputs, outputs, and what is in between; what kernels work in is among them."""
+        data = self._header["data"]
+        if self._restored is None:
+            return 0
+        return sum(high - low for low, high in data["segments"][data["held"] :])
+
     def _fill(self, memory: memoryview) -> None:
         """Write the contents that are kept to memory.
 
@@ -171,7 +180,7 @@ class Keeper:
         path, _ = _place(self._model, self._options)
         entries = bound.trace.in_order
         constant = set(bound.prepared.graph.outputs) & bound.prepared.constants
-        plain = all(type(array) is np.ndarray for array in bound.feeds.values())
+        plain = not any(each.holds or each.dtype == TEXT for each in source.inputs)
         outside = source.onnx is not None and source.onnx.outside
         if path is None or entries is None or constant or not plain or foreign() or outside:
             return None
@@ -229,7 +238,7 @@ def _place(model: str | Path, options: Options) -> tuple[Path | None, Array | No
     content = hashlib.sha256(data).hexdigest()
     told = sorted(f"{n}={v}" for n, v in os.environ.items() if n.startswith(_SETTINGS))
     named = (Path(model).stem, str(options), str(usable_cores()), str(_FORMAT))
-    place = folder() / "sessions" / digest(content, *named, key(environment()), *told)
+    place = folder() / FOLDER / digest(content, *named, key(environment()), *told)
     return place, np.frombuffer(data, np.uint8)
 
 

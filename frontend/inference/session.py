@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from soapstone.runtime import Machine, Profile
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+_OPENED = (  # what a session has once its model is open
+    *("_binder", "_machine", "_lock", "_bounds", "_pieces", "_pool", "decoder", "_close"),
+    *("_others", "_free"),
+)
 
 
 class InferenceSession:
@@ -133,7 +137,8 @@ class InferenceSession:
         )
         self._image: Image | None = None
         self._keeper: Keeper | None = None
-        if usual and tune != "now" and (threads is None or (type(threads) is int and threads > 0)):
+        fits = threads is None or (type(threads) is int and 0 < threads <= usable_cores())
+        if usual and tune != "now" and fits:
             options = Options(threads or usable_cores(), tune, precision)
             with paused():
                 self._image = find(model, options)
@@ -188,7 +193,7 @@ class InferenceSession:
 
     def __getattr__(self, name: str) -> Any:
         """Open the model, where there is only an image of it and something else is asked for."""
-        if name.startswith("__") or "_opened" not in self.__dict__:
+        if name not in _OPENED or "_opened" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         with self._opened:
             self._image, opening, self._opening = None, self._opening, None
@@ -336,9 +341,10 @@ class InferenceSession:
             return found
 
     def _keep(self, keeper: Keeper, bound: Bound) -> None:
-        """Keep what answered first for later processes."""
+        """Keep what answered first for later processes, where shapes alone decide what runs."""
         with self._lock:
-            keep = keeper.take(self._source, bound)
+            alike = not self._bounds.reads_contents
+            keep = keeper.take(self._source, bound) if alike else None
         if keep is not None:
             keep()
 
@@ -459,6 +465,8 @@ class InferenceSession:
     @property
     def peak_bytes(self) -> int:
         """Bytes of inputs, outputs and arenas of all bound shapes; packed weights come on top."""
+        if self._image is not None:
+            return self._image.peak_bytes
         found = 0
         for each in (self, *self._others):
             with each._lock:

@@ -9,6 +9,7 @@ from pathlib import Path
 from soapstone.cache.environment import folder
 
 FORMAT = 1
+SESSIONS = "sessions"  # the folder of what sessions have bound
 
 
 def default_path() -> Path:

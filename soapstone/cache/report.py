@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from soapstone.cache.changes import SESSIONS
 from soapstone.cache.environment import environment, folder, key
 from soapstone.cache.store import default_path
 
@@ -54,6 +55,10 @@ def caches() -> tuple[Cache, ...]:
     found = [_measured(default_path()), _compiled()]
     told = ((folder() / name, what) for name, what in TOLD.items())
     found += [_told(path, what) for path, what in told if path.is_dir()]
+    sessions = folder() / SESSIONS
+    if sessions.is_dir():
+        count = {"sessions": sum(1 for _ in sessions.iterdir())}
+        found.append(Cache("bound sessions", sessions, count, _nbytes(sessions), _key(), 0))
     for name in _FORMER:
         path = folder() / name
         if path.exists():

@@ -138,3 +138,42 @@ def test_what_is_damaged_is_not_used(tmp_path: Path) -> None:
         assert _answers(tmp_path, weights)[1:] == _BOUND[1:]
     file.write_bytes(whole)
     assert _answers(tmp_path, weights) == _KEPT
+
+
+_TOLD = """
+import json, sys
+import numpy as np
+from soapstone import InferenceSession
+with InferenceSession("m.onnx", threads=1) as session:
+    x = np.arange(6, dtype=np.float32)
+    found = session.run({"x": x, "shape": np.array(json.loads(sys.argv[1]))})["y"]
+print(json.dumps(found.tolist()))
+"""
+
+
+def test_a_model_whose_shapes_depend_on_contents_is_not_kept(tmp_path: Path) -> None:
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [6]),
+        helper.make_tensor_value_info("shape", TensorProto.INT64, [2]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b"]),
+    ]
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["r"]),
+        helper.make_node("Transpose", ["r"], ["t"]),
+        helper.make_node("Tanh", ["t"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "g", values[:2], values[2:])
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
+    for shape in ([2, 3], [3, 2]):
+        done = subprocess.run(
+            [sys.executable, "-c", _TOLD, json.dumps(shape)],
+            cwd=tmp_path,
+            env={**os.environ, "SOAPSTONE_CACHE": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        expected = np.tanh(np.arange(6, dtype=np.float32)).reshape(shape).T
+        np.testing.assert_allclose(json.loads(done.stdout), expected, 1e-6)
