@@ -71,7 +71,8 @@ def optimize(
 ) -> OptimizeResult:
     """Return a faster equivalent of a model, for the executor that will run it.
 
-    The budget is of everything: of what is searched, measured, checked and timed. When it is over,
+    The budget is of everything that is searched, measured, checked and timed; it begins when the
+    model and the rules are read. When it is over,
     or at an interrupt, what was found by then counts if it could be checked; else the original.
 
     Args:
@@ -116,7 +117,6 @@ def optimize(
     from soapstone.search.optimize.search import Options, Searched, search
     from soapstone.search.optimize.steps import search_step
 
-    deadline = deadline or Deadline(seconds)
     graph, held, frozen = taken(model, weights, batch_size, dims or {})
     training = bool(graph.updates)
     if alpha < 1:
@@ -138,6 +138,7 @@ def optimize(
         alpha, candidates, seconds=seconds, method=method, layouts=layouts, chain=known
     )
     book = _rules(rules, max_rule_size, floats)
+    deadline = deadline or Deadline(seconds)  # to read models and rules takes nothing of it
     kept_s = min(_TRIAL_S, _TRIAL_SHARE * deadline.left)
     searching = deadline.keeping(kept_s) if math.isfinite(kept_s) else deadline
     try:
@@ -189,7 +190,8 @@ def _judged(
         return False, outcome.problem
     if not changed:
         if math.isnan(searched.before.time_us):
-            return False, "the budget ended before the model was priced"
+            again = "a larger one needed, or the same again: what was measured by then is kept"
+            return False, f"the budget ended before the model was priced; {again}"
         return False, "nothing cheaper was found"
     if outcome.before_us is None or outcome.after_us is None:
         return True, "the budget ended before it was timed" if timed else ""

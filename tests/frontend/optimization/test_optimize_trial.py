@@ -237,6 +237,21 @@ class TestBudget:
             assert "budget ended before the model was priced" in result.reason
             assert result.as_dict()["cost_before_us"] is None and str(result)
 
+    def test_reading_rules_takes_nothing_of_the_budget(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A busy computer reads them for longer than a short budget is."""
+        clock, rules = Clock(), optimiser._rules
+
+        def slow(*given):  # type: ignore[no-untyped-def]
+            clock.now += 60.0
+            return rules(*given)
+
+        monkeypatch.setattr(optimiser, "_rules", slow)
+        monkeypatch.setattr(optimiser, "Deadline", lambda seconds: Deadline(seconds, clock=clock))
+        result = soapstone.optimize(*branches(), machine="a100", seconds=10.0, candidates=2)
+        assert result.as_dict()["cost_before_us"] is not None
+
     def test_what_cannot_be_checked_in_time_is_not_kept(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
