@@ -181,7 +181,7 @@ class Keeper:
         entries = bound.trace.in_order
         constant = set(bound.prepared.graph.outputs) & bound.prepared.constants
         plain = not any(each.holds or each.dtype == TEXT for each in source.inputs)
-        outside = source.onnx is not None and source.onnx.outside
+        outside = source.onnx is not None and source.onnx.files.opened
         if path is None or entries is None or constant or not plain or foreign() or outside:
             return None
         ends: dict[Any, Array] = {("input", n): array for n, array in bound.feeds.items()}

@@ -189,6 +189,7 @@ class OnnxModel:
         arrays: as of `graph_for`. rare: whether the contents have to be such as seldom change, a
         few integers that are a shape, not data.
         """
+        self._source.files.check()
         most = MOST_SHAPE if rare else MOST_CONTENTS
         plain = {declared.name for declared in self.inputs if not declared.holds}
         dims = self.bind({n: np.asarray(array).shape for n, array in arrays.items() if n in plain})

@@ -20,7 +20,7 @@ from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.messages import model_of
 from soapstone.frontend.onnx.file.schema import newest_opset
-from soapstone.frontend.onnx.file.tensors import Files, array_of, dtype_of, mapped, shape_of
+from soapstone.frontend.onnx.file.tensors import Files, array_of, dtype_of, shape_of
 from soapstone.frontend.onnx.values import domain_of
 from soapstone.ir.files.layouts import Layouts, layouts_from_text
 from soapstone.ir.tensor import Array, rounded
@@ -83,8 +83,8 @@ class Source:
     functions: Mapping[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
     layouts: Layouts | None = None
     metadata: Metadata = Metadata()
+    files: Files = field(default_factory=lambda: Files(None))
     constants: dict[int, tuple[onnx.NodeProto, Any]] = field(default_factory=dict)
-    outside: bool = False  # whether weights are in other files
 
 
 def read(
@@ -101,13 +101,13 @@ def read(
     """
     if is_message(model):
         return _source(model, Files(None), "model", given)
-    folder, label = None, "file"
+    files, label = Files(None), "file"
     if isinstance(model, str | Path):
         path = Path(model)
         label = f"file {str(path)!r}"
-        folder, title = path.parent, path.stem
+        files, title = Files(path.parent), path.stem
         try:
-            data = mapped(path)
+            data = files.map(path)
         except OSError as error:
             raise type(error)(f"{label}: {(error.strerror or str(error)).lower()}") from None
         if not data.size:
@@ -122,7 +122,7 @@ def read(
     except OnnxError as error:
         raise OnnxError(f"{label}: {error}") from None
     let_go(data)  # with what lies between the tensors come pages of theirs
-    return _source(proto, Files(folder), title, given)
+    return _source(proto, files, title, given)
 
 
 def is_message(model: object) -> bool:
@@ -184,8 +184,7 @@ def _source(
     )
     return Source(
         *(name, graph, opsets, weights, unsupported, inputs, outputs, functions),
-        *(layouts, metadata),
-        outside=files.opened,
+        *(layouts, metadata, files),
     )
 
 

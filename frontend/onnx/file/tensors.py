@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,7 @@ def _packed_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 class Files:
-    """The external-data files of a model, each mapped once.
+    """The files of a model, its own and those of external data, each mapped once.
 
     Raises:
         OnnxError: a location outside the model's folder, or that is no regular file.
@@ -119,6 +120,28 @@ class Files:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder.resolve() if folder is not None else None
         self._mapped: dict[str, Array] = {}
+        self._stamps: dict[Path, tuple[int, int, int]] = {}
+
+    def map(self, path: Path) -> Array:
+        """Return a file's bytes, read-only and mapped."""
+        path = path.absolute()
+        self._stamps[path] = _stamp(path)
+        return mapped(path)
+
+    def check(self) -> None:
+        """Check that no file was written to since it was mapped; others may stand in its place.
+
+        Raises:
+            OnnxError: one was.
+        """
+        for path, (file, *stamp) in self._stamps.items():
+            with suppress(FileNotFoundError):
+                now, *found = _stamp(path)
+                if now == file and found != stamp:
+                    raise OnnxError(
+                        f"file {str(path)!r}: it was written to after it was opened, and weights"
+                        " are read from it; a new session needed"
+                    )
 
     @property
     def opened(self) -> bool:
@@ -155,8 +178,14 @@ class Files:
         path = (self._folder / relative).resolve()
         if not path.is_relative_to(self._folder) or not path.is_file():
             raise OnnxError(f"{found}; a file inside the model's folder needed")
-        self._mapped[location] = mapped(path)
+        self._mapped[location] = self.map(path)
         return self._mapped[location]
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Return which file there is, and what changes when it is written to."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _number(text: str, where: str) -> int:

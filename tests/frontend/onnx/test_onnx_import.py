@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,6 +105,26 @@ def test_weights_are_views_of_the_file(tmp_path: Path) -> None:
         base = base.base if base.base is not None else None
         base = base.obj if isinstance(base, memoryview) else base
     assert isinstance(base, np.memmap)
+
+
+def test_a_file_that_is_written_to_meanwhile_is_an_error(tmp_path: Path) -> None:
+    """Weights are read when a shape is bound; a file that takes another's place changes nothing."""
+    path, x = tmp_path / "model.onnx", reals(2, 3)
+
+    def model(factor: float) -> bytes:
+        text = "g (float[n, 3] x) => (float[n, 3] y) { y = Mul(x, w) }"
+        return bytes(model_of(text, w=np.full(3, factor, np.float32)).SerializeToString())
+
+    path.write_bytes(model(2.0))
+    with InferenceSession(path) as session:
+        (tmp_path / "other").write_bytes(model(3.0))
+        os.replace(tmp_path / "other", path)
+        np.testing.assert_array_equal(session.run(x)["y"], 2 * x)
+    with InferenceSession(path) as session:
+        path.write_bytes(model(4.0))
+        os.utime(path, ns=(0, 0))
+        with pytest.raises(OnnxError, match=r"model\.onnx.*written to after it was opened"):
+            session.run(x)
 
 
 def test_chains_that_compute_shapes_leave_nothing() -> None:
