@@ -129,14 +129,15 @@ def _fastest(
     times = known(of, candidates) if tune else None
     if times is None and tune == "now":
         times = measured(call, of, candidates)
-    if times:
-        name = fastest(times, [each.name for each in candidates])
+    by_expected = sorted(candidates, key=lambda each: each.expects(call))
+    if times:  # of those about as fast, what is expected to be: noise decides nothing
+        name = fastest(times, [each.name for each in by_expected])
         entry = next(each for each in candidates if each.name == name).bind(call)
         if entry is not None:
             return name, entry
     # Nothing is recorded, or what is served a call of other contents.
     expected = tune != "now"
-    rest = sorted(candidates, key=lambda each: each.expects(call)) if expected else candidates
+    rest = by_expected if expected else candidates
     for each in rest:
         entry = each.bind(call)
         if entry is not None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from soapstone.dtypes import BYTES
+from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.fold import CHANNELS, Fold, Site
 from soapstone.ir.graph import Node
 from soapstone.ir.spec import having, operator
@@ -228,6 +229,22 @@ def _scaled(site: Site, node: Node) -> str | None:
     return None
 
 
+def _biased(site: Site, node: Node) -> str | None:
+    """A product of bytes takes the constant that is added to each of its channels."""
+    for value, other in (node.inputs, node.inputs[::-1]):
+        host = site.only(value, *_QUANTIZED)
+        if host is None or host.attributes["to"] == "int32" or host.attributes["bias"]:
+            continue
+        spec = site.builder.spec(value)
+        if other not in site.fixed or site.builder.spec(other).rank > spec.rank:
+            continue
+        axis = CHANNELS[_QUANTIZED[host.operator]][1] % spec.rank
+        vector = vector_over(site, other, spec.shape, axis)
+        if vector is not None:
+            return site.changed(host, [*host.inputs, vector], bias=True)
+    return None
+
+
 def _real(site: Site, node: Node) -> str | None:
     """A product of bytes is one of the integers that they are, in floating point."""
     name = _QUANTIZED[node.operator]
@@ -288,6 +305,7 @@ IN_BYTES = (
     Fold("multiply_bytes", tuple(_PRODUCTS), _product),
     Fold("scale_sums", ("cast",), _summed),
     Fold("scale_products", ("mul",), _scaled),
+    Fold("bias_products", ("add",), _biased),
     Fold("round_parts", ("quantize",), _rounded),
 )
 IN_REAL = (

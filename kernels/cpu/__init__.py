@@ -1,7 +1,8 @@
 """Kernels for CPUs: `load` registers the variants of an operator with `kernels.registry`.
 
-The first variant that serves a call is taken unless a later one is measured to be clearly faster;
-panels come first, since measured warm they tie with what they beat on cold weights, then oneDNN's.
+The variant that is expected to be fastest is taken unless another is measured to be clearly faster,
+and of equal ones the first; panels come first, since measured warm they tie with what they beat on
+cold weights, then oneDNN's.
 Numba's compile, or load from its cache, when a call is bound. Which modules register variants of
 an operator is kept, once a process has imported all: others import those that they need.
 """

@@ -22,8 +22,9 @@ from helpers.processes import PROGRAMS, TESTS, ranks
 
 from soapstone import Model
 from soapstone.cache.store import Store
+from soapstone.ir.spec import operator
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
-from soapstone.kernels import measure
+from soapstone.kernels import measure, select as select_module
 from soapstone.kernels.choices import ChoiceError, Choices, ChoiceWarning, Tune
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.measure import form
@@ -33,6 +34,7 @@ from soapstone.native.entries import noop
 from soapstone.native.memory import run
 from soapstone.runtime.errors import TaskError
 
+_ITEMS = tuple(operator("linear").normalise({"bias": False}).items())
 # Kernels of a user's module: one that does its work 2,000 times, and one that at first declines.
 _KERNELS = """
 from soapstone.kernels import registry
@@ -377,3 +379,21 @@ def test_all_ranks_make_one_set_of_choices(tmp_path: Path) -> None:
     done = ranks(2, PROGRAMS / "choices_runs.py", "ranks", tmp_path, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 ranks agree") == 2  # lines of two processes may run together
+
+
+def test_of_variants_about_as_fast_that_expected_to_be_fastest_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two passes are registered before what does the same in one."""
+    x = np.ones((4, 8), np.float32)
+    at = {"operator": "linear", "items": _ITEMS, "arity": 2, "wide": False}
+    call = Call(
+        "with_epilogue", at | {"program": (("relu", (0,), ()),)}, (x, np.ones((8, 3), np.float32)),
+        (np.zeros((4, 3), np.float32),),
+    )  # fmt: skip
+    served = [each.name for each in variants("with_epilogue") if each.bind(call) is not None]
+    assert "two_passes" in served
+    if len(served) == 1:
+        pytest.skip("one variant alone serves the call")
+    monkeypatch.setattr(select_module, "known", lambda *_: dict.fromkeys(served, 10.0))
+    assert select(call)[0] != "two_passes"
