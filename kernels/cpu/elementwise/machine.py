@@ -27,6 +27,7 @@ from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, fill_floats
 from soapstone.kernels.cpu.elementwise.long_sums import MOST, Split, split
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
 from soapstone.kernels.cpu.elementwise.steps import run_steps, step_rows
+from soapstone.kernels.cpu.elementwise.whole_numbers import chain
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
@@ -289,6 +290,8 @@ def _bind_program(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> 
         if call.inputs[i].size == 1 and types[i] == "float32"
     }
     program = compile_program(len(call.inputs), nodes, results, types, known)
-    if program is None or len(results) != len(call.outputs):
+    if program is None:
+        return chain(call, nodes, results)
+    if len(results) != len(call.outputs):
         return None
     return bind_program(program, call.inputs, call.outputs, call.threads)

@@ -194,7 +194,12 @@ def _runs(places: Array) -> list[tuple[int, int, int, int]]:
 
 
 # ---------------------------------------------------------------------------------------- reshape
-@variant("reshape", "numba")
+def _expected(call: Call) -> float:
+    """Return what is expected of a copy: of few bytes it is done while oneDNN prepares."""
+    return 0.5 if call.inputs[0].nbytes <= 1 << 14 else 1.0
+
+
+@variant("reshape", "numba", expected=_expected)
 def reshape(call: Call) -> Entry | None:
     """The same elements in row-major order under another shape."""
     x, y = call.inputs[0], call.outputs[0]

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.kernels.cpu.reduction.whole_numbers import FOLDS, folded
+from soapstone.kernels.cpu.substrate.integers import is_integer
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.runs import (
     ABSOLUTE,
@@ -234,11 +236,14 @@ def _axes(call: Call) -> tuple[int, ...]:
 def reduce(call: Call) -> Entry | None:
     """Sums, means, products, norms, maxima and minima over any dims."""
     (x,), (y,) = call.inputs, call.outputs
+    axes = _axes(call)
+    if call.operator in FOLDS and is_integer(x):
+        kept = y.reshape(_kept_shape(x, axes))
+        return folded(FOLDS[call.operator], x, kept, axes, call.threads)
     if not is_float32(x, y):
         return None
     if y.size == 0:
         return noop()
-    axes = _axes(call)
     monoid, last = _MONOIDS[call.operator]
     if x.size == 0:
         if monoid in _IDENTITIES:
