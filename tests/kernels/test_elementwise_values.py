@@ -35,6 +35,7 @@ def test_casts(source: str, target: str) -> None:
         y = np.zeros(shape, target)
         entry = elementwise(Call("cast", {"to": target}, (x,), (y,)))
         exact = source in ("float32", "bool", "uint8") or target == "float32"
+        exact = exact or {source, target} <= {"int32", "int64"}
         assert (entry is not None) == (exact or (target == "bool" and source != "float64"))
         if entry is not None:
             assert memory.run(entry) == 0
@@ -90,14 +91,15 @@ def test_a_mask_of_integers_joins_a_chain_of_floats() -> None:
     np.testing.assert_allclose(y, x + (1 - ids.astype(np.float32)) * 1e4, rtol=1e-6)
 
 
-def test_what_float32_would_not_hold_is_not_served() -> None:
-    ids = np.arange(5)
-    for operator, inputs, output in (
-        ("add", (ids, ids), ids.copy()),
-        ("equal", (ids, ids), np.zeros(5, np.bool_)),
-        ("where", (ids > 2, ids, ids), ids.copy()),
+def test_what_float32_would_not_hold_is_computed_in_integers() -> None:
+    ids = np.arange(5) + (1 << 53)
+    for operator, inputs, output, expected in (
+        ("add", (ids, ids), ids.copy(), ids + ids),
+        ("equal", (ids, ids[1:2]), np.zeros(5, np.bool_), ids == ids[1]),
+        ("where", (ids > ids[2], ids, ids[:1]), ids.copy(), np.where(ids > ids[2], ids, ids[0])),
     ):
-        assert elementwise(Call(operator, {}, inputs, (output,))) is None
+        run(operator, list(inputs), [output])
+        np.testing.assert_array_equal(output, expected)
     attributes = {"program": (("neg", (1,), ()),), "results": (0, 2)}
     outputs = (ids.copy(), np.zeros(5, np.float32))
     call = Call("fused_elementwise", attributes, (ids, random(5)), outputs)

@@ -60,6 +60,17 @@ def test_a_single_sample_is_served_without_packing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
+def test_constant_weights_of_few_samples_are_read_in_panels(kind: str) -> None:
+    operands, _ = recurrent(kind)
+    for samples, steps in ((1, T), (3, 1)):
+        few = [operands[0][:steps, :samples], *operands[1:]]
+        few = [x[:samples] if x.shape == (N, H) else x for x in few]
+        assert "panels" in run_all(kind, few, {}, threads=2, constants=frozenset({1, 2}))
+        assert "panels" not in run_all(kind, few, {}, threads=2)
+    assert "panels" not in run_all(kind, operands, {}, constants=frozenset({1, 2}))
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
 def test_layers_take_tiles_and_transposes(kind: str) -> None:
     operands, _ = recurrent(kind)
     whole = draw(20, N + 3, T, K + 2)

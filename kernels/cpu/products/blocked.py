@@ -25,6 +25,7 @@ from soapstone.kernels.cpu.products.following import (
     product_of,
     with_steps,
 )
+from soapstone.kernels.cpu.products.forms import MOST_ROWS
 from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -42,7 +43,6 @@ _PART = 126  # rows of a part: their sums of _ACROSS columns take 64 KB
 _ACROSS = 128  # columns of a part
 _STEP = 4 * _ACROSS  # bytes from a row of sums to the next
 _DEPTH = 256  # values of k of a panel that stay in the nearest cache
-_FEWEST = 5  # rows: fewer are `panels`'
 
 # parts: of the rows; each: rows of a part; x, y, added: where offsets of rows count from; program:
 # what follows, or 0; width: columns of a panel; bias: padded to whole panels, or 0.
@@ -205,7 +205,7 @@ def blocked(call: Call) -> Entry | None:
     if any(a.strides[-1] != 4 and a.shape[-1] > 1 for a in arrays):
         return None
     rows = y.size // columns
-    if rows < _FEWEST:
+    if rows <= MOST_ROWS:  # which are `panels`'
         return None
     width = LANES * VECTORS[held_vectors() >= 32]
     parts = -(-rows // _PART)

@@ -15,6 +15,9 @@ from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.cpu.openblas import library as openblas
 from soapstone.kernels.entry import Array, Entry
 
+PANELS = "panels"  # the form of constant weights for few rows
+MOST_ROWS = 4  # of such a product
+
 
 class Weights(Protocol):
     """The right operand of products; the entries of `prepare` run before them, on every run."""
@@ -47,7 +50,7 @@ def forms() -> Mapping[str, Form]:
     from soapstone.kernels.cpu.products import panels
 
     rest = next(iter(of_library.values()))
-    return {"panels": partial(panels.Weights, rest=rest), **of_library}
+    return {PANELS: partial(panels.Weights, rest=rest), **of_library}
 
 
 def default_form() -> tuple[str, Form] | None:

@@ -21,7 +21,7 @@ from soapstone.kernels.cpu.products.following import (
     product_of,
     with_steps,
 )
-from soapstone.kernels.cpu.products.forms import Form
+from soapstone.kernels.cpu.products.forms import MOST_ROWS, Form
 from soapstone.kernels.cpu.products.panels_lanes import READINGS, panel_product
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
@@ -35,7 +35,6 @@ from soapstone.native.memory import Address, Block, address, aligned_array, held
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.shared import packed
 
-_ROWS = 4
 _WIDTHS = (64, 32, 16)  # columns of a panel; the last may be cut into narrower ones
 _USUAL = list(READINGS).index("farther")  # where nothing is measured
 _PIECES, _COLUMNS, _DEPTH = 8, 2048, 1024  # of the weights that are read to measure: 64 MB
@@ -109,7 +108,7 @@ def _bind(
     rows = y.size // max(1, y.shape[-1]) if y.ndim else 0
     if not is_float32(x, w, y, *operands) or w.ndim != 2:
         return None
-    if not 1 <= rows <= _ROWS or x.ndim < 1 or 0 in (x.size, w.size):
+    if not 1 <= rows <= MOST_ROWS or x.ndim < 1 or 0 in (x.size, w.size):
         return None
     if x.shape[-1] != w.shape[0] or y.shape != (*x.shape[:-1], w.shape[1]):
         return None
@@ -189,7 +188,7 @@ def _readings(threads: int) -> dict[str, Entry]:
 def _rows(array: Array) -> list[Address]:
     """Return the addresses of the array's rows, padded to the most there can be."""
     places = [address(array, int(offset)) for offset in offsets(array)]
-    return places + [address(array)] * (_ROWS - len(places))
+    return places + [address(array)] * (MOST_ROWS - len(places))
 
 
 def _bound(call: Call, after: Sequence[Node], extra: Sequence[Array]) -> Entry | None:
@@ -215,7 +214,7 @@ class Weights:
         """Return the entry of y = a b + bias, or None where the weights may change."""
         if self._rest is None:
             return None
-        if len(a) > _ROWS:
+        if len(a) > MOST_ROWS:
             return self._rest.product(a, y, bias)
         operands = [] if bias is None else [bias]
         nodes: list[Node] = [("add", (0, 1), {}) for _ in operands]

@@ -14,7 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.products.forms import Form, Weights, forms as all_forms
+from soapstone.kernels.cpu.products.forms import (
+    MOST_ROWS,
+    PANELS,
+    Form,
+    Weights,
+    forms as all_forms,
+)
 from soapstone.kernels.cpu.recurrent.gates import (
     Kernel,
     Operands,
@@ -82,8 +88,14 @@ def forms(operator: str) -> Callable[[Bind], Bind]:
 
     def register(bind: Bind) -> Bind:
         staged = in_rows(bind)
+
+        def of_few(call: Call, form: Form) -> Entry | None:
+            samples = call.outputs[0].shape[-2]  # of more, all products would be the library's
+            return staged(call, form=form) if samples <= MOST_ROWS else None
+
         for name, form in all_forms().items():
-            variant(operator, name)(partial(staged, form=form))
+            bound = of_few if name == PANELS else staged
+            variant(operator, name)(partial(bound, form=form))
         return bind
 
     return register
