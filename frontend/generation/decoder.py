@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -20,6 +19,7 @@ from soapstone.frontend.generation.appended import Step, appended
 from soapstone.frontend.generation.grouped import grouped
 from soapstone.frontend.generation.kept import differs, keeping, pairs, unfit
 from soapstone.frontend.generation.last import of_last
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 
@@ -75,6 +75,8 @@ class Decoder:
         # By samples, new tokens and those of the past: graphs, with what keeps their constants.
         self.graphs: dict[tuple[int, int, int], tuple[Graph, list[Array]]] = {}
         self.derived: dict[tuple[int, int], Step | str] = {}  # by samples and tokens
+        self.extents: Mapping[str, int | None] = {}  # of tables, by the input that is looked up
+        self.made = 0  # tokens that there are logits of
         self.samples: dict[str, int] = {}  # by input, the axis of them in that output, if not 0
         self.tried: set[str] = set()  # what has been found to have no effect
         self.buffers: WeakValueDictionary[tuple[int, int], Buffers] = WeakValueDictionary()
@@ -85,6 +87,7 @@ class Decoder:
         Raises:
             DataError: a token that it does not know or make, or too many; names prompt and input.
         """
+        self._know_extents(len(prompts), max(map(len, prompts)), max(map(len, prompts)) + most)
         wrong = [token for token in ends if not 0 <= token < self.made]
         if wrong:
             raise DataError(
@@ -112,23 +115,24 @@ class Decoder:
                 f" max_new_tokens {room_for + 1 - len(prompt)} at most needed"
             )
 
-    @cached_property
-    def made(self) -> int:
-        """How many tokens there are logits of."""
-        return int(self._least.tensors[self.logits].shape[-1])
+    def _know_extents(self, samples: int, longest: int, most: int) -> None:
+        """Find how many tokens are made, and the extents of the tables that inputs are looked up in.
 
-    @property
-    def _least(self) -> Graph:
-        """The graph of as few tokens as the model takes."""
+        samples, longest, most: of prompts, whose graph shows them; else one of a token does.
+        """
+        if self.extents:
+            return
         fixed = self.ids.shape[1]
-        return self.graph(1, fixed if isinstance(fixed, int) else 1, 1 if self.given else 0)
-
-    @cached_property
-    def extents(self) -> Mapping[str, int | None]:
-        """The extents of the tables that tokens, and their places, are looked up in, by input."""
-        graph = self._least
+        if isinstance(fixed, int):
+            graph = self.graph(1, fixed, 1 if self.given else 0)
+        else:
+            try:
+                graph = self.graph(samples, room(longest if self.given else most), 0)
+            except GraphError:  # more than it takes, perhaps
+                graph = self.graph(1, 1, 1 if self.given else 0)
+        self.made = int(graph.tensors[self.logits].shape[-1])
         names = [each.name for each in (self.ids, self.places) if each is not None]
-        return {name: _looked_up(graph, name) for name in names}
+        self.extents = {name: _looked_up(graph, name) for name in names}
 
     def feeds(self, samples: int, new: int, past: int) -> dict[str, Array]:
         """Return zeros for each input, of as many new tokens and tokens of the past."""
