@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.cache.changes import default_path
 from soapstone.cache.environment import digest, environment as base_environment
 from soapstone.cache.sources import closure, modules_of, stamp, stamp_of
-from soapstone.cache.store import Store, default_path
+from soapstone.cache.store import Store
 from soapstone.deadline import Deadline
 from soapstone.dtypes import kind_of, name_of
 from soapstone.kernels.choices import current

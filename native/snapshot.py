@@ -103,7 +103,7 @@ class _Targets:
 
 def taken(
     entry: Entry,
-    ends: Mapping[str, Array],
+    ends: Mapping[Hashable, Array],
     free: Sequence[Array],
     lying: Array | None,
     functions: Mapping[int, Hashable],
@@ -143,10 +143,10 @@ def taken(
     image = np.zeros(_offsets(segments)[1][held], np.uint8)
     moved: list[tuple[int, ...]] = []  # words of the image that are addresses
     for (low, high), offset in zip(segments[:held], _offsets(segments)[0]):
-        data = array_at(low, (high - low,), np.uint8)
-        image[offset : offset + data.size] = data
+        piece = array_at(low, (high - low,), np.uint8)
+        image[offset : offset + piece.size] = piece
         skipped = -low % 8
-        numerals = data[skipped:][: (data.size - skipped) // 8 * 8].view(np.int64)
+        numerals = piece[skipped:][: (piece.size - skipped) // 8 * 8].view(np.int64)
         at, *move = targets.moves(numerals)
         _check_words(low + skipped + 8 * at, kept.arrays)
         places = offset + skipped + 8 * at
@@ -195,7 +195,7 @@ class Restored(NamedTuple):
 
     address: int
     block: int
-    ends: Mapping[str, Array]
+    ends: Mapping[Any, Array]
     keep: object
 
 
@@ -217,7 +217,7 @@ def restored(
     system.use_large_pages(memory)
     whole = np.frombuffer(memory, np.uint8)
     whole = whole[-start(whole) % _LARGE :]
-    fill(memoryview(whole[: ends_of[data["held"]]]))
+    fill(whole[: ends_of[data["held"]]].data)
     words = np.frombuffer(data["words"], np.int64).copy()
     firsts = start(words) + 8 * (np.cumsum([0, *data["counts"][:-1]]))
     places = [start(whole) + offset for offset in offsets]

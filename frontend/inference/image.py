@@ -126,16 +126,22 @@ class Image:
                 raise OSError(f"{self._path}: cut short, or changed")
 
 
-def find(model: object, options: Options) -> Image | None:
-    """Return what is kept of a model's file, or None.
+def find(model: object, options: Options) -> tuple[Image | None, Keeper | None]:
+    """Return what is kept of a model's file, or who keeps it once it is bound, where that may be.
 
     A process in which kernels may have been registered binds them itself.
     """
-    if not isinstance(model, str | Path) or not _supported() or _REGISTRY in sys.modules:
-        return None
+    if not isinstance(model, str | Path) or not _supported():
+        return None, None
     path, lying = _place(model, options)
     if path is None or lying is None:
-        return None
+        return None, None
+    image = None if _REGISTRY in sys.modules else _read(path, lying, options)
+    return image, Keeper.of(model, options, path) if image is None else None
+
+
+def _read(path: Path, lying: Array, options: Options) -> Image | None:
+    """Return what is kept in a file, or None where it is none that may be used."""
     try:
         with open(path, "rb") as file:
             mark, length = file.read(_HASH), int.from_bytes(file.read(_LENGTH), "little")
@@ -154,21 +160,22 @@ def find(model: object, options: Options) -> Image | None:
 class Keeper:
     """Keeps what a session binds first of a model's file, where that may be kept.
 
-    model: as of `InferenceSession`. options: of the session.
+    model: its path. options: of the session. path: of what is kept, by the bytes of the model
+    before they are read.
     """
 
     _kept = False  # whether a session of this process has been
 
-    def __init__(self, model: object, options: Options) -> None:
-        self._model, self._options = model, options
+    def __init__(self, model: str | Path, options: Options, path: Path) -> None:
+        self._model, self._options, self._path = model, options, path
 
     @staticmethod
-    def of(model: object, options: Options) -> Keeper | None:
+    def of(model: str | Path, options: Options, path: Path) -> Keeper | None:
         """Return who keeps what a session binds, or None: the first of a process is kept."""
-        if Keeper._kept or not isinstance(model, str | Path) or not _supported():
+        if Keeper._kept:
             return None
         Keeper._kept = True
-        return Keeper(model, options)
+        return Keeper(model, options, path)
 
     def take(self, source: Source, bound: Bound) -> Callable[[], None] | None:
         """Return what keeps a bound graph that has run, or None where it cannot be kept.
@@ -177,12 +184,12 @@ class Keeper:
         """
         from soapstone.kernels.registry import foreign
 
-        path, _ = _place(self._model, self._options)
+        path, _ = _place(self._model, self._options)  # of its bytes as they are now
         entries = bound.trace.in_order
         constant = set(bound.prepared.graph.outputs) & bound.prepared.constants
         plain = not any(each.holds or each.dtype == TEXT for each in source.inputs)
         outside = source.onnx is not None and source.onnx.files.opened
-        if path is None or entries is None or constant or not plain or foreign() or outside:
+        if path != self._path or entries is None or constant or not plain or foreign() or outside:
             return None
         ends: dict[Any, Array] = {("input", n): array for n, array in bound.feeds.items()}
         ends |= {("output", n): array for n, array in bound.results.items()}
@@ -214,7 +221,7 @@ class Keeper:
             "data": data,
             "sum": _sum(image.data),
         }
-        return lambda: _keep(path, header, image, lying, given, answer, self._options.threads)
+        return lambda: _keep(self._path, header, image, lying, given, answer, self._options.threads)
 
 
 def _unknown(*_: object) -> Any:
@@ -223,7 +230,8 @@ def _unknown(*_: object) -> Any:
 
 
 def _supported() -> bool:
-    return sys.platform == "linux" and not CHECKED and teams.supported() and onednn.available()
+    there = sys.platform == "linux" and not CHECKED and teams.supported() and onednn.available()
+    return there and os.path.isabs(onednn.path())
 
 
 def _place(model: str | Path, options: Options) -> tuple[Path | None, Array | None]:
@@ -292,7 +300,8 @@ def _restored(
     def function(told: tuple[str, ...]) -> int:
         if len(told) == 1:
             return names[told[0]]
-        return known.get(told[1:], 0) or objects.again(*told[1:])
+        path, symbol = told[1:]
+        return known.get((path, symbol), 0) or objects.again(path, symbol)
 
     before = openmp.set_threads(threads)
     try:

@@ -129,7 +129,7 @@ class InferenceSession:
             raise GraphError(f"bound_shapes: {bound_shapes} found, 1 or more needed")
         if gpus > 1:
             raise GraphError(f"gpus: {gpus} found; a session runs on one GPU, so 1 at most")
-        given = weights, gpus, cpus, machine, strategy, requests, plain
+        given: tuple[Any, ...] = weights, gpus, cpus, machine, strategy, requests, plain
         given = *given, layouts, fast_memory, plan
         usual = given == (NOTHING, 0, None, None, None, 1, False, None, None, None)
         self._opening: Callable[[], None] | None = partial(
@@ -141,11 +141,10 @@ class InferenceSession:
         if usual and tune != "now" and fits:
             options = Options(threads or usable_cores(), tune, precision)
             with paused():
-                self._image = find(model, options)
+                self._image, self._keeper = find(model, options)
             if self._image is not None:
                 self._source, self._opened = self._image.source, Lock()
                 return
-            self._keeper = Keeper.of(model, options)
         self._opened, opening, self._opening = Lock(), self._opening, None
         opening()
 
@@ -314,12 +313,14 @@ class InferenceSession:
             self._free.put(number)
 
     def _run(self, given: Mapping[str, Array], out: Mapping[str, Any]) -> dict[str, Array]:
+        from soapstone.engine.session import Bound
+
         with self._lock:
             stepped = self._bounds.in_rows(given, out)
             if stepped is not None:
                 return stepped
             bound = self._bound_or_pieces(given)
-            if not hasattr(bound, "trace"):
+            if not isinstance(bound, Bound):
                 found = bound.run(given)
                 for name, array in targets(self.name, out, found).items():
                     np.copyto(array, found[name])
@@ -440,10 +441,12 @@ class InferenceSession:
 
         A model that is run in pieces is run for that, since its shapes depend on computed values.
         """
+        from soapstone.engine.session import Bound
+
         given = self.checked(inputs)
         with self._lock:
             bound = self._bound_or_pieces(given)
-            return dict(bound.variants if hasattr(bound, "trace") else bound.variants(given))
+            return dict(bound.variants if isinstance(bound, Bound) else bound.variants(given))
 
     def meeting_samples(self, inputs: Mapping[str, Any] | Any) -> str:
         """Return where outputs depend on other rows of the inputs than theirs; "" for nowhere.
@@ -479,10 +482,12 @@ class InferenceSession:
         Two counts, by its memory plan and as it is compiled; None without a plan, and for a model
         that is run in pieces.
         """
+        from soapstone.engine.session import Bound
+
         given = self.checked(inputs)
         with self._lock:
             bound = self._bound_or_pieces(given)
-            return bound.moved_bytes if hasattr(bound, "trace") else None
+            return bound.moved_bytes if isinstance(bound, Bound) else None
 
     def close(self) -> None:
         """Stop the workers and free the memory; a closed session runs no more.

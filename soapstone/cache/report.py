@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soapstone.cache.changes import SESSIONS
+from soapstone.cache.changes import SESSIONS, default_path
 from soapstone.cache.environment import environment, folder, key
-from soapstone.cache.store import default_path
 
 TOLD = {  # by folder: answers of libraries (`told`)
     "processor": "processor as LLVM sees it",

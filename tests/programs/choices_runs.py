@@ -19,8 +19,8 @@ import numpy as np
 from helpers.processes import say
 
 import soapstone
+from soapstone.cache.changes import default_path
 from soapstone.cache.places import root
-from soapstone.cache.store import default_path
 from soapstone.frontend.app import load_app
 from soapstone.frontend.model import Model
 from soapstone.kernels.measure import store

@@ -409,7 +409,7 @@ def recipe(
     assert made is not None
 
     def told(call: Sequence[Any]) -> tuple[Any, ...]:
-        found = []
+        found: list[tuple[Any, ...]] = []
         for number, each in enumerate(call):
             if isinstance(each, Handle):
                 found.append(("object", numbers[each.address]))

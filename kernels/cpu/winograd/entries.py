@@ -271,7 +271,7 @@ def _by_panels(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int)
     step = _spread(panel // 64)
     sizes = 0, strides[2] * points, step * points
     buffers = _Buffers(
-        *(_working(each) for each in (parts * sizes[2], strides[0] * points, parts * sizes[1])),
+        *(_working(parts * sizes[2]), _working(strides[0] * points), _working(parts * sizes[1])),
         *(strides, (step, panel), sizes),
     )
     entries = []

@@ -344,7 +344,7 @@ _FIRST = """
 import sys
 import numpy as np
 from soapstone import InferenceSession, Model
-from soapstone.cache.store import default_path
+from soapstone.cache.changes import default_path
 model = Model("small")
 x = model.input("image", (1, 3, 12, 12))
 x = model.max_pool2d(model.conv2d(x, 16, kernel=1, activation="relu"), 3)
