@@ -140,11 +140,11 @@ def taken(
     ]
     targets = _Targets(ranges)
     words = np.concatenate([np.frombuffer(block.words, np.int64) for block in blocks])
-    image = np.zeros(_offsets(segments)[1][held], np.uint8)
-    moved: list[tuple[int, ...]] = []  # words of the image that are addresses
+    contents = np.zeros(_offsets(segments)[1][held], np.uint8)
+    moved: list[tuple[int, ...]] = []  # words of the contents that are addresses
     for (low, high), offset in zip(segments[:held], _offsets(segments)[0]):
         piece = array_at(low, (high - low,), np.uint8)
-        image[offset : offset + piece.size] = piece
+        contents[offset : offset + piece.size] = piece
         skipped = -low % 8
         numerals = piece[skipped:][: (piece.size - skipped) // 8 * 8].view(np.int64)
         at, *move = targets.moves(numerals)
@@ -187,7 +187,7 @@ def taken(
             for name, each in ends.items()
         },
     }
-    return data, image
+    return data, contents
 
 
 class Restored(NamedTuple):

@@ -22,7 +22,7 @@ import numpy as np
 from soapstone.collection import paused
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
-from soapstone.frontend.inference.image import Image, Keeper, Options, find
+from soapstone.frontend.inference.snapshots import Keeper, Options, Snapshot, find
 from soapstone.frontend.inference.sources import Field, Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
@@ -135,15 +135,15 @@ class InferenceSession:
         self._opening: Callable[[], None] | None = partial(
             self._open, model, bound_shapes, tune, precision, threads, *given
         )
-        self._image: Image | None = None
+        self._snapshot: Snapshot | None = None
         self._keeper: Keeper | None = None
         fits = threads is None or (type(threads) is int and 0 < threads <= usable_cores())
         if usual and tune != "now" and fits:
             options = Options(threads or usable_cores(), tune, precision)
             with paused():
-                self._image, self._keeper = find(model, options)
-            if self._image is not None:
-                self._source, self._opened = self._image.source, Lock()
+                self._snapshot, self._keeper = find(model, options)
+            if self._snapshot is not None:
+                self._source, self._opened = self._snapshot.source, Lock()
                 return
         self._opened, opening, self._opening = Lock(), self._opening, None
         opening()
@@ -191,11 +191,11 @@ class InferenceSession:
         self._begin(binder, bound_shapes, requests)
 
     def __getattr__(self, name: str) -> Any:
-        """Open the model, where there is only an image of it and something else is asked for."""
+        """Open the model, where there is only a snapshot of it and something else is asked for."""
         if name not in _OPENED or "_opened" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         with self._opened:
-            self._image, opening, self._opening = None, self._opening, None
+            self._snapshot, opening, self._opening = None, self._opening, None
             if opening is not None:
                 try:
                     opening()
@@ -223,7 +223,7 @@ class InferenceSession:
     def _another(self, machine: Machine) -> InferenceSession:
         """Return a session of the same model on another machine, which shares weights."""
         other = object.__new__(InferenceSession)
-        other._image = other._keeper = None
+        other._snapshot = other._keeper = None
         other._begin(self._binder.on(machine), self.most_bound)
         return other
 
@@ -252,21 +252,21 @@ class InferenceSession:
     @property
     def threads(self) -> int:
         """How many threads each processor has."""
-        if self._image is not None:
-            return self._image.options.threads
+        if self._snapshot is not None:
+            return self._snapshot.options.threads
         return self._machine.processors[0].threads
 
     @property
     def cpus(self) -> int:
         """How many processors a run is split over."""
-        if self._image is not None:
+        if self._snapshot is not None:
             return 1
         return len(self._machine.workers)
 
     @property
     def requests(self) -> int:
         """How many runs may go on at once."""
-        if self._image is not None:
+        if self._snapshot is not None:
             return 1
         return 1 + len(self._others)
 
@@ -300,9 +300,9 @@ class InferenceSession:
                 an array to write to.
             GraphError: the model has no graph for these shapes; names the operator.
         """
-        image = self._image
-        if image is not None:
-            found: dict[str, Array] | None = image.run(inputs, out)
+        kept = self._snapshot
+        if kept is not None:
+            found: dict[str, Array] | None = kept.run(inputs, out)
             if found is not None:
                 return found
         given = self.checked(inputs)
@@ -468,8 +468,8 @@ class InferenceSession:
     @property
     def peak_bytes(self) -> int:
         """Bytes of inputs, outputs and arenas of all bound shapes; packed weights come on top."""
-        if self._image is not None:
-            return self._image.peak_bytes
+        if self._snapshot is not None:
+            return self._snapshot.peak_bytes
         found = 0
         for each in (self, *self._others):
             with each._lock:
@@ -495,8 +495,8 @@ class InferenceSession:
         What was asked of `run_async` before is done first.
         """
         with self._opened:
-            if self._image is not None:
-                self._image, self._opening = None, self._check_open
+            if self._snapshot is not None:
+                self._snapshot, self._opening = None, self._check_open
                 return
         with self._lock:
             pool, self._pool = self._pool, None
@@ -589,7 +589,7 @@ class InferenceSession:
     def _check_open(self) -> None:
         from soapstone.runtime import StoppedError
 
-        close = self.__dict__.get("_close")  # there is none where an image was closed
+        close = self.__dict__.get("_close")  # there is none where a snapshot was closed
         if close is None or not close.alive:
             raise StoppedError(f"session of model {self.name!r}: it was closed")
 

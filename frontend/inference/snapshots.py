@@ -58,7 +58,7 @@ class Options(NamedTuple):
     precision: str
 
 
-class Image:
+class Snapshot:
     """A bound model from disk: it answers inputs of one shape each, and nothing else.
 
     Attributes:
@@ -126,7 +126,7 @@ class Image:
                 raise OSError(f"{self._path}: cut short, or changed")
 
 
-def find(model: object, options: Options) -> tuple[Image | None, Keeper | None]:
+def find(model: object, options: Options) -> tuple[Snapshot | None, Keeper | None]:
     """Return what is kept of a model's file, or who keeps it once it is bound, where that may be.
 
     A process in which kernels may have been registered binds them itself.
@@ -136,11 +136,11 @@ def find(model: object, options: Options) -> tuple[Image | None, Keeper | None]:
     path, lying = _place(model, options)
     if path is None or lying is None:
         return None, None
-    image = None if _REGISTRY in sys.modules else _read(path, lying, options)
-    return image, Keeper.of(model, options, path) if image is None else None
+    found = None if _REGISTRY in sys.modules else _read(path, lying, options)
+    return found, Keeper.of(model, options, path) if found is None else None
 
 
-def _read(path: Path, lying: Array, options: Options) -> Image | None:
+def _read(path: Path, lying: Array, options: Options) -> Snapshot | None:
     """Return what is kept in a file, or None where it is none that may be used."""
     try:
         with open(path, "rb") as file:
@@ -152,7 +152,7 @@ def _read(path: Path, lying: Array, options: Options) -> Image | None:
         if header["states"] != _states(header["states"], options):
             return None
         os.utime(path)
-        return Image(path, header, lying, options)
+        return Snapshot(path, header, lying, options)
     except (OSError, ValueError, EOFError, TypeError):
         return None
 
@@ -197,12 +197,12 @@ class Keeper:
         functions: dict[int, Any] = {each: ("", *told) for each, told in objects.LOADED.items()}
         functions |= {each: (name,) for each, name in onednn.functions().items()}
         try:
-            data, image = snapshot.taken(
+            data, contents = snapshot.taken(
                 whole, ends, bound.trace.transient, lying, functions, onednn.recipe
             )
         except snapshot.UnknownError:
             return None
-        if image.size > _MOST_BYTES:
+        if contents.size > _MOST_BYTES:
             return None
         given = {name: array.copy() for name, array in bound.feeds.items()}
         answer = {name: array.copy() for name, array in bound.results.items()}
@@ -219,13 +219,15 @@ class Keeper:
             "states": states,
             "natives": tuple(natives),
             "data": data,
-            "sum": _sum(image.data),
+            "sum": _sum(contents.data),
         }
-        return lambda: _keep(self._path, header, image, lying, given, answer, self._options.threads)
+        return lambda: _keep(
+            self._path, header, contents, lying, given, answer, self._options.threads
+        )
 
 
 def _unknown(*_: object) -> Any:
-    """Raise: of an image nothing else is known."""
+    """Raise: nothing else is kept."""
     raise DataError("a graph was asked of what has none")
 
 
@@ -329,7 +331,7 @@ def _answer(
 def _keep(
     path: Path,
     header: dict[str, Any],
-    image: Array,
+    contents: Array,
     lying: Array | None,
     given: Mapping[str, Array],
     answer: Mapping[str, Array],
@@ -338,7 +340,7 @@ def _keep(
     """Write what was taken, if it gives the answer that the session gave; else nothing is kept."""
 
     def fill(memory: memoryview) -> None:
-        memory[:] = image.data
+        memory[:] = contents.data
 
     with contextlib.suppress(OSError, onednn.OneDnnError, LookupError):
         found = _answer(_restored(header, fill, lying, threads), given, threads)
@@ -354,7 +356,7 @@ def _keep(
                 file.write(hashlib.sha256(told).digest() + len(told).to_bytes(_LENGTH, "little"))
                 file.write(told)
                 file.seek(header["begin"])
-                file.write(image.data)
+                file.write(contents.data)
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
@@ -378,4 +380,4 @@ def _sum(memory: memoryview) -> bytes:
     return hashlib.sha256(sums + len(data).to_bytes(8, "little")).digest()
 
 
-__all__ = ["Image", "Keeper", "Options", "find"]
+__all__ = ["Keeper", "Options", "Snapshot", "find"]

@@ -29,14 +29,14 @@ from soapstone import InferenceSession
 asked = json.loads(sys.argv[1])
 x = np.random.default_rng(1).standard_normal((asked["batch"], 3, 8, 8)).astype(np.float32)
 with InferenceSession("m.onnx", threads=asked["threads"], **asked["options"]) as session:
-    first = session._image is not None
+    first = session._snapshot is not None
     y = session.run(x)["y"]
-    kept = session._image is not None
+    kept = session._snapshot is not None
     again = session.run(x + 1)["y"]
     np.savez("answers.npz", y=y, again=again, third=session.run(x)["y"])
     if asked["more"]:
         session.variants(x)
-    then = session._image is not None
+    then = session._snapshot is not None
 try:
     session.run(x)
     ended = "runs"
