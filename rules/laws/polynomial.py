@@ -35,7 +35,8 @@ from soapstone.rules.laws.monomial import (
 EQUAL, DIFFERENT, TOO_LARGE = 0, 1, 2
 VARIABLE = -2  # as the first operand of a node
 NONE = -1
-_KINDS = {"sum": 0, "sum+relu": 1, "relu": 2, "max": 3}
+SUM, SUM_RELU, RELU, MAX = range(4)
+_KINDS = {"sum": SUM, "sum+relu": SUM_RELU, "relu": RELU, "max": MAX}
 _LIMIT = 4e18
 
 
@@ -172,17 +173,7 @@ def _compare(program, structures, instances, begin, scratch):  # type: ignore[no
     members = np.zeros(MOST, np.int64)
     one_key, one_coef = np.zeros(1, np.int64), np.zeros(1, np.int64)
     for instance in range(begin, len(instances)):
-        unknowns = 0
-        room = 0
-        for node in range(nodes):
-            which = instances[instance, node]
-            if first[node] == VARIABLE:
-                unknowns += which
-            elif kinds[which] != 0:
-                room += start_of[which + 1] - start_of[which] - 1
-        bits = 1
-        while (1 << bits) <= unknowns + room:
-            bits += 1
+        unknowns, bits = _unknowns(first, instances[instance], kinds, start_of)
         highest = 63 // bits
         store.counts[:] = 0
         store.first[0] = 0
@@ -225,7 +216,7 @@ def _compare(program, structures, instances, begin, scratch):  # type: ignore[no
             for output in range(outputs):
                 lo, hi = starts[start_of[which] + output], starts[start_of[which] + output + 1]
                 terms = 0
-                if kind <= 1:
+                if kind <= SUM_RELU:
                     bound = 0.0
                     sorted_yet = True
                     for entry in range(lo, hi):
@@ -255,10 +246,10 @@ def _compare(program, structures, instances, begin, scratch):  # type: ignore[no
                         return TOO_LARGE, instance, 0
                     if not sorted_yet:
                         terms = collect(sum_keys, sum_coefs, terms)
-                if kind >= 1:
+                if kind >= SUM_RELU:
                     kept = store.counts[0], store.counts[1]
                     size = 0
-                    if kind == 1:
+                    if kind == SUM_RELU:
                         size = gather(
                             *(members, size, sum_keys, sum_coefs, 0, terms, common),
                             *(unknowns, bits, store),
@@ -271,7 +262,7 @@ def _compare(program, structures, instances, begin, scratch):  # type: ignore[no
                                     *(members, size, keys, coefs, ends[at], ends[at + 1]),
                                     *(common, unknowns, bits, store),
                                 )
-                    if kind <= 2 and size >= 0:  # and zero
+                    if kind != MAX and size >= 0:  # and zero
                         size = gather(
                             members, size, one_key, one_coef, 0, 0, 1, unknowns, bits, store
                         )
@@ -299,29 +290,47 @@ def _compare(program, structures, instances, begin, scratch):  # type: ignore[no
                 most = max(most, abs(float(coefs[i])))
             den[node] = common // divisor
             degree[node] = total_degree
-            if kind >= 1:
+            if kind >= SUM_RELU:
                 degree[node] = 0
                 for i in range(node_from, top):
                     degree[node] = max(degree[node], degree_of(keys[i], bits))
             largest[node] = most
-        outputs = starts_between(base, left, nodes, place)
-        if outputs != starts_between(base, right, nodes, place):
-            return DIFFERENT, instance, 0
-        for output in range(outputs):
-            p, q = base[left] + output, base[right] + output
-            n = ends[p + 1] - ends[p]
-            same = n == ends[q + 1] - ends[q] and (den[left] == den[right])
-            for i in range(n if same else 0):
-                u, v = ends[p] + i, ends[q] + i
-                if keys[u] != keys[v] or coefs[u] != coefs[v]:
-                    same = False
-                    break
-            if not same:
-                return DIFFERENT, instance, output
+        base[nodes] = place
+        found = _differing(left, right, base, den, ends, keys, coefs)
+        if found >= 0:
+            return DIFFERENT, instance, found
     return EQUAL, len(instances), 0
 
 
 @linked()
-def starts_between(base, node, nodes, place):  # type: ignore[no-untyped-def]
-    """Return how many elements a node has, from where it and the next begin."""
-    return (base[node + 1] if node + 1 < nodes else place) - base[node] - 1
+def _unknowns(first, row, kinds, start_of):  # type: ignore[no-untyped-def]
+    """Return how many unknowns the variables are, and the bits of one's number, maxima's too."""
+    unknowns = maxima = 0
+    for node in range(len(first)):
+        which = row[node]
+        if first[node] == VARIABLE:
+            unknowns += which
+        elif kinds[which] != SUM:
+            maxima += start_of[which + 1] - start_of[which] - 1
+    bits = 1
+    while (1 << bits) <= unknowns + maxima:
+        bits += 1
+    return unknowns, bits
+
+
+@linked()
+def _differing(left, right, base, den, ends, keys, coefs):  # type: ignore[no-untyped-def]
+    """Return the first element in which two nodes differ, -1 where there is none."""
+    outputs = base[left + 1] - base[left] - 1
+    if outputs != base[right + 1] - base[right] - 1:
+        return 0
+    for output in range(outputs):
+        p, q = base[left] + output, base[right] + output
+        terms = ends[p + 1] - ends[p]
+        if terms != ends[q + 1] - ends[q] or den[left] != den[right]:
+            return output
+        for i in range(terms):
+            u, v = ends[p] + i, ends[q] + i
+            if keys[u] != keys[v] or coefs[u] != coefs[v]:
+                return output
+    return -1
