@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from soapstone.cli.common import Dims, FastMemory, Json, Plan, bytes_of, dims_of, tell
@@ -58,6 +57,7 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Run a model on the arrays of an npz file; or measure runs, on inputs that are drawn."""
+    import numpy as np
 
     from soapstone.files import check_targets, write
     from soapstone.frontend.inference import predict as task
