@@ -177,19 +177,9 @@ class Model(Trainable):
             NonFiniteLoss: the loss is NaN or infinite; names the step and the layer.
             GraphError: the model is not compiled.
         """
-        return self.trainer.fit(
-            x,
-            y,
-            batch_size=batch_size,
-            epochs=epochs,
-            validation_data=validation_data,
-            validation_split=validation_split,
-            sample_weights=sample_weights,
-            callbacks=callbacks,
-            shuffle=shuffle,
-            resume=resume,
-            progress=progress,
-        )
+        options = dict(locals())
+        del options["self"]
+        return self.trainer.fit(**options)
 
     def train_on_batch(
         self,

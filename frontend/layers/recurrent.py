@@ -219,18 +219,9 @@ class RecurrentLayers(LayerBase):
 
         Source: Hochreiter and Schmidhuber 1997; gates are in PyTorch's order.
         """
+        ways = (bidirectional, reverse)
         return self._stack(
-            "lstm",
-            x,
-            width,
-            layers,
-            (bidirectional, reverse),
-            bias,
-            time_major,
-            dropout,
-            state,
-            lengths,
-            name,
+            "lstm", x, width, layers, ways, bias, time_major, dropout, state, lengths, name
         )
 
     def gru(
