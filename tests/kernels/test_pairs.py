@@ -89,7 +89,7 @@ def real(value: float) -> Array:
 _TO = (("to", "uint8"),)
 _BYTE, _SIGNED = np.array(3, np.uint8), np.array(-7, np.int8)
 # Steps on a product, by what they are: the operands besides its own (None: of its shape, in bytes;
-# "x": in float32), and the program.
+# "x": in float32; "channels": a number a channel), and the program.
 ENDINGS: dict[str, tuple[list[Any], list[Any]]] = {
     "relu, then bytes": (
         [real(0.7), _BYTE],
@@ -111,6 +111,15 @@ ENDINGS: dict[str, tuple[list[Any], list[Any]]] = {
             ("add", (9, 8), ()),
             ("relu", (10,), ()),
             ("quantize", (11, 6, 2), _TO),
+        ],
+    ),
+    "rounded, a number a channel added, rounded": (
+        [real(0.5), _BYTE, "channels", real(0.6)],
+        [
+            ("quantize", (0, 1, 2), _TO),
+            ("dequantize", (5, 1, 2), ()),
+            ("add", (3, 6), ()),
+            ("quantize", (7, 4, 2), _TO),
         ],
     ),
     "added to real numbers": (
@@ -138,6 +147,8 @@ def test_steps_on_results(case: str, images: bool, columns: int) -> None:
     more, program = ENDINGS[case]
     drawn_like = {None: drawn(rng, "uint8", *shape)}
     drawn_like["x"] = rng.standard_normal(shape).astype(np.float32)
+    row = rng.standard_normal(columns).astype(np.float32)
+    drawn_like["channels"] = row.reshape(columns, 1, 1) if images else row
     extras = [drawn_like[e] if e is None or isinstance(e, str) else e for e in more]
     inputs = (*own, *extras)
     items = tuple(operator(name).normalise({"bias": True}).items())
@@ -160,7 +171,7 @@ def test_steps_that_do_not_fit_are_refused() -> None:
     x, w = np.zeros((3, 4), np.uint8), np.zeros((4, 5), np.int8)
     own = (x, w, np.array(0, np.uint8), np.ones(5, np.float32))
     items = tuple(operator("quantized_linear").normalise({}).items())
-    row = np.ones(5, np.float32)
+    row = np.ones((3, 1), np.float32)
     for program, extras in (
         ((("tanh", (0,), ()),), ()),
         ((("add", (0, 1), ()),), (row,)),

@@ -9,6 +9,7 @@ import numpy as np
 
 from soapstone.kernels.cpu.products.pairs_lanes import KINDS, NUMBERS
 from soapstone.kernels.entry import Array, Call
+from soapstone.native.memory import strided
 from soapstone.records import dataclass
 
 
@@ -99,6 +100,17 @@ class Ending:
         return replace(self, second=second, added=array, third=third)
 
 
+def _spread(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """Return a view of an operand as it is broadcast to a result's shape, None: it is larger."""
+    if array.ndim > len(shape):
+        return None
+    array = array[(None,) * (len(shape) - array.ndim)]
+    if any(own not in (1, extent) for own, extent in zip(array.shape, shape)):
+        return None
+    steps = (0 if own == 1 else step for own, step in zip(array.shape, array.strides))
+    return strided(array, shape, tuple(steps))
+
+
 def ending(call: Call) -> Ending | None:
     """Return what the steps of an epilogue do to a result, or None where no `Ending` holds it."""
     arity, program = call.attributes["arity"], call.attributes["program"]
@@ -151,8 +163,9 @@ def ending(call: Call) -> Ending | None:
             after = made.affine(at["scale"], at["shift"])
         elif name == "add" and numbers.count(result) == 1 and len(numbers) == 2:
             array, *scaling = real.get(sum(numbers) - result, (None, 1.0, 0.0))
-            if array is not None and array.shape == y.shape:
-                after = made.add(array, *scaling)
+            spread = None if array is None else _spread(array, y.shape)
+            if spread is not None:
+                after = made.add(spread, *scaling)
         if after is None:
             return None
         made, result = after, own
