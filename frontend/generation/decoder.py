@@ -116,7 +116,7 @@ class Decoder:
             )
 
     def _know_extents(self, samples: int, longest: int, most: int) -> None:
-        """Find how many tokens there are, and how many places, as the model's tables and logits say.
+        """Find how many tokens and places there are, as the model's tables and logits say.
 
         samples, longest, most: of prompts, whose graph shows them; else one of a token does.
         """

@@ -62,7 +62,7 @@ class OnnxModel:
             have = ", ".join(known) or "none"
             raise OnnxError(f"dims: {sorted(unknown)[0]!r} found; symbolic dims are {have}")
         self._inputs = tuple(
-            replace(each, shape=tuple(self._dims.get(d, d) for d in each.shape))
+            replace(each, shape=tuple(self._dims.get(str(d), d) for d in each.shape))
             for each in source.inputs
         )
 

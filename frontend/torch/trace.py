@@ -78,7 +78,7 @@ def _path(node: Any) -> list[Any]:
         formals = made.target._schema.arguments
         of = formals[0].alias_info if formals else None
         source = made.args[0] if of is not None else None
-        if not _is_tensor(source) or _memory(source) != _memory(node):
+        if of is None or not _is_tensor(source) or _memory(source) != _memory(node):
             break
         if not of.is_write:  # a view; others are what they changed
             path += [node] if made is node else [node, made]

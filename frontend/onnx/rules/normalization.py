@@ -107,7 +107,7 @@ def resize(n: Call) -> Value:
     if x.spec.is_float:
         return n("resize", x, extrapolation_value=outside, **attributes)
     wide = x.dtype in ("int32", "int64", "uint32", "uint64")  # more than float32 holds
-    if wide and mode == "nearest" and math.prod(sizes):
+    if wide and mode == "nearest" and 0 not in sizes:
         return _taken(n, x, attributes, outside)
     real = n.cast(x, "float64" if wide else "float32")
     made = n("resize", real, extrapolation_value=outside, **attributes)

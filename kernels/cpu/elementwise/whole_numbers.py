@@ -189,16 +189,16 @@ def chain(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> Entry | 
     length = made_walk.extents[-1]
     rows = made_walk.extents[:-1] or (1,)
     chunks = -(-length // _CHUNK)
-    values = [*range(len(call.inputs)), *results]
-    operands = [
+    shown = [*range(len(call.inputs)), *results]
+    records = [
         _OPERAND.row(place=array, inner=strides[-1], type=_TYPES[types[value]], value=value)
-        for array, strides, value in zip(arrays, made_walk.strides, values, strict=True)
+        for array, strides, value in zip(arrays, made_walk.strides, shown, strict=True)
     ]
     block = _CHAIN.pack(
         (rows, [strides[:-1] or (0,) for strides in made_walk.strides]),
         inputs=len(call.inputs),
         outputs=len(call.outputs),
-        operands=pack(operands),
+        operands=pack(records),
         count=len(steps),
         steps=pack(steps),
         length=length,

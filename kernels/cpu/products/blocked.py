@@ -211,10 +211,11 @@ def blocked(call: Call) -> Entry | None:
     parts = -(-rows // _PART)
     each = -(-rows // (parts * ROWS)) * ROWS
     parts = -(-rows // each)
-    given, entries = 0, []
+    entries: list[Entry | None] = []
+    whole: Array | None = None
     if bias is not None:
-        given = aligned_array((-(-columns // _ACROSS) * _ACROSS,), np.float32, zero=True)
-        entries.append(copy(given[:columns], bias, 1))
+        whole = aligned_array((-(-columns // _ACROSS) * _ACROSS,), np.float32, zero=True)
+        entries.append(copy(whole[:columns], bias, 1))
     chunks = -(-depth // _DEPTH)
     added = y if finish.added is None else finish.added
     block = _BLOCKED.pack(
@@ -231,7 +232,7 @@ def blocked(call: Call) -> Entry | None:
         added_rows=offsets(added),
         weights=packed(w, ("blocked", width), lambda: _packed(held(w), width)),
         width=width,
-        bias=given,
+        bias=0 if whole is None else whole,
         deep=-(-depth // (chunks * 4)) * 4,
         program=0 if program is None else program,
         before=finish.before,
@@ -239,4 +240,4 @@ def blocked(call: Call) -> Entry | None:
         high=finish.high,
     )
     entries.append(parallel_for(_parts, block, parts * -(-columns // _ACROSS), call.threads))
-    return sequence([each for each in entries if each is not None])
+    return sequence(entries)

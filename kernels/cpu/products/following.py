@@ -136,5 +136,5 @@ def with_steps(call: Call) -> tuple[Call, list[Node], Sequence[Array]]:
     from soapstone.kernels.cpu.elementwise.epilogue import inner  # whose variants come later
 
     at = call.attributes
-    after = [(name, tuple(given), dict(items)) for name, given, items in at["program"]]
+    after: list[Node] = [(name, tuple(given), dict(items)) for name, given, items in at["program"]]
     return inner(call), after, call.inputs[at["arity"] :]
