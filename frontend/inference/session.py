@@ -11,7 +11,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -338,7 +338,8 @@ class InferenceSession:
             self._bounds.answered()
             keeper, self._keeper = self._keeper, None
             if keeper is not None:
-                threading.Thread(target=self._keep, args=(keeper, bound)).start()
+                with suppress(RuntimeError):  # where the process ends, it has no more threads
+                    threading.Thread(target=self._keep, args=(keeper, bound)).start()
             return found
 
     def _keep(self, keeper: Keeper, bound: Bound) -> None:
