@@ -7,12 +7,12 @@ products there may be scales, and a mask that is added or chosen by (`attention_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from soapstone.engine.lower.attention_parts import before_swap, number, unguarded, unscaled
+from soapstone.engine.lower.by_extents import by_extents
 from soapstone.engine.lower.fold import Site
 from soapstone.ir.graph import Node
 from soapstone.ir.tensor import Array
@@ -37,7 +37,7 @@ def joined(site: Site, node: Node) -> str | None:
     scores = site.builder.spec(softmax.inputs[0])
     if scores.dtype != "float32" or scores.rank not in (3, 4):
         return None
-    if softmax.attributes["axis"] != scores.rank - 1 or not _pays(scores.shape):
+    if softmax.attributes["axis"] != scores.rank - 1 or not by_extents(_pays, *scores.shape[-2:]):
         return None
     for value, hides, steps in _unmasked(site, softmax.inputs[0]):
         before, scale, scaling = unscaled(site.builder, value, site.constants)
@@ -67,9 +67,9 @@ def joined(site: Site, node: Node) -> str | None:
     return None
 
 
-def _pays(shape: tuple[int, ...]) -> bool:
-    """Return whether attention of such scores is faster than products of all heads."""
-    each = math.prod(shape[-2:])
+def _pays(queries: int, keys: int) -> bool:
+    """Return whether attention of so many is faster than products of all heads."""
+    each = queries * keys
     if not _LEAST <= each < _LEAST_OF_LIBRARY:
         return each >= _LEAST
     return any(found.name == "blocks" for found in variants("attention", "cpu"))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import BITS, WIDE
+from soapstone.engine.lower.by_extents import by_extents
 from soapstone.engine.lower.fold import Fold, Site
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.products.nbits import KINDS, WHOLE
@@ -154,7 +155,9 @@ def _packed(site: Site, node: Node, halves: bool) -> str | None:
     numbers = site.builder.spec(found.numbers)
     kind = numbers.dtype if numbers.dtype in KINDS else WHOLE
     bits = KINDS[kind] or BITS.get(numbers.dtype, 8)
-    if (bits == 16) != halves or (halves and site.builder.spec(x).size > _FEW * depth):
+    if (bits == 16) != halves:
+        return None
+    if halves and not by_extents(_few, site.builder.spec(x).size, depth):
         return None
     repeated = found.scale and _block(site, *found.scale)
     block = repeated[1] if repeated else min(depth if halves else _BLOCK, depth)
@@ -226,6 +229,11 @@ def _rounded(site: Site, node: Node, bits: int) -> str | None:
     return _product(site, node, codes, [parts], {"bits": bits})
 
 
+def _few(size: int, depth: int) -> bool:
+    """Return whether rows of so many elements, all of them of that size, are few."""
+    return 0 < size <= _FEW * depth
+
+
 def _halved(site: Site, node: Node) -> str | None:
     """A product of a few rows is one of operands rounded to bfloat16, whose weights stay so."""
     x, w, *bias = node.inputs
@@ -233,7 +241,7 @@ def _halved(site: Site, node: Node) -> str | None:
     if w not in site.fixed or x in site.fixed or {given.dtype, kept.dtype} != {"float32"}:
         return None
     depth, columns = kept.shape
-    if depth % _STEP or not 0 < given.size <= _FEW * depth or not columns:
+    if depth % _STEP or not columns or not by_extents(_few, given.size, depth):
         return None
     half = {"bits": KINDS[BFLOAT16], "numbers": BFLOAT16}
     values = site.emit("transpose", w, permutation=(1, 0))

@@ -14,6 +14,7 @@ import numpy as np
 
 from soapstone.engine.constants import Constants, Found
 from soapstone.engine.lower import fold_weights, split_constants
+from soapstone.engine.lower.by_extents import Choice, noted
 from soapstone.engine.lower.few_bits import ROUNDING
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.served import Served
@@ -175,10 +176,12 @@ class Binder:
         """
         layouts, pruned = self._orders(graph), graph.pruned()
         held = _held(graph, {**self.source.weights(), **constants})
+        choices = list[Choice]()
         if self.plans is None and not self.plain:
             kind = self.machine.processors[0].kind
-            pruned = fold_weights(pruned, held, processor=kind, precision=self.precision)
-        return Known.of(pruned, held, graph.outputs, graph, layouts, notes)
+            with noted() as choices:
+                pruned = fold_weights(pruned, held, processor=kind, precision=self.precision)
+        return Known.of(pruned, held, graph.outputs, graph, layouts, notes, tuple(choices))
 
     def bind(self, session: Session, values: dict[str, Array], known: Known) -> Bound:
         """Return a graph compiled to a trace, over constant or streamed weights.

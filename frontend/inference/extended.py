@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.engine.lower.by_extents import Choice
 from soapstone.engine.served import Served, ServedBetween
 from soapstone.frontend.inference.sources import Notes
 from soapstone.ir.errors import GraphError
@@ -29,7 +30,7 @@ from soapstone.records import dataclass
 if TYPE_CHECKING:
     from soapstone.ir.files.layouts import Layouts
 
-_MOST = 4  # graphs, pairs of them that are trusted, and others, that are kept
+_MOST = 8  # graphs, pairs of them that are trusted, and others, that are kept
 Shapes = Mapping[str, tuple[int, ...]]  # of inputs, by name
 
 
@@ -43,6 +44,7 @@ class Known:
             called.
         given: the graph as it was, None where it was never made. layouts: see `InferenceSession`.
         notes: see `Source`; None where extents may matter otherwise than by shapes.
+        choices: what passes chose by its extents.
         served: what is bound of it, where that is known.
     """
 
@@ -51,6 +53,7 @@ class Known:
     given: Graph | None = None
     layouts: Layouts | None = None
     notes: Notes | None = field(default=None)
+    choices: tuple[Choice, ...] = ()
     served: Served | None = None
 
     @staticmethod
@@ -157,7 +160,11 @@ class Extended:
                 noted = alike(made.notes, pair.known.notes, between=True)
                 if not noted or not same(made.graph, found[0], held, foretold):
                     continue
+                before = pair.trusted
                 pair.foretold(shapes)
+                if pair.trusted and not before:
+                    kept.insert(0, pair)  # what comes now is like it: others have had their time
+                    continue
             kept.append(pair)
         self._pairs = kept
 
@@ -193,6 +200,9 @@ class _Pair:
         several = any(one.several for one, two in sides if one.exact != two.exact)
         if self._within and several and not between.one_number:
             raise GraphError("parts of what follows from several numbers found")
+        self._choices = _alike_chosen(known, other)
+        for choice, extents in self._choices:
+            between.check(choice.extents, extents)
         self._points = None if between.one_number else between.ends
         self._degree = 1 if known.notes == other.notes else len(between.ends[0])
 
@@ -253,6 +263,27 @@ class _Pair:
             for now, both in zip(self.between.numbers(shapes), ends, strict=True):
                 if not min(both) <= now <= max(both):
                     raise GraphError("a number beyond those of two graphs found")
+        numbers = self.between.numbers(shapes) if self._choices else ()
+        for (rule, one, chosen), other in self._choices:
+            if rule(*self.between.extents(one, other, numbers)) is not chosen:
+                raise GraphError("extents found for which passes choose otherwise")
+
+
+def chosen_alike(one: Known, other: Known) -> bool:
+    """Return whether passes chose the same for two graphs, by whatever extents."""
+    sides = ([(each.rule, each.chosen) for each in known.choices] for known in (one, other))
+    return next(sides) == next(sides)
+
+
+def _alike_chosen(one: Known, other: Known) -> list[tuple[Choice, tuple[int, ...]]]:
+    """Return the different choices of passes on a graph, and the extents of each in another.
+
+    Raises:
+        GraphError: something was chosen otherwise there.
+    """
+    if not chosen_alike(one, other):
+        raise GraphError("other choices of passes found")
+    return list(dict.fromkeys((a, b.extents) for a, b in zip(one.choices, other.choices)))
 
 
 def _spans(points: Sequence[tuple[int, ...]], degree: int) -> bool:

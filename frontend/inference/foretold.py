@@ -7,12 +7,14 @@ the first other length or number of rows comes, which waits for no translation.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import cycle
 
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.inference.extended import Known
+from soapstone.frontend.inference.extended import Known, chosen_alike
 from soapstone.frontend.inference.sources import Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
@@ -22,6 +24,7 @@ _FEW = 12  # of which a half and three quarters differ
 
 Given = Mapping[str, Array]
 Dim = int | str | None
+Change = Callable[[int], int]  # of an extent
 
 
 class Foretold:
@@ -42,28 +45,38 @@ class Foretold:
         self,
         source: Source,
         given: Given,
+        first: Known,
         make: Callable[[Given], Known | None],
         then: Callable[[], None],
     ) -> None:
         """Begin to make them, if that has not begun.
 
-        given: the inputs that came. make: returns the graph for such and takes note of it, or None
-        where it depends on their contents. then: is done when they are made.
+        given: the inputs that came. first: the graph for them. make: returns that for others and
+        takes note of it, or None where it depends on their contents. then: is done when some are
+        made, and when all are.
         """
         if self._stopped or not self._first.acquire(blocking=False):
             return
-        others = list(_others(source, given))  # of which none keeps what came
+        rows, lengths, short, apart, together = _others(source, given)  # none keeps what came
+
+        def made(inputs: Given) -> Known | None:
+            if self._stopped:
+                return None
+            with suppress(GraphError, DataError):  # the model may have none for these
+                return make(inputs)
+            return None
 
         def work() -> None:
-            for rows, inputs in others:
-                if self._stopped:
-                    return
-                try:
-                    known = make(inputs)
-                except (GraphError, DataError):
-                    continue  # the model has none for these
-                if rows and known is not None:
+            for inputs in rows:
+                known = made(inputs)
+                if known is not None and source.rows:
                     self.rows = inputs, known
+            found = [made(inputs) for inputs in lengths]
+            then()
+            if found and found[0] and not chosen_alike(found[0], first):
+                found += map(made, short)
+            for inputs in (*apart, *together):
+                made(inputs)
             then()
 
         self._start(work)
@@ -87,30 +100,47 @@ class Foretold:
         self._stopped = True
 
 
-def _others(source: Source, given: Given) -> Iterator[tuple[bool, Given]]:
-    """Yield inputs without contents of other extents than those given, and whether of other rows.
+def _others(source: Source, given: Given) -> tuple[list[Given], ...]:
+    """Return inputs without contents of other extents than those given, in groups.
 
-    Of rows one number is enough. Of other extents two are: a pair of graphs counts once it has
-    foretold a third. One is odd and one even, and where they can be both are less, so that no
+    First of one more row, where there are rows. Then of other lengths: extents beyond 1 that are no
+    numbers of rows. Three graphs with what came are one more than a pair, which counts once it has
+    foretold a third. One is odd and one even, and where they can be all are less, so that no
     constant that is as long as they is larger than what came. A quarter of many is made too: what
-    two graphs cut of something is known of those between them alone.
+    two graphs cut of something is known of those between them alone. Then of short ones, around a
+    quarter, of which passes may choose otherwise; then of lengths that are equal in what came and
+    need not be; and last of several rows with other lengths.
     """
     extents = dict[Dim, int]()
     for field in source.inputs:
         extents |= zip(field.shape, given[field.name].shape)
-    several = {d: n for d, n in extents.items() if isinstance(d, str) and d != source.rows}
-    made = list[dict[Dim, int]]()
-    if source.rows:
-        made.append({source.rows: extents[source.rows] + 1})
-    if several:
-        others = (_odd, _even) if min(several.values()) < 4 * _FEW else (_quarter, _odd, _even)
-        made += [{dim: other(n) for dim, n in several.items()} for other in others]
-    for each in made:
-        inputs = {}
-        for field in source.inputs:
-            shape = given[field.name].shape
-            inputs[field.name] = tuple(each.get(dim, n) for dim, n in zip(field.shape, shape))
-        yield source.rows in each, shapes_of(given, inputs)
+    named: dict[Dim, int] = {d: n for d, n in extents.items() if isinstance(d, str)}
+    single = {d: n for d, n in named.items() if n == 1 or d == source.rows}
+    several = {d: n for d, n in named.items() if d not in single}
+    many = min(several.values(), default=0) >= 4 * _FEW
+
+    def of(*others: Change, rows: int = 0) -> Given:
+        turns = dict(zip(several, cycle(others)))
+        made = {d: turns[d](n) for d, n in several.items()} | {
+            d: n + rows for d, n in single.items()
+        }
+        shapes = {
+            field.name: tuple(made.get(d, n) for d, n in zip(field.shape, given[field.name].shape))
+            for field in source.inputs
+        }
+        return shapes_of(given, shapes)
+
+    lengths = [of(_quarter), of(_odd), of(_even)] if many else [of(_odd), of(_even)]
+    short = [of(_of(1, 8)), of(_of(3, 8)), of(_of(3, 16))] if many else []
+    apart = [of(_odd, _even), of(_even, _odd)] if len(set(several.values())) < len(several) else []
+    together = [of(_odd, rows=2), of(_even, rows=4)] if several or not source.rows else []
+    return (
+        [of(int, rows=1)] if single else [],
+        lengths if several else [],
+        short,
+        apart,
+        together if single else [],
+    )
 
 
 def shapes_of(given: Given, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Given:
@@ -128,6 +158,10 @@ def _odd(extent: int) -> int:
 
 def _quarter(extent: int) -> int:
     return extent // 4 | 1
+
+
+def _of(part: int, whole: int) -> Change:
+    return lambda extent: part * extent // whole
 
 
 def _even(extent: int) -> int:

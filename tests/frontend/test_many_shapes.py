@@ -22,7 +22,7 @@ def _ask(service: Service, first: int) -> None:
     for number in range(first, first + SHAPES):
         random = np.random.default_rng(number)
         if service.name == "texts":
-            feeds = {"ids": random.integers(0, 50, (1 + number % 7, 1 + number))}
+            feeds = {"ids": random.integers(0, 50, (1 + number * number % 7, 1 + number))}
         else:
             shape = (1 + number % 5, 3, 8 + number // 4, 9 + number % 100)
             feeds = {"x": random.random(shape, np.float32)}
@@ -70,9 +70,11 @@ def _seen() -> Iterator[None]:
 def test_more_shapes_leave_nothing_more(name: str) -> None:
     pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
     service = next(each for each in services() if each.name == name)
-    _ask(service, 1)
+    rounds = 2 if name == "texts" else 1  # of short ones passes make other graphs than of long
+    for number in range(rounds):
+        _ask(service, 1 + number * SHAPES)
     objects, entries = _left()
-    _ask(service, 1 + SHAPES)
+    _ask(service, 1 + rounds * SHAPES)
     more, entries_more = _left()
     assert entries_more == entries
     # Graphs of other extents share other parts of what they say of their values.
