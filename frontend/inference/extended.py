@@ -151,7 +151,7 @@ class Extended:
 
     def _compare(self, shapes: Shapes, made: Known, weights: Mapping[str, Array]) -> None:
         """Trust the pairs that foretell the graph that was made for these shapes; drop others."""
-        kept = []
+        kept = list[_Pair]()
         for pair in self._pairs:
             found = pair.at(shapes)
             if found is not None:
