@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone import system
+from soapstone.dtypes import learn, name_of
 from soapstone.native.memory import (
     LINE,
     Array,
@@ -183,7 +184,7 @@ def taken(
         "functions": tuple(named),
         "entry": first + len(numbers) + list(functions).index(entry.address),
         "ends": {
-            name: (*place(start(each)), each.dtype.str, each.shape, each.strides)
+            name: (*place(start(each)), name_of(each.dtype), each.shape, each.strides)
             for name, each in ends.items()
         },
     }
@@ -236,7 +237,7 @@ def restored(
     for offset, target, further in data["moved"]:
         whole[offset : offset + 8].view(np.int64)[0] = targets[target] + further
     ends = {
-        name: np.ndarray(shape, np.dtype(dtype), whole, offsets[target] + further, strides)
+        name: np.ndarray(shape, learn(dtype), whole, offsets[target] + further, strides)
         for name, (target, further, dtype, shape, strides) in data["ends"].items()
     }
     keep = memory, words, objects, lying

@@ -132,9 +132,8 @@ class InferenceSession:
         given: tuple[Any, ...] = weights, gpus, cpus, machine, strategy, requests, plain
         given = *given, layouts, fast_memory, plan
         usual = given == (NOTHING, 0, None, None, None, 1, False, None, None, None)
-        self._opening: Callable[[], None] | None = partial(
-            self._open, model, bound_shapes, tune, precision, threads, *given
-        )
+        opening = partial(self._open, model, bound_shapes, tune, precision, threads, *given)
+        self._opening: Callable[[], None] | None = None
         self._snapshot: Snapshot | None = None
         self._keeper: Keeper | None = None
         fits = threads is None or (type(threads) is int and 0 < threads <= usable_cores())
@@ -144,8 +143,9 @@ class InferenceSession:
                 self._snapshot, self._keeper = find(model, options)
             if self._snapshot is not None:
                 self._source, self._opened = self._snapshot.source, Lock()
+                self._opening = partial(opening, lying=self._snapshot.lying)
                 return
-        self._opened, opening, self._opening = Lock(), self._opening, None
+        self._opened = Lock()
         opening()
 
     def _open(
@@ -165,14 +165,15 @@ class InferenceSession:
         layouts: Layouts | None,
         fast_memory: int | None,
         plan: MemoryPlan | str | Path | None,
+        lying: Array | None = None,
     ) -> None:
-        """Read the model, and make ready to bind graphs of it."""
+        """Read the model, and make ready to bind graphs of it; lying: see `Source.of`."""
         from soapstone.frontend.inference.binding import Binder, Packed
         from soapstone.frontend.inference.followed import Followed
         from soapstone.frontend.precision import check_precision
 
         with paused():
-            source = Source.of(model, weights)
+            source = Source.of(model, weights, lying)
         followed = Followed(strategy, source, machine, cpus, threads, gpus, requests)
         machine, plans = followed.machine, None
         streamed = fast_memory is not None or plan is not None
@@ -209,12 +210,12 @@ class InferenceSession:
         from soapstone.runtime.forks import tell
 
         self._binder, self._source, self._machine = binder, binder.source, binder.machine
-        self._lock = threading.Lock()
         self._bounds = Bounds(binder, most)
         self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
         self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one
         self._close = weakref.finalize(self, self._bounds.close)
+        self._lock = threading.Lock()  # who finds it finds what is above
         tell(self)
         # Each of the others runs one more request at once.
         self._others = [self._another(self._machine) for _ in range(requests - 1)]
@@ -338,7 +339,7 @@ class InferenceSession:
             self._bounds.answered()
             keeper, self._keeper = self._keeper, None
             if keeper is not None:
-                with suppress(RuntimeError):  # where the process ends, it has no more threads
+                with suppress(RuntimeError):  # no more threads, or the interpreter ends
                     threading.Thread(target=self._keep, args=(keeper, bound)).start()
             return found
 

@@ -6,7 +6,8 @@ and packs no weights, and imports next to nothing of what does. What is kept is 
 input, the first that was asked for. It is found while the model's bytes, the options, the
 environment, every source of soapstone that the process which made it had imported, the library of
 products, and what has been measured are what they were; and it is written once it has given the
-same answer as the session that it was taken of.
+same answer as the session that it was taken of, if the file is then what it was before that session
+opened it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hashlib
 import marshal
 import mmap
 import os
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -58,21 +60,33 @@ class Options(NamedTuple):
     precision: str
 
 
+class Place(NamedTuple):
+    """Where what is bound of a model's file is kept.
+
+    Attributes:
+        path: named by the file's bytes, the options and the environment. state: of the file.
+        lying: its bytes, mapped.
+    """
+
+    path: Path
+    state: tuple[int, ...]
+    lying: Array
+
+
 class Snapshot:
     """A bound model from disk: it answers inputs of one shape each, and nothing else.
 
     Attributes:
-        source: what the model declares. options: of the session.
+        source: what the model declares. options: of the session. lying: the bytes of its file.
     """
 
-    def __init__(
-        self, path: Path, header: Mapping[str, Any], lying: Array, options: Options
-    ) -> None:
+    def __init__(self, place: Place, header: Mapping[str, Any], options: Options) -> None:
         name, fields, outputs = header["model"]
         inputs = tuple(Field(*field) for field in fields)
         self.source = Source(name, inputs, outputs, _unknown, _unknown)
         self.options = options
-        self._path, self._header, self._lying = path, header, lying
+        self.lying = place.lying
+        self._path, self._header = place.path, header
         self._restored: snapshot.Restored | None = None
         self._lock, self._process = Lock(), os.getpid()
 
@@ -90,10 +104,11 @@ class Snapshot:
             if self._restored is None:
                 try:
                     self._restored = _restored(
-                        self._header, self._fill, self._lying, self.options.threads
+                        self._header, self._fill, self.lying, self.options.threads
                     )
                 except (OSError, LookupError, ValueError, onednn.OneDnnError):
-                    self._path.unlink(missing_ok=True)  # damaged, or of kernels that are gone
+                    with contextlib.suppress(OSError):  # it may be another user's
+                        self._path.unlink()  # damaged, or of kernels that are gone
                     return None
             results = _answer(self._restored, given, self.options.threads)
             if results is None:
@@ -133,17 +148,17 @@ def find(model: object, options: Options) -> tuple[Snapshot | None, Keeper | Non
     """
     if not isinstance(model, str | Path) or not _supported():
         return None, None
-    path, lying = _place(model, options)
-    if path is None or lying is None:
+    place = _place(model, options)
+    if place is None:
         return None, None
-    found = None if _REGISTRY in sys.modules else _read(path, lying, options)
-    return found, Keeper.of(model, options, path) if found is None else None
+    found = None if _REGISTRY in sys.modules else _read(place, options)
+    return found, Keeper.of(model, options, place) if found is None else None
 
 
-def _read(path: Path, lying: Array, options: Options) -> Snapshot | None:
-    """Return what is kept in a file, or None where it is none that may be used."""
+def _read(place: Place, options: Options) -> Snapshot | None:
+    """Return what is kept at a place, or None where there is none that may be used."""
     try:
-        with open(path, "rb") as file:
+        with open(place.path, "rb") as file:
             mark, length = file.read(_HASH), int.from_bytes(file.read(_LENGTH), "little")
             told = file.read(min(length, _MOST_BYTES))
         if mark != hashlib.sha256(told).digest():
@@ -151,8 +166,9 @@ def _read(path: Path, lying: Array, options: Options) -> Snapshot | None:
         header = marshal.loads(told)
         if header["states"] != _states(header["states"], options):
             return None
-        os.utime(path)
-        return Snapshot(path, header, lying, options)
+        with contextlib.suppress(OSError):  # it may be another user's
+            os.utime(place.path)
+        return Snapshot(place, header, options)
     except (OSError, ValueError, EOFError, TypeError):
         return None
 
@@ -160,22 +176,21 @@ def _read(path: Path, lying: Array, options: Options) -> Snapshot | None:
 class Keeper:
     """Keeps what a session binds first of a model's file, where that may be kept.
 
-    model: its path. options: of the session. path: of what is kept, by the bytes of the model
-    before they are read.
+    model: its path. options: of the session. place: of the file before the session opens it.
     """
 
     _kept = False  # whether a session of this process has been
 
-    def __init__(self, model: str | Path, options: Options, path: Path) -> None:
-        self._model, self._options, self._path = model, options, path
+    def __init__(self, model: str | Path, options: Options, place: Place) -> None:
+        self._model, self._options, self._place = model, options, place
 
     @staticmethod
-    def of(model: str | Path, options: Options, path: Path) -> Keeper | None:
+    def of(model: str | Path, options: Options, place: Place) -> Keeper | None:
         """Return who keeps what a session binds, or None: the first of a process is kept."""
         if Keeper._kept:
             return None
         Keeper._kept = True
-        return Keeper(model, options, path)
+        return Keeper(model, options, place)
 
     def take(self, source: Source, bound: Bound) -> Callable[[], None] | None:
         """Return what keeps a bound graph that has run, or None where it cannot be kept.
@@ -184,35 +199,35 @@ class Keeper:
         """
         from soapstone.kernels.registry import foreign
 
-        path, _ = _place(self._model, self._options)  # of its bytes as they are now
         entries = bound.trace.in_order
         constant = set(bound.prepared.graph.outputs) & bound.prepared.constants
         plain = not any(each.holds or each.dtype == TEXT for each in source.inputs)
         outside = source.onnx is not None and source.onnx.files.opened
-        if path != self._path or entries is None or constant or not plain or foreign() or outside:
+        if entries is None or constant or not plain or foreign() or outside:
             return None
         ends: dict[Any, Array] = {("input", n): array for n, array in bound.feeds.items()}
         ends |= {("output", n): array for n, array in bound.results.items()}
         whole, lying = sequence(entries), _mapped(source)
-        functions: dict[int, Any] = {each: ("", *told) for each, told in objects.LOADED.items()}
+        loaded = objects.LOADED.copy()  # others may load more meanwhile
+        functions: dict[int, Any] = {each: ("", *told) for each, told in loaded.items()}
         functions |= {each: (name,) for each, name in onednn.functions().items()}
         try:
             data, contents = snapshot.taken(
                 whole, ends, bound.trace.transient, lying, functions, onednn.recipe
             )
-        except snapshot.UnknownError:
+            natives = [
+                (module.__name__, name, *loaded[each.address])
+                for module in (teams, openmp)
+                for name, each in vars(module).items()
+                if isinstance(each, Native) and each.placed
+            ]
+            states = _states(dict.fromkeys(_files()), self._options)
+        except (snapshot.UnknownError, KeyError, OSError):  # code or sources that are in no file
             return None
         if contents.size > _MOST_BYTES:
             return None
         given = {name: array.copy() for name, array in bound.feeds.items()}
         answer = {name: array.copy() for name, array in bound.results.items()}
-        natives = [
-            (module.__name__, name, *objects.LOADED[each.address])
-            for module in (teams, openmp)
-            for name, each in vars(module).items()
-            if isinstance(each, Native) and each.placed
-        ]
-        states = _states(dict.fromkeys(_files()), self._options)
         fields = [(each.name, each.dtype, each.shape, each.holds) for each in source.inputs]
         header = {
             "model": (source.name, tuple(fields), tuple(bound.results)),
@@ -221,9 +236,13 @@ class Keeper:
             "data": data,
             "sum": _sum(contents.data),
         }
-        return lambda: _keep(
-            self._path, header, contents, lying, given, answer, self._options.threads
-        )
+
+        def keep() -> None:
+            now = _place(self._model, self._options)
+            if now is not None and now[:2] == self._place[:2]:  # else another file was bound
+                _keep(now.path, header, contents, lying, given, answer, self._options.threads)
+
+        return keep
 
 
 def _unknown(*_: object) -> Any:
@@ -236,20 +255,25 @@ def _supported() -> bool:
     return there and os.path.isabs(onednn.path())
 
 
-def _place(model: str | Path, options: Options) -> tuple[Path | None, Array | None]:
-    """Return the file of what is kept of a model's bytes, and these; None: it is not looked for."""
+def _place(model: str | Path, options: Options) -> Place | None:
+    """Return where what is bound of a model's file is kept, or None of one that is not looked for.
+
+    No other file, and not this one once it was written to, has the same path and state.
+    """
     try:
         with open(model, "rb") as file:
-            if not 0 < os.fstat(file.fileno()).st_size <= _MOST_BYTES:
-                return None, None
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= _MOST_BYTES:
+                return None
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError:
-        return None, None
+        return None
     content = hashlib.sha256(data).hexdigest()
     told = sorted(f"{n}={v}" for n, v in os.environ.items() if n.startswith(_SETTINGS))
     named = (Path(model).stem, str(options), str(usable_cores()), str(_FORMAT))
-    place = folder() / FOLDER / digest(content, *named, key(environment()), *told)
-    return place, np.frombuffer(data, np.uint8)
+    path = folder() / FOLDER / digest(content, *named, key(environment()), *told)
+    state = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+    return Place(path, state, np.frombuffer(data, np.uint8))
 
 
 def _mapped(source: Source) -> Array | None:
@@ -263,7 +287,8 @@ def _mapped(source: Source) -> Array | None:
 
 def _files() -> list[str]:
     """Return the files of soapstone's modules that this process has imported, and of oneDNN."""
-    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "soapstone"]
+    loaded = sys.modules.copy()  # others may import meanwhile
+    modules = [m for name, m in loaded.items() if name.partition(".")[0] == "soapstone"]
     files = {getattr(module, "__file__", None) for module in modules}
     return sorted({*filter(None, files), onednn.path()})
 
@@ -297,7 +322,7 @@ def _restored(
         if not native.placed:
             native.place(objects.again(path, symbol))
     names = {name: address for address, name in onednn.functions().items()}
-    known = {told: address for address, told in objects.LOADED.items()}
+    known = {told: address for address, told in objects.LOADED.copy().items()}
 
     def function(told: tuple[str, ...]) -> int:
         if len(told) == 1:

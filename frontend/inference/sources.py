@@ -114,8 +114,15 @@ class Source:
         return given
 
     @staticmethod
-    def of(model: Model | OnnxModel | Graph | str | Path, weights: Mapping[str, Array]) -> Source:
-        """Return the source of a model, an ONNX file, or a graph with its weights."""
+    def of(
+        model: Model | OnnxModel | Graph | str | Path,
+        weights: Mapping[str, Array],
+        lying: Array | None = None,
+    ) -> Source:
+        """Return the source of a model, an ONNX file, or a graph with its weights.
+
+        lying: the bytes of the file, where they have been mapped: whatever has become of it since.
+        """
         if not isinstance(model, str | Path):  # a file needs nothing of layers
             from soapstone.frontend.model import Model
             from soapstone.ir.graph import Graph
@@ -128,7 +135,11 @@ class Source:
 
         if weights:
             raise DataError("weights found with an ONNX model, which has its own; none needed")
-        found = model if isinstance(model, OnnxModel) else from_onnx(model)
+        if isinstance(model, OnnxModel):
+            found = model
+        else:
+            named = Path(model).stem
+            found = from_onnx(model) if lying is None else from_onnx(lying.data, name=named)
         return Source(
             found.name,
             tuple(Field(v.name, v.dtype, v.shape, v.holds) for v in found.inputs),

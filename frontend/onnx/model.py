@@ -237,12 +237,16 @@ def _same(a: Array, b: Array) -> bool:
 
 
 def from_onnx(
-    model: str | Path | bytes | onnx.ModelProto, *, dims: Mapping[str, int] | None = None
+    model: str | Path | bytes | memoryview | onnx.ModelProto,
+    *,
+    dims: Mapping[str, int] | None = None,
+    name: str = "model",
 ) -> OnnxModel:
     """Return an ONNX model taken in from a file, its bytes, or a parsed message.
 
     `dims` gives symbolic dims extents for every graph that is built. Weights stay in the file and
-    are mapped; the rest is parsed and checked.
+    are mapped; the rest is parsed and checked. name: of a model that comes from no file, where its
+    graph has none.
 
     Raises:
         OnnxError: the file is malformed, or needs what is not supported.
@@ -250,4 +254,4 @@ def from_onnx(
     """
     import soapstone.frontend.onnx.rules  # noqa: F401  (registers the translations)
 
-    return OnnxModel(read(model), dims or {})
+    return OnnxModel(read(model, name=name), dims or {})

@@ -90,17 +90,19 @@ class Source:
 def read(
     model: str | Path | bytes | memoryview | onnx.ModelProto,
     given: Mapping[str, Array] = MappingProxyType({}),
+    name: str = "model",
 ) -> Source:
     """Return a model, checked.
 
-    given: contents of initializers that stand elsewhere, by name.
+    given: contents of initializers that stand elsewhere, by name. name: of a model that is given by
+    its bytes or as a message, and whose graph has none.
 
     Raises:
         OnnxError: the file is malformed, or needs what is not supported.
         OSError: the file cannot be read.
     """
     if is_message(model):
-        return _source(model, Files(None), "model", given)
+        return _source(model, Files(None), name, given)
     files, label = Files(None), "file"
     if isinstance(model, str | Path):
         path = Path(model)
@@ -116,7 +118,7 @@ def read(
         kind = type(model).__name__
         raise OnnxError(f"model: {kind} found; a path, the bytes of a file or a message needed")
     else:
-        data, title = np.frombuffer(model, np.uint8), "model"
+        data, title = np.frombuffer(model, np.uint8), name
     try:
         proto = model_of(data.data)
     except OnnxError as error:

@@ -52,8 +52,13 @@ def _settings(folder: Path) -> dict[str, str]:
     return {**os.environ, **cache}
 
 
-def _model(folder: Path, scale: float = 1.0) -> dict[str, np.ndarray[Any, Any]]:
-    """Write a model with a convolution, a pooling, a product and an element-wise step."""
+def _model(
+    folder: Path, scale: float = 1.0, halves: bool = False
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Write a model with a convolution, a pooling, a product and an element-wise step.
+
+    halves: whether it has its result as bfloat16, too.
+    """
     rng = np.random.default_rng(0)
     w = (scale * rng.standard_normal((4, 3, 3, 3))).astype(np.float32)
     b = rng.standard_normal((4, 5)).astype(np.float32)
@@ -69,6 +74,9 @@ def _model(folder: Path, scale: float = 1.0) -> dict[str, np.ndarray[Any, Any]]:
         helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 5]),
     ]
     weights = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")]
+    if halves:
+        nodes.append(helper.make_node("Cast", ["y"], ["h"], to=TensorProto.BFLOAT16))
+        values.append(helper.make_tensor_value_info("h", TensorProto.BFLOAT16, ["n", 5]))
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
     opsets = [helper.make_opsetid("", 18)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), folder / "m.onnx")
@@ -183,3 +191,54 @@ def test_a_model_whose_shapes_depend_on_contents_is_not_kept(tmp_path: Path) -> 
         assert done.returncode == 0, done.stderr
         expected = np.tanh(np.arange(6, dtype=np.float32)).reshape(shape).T
         np.testing.assert_allclose(json.loads(done.stdout), expected, 1e-6)
+
+
+_CHANGED = """
+import os, sys
+import numpy as np
+from soapstone import InferenceSession
+x = np.random.default_rng(1).standard_normal((3, 3, 8, 8)).astype(np.float32)
+with InferenceSession("m.onnx", threads=1) as session:
+    first = session._image is not None
+    if sys.argv[1] == "replaced":
+        os.replace("other.onnx", "m.onnx")
+    elif sys.argv[1] == "gone":
+        os.unlink("m.onnx")
+    found = [session.run(x[:n]) for n in (2, 3)]
+np.savez("answers.npz", y=found[0]["y"], more=found[1]["y"], first=first)
+kinds = {found[0]["h"].dtype.name, found[1]["h"].dtype.name}
+assert kinds == {"bfloat16"}, kinds
+np.testing.assert_array_equal(found[0]["h"].astype(np.float32), found[1]["h"][:2].astype(np.float32))
+"""
+
+
+def _changed(folder: Path, weights: dict[str, np.ndarray[Any, Any]], how: str) -> bool:
+    """Return whether a process that changed the file while it was open found what was kept."""
+    command = [sys.executable, "-c", _CHANGED, how]
+    done = subprocess.run(
+        command, cwd=folder, env=_settings(folder), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+    x = np.random.default_rng(1).standard_normal((3, 3, 8, 8)).astype(np.float32)
+    with np.load(folder / "answers.npz") as found:
+        np.testing.assert_allclose(found["y"], _expected(weights, x[:2]), 1e-4, 1e-5)
+        np.testing.assert_allclose(found["more"], _expected(weights, x), 1e-4, 1e-5)
+        return bool(found["first"])
+
+
+def test_a_session_is_of_the_file_that_it_opened(tmp_path: Path) -> None:
+    other = _model(tmp_path, scale=2.0, halves=True)
+    os.replace(tmp_path / "m.onnx", tmp_path / "other.onnx")
+    weights = _model(tmp_path, halves=True)
+    # What was bound of a file is not what is kept of another that has taken its place.
+    assert not _changed(tmp_path, weights, "replaced")
+    assert not _changed(tmp_path, other, "")
+    assert _changed(tmp_path, other, "")
+    # What is kept is of the file that was found, whatever else is asked for later.
+    _model(tmp_path, halves=True)
+    os.replace(tmp_path / "m.onnx", tmp_path / "other.onnx")
+    _model(tmp_path, scale=2.0, halves=True)
+    assert _changed(tmp_path, other, "replaced")
+    _model(tmp_path, scale=2.0, halves=True)
+    assert _changed(tmp_path, other, "gone")
