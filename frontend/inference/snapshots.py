@@ -271,7 +271,8 @@ def _place(model: str | Path, options: Options) -> Place | None:
     content = hashlib.sha256(data).hexdigest()
     told = sorted(f"{n}={v}" for n, v in os.environ.items() if n.startswith(_SETTINGS))
     named = (Path(model).stem, str(options), str(usable_cores()), str(_FORMAT))
-    path = folder() / FOLDER / digest(content, *named, key(environment()), *told)
+    code = __file__, onednn.path()  # another tree, or another library, has others in its place
+    path = folder() / FOLDER / digest(content, *named, *code, key(environment()), *told)
     state = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
     return Place(path, state, np.frombuffer(data, np.uint8))
 

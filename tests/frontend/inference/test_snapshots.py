@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from soapstone.cache.places import root
+from soapstone.frontend.inference import image
 from soapstone.kernels.cpu.onednn import library
 from soapstone.native import teams
 
@@ -144,6 +145,23 @@ def test_what_decides_about_kernels_is_part_of_what_is_kept(tmp_path: Path) -> N
     assert _answers(tmp_path, weights) == _KEPT
 
 
+def test_other_code_in_another_place_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def path() -> Path:
+        place = image._place(tmp_path / "m.onnx", image.Options(1, True, "float32"))
+        assert place is not None
+        return place.path
+
+    _model(tmp_path)
+    known = {path()}
+    monkeypatch.setattr(library, "path", lambda: "/elsewhere/libdnnl.so.3")
+    known.add(path())
+    monkeypatch.setattr(image, "__file__", "/elsewhere/image.py")
+    known.add(path())
+    assert len(known) == 3
+
+
 def test_what_is_damaged_is_not_used(tmp_path: Path) -> None:
     weights = _model(tmp_path)
     assert _answers(tmp_path, weights) == _BOUND
@@ -208,7 +226,8 @@ with InferenceSession("m.onnx", threads=1) as session:
 np.savez("answers.npz", y=found[0]["y"], more=found[1]["y"], first=first)
 kinds = {found[0]["h"].dtype.name, found[1]["h"].dtype.name}
 assert kinds == {"bfloat16"}, kinds
-np.testing.assert_array_equal(found[0]["h"].astype(np.float32), found[1]["h"][:2].astype(np.float32))
+halves = [each["h"][:2].astype(np.float32) for each in found]
+np.testing.assert_array_equal(*halves)
 """
 
 
