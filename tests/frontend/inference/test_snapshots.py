@@ -208,7 +208,10 @@ def test_a_model_whose_shapes_depend_on_contents_is_not_kept(tmp_path: Path) -> 
         )
         assert done.returncode == 0, done.stderr
         expected = np.tanh(np.arange(6, dtype=np.float32)).reshape(shape).T
-        np.testing.assert_allclose(json.loads(done.stdout), expected, 1e-6)
+
+
+wanted = found[1]["h"][:2].astype(np.float32)
+np.testing.assert_array_equal(found[0]["h"].astype(np.float32), wanted)
 
 
 _CHANGED = """
