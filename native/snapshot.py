@@ -192,11 +192,15 @@ def taken(
 
 
 class Restored(NamedTuple):
-    """An entry that was made of data: its function and block, and the arrays of its ends."""
+    """An entry that was made of data: its function and block, and the arrays of its ends.
+
+    work: the memory whose contents count for nothing before a run.
+    """
 
     address: int
     block: int
     ends: Mapping[Any, Array]
+    work: Array
     keep: object
 
 
@@ -241,7 +245,8 @@ def restored(
         for name, (target, further, dtype, shape, strides) in data["ends"].items()
     }
     keep = memory, words, objects, lying
-    return Restored(int(targets[data["entry"]]), start(words), ends, keep)
+    work = whole[ends_of[data["held"]] : ends_of[-1]]
+    return Restored(int(targets[data["entry"]]), start(words), ends, work, keep)
 
 
 def _segments(

@@ -14,10 +14,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from soapstone.cache import objects
 from soapstone.cache.places import root
 from soapstone.frontend.inference import snapshots
 from soapstone.kernels.cpu.onednn import library
-from soapstone.native import teams
+from soapstone.native import snapshot, teams
+from soapstone.native.copies import copy
+from soapstone.native.entries import sequence
+from soapstone.native.memory import Scratch, aligned_array
 
 pytestmark = pytest.mark.skipif(
     not (library.available() and teams.supported() and sys.platform == "linux"),
@@ -160,6 +164,21 @@ def test_other_code_in_another_place_has_its_own(
     monkeypatch.setattr(snapshots, "__file__", "/elsewhere/snapshots.py")
     known.add(path())
     assert len(known) == 3
+
+
+def test_what_gives_another_answer_is_not_kept(tmp_path: Path) -> None:
+    wanted, y = (aligned_array((64,), np.float32, zero=True) for _ in range(2))
+    for kind in (np.ndarray, Scratch):  # the second is said to count for nothing, but counts
+        copied = copy(y, wanted.view(kind), 1)
+        assert copied is not None
+        entry = sequence([copied])
+        functions = {each: ("", *told) for each, told in objects.LOADED.items()}
+        ends: dict[Any, Any] = {("output", "y"): y}
+        data, held = snapshot.taken(entry, ends, [y], None, functions, library.recipe)
+        header = {"natives": (), "data": data, "sum": snapshots._sum(held.data)}
+        place = tmp_path / kind.__name__
+        snapshots._keep(place, header, held, None, {}, {"y": y.copy()}, 1)
+        assert place.exists() == (kind is np.ndarray)
 
 
 def test_what_is_damaged_is_not_used(tmp_path: Path) -> None:
