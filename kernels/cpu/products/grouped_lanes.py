@@ -15,6 +15,7 @@ from soapstone.native.lanes import (
     LANES,
     Lanes,
     chosen,
+    held,
     load_lanes,
     load_one,
     store_lanes,
@@ -23,7 +24,7 @@ from soapstone.native.lanes import (
 )
 from soapstone.native.simd import vectorised
 
-PIXELS = (14, 7, 4, 2, 1)  # of a block: their sums stay in registers
+PIXELS = (14, 7, 4, 2, 1)  # of a block, or of several where registers hold fewer sums
 STRIDES = (1, 2)
 _UNROLLED = 8  # channels of a group: of more, one at a time in a loop
 
@@ -113,11 +114,17 @@ def block(group: int, window: int) -> Any:
         `count`, (columns, 16) each, of which windows begin `shift` bytes after. weights: (count,
         group, window, 16). low, high: bounds of the results.
         """
-        given = rows, count, shift, weights, bias, low, high, to, step
+        most = max(PIXELS) if held() >= 2 * max(PIXELS) else held() // 2
+
+        def piece(pixels: int, first: int, stride: int) -> None:
+            at, target = shift + first * stride * LANES * 4, to + step * first
+            given = rows, count, at, weights, bias, low, high, target, step
+            _block(group, window, stride, pixels, *given)
 
         def strided(size: int) -> None:
-            forms = {s: partial(_block, group, window, s, size, *given) for s in STRIDES}
-            chosen(stride, forms)
+            for first in range(0, size, most):
+                part = min(most, size - first)
+                chosen(stride, {s: partial(piece, part, first, s) for s in STRIDES})
 
         chosen(pixels, {size: partial(strided, size) for size in PIXELS})
 
