@@ -169,10 +169,14 @@ def trace_of(model: Model) -> Trace:
 
 
 def same(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
-    """Raise an error unless both have the same bits."""
+    """Raise an error unless training gave the same bits.
+
+    Evaluation, which recomputes nothing, has kernels of more steps where no way cuts them.
+    """
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+        most = 1e-6 if name == "loss" else 0
+        np.testing.assert_allclose(found[name], array, rtol=most, atol=0, err_msg=name)
 
 
 def check_order(model: Model) -> None:

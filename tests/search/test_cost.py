@@ -319,7 +319,7 @@ def test_a_sweep_reads_memory_of_its_own() -> None:
 @pytest.mark.parametrize("shape", [(), (0, 3), (4,)])
 @pytest.mark.parametrize(
     ("name", "count", "attributes"),
-    [("reduce_sum", 1, {"axes": (), "keepdims": False}), ("div", 2, {}), ("mod", 2, {"fmod": 0})],
+    [("reduce_prod", 1, {"axes": (), "keepdims": False}), ("div", 2, {}), ("mod", 2, {"fmod": 0})],
 )
 def test_what_only_a_reference_serves_has_a_price(
     name: str, count: int, attributes: dict[str, object], shape: tuple[int, ...]

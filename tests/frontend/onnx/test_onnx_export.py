@@ -107,7 +107,9 @@ def test_every_operator_exports(spec: OpSpec) -> None:
 
 def check_export(spec: OpSpec, case: Case) -> None:
     """Raise an error unless ONNX, its runtime and the importer give a case's values."""
-    arrays = subject(spec, case, "float32").arrays
+    # Of seven bits: without VNNI, ONNX Runtime's sums of two products end at 16 bits.
+    given = subject(spec, case, "float32").arrays
+    arrays = tuple(array >> 1 if array.dtype == np.int8 else array for array in given)
     found = exported(spec, case, arrays)
     if isinstance(found, str):
         text = f"{case} {found}"
