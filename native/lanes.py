@@ -52,7 +52,7 @@ def held() -> int:
     A block of more sums goes to memory and back at each step.
     """
     has = features()
-    return 32 if "avx512f" in has else 8 if "avx" in has or arm() else 4
+    return 32 if {"avx512f", "avx512vl"} <= has else 8 if "avx" in has or arm() else 4
 
 
 @cache

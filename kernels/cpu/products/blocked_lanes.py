@@ -11,6 +11,7 @@ from soapstone.native.lanes import (
     Lanes,
     chosen,
     first,
+    held,
     load_lanes,
     load_one,
     load_some,
@@ -80,7 +81,8 @@ def block_product(
 
     def of_rows(count: int) -> None:
         given = x, places, depth, weights, sums, step
-        chosen(vectors, {n: partial(_block, count, n, *given) for n in VECTORS})
+        fitting = [n for n in VECTORS if n == 1 or held() >= 32]  # nobody asks for others
+        chosen(vectors, {n: partial(_block, count, n, *given) for n in fitting})
 
     chosen(rows, {count: partial(of_rows, count) for count in range(1, ROWS + 1)})
 
