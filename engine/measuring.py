@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from soapstone.engine.mapper import GraphMapper
-from soapstone.engine.session import NOTHING, Bound, Session
+from soapstone.engine.session import Bound, Session
 from soapstone.ir.graph import Graph
 from soapstone.ir.guard import LEARNING_RATE
 from soapstone.ir.indices import index_range
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.tensor import NOTHING, Array, Role
 from soapstone.runtime import Machine
 
 

@@ -24,7 +24,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.tensor import NOTHING, Array, Role
 from soapstone.kernels.choices import Choices
 from soapstone.native.memory import CHECKED
 from soapstone.records import dataclass
@@ -37,7 +37,6 @@ from soapstone.runtime.tracing.planned import PlannedStep
 _AGREEING = 3  # times a graph is bound at most until all processes have made the same choices
 T = TypeVar("T")
 CARRIED = (Role.PARAMETER, Role.STATE)
-NOTHING: Mapping[str, Array] = MappingProxyType({})
 _NONE = np.zeros(0)  # contents that nobody reads
 
 

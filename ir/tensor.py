@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from soapstone.records import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = Mapping[str, Array]  # by name
+NOTHING: Arrays = MappingProxyType({})
 
 
 class Role(StrEnum):

@@ -38,7 +38,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from arguments import common
 from harness import tabulate
 
-from soapstone.engine.session import NOTHING
 from soapstone.frontend.strategies.finding import forward_of, graph_of
 from soapstone.frontend.strategies.serving import Served
 from soapstone.frontend.strategies.step_times import Run, Step, Turns
@@ -46,7 +45,7 @@ from soapstone.frontend.strategies.task_times import Cover, configured, linked, 
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import NOTHING, Array
 from soapstone.runtime.machines.start import default_executor, rank_of
 from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine, TaskTimes

@@ -18,7 +18,7 @@ from soapstone.engine.lower.by_extents import Choice, noted
 from soapstone.engine.lower.few_bits import ROUNDING
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.served import Served
-from soapstone.engine.session import NOTHING, Bound, Session
+from soapstone.engine.session import Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.inference.extended import Extended, Known
 from soapstone.frontend.inference.followed import Followed
@@ -28,7 +28,7 @@ from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.precision import SINGLE
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
-from soapstone.ir.tensor import Array, Role, spec_of
+from soapstone.ir.tensor import NOTHING, Array, Role, spec_of
 from soapstone.kernels.choices import Choices, Tune
 from soapstone.records import dataclass
 from soapstone.runtime import Machine, Runtime

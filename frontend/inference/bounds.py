@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from soapstone.collection import paused
-from soapstone.engine.session import NOTHING, Bound, Session
+from soapstone.engine.session import Bound, Session
 from soapstone.frontend.inference.binding import Binder
 from soapstone.frontend.inference.extended import Known
 from soapstone.frontend.inference.foretold import shapes_of
@@ -17,7 +17,7 @@ from soapstone.frontend.inference.meanwhile import Meanwhile
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import NOTHING, Array
 
 Key = tuple[object, ...]
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.snapshots import Keeper, Options, Snapshot, find
 from soapstone.frontend.inference.sources import Field, Source
 from soapstone.ir.errors import GraphError
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import NOTHING, Array
 from soapstone.locks import Lock
 from soapstone.system import usable_cores
 
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from soapstone.kernels.choices import Tune
     from soapstone.runtime import Machine, Profile
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 _OPENED = (  # what a session has once its model is open
     *("_binder", "_machine", "_lock", "_bounds", "_pieces", "_pool", "decoder", "_close"),
     *("_others", "_free"),

@@ -146,12 +146,13 @@ def find(model: object, options: Options) -> tuple[Snapshot | None, Keeper | Non
 
     A process in which kernels may have been registered binds them itself.
     """
-    if not isinstance(model, str | Path) or not _supported():
+    binds = _REGISTRY in sys.modules
+    if not isinstance(model, str | Path) or (binds and Keeper.kept) or not _supported():
         return None, None
     place = _place(model, options)
     if place is None:
         return None, None
-    found = None if _REGISTRY in sys.modules else _read(place, options)
+    found = None if binds else _read(place, options)
     return found, Keeper.of(model, options, place) if found is None else None
 
 
@@ -179,7 +180,7 @@ class Keeper:
     model: its path. options: of the session. place: of the file before the session opens it.
     """
 
-    _kept = False  # whether a session of this process has been
+    kept = False  # whether a session of this process has been
 
     def __init__(self, model: str | Path, options: Options, place: Place) -> None:
         self._model, self._options, self._place = model, options, place
@@ -187,9 +188,9 @@ class Keeper:
     @staticmethod
     def of(model: str | Path, options: Options, place: Place) -> Keeper | None:
         """Return who keeps what a session binds, or None: the first of a process is kept."""
-        if Keeper._kept:
+        if Keeper.kept:
             return None
-        Keeper._kept = True
+        Keeper.kept = True
         return Keeper(model, options, place)
 
     def take(self, source: Source, bound: Bound) -> Callable[[], None] | None:

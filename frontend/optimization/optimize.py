@@ -18,7 +18,6 @@ from soapstone.deadline import Deadline
 from soapstone.engine.lower import channels_last, fold_weights, merge_parts, stored
 from soapstone.engine.lower.rebuild import called, narrow
 from soapstone.engine.prepare import evaluated, folded
-from soapstone.engine.session import NOTHING
 from soapstone.errors import DataError
 from soapstone.frontend.inference.sources import Source
 from soapstone.frontend.onnx.texts import blank
@@ -30,7 +29,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts, Order
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
-from soapstone.ir.tensor import Array, Arrays, Role
+from soapstone.ir.tensor import NOTHING, Array, Arrays, Role
 from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective, Weights
 from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, PricingError, Wrapped
 

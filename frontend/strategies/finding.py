@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soapstone.deadline import Deadline, TimeUpError
-from soapstone.engine.session import NOTHING
 from soapstone.errors import hint
 from soapstone.frontend.app import AppError, load_app
 from soapstone.frontend.strategies.task_times import Progress as Stage, measure
@@ -17,7 +16,7 @@ from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import NOTHING, Array
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.cluster import load_machine
 from soapstone.runtime.machines.routes import routes

@@ -13,9 +13,8 @@ import numpy as np
 
 from soapstone.engine.measuring import hold, running
 from soapstone.engine.peers import Peers
-from soapstone.engine.session import NOTHING
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import NOTHING, Array
 from soapstone.runtime.analysis.message import ENDS, STARTS
 from soapstone.runtime.executors.threads import do_nothing
 from soapstone.runtime.model.launch import fill_name, fold_name

@@ -16,12 +16,11 @@ import numpy as np
 
 from soapstone.cache.sources import stamp
 from soapstone.cache.store import Store
-from soapstone.engine.session import NOTHING
 from soapstone.frontend.strategies.step_times import Run, Step, Turns
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import NOTHING, Array
 from soapstone.runtime.machines.exchanges import COPY
 from soapstone.search.cost.database import database
 from soapstone.search.cost.messages import SHORT

@@ -10,7 +10,7 @@ import numpy as np
 
 from soapstone.engine.constants import whole_file
 from soapstone.engine.mapper import GraphMapper, strategy_of
-from soapstone.engine.session import CARRIED, NOTHING, Bound, Session
+from soapstone.engine.session import CARRIED, Bound, Session
 from soapstone.frontend.arguments import count
 from soapstone.frontend.data.feeding import Feeding
 from soapstone.frontend.optimization.training import Ground, Steps
@@ -31,7 +31,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.precision import mixed
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.tensor import NOTHING, Array, Role
 from soapstone.kernels.choices import Choices
 from soapstone.mappers import load as load_mapper
 from soapstone.mappers.bounded import BoundedMemoryMapper

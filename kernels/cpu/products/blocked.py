@@ -217,7 +217,7 @@ def blocked(call: Call) -> Entry | None:
         whole = aligned_array((-(-columns // _ACROSS) * _ACROSS,), np.float32, zero=True)
         entries.append(copy(whole[:columns], bias, 1))
     chunks = -(-depth // _DEPTH)
-    added = y if finish.added is None else finish.added
+    y_rows = offsets(y)
     block = _BLOCKED.pack(
         rows=rows,
         depth=depth,
@@ -227,9 +227,9 @@ def blocked(call: Call) -> Entry | None:
         x=x,
         x_rows=offsets(x),
         y=y,
-        y_rows=offsets(y),
-        added=0 if finish.added is None else added,
-        added_rows=offsets(added),
+        y_rows=y_rows,
+        added=0 if finish.added is None else finish.added,
+        added_rows=y_rows if finish.added is None else offsets(finish.added),
         weights=packed(w, ("blocked", width), lambda: _packed(held(w), width)),
         width=width,
         bias=0 if whole is None else whole,

@@ -196,14 +196,6 @@ def _rows(array: Array) -> list[Address]:
     return places + [address(array)] * (MOST_ROWS - len(places))
 
 
-def _bound(call: Call, after: Sequence[Node], extra: Sequence[Array]) -> Entry | None:
-    """Return the entry of a product, then of nodes that number its result 0, then the extra."""
-    if 1 not in call.constants:
-        return None
-    found = product_of(call, after, extra)
-    return None if found is None else _bind(*found, call.outputs[0], call.threads)
-
-
 class Weights:
     """Constant weights as the right operand of products of few rows, as parts of larger entries.
 
@@ -212,7 +204,7 @@ class Weights:
 
     def __init__(self, array: Array, threads: int, constant: bool = False, *, rest: Form) -> None:
         self.prepare: list[Entry] = []
-        self._array, self._threads, self._constant = array, threads, constant
+        self._array, self._threads = array, threads
         self._rest = rest(array, threads, constant) if constant else None
 
     def product(self, a: Array, y: Array, bias: Array | None = None) -> Entry | None:
@@ -226,13 +218,10 @@ class Weights:
         return _bind(a, self._array, operands, nodes, y, self._threads)
 
 
-@variant(("linear", "matmul"), "panels", expected=0.6, promises=True)
+@variant(("linear", "matmul", "with_epilogue"), "panels", expected=0.6, promises=True)
 def product(call: Call) -> Entry | None:
-    """Return the entry of a product of few rows with constant weights."""
-    return _bound(call, (), ())
-
-
-@variant("with_epilogue", "panels", expected=0.6, promises=True)
-def fused(call: Call) -> Entry | None:
-    """Return the entry of such a product with the steps on its result."""
-    return _bound(*with_steps(call))
+    """Return the entry of a product of few rows with constant weights, with the steps on it."""
+    if 1 not in call.constants:
+        return None
+    found = product_of(*with_steps(call))
+    return None if found is None else _bind(*found, call.outputs[0], call.threads)

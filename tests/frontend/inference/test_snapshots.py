@@ -280,3 +280,18 @@ def test_a_session_is_of_the_file_that_it_opened(tmp_path: Path) -> None:
     assert _changed(tmp_path, other, "replaced")
     _model(tmp_path, scale=2.0, halves=True)
     assert _changed(tmp_path, other, "gone")
+
+
+def test_a_process_that_has_bound_and_kept_one_reads_no_file_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import soapstone.kernels.registry  # noqa: F401  (kernels may have been registered)
+
+    (tmp_path / "m.onnx").write_bytes(b"model")
+    looked: list[object] = []
+    monkeypatch.setattr(snapshots, "_place", lambda model, options: looked.append(model))
+    for kept, reads in ((False, 1), (True, 1)):
+        monkeypatch.setattr(snapshots.Keeper, "kept", kept)
+        found = snapshots.find(tmp_path / "m.onnx", snapshots.Options(1, True, "float32"))
+        assert found == (None, None)
+        assert len(looked) == reads
