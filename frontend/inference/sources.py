@@ -137,9 +137,10 @@ class Source:
             raise DataError("weights found with an ONNX model, which has its own; none needed")
         if isinstance(model, OnnxModel):
             found = model
+        elif lying is None:
+            found = from_onnx(model)
         else:
-            named = Path(model).stem
-            found = from_onnx(model) if lying is None else from_onnx(lying.data, name=named)
+            found = from_onnx(lying.data, name=Path(model).stem)
         return Source(
             found.name,
             tuple(Field(v.name, v.dtype, v.shape, v.holds) for v in found.inputs),
