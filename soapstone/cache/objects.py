@@ -26,7 +26,7 @@ from soapstone.locks import Lock
 
 SUFFIX = ".o"
 PACKAGED = Path(__file__).resolve().parent.parent / "machine_code"
-_V3 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+_V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS = {"x86-64-v4": _V3 + _V4, "x86-64-v3": _V3, "x86-64": ()}  # by what each needs, best first
 _linked, _binding = Late("soapstone.cache.linked"), Late("llvmlite.binding")

@@ -11,6 +11,7 @@ import pytest
 
 from soapstone.cache.objects import LEVELS
 from soapstone.engine.ahead import kernels, ship
+from soapstone.native.lanes import held
 
 
 def test_kernels_of_modules_that_are_imported_late_are_compiled_ahead_too() -> None:
@@ -27,6 +28,15 @@ def test_kernels_of_modules_that_are_imported_late_are_compiled_ahead_too() -> N
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="level: 'x86-64-v9' found; one of x86-64-v4"):
         ship("x86-64-v9")
+
+
+@pytest.mark.parametrize(("level", "vectors"), zip(LEVELS, (32, 8, 4)))
+def test_blocks_of_a_level_fit_its_registers(
+    level: str, vectors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CPU_NAME", level)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert held.__wrapped__() == vectors
 
 
 _MODULES = ("soapstone.kernels.cpu.products.nbits", "soapstone.native.lanes")

@@ -203,6 +203,24 @@ def test_attention_by_blocks_of_queries(queries: int, keys: int) -> None:
         assert run_all("attention_grad", given, attributes, threads=2)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("empty", ["zeros", "nan"])
+@pytest.mark.parametrize("number", [False, True])
+def test_attention_masks_of_infinities(number: bool, empty: str, causal: bool) -> None:
+    """Hidden keys, rows of which all keys are hidden, and what is not a number; 1100 keys."""
+    operands = [draw(0, 1, 13, 2, 8), draw(1, 1, 1100, 2, 8), draw(2, 1, 1100, 2, 5)]
+    mask = draw(3, 1, 2, 13, 1 if number else 1100)
+    mask[0, 0, 2] = -np.inf
+    mask[0, 1, 12, -1] = np.nan
+    if not number:
+        mask[..., 5:9] = -np.inf
+        mask[0, 0, 7, 700:] = -np.inf
+    for threads in (1, 2):
+        attributes = {"causal": causal, "empty": empty}
+        served = run_all("attention", [*operands, mask], attributes, threads=threads)
+        assert served >= BLOCKS
+
+
 @pytest.mark.parametrize("hides", [-np.inf, np.finfo(np.float32).min])
 @pytest.mark.parametrize("used", [0, 1, 37, 90])
 def test_attention_of_few_queries_reads_keys_in_place(hides: float, used: int) -> None:

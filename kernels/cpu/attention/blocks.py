@@ -15,40 +15,32 @@ import numpy as np
 from soapstone.cache.objects import features
 from soapstone.ir.ops.products.attention import scale_of
 from soapstone.kernels.cpu.attention.blocks_lanes import (
-    HALF_PRODUCTS,
-    PRODUCTS,
+    HALF_PRODUCT,
+    HALF_WEIGHTS,
+    PRODUCT,
     ROWS,
+    WEIGHTS,
     WIDTH,
+    ending,
     paired,
     turned,
 )
-from soapstone.kernels.cpu.attention.heads import (
-    floor,
-    half_weights,
-    mask_at,
-    record_of,
-    scaled,
-    visible,
-    weights,
-)
+from soapstone.kernels.cpu.attention.heads import mask_at, record_of, visible
 from soapstone.kernels.cpu.attention.variants import ahead_of, empty_of, mask_fields
 from soapstone.kernels.cpu.elementwise.conversions import store_bfloat16
-from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, fill_floats
+from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats
 from soapstone.kernels.cpu.recurrent.layers import in_rows
 from soapstone.kernels.cpu.substrate.layout import private
-from soapstone.kernels.cpu.substrate.mathematics import vlog
-from soapstone.kernels.cpu.substrate.rowmath import row_max
 from soapstone.kernels.entry import BFLOAT16, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, helper, native, routine
-from soapstone.native.intrinsics import f32p
-from soapstone.native.lanes import LANES, pairs_at_once
+from soapstone.native.intrinsics import f32p, i64p
+from soapstone.native.lanes import LANES, held, pairs_at_once
 from soapstone.native.memory import aligned_array, pack
 from soapstone.native.parallel import parallel_for, useful_threads
-from soapstone.native.simd import load_first, store_first
 
-_MOST = 1024  # keys, or twice as many halves: more fill the second cache, as a library's do
+_MOST = 4096  # keys, or twice as many halves: more fill the second cache, as a library's do
 _PANEL = WIDTH * LANES
 # `pieces` of each head's queries, of `rows` each; parts and items: of the whole work; records: the
 # addresses of the parts' buffers. Steps in bytes along samples, positions and heads.
@@ -61,16 +53,15 @@ _BLOCKS = Fields(
 # scores, the sums of weights, then one over these, and largest scores, then logarithms of sums.
 # Of halves, keys and values are words: two numbers of a key, and those of two positions. Then there
 # are sixteen rows of keys or queries, weights, and a row of zeros, beside the value at an odd end.
-_PART = Fields("keys values scores sums tops rows weights zeros")
+_PART = Fields("keys values scores counts raised sums tops rows weights zeros")
 _blocks_of, _part_of = _BLOCKS.at, _PART.at
 
 
-def _by_vectors(products: Any) -> Any:
-    """Return the routine that is the product of a panel of so many vectors."""
-    one, two, three, four = products
+def _shared(product: Any) -> Any:
+    """Return a product as a function of which there is one copy."""
 
     @routine
-    def product(
+    def shared(
         vectors: int,
         x: int,
         x_step: int,
@@ -83,16 +74,9 @@ def _by_vectors(products: Any) -> Any:
         last: int,
         room: int,
     ) -> None:
-        if vectors == 4:
-            four(x, x_step, depth, lines, line, factors, to, to_step, last, room)
-        elif vectors == 3:
-            three(x, x_step, depth, lines, line, factors, to, to_step, last, room)
-        elif vectors == 2:
-            two(x, x_step, depth, lines, line, factors, to, to_step, last, room)
-        else:
-            one(x, x_step, depth, lines, line, factors, to, to_step, last, room)
+        product(vectors, x, x_step, depth, lines, line, factors, to, to_step, last, room)
 
-    return product
+    return shared
 
 
 @routine
@@ -139,30 +123,11 @@ def _hold(w: Any, part: Any, b: int, h: int, begin: int, end: int) -> None:
         copy_floats(part.values + t * wide * 4, v + t * w.v_step_t, w.dv)
 
 
-@routine
-def _shares(to: int, row: int, mask: int, mask_step: int, n: int, seen: int, total: int) -> Any:
-    """Make n scores of a row weights, the others of `seen` zeros; give the largest score.
-
-    Scores past `seen` are minus infinity, to a multiple of 16. to: where weights are written as
-    halves, 0: over the scores. total: where the sum is written.
-    """
-    if n < seen:
-        fill_floats(row + n * 4, np.float32(-np.inf), seen - n)
-    if mask != 0:
-        top = floor(scaled(row, mask, mask_step, np.float32(1.0), n))
-    else:
-        top = floor(row_max(row, _up(n)))
-    if to != 0:
-        f32p(total)[0] = half_weights(to, row, np.float32(1.0), top, _up(seen))
-    else:
-        f32p(total)[0] = weights(row, row, np.float32(1.0), top, _up(seen))
-    return top
-
-
 def _attend(halves: bool) -> Native:
     """Return the loop over items. halves: whether products are of bfloat16."""
-    product = _by_vectors(HALF_PRODUCTS if halves else PRODUCTS)
+    product = _shared(HALF_PRODUCT if halves else PRODUCT)
     hold = _hold_halves if halves else _hold
+    weigh = HALF_WEIGHTS if halves else WEIGHTS
     per = 2 if halves else 1  # numbers of a word
 
     @native("body")
@@ -207,23 +172,30 @@ def _attend(halves: bool) -> Native:
                         last,
                         16,
                     )
+                mask = mask_at(w, b, h, first)
+                number = mask != 0 and w.mask_step_k == 0
                 for i in range(ROWS):
-                    query, row = first + i, part.scores + i * long
-                    n, mask, sums = (
-                        visible(w, tk, query),
-                        mask_at(w, b, h, query),
-                        part.sums + i * 4,
+                    i64p(part.counts)[i] = visible(w, tk, first + i)
+                    f32p(part.raised)[i] = (
+                        f32p(mask + i * w.mask_step_q)[0] if number else np.float32(0.0)
                     )
-                    half: Any = shares + i * share_step if halves else np.int64(0)
-                    f32p(part.tops)[i] = _shares(half, row, mask, w.mask_step_k, n, seen, sums)
-                total = load_first(part.sums, 0, ROWS)
-                store_first(part.tops, 0, load_first(part.tops, 0, ROWS) + vlog(total), ROWS)
+                weigh(
+                    shares,
+                    share_step,
+                    part.scores,
+                    long,
+                    part.counts,
+                    seen,
+                    np.int64(0) if number else mask,
+                    w.mask_step_q,
+                    part.raised,
+                    part.sums,
+                    part.tops,
+                )
+                ending(part.sums, part.tops, w.empty)
+                sums = w.lse + b * w.lse_step_b + h * w.lse_step_h + first * w.lse_step_q
                 for i in range(ROWS):
-                    sums = w.lse + b * w.lse_step_b + h * w.lse_step_h + (first + i) * w.lse_step_q
-                    f32p(sums)[0] = f32p(part.tops)[i]
-                    one = f32p(part.sums)[i]
-                    factor = np.float32(w.empty) if one == 0.0 else np.float32(1.0) / one
-                    f32p(part.sums)[i] = factor
+                    f32p(sums + i * w.lse_step_q)[0] = f32p(part.tops)[i]
                 at = y + first * w.y_step_t
                 for i in range(0, dv, _PANEL):
                     vectors = min(WIDTH, (dv - i + 15) >> 4)
@@ -278,8 +250,10 @@ def _bind(call: Call, halves: bool = False) -> Entry | None:
             keys=private(-(-tk // _PANEL), deep, _PANEL),
             values=aligned_array((-(-tk // per), wide), np.float32, zero=True),
             scores=private(ROWS, long),
-            sums=private(ROWS),
-            tops=private(ROWS),
+            counts=aligned_array((ROWS,), np.int64),
+            raised=private(ROWS),
+            sums=private(LANES),
+            tops=private(LANES),
             rows=private(LANES, deep) if halves else 0,
             weights=private(ROWS, long // 2) if halves else 0,
             zeros=aligned_array((wide,), np.float32, zero=True) if halves else 0,
@@ -322,7 +296,7 @@ def _expected(_: Call) -> float:
     return 0.4 if pairs_at_once() else 0.9
 
 
-if "avx512f" in features():  # sums of six rows take 24 registers
+if held() > 4:  # registers hold the sums of six rows
     variant("attention", "blocks", expected=0.8)(_bind)
 if _PAIRS:
     variant("attention", "blocks_bfloat16", expected=_expected)(_of_halves)

@@ -1,33 +1,41 @@
-"""Products of a few rows with 16 to 64 columns, and transposed keys: what `blocks` is made of.
+"""Products of a few rows, their softmax, and transposed keys: what `blocks` is made of.
 
 Of bfloat16, two numbers that are multiplied and added at once lie side by side, as a word.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
+from soapstone.kernels.cpu.attention.heads import LEAST
 from soapstone.kernels.cpu.elementwise.lane_loops import get, loop, put
+from soapstone.kernels.cpu.substrate.mathematics import brief_exp, falling_exp, log
 from soapstone.native.lanes import (
     F32,
     I32,
     I64,
     LANES,
     Lanes,
+    chosen,
     first,
+    held,
     load_lanes,
     load_one,
     load_some,
     paired_bfloat16,
+    positive_to_bfloat16,
     stretch,
 )
 from soapstone.native.simd import store_lanes, store_some, vectorised, where
 
-ROWS = 6  # with 64 columns their sums take 24 of the 32 registers
-WIDTH = 4  # vectors of a panel
+ROWS = 6  # with 64 columns their sums take 24 of 32 registers of 16 lanes
+# Vectors of a panel. Of eight lanes sixteen registers hold the sums of six rows with 16 columns.
+WIDTH = 4 if held() >= 32 else 1
 
 
 def _pairs(total: Lanes, left: Lanes, right: Lanes) -> Lanes:
@@ -39,10 +47,19 @@ def _pairs(total: Lanes, left: Lanes, right: Lanes) -> Lanes:
     return Lanes(b, b.call(made, [total.value, left.value, right.value]))
 
 
-def _product(vectors: int, halves: bool) -> Any:
+def _larger(a: Lanes, b: Lanes) -> Lanes:
+    return where(a > b, a, b)
+
+
+def _store_one(p: Lanes, value: Lanes) -> None:
+    p.builder.store(value.value, p.builder.inttoptr(p.value, F32.as_pointer()))
+
+
+def _product(halves: bool) -> Any:
     element = I32 if halves else F32
 
-    def form(
+    def write(
+        vectors: int,
         x: Lanes,
         x_step: Lanes,
         depth: Lanes,
@@ -54,12 +71,6 @@ def _product(vectors: int, halves: bool) -> Any:
         last: Lanes,
         room: Lanes,
     ) -> None:
-        """Write the products of ROWS rows with a panel of so many vectors, each row by a factor.
-
-        x: the rows' first address, to: the results', with the bytes between rows; lines: that of
-        `depth` lines of the panel, words of halves; factors: that of a number for each row; room:
-        how many lanes of the last vector are written, those past `last` as minus infinity.
-        """
         builder = depth.builder
         rows = [x + x_step * row for row in range(ROWS)]
 
@@ -81,7 +92,29 @@ def _product(vectors: int, halves: bool) -> Any:
                     made = where(first(last), made, -float("inf"))
                     store_some(place, v * LANES, made, first(room))
 
-    return vectorised(form)
+    def product(
+        vectors: Lanes,
+        x: Lanes,
+        x_step: Lanes,
+        depth: Lanes,
+        lines: Lanes,
+        line: Lanes,
+        factors: Lanes,
+        to: Lanes,
+        to_step: Lanes,
+        last: Lanes,
+        room: Lanes,
+    ) -> None:
+        """Write the products of ROWS rows with a panel of so many vectors, each row by a factor.
+
+        x: the rows' first address, to: the results', with the bytes between rows; lines: that of
+        `depth` lines of the panel, words of halves; factors: that of a number for each row; room:
+        how many lanes of the last vector are written, those past `last` as minus infinity.
+        """
+        given = x, x_step, depth, lines, line, factors, to, to_step, last, room
+        chosen(vectors, {count: partial(write, count, *given) for count in range(1, WIDTH + 1)})
+
+    return vectorised(product)
 
 
 @vectorised
@@ -122,6 +155,90 @@ def paired(to: Lanes, x: Lanes, y: Lanes, n: Lanes) -> None:
     loop(n.builder, n, body, LANES)
 
 
-PRODUCTS, HALF_PRODUCTS = (
-    tuple(_product(vectors, halves) for vectors in range(1, WIDTH + 1)) for halves in (False, True)
-)
+def _weights(halves: bool) -> Any:
+    exponential = brief_exp if halves else falling_exp
+
+    def form(
+        to: Lanes,
+        to_step: Lanes,
+        scores: Lanes,
+        step: Lanes,
+        counts: Lanes,
+        seen: Lanes,
+        mask: Lanes,
+        mask_step: Lanes,
+        raised: Lanes,
+        sums: Lanes,
+        tops: Lanes,
+    ) -> None:
+        """Write exp(score - largest score) of ROWS rows; of each, their sum and the largest score.
+
+        All are addresses, with the bytes between rows. to: of weights, which may be the scores;
+        counts: of how many of a row's `seen` scores, int64, count, the first row's being fewest:
+        the weights of others are zeros. mask: of what is added to scores, 0: nothing; raised: of a
+        number for each row that is added to them as well. Whole vectors are read and written.
+        """
+        builder, rows = seen.builder, range(ROWS)
+        some = [load_one(counts + row * 8, I64) for row in rows]
+        whole = (some[0] & -LANES).value
+        low = Lanes(builder, ir.Constant(ir.VectorType(F32, LANES), [-float("inf")] * LANES))
+        shifts = [load_one(raised + row * 4) for row in rows]
+
+        def both(sums: list[Lanes], body: Callable[..., list[Lanes]]) -> list[Lanes]:
+            """Walk over what all rows see, then over the rest."""
+            sums = stretch(builder, (I64(0), whole), LANES, sums, partial(body, True))
+            return stretch(builder, (whole, seen.value), LANES, sums, partial(body, False))
+
+        def make(masked: bool) -> None:
+            def score(row: int, i: Lanes, valid: Lanes | None) -> Lanes:
+                value = load_lanes(scores + step * row, i)
+                if masked:
+                    at = mask + mask_step * row
+                    value = value + (
+                        load_lanes(at, i) if valid is None else load_some(at, i, valid)
+                    )
+                return value if valid is None else where(valid, value, low)
+
+            def larger(full: bool, i: Lanes, most: list[Lanes]) -> list[Lanes]:
+                """The largest so far; what is not a number shows in the sums."""
+                made = []
+                for row in rows:
+                    value = score(row, i, None if full else first(some[row] - i))
+                    made.append(where(value > most[row], value, most[row]))
+                return made
+
+            most = [each.fold(_larger) for each in both([low] * ROWS, larger)]
+            top = [value + shift for value, shift in zip(most, shifts)]
+            top = [where(value < LEAST, LEAST, value) for value in top]
+            base = [(value - shift).splat() for value, shift in zip(top, shifts)]
+
+            def weigh(full: bool, i: Lanes, totals: list[Lanes]) -> list[Lanes]:
+                made = []
+                for row in rows:
+                    valid = None if full else first(some[row] - i)
+                    weight = exponential(score(row, i, valid) - base[row])
+                    written = positive_to_bfloat16(weight) if halves else weight
+                    store_lanes(to + to_step * row, i, written)
+                    made.append(totals[row] + weight)
+                return made
+
+            totals = both([low.like(0.0)] * ROWS, weigh)
+            for row, total in enumerate(totals):
+                _store_one(sums + row * 4, total.fold(lambda a, b: a + b))
+                _store_one(tops + row * 4, top[row])
+
+        chosen(mask.compare("!=", 0), {k: partial(make, bool(k)) for k in (0, 1)})
+
+    return vectorised(form)
+
+
+@vectorised
+def ending(sums: Lanes, tops: Lanes, empty: Lanes) -> None:
+    """Make sixteen sums of weights what results are multiplied by, and tops logarithms of sums."""
+    total = load_lanes(sums, 0)
+    store_lanes(tops, 0, load_lanes(tops, 0) + log(total))
+    store_lanes(sums, 0, where(total.compare("==", 0.0), empty.cast(F32).splat(), 1.0 / total))
+
+
+PRODUCT, HALF_PRODUCT = _product(False), _product(True)
+WEIGHTS, HALF_WEIGHTS = _weights(False), _weights(True)

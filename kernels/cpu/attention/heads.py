@@ -19,7 +19,7 @@ from soapstone.kernels.cpu.elementwise.lane_loops import (
     loop,
     put,
 )
-from soapstone.kernels.cpu.substrate.mathematics import brief_exp, short_exp, vexp
+from soapstone.kernels.cpu.substrate.mathematics import brief_exp, falling_exp, vexp
 from soapstone.kernels.cpu.substrate.rowmath import (
     load_wide,
     logarithm,
@@ -32,7 +32,7 @@ from soapstone.kernels.cpu.substrate.rowmath import (
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, routine
 from soapstone.native.intrinsics import address_of, call_entry, f32p, i16p, i64p
-from soapstone.native.lanes import I16, I32, Lanes, first, store_lanes, store_some
+from soapstone.native.lanes import Lanes, first, positive_to_bfloat16, store_lanes, store_some
 from soapstone.native.simd import (
     load_first,
     load_first_low,
@@ -171,16 +171,11 @@ def _weights(exponential: Any, put_wide: Any, put_first: Any) -> Any:
     return make
 
 
-def _halves(v: Lanes) -> Lanes:
-    """Positive numbers rounded to bfloat16, ties upwards."""
-    return ((v.bits(I32) + 0x8000) >> 16).cast(I16)
-
-
 weights = _weights(vexp, store_wide, store_first)
 half_weights = _weights(
     vectorised(brief_exp),
-    vectorised(lambda p, i, v: store_lanes(p, i, _halves(v))),
-    vectorised(lambda p, i, v, n: store_some(p, i, _halves(v), first(n))),
+    vectorised(lambda p, i, v: store_lanes(p, i, positive_to_bfloat16(v))),
+    vectorised(lambda p, i, v, n: store_some(p, i, positive_to_bfloat16(v), first(n))),
 )
 
 
@@ -288,7 +283,7 @@ def _score_grad(
 
     def body(i: Lanes, width: int, some: Lanes | None) -> None:
         score = get(row, i, width, some) * scale - shift
-        weight = short_exp(score + get(mask, i, width, some))
+        weight = falling_exp(score + get(mask, i, width, some))
         put(row, i, weight, some)
         put(to, i, weight * (get(to, i, width, some) - mean) * scale, some)
 
@@ -302,7 +297,7 @@ def _plain_score_grad(
     """As `_score_grad`, without a mask."""
 
     def body(i: Lanes, width: int, some: Lanes | None) -> None:
-        weight = short_exp(get(row, i, width, some) * scale - shift)
+        weight = falling_exp(get(row, i, width, some) * scale - shift)
         put(row, i, weight, some)
         put(to, i, weight * (get(to, i, width, some) - mean) * scale, some)
 

@@ -69,16 +69,25 @@ def short_exp(x: Lanes) -> Lanes:
     return (less + 1.0) * _power_of_two(n)
 
 
-def brief_exp(x: Lanes) -> Lanes:
-    """e^x of x at most 0, to 6e-6 relative: 0 already under -87.7; for what is rounded further."""
+def _falling_exp(x: Lanes, coefficients: Sequence[float]) -> Lanes:
+    """e^x of x at most 0, by a polynomial for 2^f with |f| at most 1/2; 0 already under -87.7."""
     x = where(x < -88.0, -88.0, x)
     # The integer, and 127, lie in the low bits.
     shifted = x * _LOG2E + 12583039.0
-    p = horner(
-        x * _LOG2E - (shifted - 12583039.0),
-        (9.5701003e-3, 5.59178628e-2, 2.40247443e-1, 6.93121791e-1, 9.99999285e-1),
-    )
+    p = horner(x * _LOG2E - (shifted - 12583039.0), coefficients)
     return p * (shifted.bits(I32) << 23).bits(F32)
+
+
+def falling_exp(x: Lanes) -> Lanes:
+    """e^x of x at most 0, to 2e-7 and |x| 2e-8 relative; for sums in which what is tiny is 0."""
+    return _falling_exp(x, (1.32647e-3, 9.67151e-3, 5.550734e-2, 2.4022242e-1, 6.9314698e-1, 1.0))
+
+
+def brief_exp(x: Lanes) -> Lanes:
+    """e^x of x at most 0, to 6e-6 relative; for what is rounded further."""
+    return _falling_exp(
+        x, (9.5701003e-3, 5.59178628e-2, 2.40247443e-1, 6.93121791e-1, 9.99999285e-1)
+    )
 
 
 def expm1_negative(x: Lanes) -> Lanes:
@@ -245,5 +254,5 @@ def power(x: Lanes, y: Lanes) -> Lanes:
 
 # Of what is at most 0, as scores less their largest: subnormal weights would be lost in a sum, and
 # processors that make them by microcode take some times as long over rows with hidden keys.
-vexp = vectorised(short_exp)
+vexp = vectorised(falling_exp)
 vlog = vectorised(log)
