@@ -30,7 +30,7 @@ def test_an_unknown_level_is_refused() -> None:
         ship("x86-64-v9")
 
 
-@pytest.mark.parametrize(("level", "vectors"), zip(LEVELS, (32, 8, 4)))
+@pytest.mark.parametrize(("level", "vectors"), list(zip(LEVELS, (32, 8, 4))))
 def test_blocks_of_a_level_fit_its_registers(
     level: str, vectors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
