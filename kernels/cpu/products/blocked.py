@@ -40,7 +40,7 @@ from soapstone.native.shared import packed
 from soapstone.native.simd import load, splat, store
 
 _PART = 126  # rows of a part: their sums of _ACROSS columns take 64 KB
-_ACROSS = 128  # columns of a part
+_ACROSS = AT_ONCE  # columns of a part
 _STEP = 4 * _ACROSS  # bytes from a row of sums to the next
 _DEPTH = 256  # values of k of a panel that stay in the nearest cache
 
@@ -106,13 +106,7 @@ def _parts(block: Any, begin: int, end: int) -> int:
             if w.program == 0:
                 _end(w, sums + row * _STEP, first + row, column, columns)
             else:
-                done = 0
-                while done < columns:
-                    some = min(AT_ONCE, columns - done)
-                    follow(
-                        w.program, first + row, sums + row * _STEP + done * 4, column + done, some
-                    )
-                    done += some
+                follow(w.program, first + row, sums + row * _STEP, column, columns)
     return 0
 
 

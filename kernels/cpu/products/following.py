@@ -17,8 +17,9 @@ from soapstone.native.entries import helper
 from soapstone.native.intrinsics import f32p, stack, words
 from soapstone.native.memory import Block, pack
 
-AT_ONCE = 64  # results of a row
+AT_ONCE = 128  # results of a row
 _MAX_PLACES = 32  # operands, y and registers of the program
+_ROOM = 4 * AT_ONCE  # bytes of a register
 
 # externals: of the program: the product, operands, y; records: of these but the first; steps: the
 # program's, at an address.
@@ -33,10 +34,10 @@ _EXTERNAL_BYTES = 8 * _EXTERNAL.words
 def follow(following: int, row: int, product: int, column: int, count: int) -> None:
     """Run the program on `count` results of a row, AT_ONCE at most, from a column on."""
     w = _following_of(following)
-    frame, places, turns, room = stack(128), stack(256), stack(256), stack(8192)
+    frame, places, turns, room = stack(128), stack(256), stack(256), stack(16384)
     place, turn = words(places), words(turns)
     for e in range(w.externals + w.registers):
-        place[e], turn[e] = room + e * 256, -1
+        place[e], turn[e] = room + e * _ROOM, -1
     place[0] = product
     for e in range(1, w.externals):
         record = _external_of(w.records + (e - 1) * _EXTERNAL_BYTES)
@@ -45,7 +46,7 @@ def follow(following: int, row: int, product: int, column: int, count: int) -> N
             place[e] = at + column * 4
         else:
             turn[e] = 0
-            fill_floats(place[e], f32p(at)[0], 64)
+            fill_floats(place[e], f32p(at)[0], AT_ONCE)
     run_steps(w.steps, w.count, frame, place, turn, count)
 
 
