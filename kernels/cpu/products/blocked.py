@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.kernels.cpu.products.blocked_lanes import ROWS, VECTORS, block_product, finish_lanes
+from soapstone.kernels.cpu.products.blocked_lanes import (
+    AHEAD,
+    ROWS,
+    VECTORS,
+    WIDTH,
+    block_product,
+    finish_lanes,
+)
 from soapstone.kernels.cpu.products.finish import Finish, finished
 from soapstone.kernels.cpu.products.following import (
     AT_ONCE,
@@ -33,21 +40,21 @@ from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
 from soapstone.native.entries import helper, native, sequence
 from soapstone.native.intrinsics import stack, words
-from soapstone.native.lanes import LANES, held as held_vectors
+from soapstone.native.lanes import LANES
 from soapstone.native.memory import Block, aligned_array, held
 from soapstone.native.parallel import parallel_for
 from soapstone.native.shared import packed
 from soapstone.native.simd import load, splat, store
 
 _PART = 126  # rows of a part: their sums of _ACROSS columns take 64 KB
-_ACROSS = AT_ONCE  # columns of a part
+_ACROSS = AT_ONCE  # columns of a part, at most
 _STEP = 4 * _ACROSS  # bytes from a row of sums to the next
-_DEPTH = 256  # values of k of a panel that stay in the nearest cache
+_DEPTH = 512 if VECTORS[-1] > 1 else 256  # values of k of a panel that all rows pass by
 
-# parts: of the rows; each: rows of a part; x, y, added: where offsets of rows count from; program:
-# what follows, or 0; width: columns of a panel; bias: padded to whole panels, or 0.
+# parts: of the rows; each: rows of a part; across: its columns; x, y, added: where offsets of rows
+# count from; program: what follows, or 0; bias: padded to whole panels, or 0.
 _BLOCKED = Fields(
-    "rows depth columns parts each x x_rows y y_rows added added_rows weights width bias deep"
+    "rows depth columns parts each across x x_rows y y_rows added added_rows weights bias deep"
     " program",
     reals="before low high",
 )
@@ -77,28 +84,38 @@ def _end(w: Any, sums: int, row: int, column: int, columns: int) -> None:
 @native("body")
 def _parts(block: Any, begin: int, end: int) -> int:
     w = _blocked_of(block)
-    depth, width, each = w.depth, w.width, w.each
+    depth, each = w.depth, w.each
     sums = stack(65536)
     for item in range(begin, end):
-        first, column = item % w.parts * each, item // w.parts * _ACROSS
-        count, columns = min(each, w.rows - first), min(_ACROSS, w.columns - column)
+        first, column = item % w.parts * each, item // w.parts * w.across
+        count, columns = min(each, w.rows - first), min(w.across, w.columns - column)
+        panels = (columns + WIDTH - 1) // WIDTH
         _begin(w, sums, count, column, columns)
         k = 0
         while k < depth:
             deep = min(w.deep, depth - k)
-            for panel in range((columns + width - 1) // width):
-                weights = w.weights + ((column + panel * width) * depth + k * width) * 4
+            for panel in range(panels):
+                weights = w.weights + ((column + panel * WIDTH) * depth + k * WIDTH) * 4
+                further = depth - k  # to the next columns
+                if panel + 1 < panels:
+                    further = depth
+                elif k + deep < depth:
+                    further = deep - panel * depth
+                later = weights + further * WIDTH * 4
+                need = 2 * (columns - panel * WIDTH)
+                vectors = VECTORS[-1] if need > WIDTH else VECTORS[0]
                 row = 0
                 while row < count:
                     block_product(
                         min(ROWS, count - row),
-                        width // 16,
+                        vectors,
                         w.x + k * 4,
                         w.x_rows + (first + row) * 8,
                         deep,
                         weights,
-                        sums + row * _STEP + panel * width * 4,
+                        sums + row * _STEP + panel * WIDTH * 4,
                         _STEP,
+                        later + min(row // ROWS * AHEAD, WIDTH * 4 - AHEAD) * deep,
                     )
                     row += ROWS
             k += deep
@@ -110,13 +127,13 @@ def _parts(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-def _packed(w: Array, width: int) -> Array:
+def _packed(w: Array) -> Array:
     """Return weights (depth, columns) in panels, the last one padded with zeros."""
     depth, columns = w.shape
-    panels = -(-columns // width)
-    made = aligned_array((panels, depth, width), np.float32)
+    panels = -(-columns // WIDTH)
+    made = aligned_array((panels, depth, WIDTH), np.float32)
     for panel in range(panels):
-        part = w[:, panel * width : (panel + 1) * width]
+        part = w[:, panel * WIDTH : (panel + 1) * WIDTH]
         made[panel, :, : part.shape[1]] = part
         made[panel, :, part.shape[1] :] = 0.0
     return made
@@ -176,9 +193,19 @@ def _last(image: Array) -> Array:
     return image.transpose(0, 2, 3, 1)
 
 
+def _across(columns: int) -> int:
+    """Return how many columns a part has, so that parts are about equal: a multiple of a panel's.
+
+    Each part costs as much as 16 columns more.
+    """
+    return min(
+        range(_ACROSS, 0, -WIDTH), key=lambda across: -(-columns // across) * (across + LANES)
+    )
+
+
 def _expected(_: Call) -> float:
     """Return what is expected: oneDNN's own blocks are made for registers of 16 lanes."""
-    return 1.1 if held_vectors() >= 32 else 0.8
+    return 0.95 if VECTORS[-1] > 1 else 0.8
 
 
 @variant(
@@ -201,14 +228,15 @@ def blocked(call: Call) -> Entry | None:
     rows = y.size // columns
     if rows <= MOST_ROWS:  # which are `panels`'
         return None
-    width = LANES * VECTORS[held_vectors() >= 32]
-    parts = -(-rows // _PART)
+    across = _across(columns)
+    groups = -(-columns // across)
+    parts = max(-(-rows // _PART), -(-call.threads // groups))
     each = -(-rows // (parts * ROWS)) * ROWS
     parts = -(-rows // each)
     entries: list[Entry | None] = []
     whole: Array | None = None
     if bias is not None:
-        whole = aligned_array((-(-columns // _ACROSS) * _ACROSS,), np.float32, zero=True)
+        whole = aligned_array((groups * across,), np.float32, zero=True)
         entries.append(copy(whole[:columns], bias, 1))
     chunks = -(-depth // _DEPTH)
     y_rows = offsets(y)
@@ -218,14 +246,14 @@ def blocked(call: Call) -> Entry | None:
         columns=columns,
         parts=parts,
         each=each,
+        across=across,
         x=x,
         x_rows=offsets(x),
         y=y,
         y_rows=y_rows,
         added=0 if finish.added is None else finish.added,
         added_rows=y_rows if finish.added is None else offsets(finish.added),
-        weights=packed(w, ("blocked", width), lambda: _packed(held(w), width)),
-        width=width,
+        weights=packed(w, ("blocked", WIDTH), lambda: _packed(held(w))),
         bias=0 if whole is None else whole,
         deep=-(-depth // (chunks * 4)) * 4,
         program=0 if program is None else program,
@@ -233,5 +261,5 @@ def blocked(call: Call) -> Entry | None:
         low=finish.low,
         high=finish.high,
     )
-    entries.append(parallel_for(_parts, block, parts * -(-columns // _ACROSS), call.threads))
+    entries.append(parallel_for(_parts, block, parts * groups, call.threads))
     return sequence(entries)

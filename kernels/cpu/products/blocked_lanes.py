@@ -15,6 +15,7 @@ from soapstone.native.lanes import (
     load_lanes,
     load_one,
     load_some,
+    prefetch,
     store_lanes,
     store_some,
     stretch,
@@ -23,8 +24,10 @@ from soapstone.native.lanes import (
 from soapstone.native.simd import vectorised
 
 ROWS = 6  # of a block, at most: what 16 registers of 8 lanes hold with LANES columns
-VECTORS = (1, 4)  # of columns: 32 registers of 16 lanes hold four
+VECTORS = (2, 4) if held() >= 32 else (1,)  # of columns: 32 registers of 16 lanes hold four
 _STEPS = 8  # values of k in one turn of the loop
+WIDTH = VECTORS[-1] * LANES  # columns of a panel
+AHEAD = 32  # bytes of weights that are asked for at a value of k
 
 
 def _block(
@@ -36,15 +39,18 @@ def _block(
     weights: Lanes,
     sums: Lanes,
     step: Lanes,
+    later: Lanes,
 ) -> None:
     builder = x.builder
     left = [x + load_one(places + row * 8, I64) for row in range(rows)]
 
     def turn(k: Lanes, totals: list[Lanes], steps: int) -> list[Lanes]:
         totals = list(totals)
-        line = weights + k * (vectors * LANES * 4)
+        line = weights + k * (WIDTH * 4)
+        for each in range(0, steps * AHEAD, 64):
+            prefetch(later + k * AHEAD + each, 2)
         for each in range(steps):
-            right = [load_lanes(line, (each * vectors + v) * LANES) for v in range(vectors)]
+            right = [load_lanes(line, each * WIDTH + v * LANES) for v in range(vectors)]
             for row in range(rows):
                 value = load_one(left[row] + k * 4 + each * 4).splat()
                 for v in range(vectors):
@@ -71,18 +77,19 @@ def block_product(
     weights: Lanes,
     sums: Lanes,
     step: Lanes,
+    later: Lanes,
 ) -> None:
     """Add to `sums` the products of up to ROWS rows with a panel of weights.
 
     x: where the rows' offsets, int64 at `places`, count from; each has `depth` numbers. vectors:
-    one of VECTORS; weights: (depth, vectors, 16); sums: (rows, vectors, 16), a row every `step`
-    bytes.
+    one of VECTORS; weights: (depth, WIDTH), of which so many vectors are read; sums: (rows,
+    vectors, 16), a row every `step` bytes; later: weights that are needed next: at a value of k
+    AHEAD bytes of them are asked for.
     """
 
     def of_rows(count: int) -> None:
-        given = x, places, depth, weights, sums, step
-        fitting = [n for n in VECTORS if n == 1 or held() >= 32]  # nobody asks for others
-        chosen(vectors, {n: partial(_block, count, n, *given) for n in fitting})
+        given = x, places, depth, weights, sums, step, later
+        chosen(vectors, {n: partial(_block, count, n, *given) for n in VECTORS})
 
     chosen(rows, {count: partial(of_rows, count) for count in range(1, ROWS + 1)})
 
