@@ -203,9 +203,15 @@ def _across(columns: int) -> int:
     )
 
 
-def _expected(_: Call) -> float:
-    """Return what is expected: oneDNN's own blocks are made for registers of 16 lanes."""
-    return 0.95 if VECTORS[-1] > 1 else 0.8
+def _expected(call: Call) -> float:
+    """Return what is expected: oneDNN's own blocks are made for registers of 16 lanes.
+
+    Of large weights these here are asked for in time, which no measurement shows that repeats one
+    product.
+    """
+    x, w = call.inputs[:2]
+    deep = (w.shape[1] if w.ndim == 4 else x.shape[-1]) >= 512
+    return (0.95 if deep else 1.1) if VECTORS[-1] > 1 else 0.8
 
 
 @variant(
@@ -230,7 +236,9 @@ def blocked(call: Call) -> Entry | None:
         return None
     across = _across(columns)
     groups = -(-columns // across)
-    parts = max(-(-rows // _PART), -(-call.threads // groups))
+    parts = -(-rows // _PART)
+    while parts * groups < 8 * call.threads and parts * groups % call.threads:
+        parts += 1
     each = -(-rows // (parts * ROWS)) * ROWS
     parts = -(-rows // each)
     entries: list[Entry | None] = []
