@@ -7,7 +7,6 @@ outputs that alias inputs. LLVM splits sixteen lanes as the machine needs.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -16,7 +15,7 @@ from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
 from soapstone.cache.environment import environment
-from soapstone.cache.objects import features
+from soapstone.cache.objects import arm as arm, features, held as held
 
 LANES = 16
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -31,11 +30,6 @@ _FLOATS = (ir.HalfType, ir.FloatType, ir.DoubleType)
 _FLAGS = ("contract",)
 
 
-def arm() -> bool:
-    """Return whether this is a 64-bit ARM processor."""
-    return platform.machine().lower() in ("aarch64", "arm64")
-
-
 @cache
 def converts_halves() -> bool:
     """Return whether this processor converts numbers of half precision itself.
@@ -43,16 +37,6 @@ def converts_halves() -> bool:
     Where it does not LLVM would call functions for it, which need not be there.
     """
     return arm() or "f16c" in features()
-
-
-@cache
-def held() -> int:
-    """Return how many vectors of LANES numbers of float32 the registers hold: 32, 8 or 4.
-
-    A block of more sums goes to memory and back at each step.
-    """
-    has = features()
-    return 32 if {"avx512f", "avx512vl"} <= has else 8 if "avx" in has or arm() else 4
 
 
 @cache

@@ -109,6 +109,21 @@ def features() -> frozenset[str]:
     return frozenset(LEVELS[level] if level in LEVELS else environment()["features"].split())
 
 
+def arm() -> bool:
+    """Return whether this is a 64-bit ARM processor."""
+    return platform.machine().lower() in ("aarch64", "arm64")
+
+
+@cache
+def held() -> int:
+    """Return how many vectors of 16 numbers of float32 the registers hold: 32, 8 or 4.
+
+    A block of more sums goes to memory and back at each step.
+    """
+    has = features()
+    return 32 if {"avx512f", "avx512vl"} <= has else 8 if "avx" in has or arm() else 4
+
+
 def levels() -> tuple[str, ...]:
     """Return the levels of instructions that this processor has, the best one first."""
     has = set(environment()["features"].split())
@@ -124,11 +139,14 @@ def _packaged() -> tuple[Path, ...]:
 
 
 def _name(function: Callable[..., Any], signature: str) -> str:
-    """Return a symbol that no other function has, nor this one with other sources."""
+    """Return a symbol that no other function has, nor this one with other sources or blocks.
+
+    Packed weights fit blocks, which fit the registers: code for fewer of them is another function.
+    """
     place = (function.__module__, function.__qualname__, str(function.__code__.co_firstlineno))
     sources = _sources.stamp(*sorted(_sources.modules_of(function)), compiled=True)
     closure = _places.closed_over(function)
-    return f"{function.__name__}_{digest(*place, signature, closure, sources)}"
+    return f"{function.__name__}_{digest(*place, signature, closure, sources, str(held()))}"
 
 
 def _load(code: bytes, name: str) -> int:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from soapstone.cache.objects import LEVELS
+from soapstone.cache.objects import LEVELS, held
 from soapstone.engine.ahead import kernels, ship
-from soapstone.native.lanes import held
 
 
 def test_kernels_of_modules_that_are_imported_late_are_compiled_ahead_too() -> None:

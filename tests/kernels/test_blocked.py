@@ -54,7 +54,15 @@ def check(call):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("rows", [5, 6, 11, 127, 128, 257])
 def test_equals_the_product(rows, threads):
-    for depth, columns in ((1, 1), (3, 17), (64, 16), (263, 47), (515, 129), (1030, 260), (40, 192)):
+    for depth, columns in (
+        (1, 1),
+        (3, 17),
+        (64, 16),
+        (263, 47),
+        (515, 129),
+        (1030, 260),
+        (40, 192),
+    ):
         with named(depth, columns):
             check(linear(rows, depth, columns, threads))
 
