@@ -1,13 +1,13 @@
-"""A served graph as it is launched, and that for other extents out of those for two.
+"""A served graph as it is launched, and that for other extents out of those for some.
 
-What passes make of a graph is a graph too (`engine.prepare`): where it differs between two extents
-as shapes do alone, that for others is arithmetic on it (`ir/extents.py`) and takes no pass. So are
+What passes make of a graph is a graph too (`engine.prepare`): where it differs between extents as
+shapes do alone, that for others is arithmetic on it (`ir/extents.py`) and takes no pass. So are
 the boxes and shapes by which values are seen in others' memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from soapstone.engine.constants import Constants
 from soapstone.engine.lower import View
 from soapstone.engine.prepare import Prepared
 from soapstone.ir.errors import GraphError
-from soapstone.ir.extents import Between, Ints, same
+from soapstone.ir.extents import Family, Ints, Term
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 from soapstone.records import dataclass
@@ -57,49 +57,57 @@ class Served:
         )
 
 
-class ServedBetween:
-    """What is bound of a model for extents of its inputs, by that for two.
+class ServedFamily:
+    """What is bound of a model for extents of its inputs, by that for some.
 
     Args:
-        one, other: of graphs between which there is `Between`.
+        made: of graphs that are a `Family`, two or more.
+
+    Attributes:
+        numbers: that extents are made of.
 
     Raises:
         GraphError: they differ in more than extents.
     """
 
-    def __init__(self, one: Served, other: Served) -> None:
+    def __init__(self, made: Sequence[Served]) -> None:
+        one, *others = made
         self._one = one
-        self._between = Between(one.whole, other.whole, {**other.weights, **one.weights})
-        names = self._between.names
-        _check_alike(one.prepared, other.prepared, names)
-        self._views: dict[str, tuple[View, View]] = {}  # those that differ, in both
+        self._family = Family([each.whole for each in made], [each.weights for each in made])
+        self.numbers = self._family.numbers
+        self._views: dict[str, list[Term]] = {}  # the numbers of those that differ
+        for other, names in zip(others, self._family.names[1:]):
+            _check_alike(one.prepared, other.prepared, names)
         for value, view in one.prepared.seen.items():
-            looks = other.prepared.seen[names.get(value, value)]
-            if looks.root != names.get(view.root, view.root) or not _alike(view, looks):
-                raise GraphError(f"value {value!r}: views {view} and {looks} found")
-            if (view.steps, view.box) != (looks.steps, looks.box):
-                self._views[value] = view, looks
-            self._between.check(_numbers(view), _numbers(looks))
+            looks = [
+                (each.prepared.seen[names.get(value, value)], names)
+                for each, names in zip(made, self._family.names)
+            ]
+            for look, names in looks:
+                if look.root != names.get(view.root, view.root) or not _alike(view, look):
+                    raise GraphError(f"value {value!r}: views {view} and {look} found")
+            columns = list(zip(*(_numbers(look) for look, _ in looks)))
+            if any(len(set(column)) > 1 for column in columns):
+                self._views[value] = [self.numbers.term(column) for column in columns]
         if not one.whole.tensors.keys() <= {*one.whole.roles, *one.whole.producers}:
             raise GraphError("a value that nobody makes found")
         # Constants are others where weights go along extents, or what is made of them does.
-        other_ones = set(self._between.cut)
+        other_ones = set(self._family.cut)
         for node in one.prologue.nodes:
-            if node.name in self._between.changed or not other_ones.isdisjoint(node.inputs):
+            if node.name in self._family.changed or not other_ones.isdisjoint(node.inputs):
                 other_ones.update(node.outputs)
         self._same = frozenset(one.constants) - other_ones
         self._first = 0 if other_ones else len(one.prologue.nodes)
         one.constants.keep_promises()
 
-    def at(self, shapes: Mapping[str, Ints]) -> Served:
-        """Return what is bound for inputs of these shapes.
+    def at(self, shapes: Mapping[str, Ints]) -> tuple[Served, list[int]]:
+        """Return what is bound for inputs of these shapes, and the numbers there.
 
         Raises:
             GraphError: it is not known.
         """
-        whole, cut = self._between.at(shapes, self._first)
+        whole, cut, numbers = self._family.at(shapes, self._first)
         one, before = self._one, self._one.prepared
-        numbers = self._between.numbers(shapes)
         count = len(one.prologue.nodes)
         lowered = replace(
             before.graph,
@@ -108,12 +116,11 @@ class ServedBetween:
         )
         lowered.know({node.name: whole.signature(node) for node in lowered.nodes})
         seen = dict(before.seen)
-        for value, (view, looks) in self._views.items():
-            ends = _numbers(view), _numbers(looks)
-            seen[value] = _moved(view, self._between.extents(*ends, numbers))
+        for value, terms in self._views.items():
+            seen[value] = _moved(seen[value], [term.at(numbers) for term in terms])
         prepared = Prepared(lowered, before.strategy, before.constants, seen)
         if self._first:  # and no constant is another one
-            return replace(one, prepared=prepared)
+            return replace(one, prepared=prepared), numbers
         prologue = replace(
             one.prologue,
             nodes=whole.nodes[:count],
@@ -122,31 +129,7 @@ class ServedBetween:
         weights = {**one.weights, **cut}
         found = one.constants.found
         constants = Constants(weights, prologue, found, others=one.constants, same=self._same)
-        return Served(weights, prologue, constants, prepared)
-
-    def foretells(self, shapes: Mapping[str, Ints], made: Served) -> bool:
-        """Return whether arithmetic gives what was made for inputs of these shapes."""
-        try:
-            found = self.at(shapes)
-            if not same(made.whole, found.whole, made.weights, found.weights):
-                return False
-            names = _names(found.whole, made.whole)
-            _check_alike(found.prepared, made.prepared, names)
-        except GraphError:
-            return False
-        mine, theirs = found.prepared.seen, made.prepared.seen
-        return all(
-            replace(view, root=names.get(view.root, view.root)) == theirs[names.get(value, value)]
-            for value, view in mine.items()
-        )
-
-
-def _names(one: Graph, other: Graph) -> dict[str, str]:
-    """Return what values of a graph are called in another of the same nodes."""
-    sides = zip(one.nodes, other.nodes)
-    return {
-        x: y for a, b in sides for x, y in zip((*a.inputs, *a.outputs), (*b.inputs, *b.outputs))
-    }
+        return Served(weights, prologue, constants, prepared), numbers
 
 
 def _check_alike(one: Prepared, other: Prepared, names: Mapping[str, str]) -> None:
@@ -185,7 +168,7 @@ def _numbers(view: View) -> Ints:
     return (*box, *(number for _, argument in view.steps for number in argument))
 
 
-def _moved(view: View, numbers: Ints) -> View:
+def _moved(view: View, numbers: Iterable[int]) -> View:
     """Return a view with other numbers."""
     rest = iter(numbers)
     box = view.box and tuple(tuple(next(rest) for _ in side) for side in view.box)
@@ -193,4 +176,4 @@ def _moved(view: View, numbers: Ints) -> View:
     return View(view.root, steps, box)  # type: ignore[arg-type]
 
 
-__all__ = ["Served", "ServedBetween"]
+__all__ = ["Served", "ServedFamily"]

@@ -1,23 +1,24 @@
 """Graphs of one model for several extents: whether they are alike, and the graph for yet another.
 
-Where two graphs differ in extents alone, the graph for a third is the first with other shapes:
-those of values follow from its operators, and what attributes say of shapes lies on the line
-through both; where several extents differ, it is a multiple of one, or of a product of some.
+Where graphs differ in extents alone, the graph for others is the first with other shapes: those of
+values follow from its operators, and what attributes say is an extent that was met before them, a
+multiple of one or of a product of some, or a number more than that. What lies behind strides is on
+no line through the extents of inputs; it is an extent like others, which the operator gives.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node, bound
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.tensor import Array, Role, TensorSpec
 
 
 def differs(
@@ -58,23 +59,6 @@ def differs(
     return ""
 
 
-def same(
-    one: Graph, other: Graph, weights: Mapping[str, Array], others: Mapping[str, Array]
-) -> bool:
-    """Return whether two graphs compute the same, operator by operator, whatever values are called.
-
-    weights, others: as of `differs`.
-    """
-    return not differs(one, other, weights, others) and all(
-        a.items == b.items
-        and all(
-            one.tensors[x] == other.tensors[y]
-            for x, y in zip((*a.inputs, *a.outputs), (*b.inputs, *b.outputs))
-        )
-        for a, b in zip(one.nodes, other.nodes)
-    )
-
-
 def _same_attributes(one: Graph, other: Graph, a: Node, b: Node) -> bool:
     """Return whether attributes are the same but for what they say of shapes."""
     if a.items == b.items:
@@ -103,149 +87,271 @@ def _same_contents(a: Array, b: Array) -> bool:
 
 
 Ints = tuple[int, ...]
+_MULTIPLIED = 24  # numbers of which products are looked at
+_SAYING = {"slice": ("starts", "stops"), "broadcast": ("shape",)}  # attributes that are extents
 
 
-class Between:
-    """The graphs of a model that differ in extents of its inputs, by those for two.
+Way = tuple[int, int, int, Ints]  # a rest, parts, a whole, and which numbers are multiplied
 
-    The model must be known to depend on these extents in no way but by shapes.
+
+class Term:
+    """What a number is in each graph of a family: (rest + parts * product) / whole, in all ways.
+
+    ways: of which each gives the same.
+    """
+
+    def __init__(self, ways: Sequence[Way]) -> None:
+        self._ways = ways
+
+    def at(self, numbers: Sequence[int]) -> int:
+        """Return it for other numbers.
+
+        Raises:
+            GraphError: it is no whole number, or not the same in all ways.
+        """
+        found = set[int]()
+        for rest, parts, whole, of in self._ways:
+            value, over = divmod(parts * math.prod([numbers[each] for each in of]), whole)
+            if over:
+                raise GraphError("no whole extent found")
+            found.add(rest + value)
+        if len(found) != 1:
+            raise GraphError(f"extents {sorted(found)} found; one needed")
+        return found.pop()
+
+
+class Numbers:
+    """Extents that differ between graphs of a family, each as its values in these: a column."""
+
+    def __init__(self) -> None:
+        self.columns: list[Ints] = []
+        self._places: dict[Ints, int] = {}
+        self._terms: dict[tuple[Ints, int], Term] = {}
+
+    def add(self, column: Ints) -> int:
+        """Return the place of a number, which may be one that was met before."""
+        if column not in self._places:
+            if min(column) < 2:  # what repeats is written otherwise
+                raise GraphError("extents of less than 2 found")
+            self._places[column] = len(self.columns)
+            self.columns.append(column)
+        return self._places[column]
+
+    def term(self, column: Ints, most: int | None = None) -> Term:
+        """Return what other numbers in the graphs are, by the first `most` of these.
+
+        Raises:
+            GraphError: that is not known.
+        """
+        most = len(self.columns) if most is None else most
+        if (column, most) not in self._terms:
+            self._terms[column, most] = self._find(column, most)
+        return self._terms[column, most]
+
+    def _find(self, column: Ints, most: int) -> Term:
+        if len(set(column)) == 1:
+            return Term([(column[0], 0, 1, ())])
+        place = self._places.get(column, most)
+        if place < most:
+            return Term([(0, 1, 1, (place,))])
+        few = range(min(most, _MULTIPLIED))
+        products: list[list[Ints]] = [
+            list(combinations_with_replacement(few, count)) for count in (2, 3)
+        ]
+        one: list[Ints] = [(place,) for place in range(most)]
+        kinds = ((one, 0), (products[0], 0), (one, 1), (products[1], 0), (products[0], 1))
+        for of, rests in kinds:
+            ways = list(self._whole(column, of, bool(rests)))
+            if ways:
+                return Term(ways)
+        ways = [way for of in [one, *products] for way in self._parts(column, of)]
+        if not ways:
+            raise GraphError(f"extents {column} found, which others do not determine")
+        return Term(ways)
+
+    def _whole(self, column: Ints, products: Iterable[Ints], rests: bool) -> Iterator[Way]:
+        """Yield in which ways numbers are whole multiples of products, or so with a rest."""
+        a, b = column[0], next(each for each in column if each != column[0])
+        at = column.index(b)
+        for of in products:
+            sides = [math.prod(each) for each in zip(*(self.columns[place] for place in of))]
+            if sides[at] == sides[0]:
+                continue
+            times, over = divmod(b - a, sides[at] - sides[0])
+            rest = a - times * sides[0]
+            fits = not over and bool(rest) == rests
+            if fits and all(rest + times * y == x for x, y in zip(column, sides)):
+                yield rest, times, 1, of
+
+    def _parts(self, column: Ints, products: Iterable[Ints]) -> Iterator[Way]:
+        """Yield in which ways numbers are parts of products."""
+        for of in products:
+            sides = [math.prod(each) for each in zip(*(self.columns[place] for place in of))]
+            part = math.gcd(column[0], sides[0])
+            parts, whole = column[0] // part, sides[0] // part
+            if parts and all(parts * y == whole * x for x, y in zip(column, sides)):
+                yield 0, parts, whole, of
+
+
+def _in_one_ratio(one: Ints, other: Ints) -> bool:
+    return all(a * other[0] == b * one[0] for a, b in zip(one, other))
+
+
+class Family:
+    """The graphs of a model that differ in extents of its inputs, by some of them.
+
+    The model must be known to depend on these extents in no way but by shapes. Of two graphs it is
+    known that they differ so; a third shows which extents are multiples of which.
 
     Args:
-        one, other: graphs whose inputs differ in some extents, all of 2 or more.
-        weights: the contents of parameters, states and constants of both, by name.
+        graphs: two or more, whose inputs differ in some extents, all of 2 or more.
+        weights: the contents of parameters, states and constants, by name, of each.
+
+    Attributes:
+        numbers: that extents are made of, those of inputs first.
 
     Raises:
         GraphError: they differ in more than extents.
     """
 
-    def __init__(self, one: Graph, other: Graph, weights: Mapping[str, Array]) -> None:
-        if len(one.nodes) != len(other.nodes):
-            raise GraphError(f"{len(one.nodes)} and {len(other.nodes)} operators found")
-        self.graph = one
-        self._inputs = one.inputs(Role.INPUT)
-        if self._inputs != other.inputs(Role.INPUT):
+    def __init__(self, graphs: Sequence[Graph], weights: Sequence[Mapping[str, Array]]) -> None:
+        first = graphs[0]
+        if len({len(graph.nodes) for graph in graphs}) > 1:
+            raise GraphError(f"{[len(graph.nodes) for graph in graphs]} operators found")
+        self.graph, self.numbers = first, Numbers()
+        self._inputs = first.inputs(Role.INPUT)
+        if any(self._inputs != graph.inputs(Role.INPUT) for graph in graphs):
             raise GraphError("other inputs found")
-        pairs = [
-            pair
-            for name in self._inputs
-            for pair in zip(one.tensors[name].shape, other.tensors[name].shape)
-            if pair[0] != pair[1]
-        ]
-        self._numbers = list(dict.fromkeys(pairs))  # that extents depend on, in both graphs
-        self._free = {
-            name: [*zip(one.tensors[name].shape, other.tensors[name].shape)]
-            for name in self._inputs
-        }
-        if any(min(pair) < 2 for pair in pairs):
-            raise GraphError("extents of less than 2 found")  # what repeats is written otherwise
-        if any(a * d == b * c for (a, b), (c, d) in combinations(self._numbers, 2)):
+        self.names: list[dict[str, str]] = [{name: name for name in self._inputs} for _ in graphs]
+        self._items: dict[str, dict[str, list[Term]]] = {}  # by node: attributes that differ
+        self._cut: dict[str, tuple[Array, list[Term]]] = {}  # by weight: the longest
+        self._checks: dict[str, list[int]] = {}  # of values: places of extents, or -1 - extents
+        for name in self._inputs:
+            self._met(name, graphs)
+        self._given = len(self.numbers.columns)
+        if any(_in_one_ratio(*two) for two in combinations(self.numbers.columns, 2)):
             raise GraphError("extents in one ratio found")  # a sum of such looks like a multiple
-        self._items: dict[str, tuple[str, Ints, Ints]] = {}  # by node: an attribute that differs
-        self._cut: dict[str, tuple[Array, Ints, Ints]] = {}  # by weight: the longer, both shapes
-        self.names: Mapping[str, str] = self._match(one, other, weights)
-        for _, before, after in (*self._items.values(), *self._cut.values()):
-            self.check(before, after)
-
-    @property
-    def one_number(self) -> bool:
-        """Whether all extents that differ are the same number."""
-        return len(self._numbers) == 1
+        self._match(graphs, weights)
 
     @property
     def cut(self) -> Set[str]:
-        """The weights that are longer in one graph than in the other."""
+        """The weights that are longer in one graph than in another."""
         return self._cut.keys()
 
     @property
     def changed(self) -> Set[str]:
-        """The nodes of which an attribute is another in the other graph."""
+        """The nodes of which an attribute is another in another graph."""
         return self._items.keys()
 
-    def check(self, one: Ints, other: Ints) -> None:
-        """Check that it is known which multiples numbers are that stand in both graphs.
-
-        Raises:
-            GraphError: it is not.
-        """
-        for ends in zip(one, other, strict=True) if not self.one_number else ():
-            self._multiple(*ends)
-
     @property
-    def ends(self) -> list[tuple[int, ...]]:
-        """The numbers in both graphs."""
-        return list(zip(*self._numbers))
+    def given(self) -> list[Ints]:
+        """The numbers that inputs have in the graphs."""
+        return self.numbers.columns[: self._given]
 
-    def numbers(self, shapes: Mapping[str, Ints]) -> tuple[int, ...]:
-        """Return the numbers for inputs of shapes.
+    def _met(self, name: str, graphs: Sequence[Graph]) -> None:
+        """Take note of the extents of a value of the first graph."""
+        shapes = [graph.tensors[names[name]].shape for graph, names in zip(graphs, self.names)]
+        if len({len(shape) for shape in shapes}) > 1:
+            raise GraphError(f"value {name!r}: shapes {shapes} found")
+        columns = zip(*shapes)
+        self._checks[name] = [
+            -1 - column[0] if len(set(column)) == 1 else self.numbers.add(column)
+            for column in columns
+        ]
+
+    def _check(self, name: str, shape: Ints, numbers: list[int]) -> None:
+        """Check the extents of a value, and take note of those that are not known yet.
 
         Raises:
-            GraphError: no graph is known for these.
+            GraphError: an extent that is the same in all graphs, or as another one, is not here.
         """
-        found = dict[tuple[int, int], int]()
-        for name in self._inputs:
-            if len(shapes[name]) != len(self._free[name]):
-                raise GraphError(f"input {name!r}: another rank found")
-            for ends, now in zip(self._free[name], shapes[name]):
-                if (found.setdefault(ends, now) if ends[0] != ends[1] else ends[0]) != now:
-                    raise GraphError(f"input {name!r}: another extent found")
-        if min(found.values(), default=0) < 2:
-            raise GraphError("other extents found")
-        return tuple(found[ends] for ends in self._numbers)
+        places = self._checks[name]
+        if len(places) != len(shape):
+            raise GraphError(f"value {name!r}: another rank found")
+        for place, now in zip(places, shape):
+            if place < 0:
+                fits = now == -1 - place
+            elif place < len(numbers):
+                fits = now == numbers[place]
+            else:
+                numbers.append(now)
+                fits = now >= 2  # what repeats is written otherwise
+            if not fits:
+                raise GraphError(f"value {name!r}: another extent found, {now}")
 
-    def _match(self, one: Graph, other: Graph, weights: Mapping[str, Array]) -> dict[str, str]:
-        """Return what values of the first graph are called in the other."""
-        names = {name: name for name in self._inputs}
-        fixed = set(one.roles) - set(self._inputs)  # what no input determines
-        for a, b in zip(one.nodes, other.nodes):
-            if (a.operator, len(a.inputs), len(a.outputs)) != (
-                b.operator,
-                len(b.inputs),
-                len(b.outputs),
-            ):
-                raise GraphError(f"{a.label} and {b.label} found")
-            for x, y in zip(a.inputs, b.inputs):
-                if names.setdefault(x, y) != y:
-                    raise GraphError(f"{a.label}: {x!r} and {y!r} found")
-                if x in one.roles and x not in self._inputs:
-                    self._weight(x, y, weights)
-            if a.items != b.items:
-                self._attribute(one, other, a, b, fixed)
-            if fixed.issuperset(a.inputs):
-                fixed.update(a.outputs)
-            names.update(zip(a.outputs, b.outputs))
-        if len(one.roles) != len(other.roles):
+    def _match(self, graphs: Sequence[Graph], weights: Sequence[Mapping[str, Array]]) -> None:
+        """Find what values of the first graph are called in the others, and what differs."""
+        first = graphs[0]
+        for nodes in zip(*(graph.nodes for graph in graphs)):
+            node = nodes[0]
+            if len({(n.operator, len(n.inputs), len(n.outputs)) for n in nodes}) > 1:
+                raise GraphError(f"{', '.join(n.label for n in nodes)} found")
+            for values in zip(*(n.inputs for n in nodes)):
+                self._called(values)
+                if values[0] in first.roles and values[0] not in self._inputs:
+                    self._weight(values, weights)
+            if any(n.items != node.items for n in nodes):
+                self._attributes(nodes)
+            for values in zip(*(n.outputs for n in nodes)):
+                self._called(values)
+                self._met(values[0], graphs)
+        if len({len(graph.roles) for graph in graphs}) > 1:
             raise GraphError("another number of weights found")
-        for x, y in zip(one.roles, other.roles):
-            if names.setdefault(x, y) == y and x not in self._inputs:
-                self._weight(x, y, weights)  # no node may read it, for what it was found to say
-        if len(set(names.values())) < len(names):
-            raise GraphError("a value that is two others found")
-        if tuple(names.get(name, name) for name in one.outputs) != other.outputs:
-            raise GraphError("other outputs found")
-        return names
+        for values in zip(*(graph.roles for graph in graphs)):
+            given = values[0] in self._inputs
+            if self._called(values, new=True) and not given:
+                self._weight(values, weights)  # no node may read it, for what it was found to say
+        for names, graph in zip(self.names, graphs):
+            if len(set(names.values())) < len(names):
+                raise GraphError("a value that is two others found")
+            if tuple(names.get(name, name) for name in first.outputs) != graph.outputs:
+                raise GraphError("other outputs found")
 
-    def _weight(self, x: str, y: str, weights: Mapping[str, Array]) -> None:
-        a, b = weights[x], weights[y]
-        if a is b or x in self._cut:
+    def _called(self, values: tuple[str, ...], new: bool = False) -> bool:
+        """Take note that values of the graphs are one; return whether they are.
+
+        Raises:
+            GraphError: they are others, unless that may be.
+        """
+        same = [names.setdefault(values[0], y) == y for names, y in zip(self.names, values)]
+        if not all(same) and not new:
+            raise GraphError(f"values {values} found")
+        return all(same)
+
+    def _weight(self, values: tuple[str, ...], weights: Sequence[Mapping[str, Array]]) -> None:
+        arrays = [held[name] for held, name in zip(weights, values)]
+        if values[0] in self._cut or all(array is arrays[0] for array in arrays):
             return
-        if not _same_contents(a, b):
-            raise GraphError(f"weights {x!r} and {y!r}, of other contents, found")
-        if a.shape != b.shape:
-            longer = a if all(p >= q for p, q in zip(a.shape, b.shape)) else b
-            self._cut[x] = longer, a.shape, b.shape
+        longest = max(arrays, key=lambda array: array.size)
+        if not all(_same_contents(longest, array) for array in arrays):
+            raise GraphError(f"weights {values}, of other contents, found")
+        shapes = [array.shape for array in arrays]
+        if len(set(shapes)) > 1:
+            self._cut[values[0]] = longest, [self.numbers.term(column) for column in zip(*shapes)]
 
-    def _attribute(self, one: Graph, other: Graph, a: Node, b: Node, fixed: Set[str]) -> None:
-        """Take note of the one attribute that differs, where it says shapes."""
-        differing = [(name, p, q) for (name, p), (_, q) in zip(a.items, b.items) if p != q]
-        name, p, q = differing[0]
-        cut = (a.operator, name) == ("slice", "stops") and a.inputs[0] in fixed
-        fits = cut or _same_attributes(one, other, a, b)
-        if len(differing) > 1 or not fits or len(p) != len(q):
-            raise GraphError(f"{a.label}: attributes {differing} found")
-        self._items[a.name] = name, p, q
+    def _attributes(self, nodes: Sequence[Node]) -> None:
+        """Take note of the attributes that differ, where they say shapes or places.
 
-    def at(self, shapes: Mapping[str, Ints], first: int = 0) -> tuple[Graph, dict[str, Array]]:
-        """Return the graph for inputs of these shapes, and the weights that are others in it.
+        Raises:
+            GraphError: they say something else.
+        """
+        node = nodes[0]
+        names = _SAYING.get(node.operator, () if node.inputs else ("shape",))
+        if node.spec.view == "reshape":
+            names = ("shape",)
+        found = self._items[node.name] = {}
+        for items in zip(*(n.items for n in nodes)):
+            name, values = items[0][0], [value for _, value in items]
+            if all(item == items[0] for item in items):
+                continue
+            if name not in names or len({len(value) for value in values}) > 1:
+                raise GraphError(f"{node.label}: attributes {items} found")
+            found[name] = [self.numbers.term(column) for column in zip(*values)]
+
+    def at(
+        self, shapes: Mapping[str, Ints], first: int = 0
+    ) -> tuple[Graph, dict[str, Array], list[int]]:
+        """Return the graph for inputs of shapes, the weights that are others in it, its numbers.
 
         first: of the nodes that may be others than in the first graph.
 
@@ -253,74 +359,51 @@ class Between:
             GraphError: it is not known.
         """
         known = self.graph
-        numbers, weights = self.numbers(shapes), dict[str, Array]()
-        tensors = {n: replace(known.tensors[n], shape=shapes[n]) for n in self._inputs}
-        for name in known.roles:
-            if name in self._cut:
-                longer, one, other = self._cut[name]
-                shape = self.extents(one, other, numbers)
-                if any(now > most for now, most in zip(shape, longer.shape)):
-                    raise GraphError(f"weight {name!r}: more rows needed")
-                weights[name] = longer[tuple(map(slice, shape))]
-                tensors[name] = replace(known.tensors[name], shape=shape)
-            elif name not in tensors:
-                tensors[name] = known.tensors[name]
+        numbers, weights, tensors = list[int](), dict[str, Array](), dict(known.tensors)
+        for name in self._inputs:
+            self._check(name, shapes[name], numbers)
+            tensors[name] = replace(tensors[name], shape=shapes[name])
         nodes, signatures = list(known.nodes[:first]), dict[str, Signature]()
-        tensors.update((name, known.tensors[name]) for node in nodes for name in node.outputs)
+        for node in known.nodes[:first]:
+            for name in node.outputs:
+                self._check(name, tensors[name].shape, numbers)
+        lengthened = set(self._cut)
         for node in known.nodes[first:]:
+            if not lengthened.isdisjoint(node.inputs):
+                self._lengthen(lengthened.intersection(node.inputs), tensors, weights, numbers)
+                lengthened.difference_update(node.inputs)
             if node.name in self._items:
-                name, one, other = self._items[node.name]
-                value = self.extents(one, other, numbers)
-                items = tuple((n, value if n == name else v) for n, v in node.items)
-                node = replace(node, items=items)
+                says = {
+                    name: tuple(term.at(numbers) for term in terms)
+                    for name, terms in self._items[node.name].items()
+                }
+                node = replace(node, items=tuple((n, says.get(n, v)) for n, v in node.items))
             nodes.append(node)
             made = signatures[node.name] = bound(node, [tensors[i] for i in node.inputs])
             for name, spec in zip(node.outputs, made.output_specs):
-                # What repeats is written otherwise.
-                if any(now < 2 <= was for now, was in zip(spec.shape, known.tensors[name].shape)):
-                    raise GraphError(f"{node.label}: an extent of less than 2 found")
+                self._check(name, spec.shape, numbers)
                 tensors[name] = spec
+        self._lengthen(lengthened, tensors, weights, numbers)
         found = replace(known, nodes=tuple(nodes), tensors=tensors)
         found.know(signatures)
-        return found, weights
+        return found, weights, numbers
 
-    def extents(self, one: Ints, other: Ints, numbers: Ints) -> Ints:
-        """Return what is to stand where two graphs have other extents.
-
-        On the line through both, if they depend on one number; of several, multiples of products.
-
-        one, other: what stands in them. numbers: those that inputs have (`numbers`).
-
-        Raises:
-            GraphError: it is not known.
-        """
-        found, by_ends = list[int](), dict(zip(self._numbers, numbers))
-        for a, b in zip(one, other):
-            if not self.one_number:
-                times, of = self._multiple(a, b)
-                found.append(times * math.prod(by_ends[each] for each in of))
-                continue
-            ((first, second),), number = self._numbers, numbers[0]
-            part, rest = divmod((b - a) * (number - first), second - first)
-            if rest or a + part < 0:
-                raise GraphError("no whole extent found")
-            found.append(a + part)
-        return tuple(found)
-
-    def _multiple(self, a: int, b: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """Return which multiple of a product of numbers two extents are, in their graphs.
+    def _lengthen(
+        self,
+        names: Iterable[str],
+        tensors: dict[str, TensorSpec],
+        weights: dict[str, Array],
+        numbers: list[int],
+    ) -> None:
+        """Take of weights what goes as far as extents do.
 
         Raises:
-            GraphError: of none, or of several.
+            GraphError: they would have to be longer than any is.
         """
-        if a == b:
-            return a, ()
-        found = []
-        for count in range(1, len(self._numbers) + 1):
-            for of in combinations(self._numbers, count):
-                before, after = (math.prod(side) for side in zip(*of))
-                if a % before == 0 and a // before * after == b:
-                    found.append((a // before, of))
-        if len(found) != 1:
-            raise GraphError(f"extents {a} and {b} found, which several numbers determine")
-        return found[0]
+        for name in names:
+            longest, terms = self._cut[name]
+            shape = tuple(term.at(numbers) for term in terms)
+            if any(not 0 <= now <= most for now, most in zip(shape, longest.shape)):
+                raise GraphError(f"weight {name!r}: more rows needed")
+            weights[name] = longest[tuple(map(slice, shape))]
+            tensors[name] = replace(tensors[name], shape=shape)

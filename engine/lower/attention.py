@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from soapstone.engine.lower.attention_parts import before_swap, number, unguarded, unscaled
-from soapstone.engine.lower.by_extents import by_extents
 from soapstone.engine.lower.fold import Site
+from soapstone.ir.by_extents import by_extents
 from soapstone.ir.graph import Node
 from soapstone.ir.tensor import Array
 from soapstone.kernels.registry import variants

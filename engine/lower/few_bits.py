@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import BITS, WIDE
-from soapstone.engine.lower.by_extents import by_extents
 from soapstone.engine.lower.fold import Fold, Site
+from soapstone.ir.by_extents import by_extents
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.products.nbits import KINDS, WHOLE
 from soapstone.kernels.entry import BFLOAT16

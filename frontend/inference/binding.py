@@ -14,7 +14,6 @@ import numpy as np
 
 from soapstone.engine.constants import Constants, Found
 from soapstone.engine.lower import fold_weights, split_constants
-from soapstone.engine.lower.by_extents import Choice, noted
 from soapstone.engine.lower.few_bits import ROUNDING
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.served import Served
@@ -24,6 +23,7 @@ from soapstone.frontend.inference.extended import Extended, Known
 from soapstone.frontend.inference.followed import Followed
 from soapstone.frontend.inference.foretold import Foretold
 from soapstone.frontend.inference.sources import Notes, Source
+from soapstone.ir.by_extents import Choice, noted
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.precision import SINGLE

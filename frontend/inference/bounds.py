@@ -167,7 +167,7 @@ class Bounds:
         if known.notes is not None and self._binder.extends and plain and not self._telling:
             foretold = self._binder.packed.foretold
             serve = partial(self._binder.serve, self.session)
-            foretold.begin(source, given, known, make, serve)
+            foretold.begin(source, given, make, serve)
             if self._binder.serves:
                 foretold.later(serve)
 

@@ -1,28 +1,26 @@
-"""A model's graph for a new shape of inputs, out of those for two others.
+"""A model's graph for a new shape of inputs, out of those for others.
 
-A graph is translated and folded for the first shapes that come. Where two such graphs differ in
-extents alone (`ir/extents.py`), and the model is known to depend on these by shapes alone
-(`Source.noted`), the graph for another is the first one with other extents. The first time, that
-is compared with the one that is made: a pair that foretold it is trusted from then on.
+A graph is translated and folded for the first shapes that come. Where three such graphs or more
+differ in extents alone (`ir/extents.py`), and the model is known to depend on these by shapes alone
+(`Source.noted`), the graph for another is the first one with other extents.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from functools import cached_property
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soapstone.engine.lower.by_extents import Choice
-from soapstone.engine.served import Served, ServedBetween
+from soapstone.engine.served import Served, ServedFamily
 from soapstone.frontend.inference.sources import Notes
+from soapstone.ir.by_extents import Choice
 from soapstone.ir.errors import GraphError
-from soapstone.ir.extents import Between, same
+from soapstone.ir.extents import Family, Numbers, Term
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 from soapstone.records import dataclass
@@ -30,7 +28,8 @@ from soapstone.records import dataclass
 if TYPE_CHECKING:
     from soapstone.ir.files.layouts import Layouts
 
-_MOST = 8  # graphs, pairs of them that are trusted, and others, that are kept
+_MOST = 16  # graphs, and families of them, that are kept
+_LEAST = 3  # graphs of a family: two are on any line
 Shapes = Mapping[str, tuple[int, ...]]  # of inputs, by name
 
 
@@ -81,222 +80,220 @@ class Known:
 
 
 class Extended:
-    """The graphs of a model that were made last, and what lies between them."""
+    """The graphs of a model that were made last, and families of such."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[Shapes, Known]] = []
-        self._pairs: list[_Pair] = []
+        self._families: list[_Family] = []
         self._lock = threading.Lock()  # of who takes note; who asks waits for none
 
     def note(self, shapes: Shapes, known: Known, weights: Mapping[str, Array]) -> None:
         """Take note of a graph that was made for inputs of these shapes."""
-        with self._lock:
-            self._note(shapes, known, weights)
-
-    def _note(self, shapes: Shapes, known: Known, weights: Mapping[str, Array]) -> None:
-        self._compare(shapes, known, weights)
         if known.notes is None:
             return
-        found: dict[bool, _Pair] = {}  # the latest of one number, and of several
-        for before, other in self._seen:
-            if before.keys() != shapes.keys() or before == shapes or other.notes is None:
-                continue
-            if not alike(known.notes, other.notes, between=True):
-                continue
-            held = {**weights, **known.constants, **other.constants}
+        with self._lock:
+            like = [(shapes, known)] + [
+                (before, other)
+                for before, other in self._seen
+                if before != shapes and _written_alike(known, shapes, other, before)
+            ]
             with suppress(GraphError):
-                pair = _Pair(Between(known.graph, other.graph, held), known, other)
-                found.setdefault(pair.between.one_number, pair)
-            if True in found:
-                break
-        pairs = [*found.values(), *self._pairs]
-        kept = [[pair for pair in pairs if pair.trusted is each] for each in (True, False)]
-        self._pairs = [pair for each in kept for pair in each[:_MOST]]
-        self._seen = [(shapes, known), *self._seen][:_MOST]
+                if len(like) >= _LEAST:
+                    self._families = [_Family(like, weights), *self._families][:_MOST]
+            self._seen = [(shapes, known), *self._seen][:_MOST]
 
     def at(self, shapes: Shapes, plain: bool = False) -> Known | None:
         """Return the graph for inputs of these shapes, or None where it has to be made.
 
         plain: whether it is launched as those of `serve` are.
         """
-        trusted = [pair for pair in self._pairs if pair.trusted]
-        for pair in trusted if plain else ():
-            served = pair.served_at(shapes)
+        families = self._families
+        for family in families if plain else ():
+            served = family.served_at(shapes)
             if served is not None:
                 return served
         for seen, known in self._seen:
             if seen == shapes:
                 return known
-        for pair in trusted:
-            found = pair.at(shapes)
+        for family in families:
+            found = family.at(shapes)
             if found is not None:
-                return Known.of(*found, pair.known.outputs, None, None, pair.known.notes)
+                return found
         return None
 
     @property
     def waits(self) -> bool:
-        """Whether there are pairs of which it is not known yet how others are launched."""
-        return any(pair.trusted and pair.served is None for pair in self._pairs)
+        """Whether there are families of which it is not known yet how others are launched."""
+        return any(family.served is None for family in self._families)
 
     def serve(self, make: Callable[[Known], Served]) -> None:
-        """Find out how graphs are launched that trusted pairs foretell.
-
-        It is taken to be arithmetic too where that holds for all others that were made, at least
-        for a third.
+        """Find out how graphs are launched that families foretell.
 
         make: returns how a graph is.
         """
-        for pair in [each for each in self._pairs if each.trusted and each.served is None]:
-            pair.serve(make, self._seen)
-
-    def _compare(self, shapes: Shapes, made: Known, weights: Mapping[str, Array]) -> None:
-        """Trust the pairs that foretell the graph that was made for these shapes; drop others."""
-        kept = list[_Pair]()
-        for pair in self._pairs:
-            found = pair.at(shapes)
-            if found is not None:
-                held = {**weights, **made.constants}
-                foretold = {**weights, **pair.known.constants, **found[1]}
-                noted = alike(made.notes, pair.known.notes, between=True)
-                if not noted or not same(made.graph, found[0], held, foretold):
-                    continue
-                before = pair.trusted
-                pair.foretold(shapes)
-                if pair.trusted and not before:
-                    kept.insert(0, pair)  # what comes now is like it: others have had their time
-                    continue
-            kept.append(pair)
-        self._pairs = kept
+        for family in [each for each in self._families if each.served is None]:
+            family.serve(make)
 
 
-def alike(one: Notes | None, other: Notes | None, *, between: bool = False) -> bool:
-    """Return whether the same was noted of two graphs, in which one number differs.
+def alike(one: Notes | None, other: Notes | None, *, cut: bool = True) -> bool:
+    """Return whether the same was noted of two graphs.
 
-    between: or what holds for numbers between those alone.
+    cut: of how parts are cut, too.
     """
-    if one is None or other is None:
+    if one is None or other is None or len(one) != len(other):
         return False
-    sides = (
-        [note.said if between else note.exact or note.said for note in side]
-        for side in (one, other)
+    return all(
+        a.said == b.said
+        and (a.cut is None) == (b.cut is None)
+        and (not cut or a.cut == b.cut)
+        and [each.name for each in a.bent] == [each.name for each in b.bent]
+        and [each[:2] for each in a.several] == [each[:2] for each in b.several]
+        for a, b in zip(one, other)
     )
-    return next(sides) == next(sides)
 
 
-class _Pair:
-    """Two graphs of a model.
-
-    known: the first. trusted: whether they foretold a third; where several numbers differ, as many
-        that these are known to vary apart from each other; and where what was noted of both is the
-        same, but follows from several numbers, as many as show that it is a constant.
-    """
-
-    def __init__(self, between: Between, known: Known, other: Known) -> None:
-        self.between, self.known, self.other, self.trusted = between, known, other, False
-        self.served: ServedBetween | bool | None = None  # None: not known yet, False: it is not
-        # What parts are cut of, where that differs, lies between what it is in both.
-        self._within = not alike(known.notes, other.notes)
-        sides = zip(known.notes or (), other.notes or ())
-        several = any(one.several for one, two in sides if one.exact != two.exact)
-        if self._within and several and not between.one_number:
-            raise GraphError("parts of what follows from several numbers found")
-        self._choices = _alike_chosen(known, other)
-        for choice, extents in self._choices:
-            between.check(choice.extents, extents)
-        self._points = None if between.one_number else between.ends
-        self._degree = 1 if known.notes == other.notes else len(between.ends[0])
-
-    def foretold(self, shapes: Shapes) -> None:
-        """Take note that they foretold the graph for these shapes."""
-        if self._points is not None:
-            self._points.append(self.between.numbers(shapes))
-        self.trusted = self._points is None or _spans(self._points, self._degree)
-
-    def serve(
-        self, make: Callable[[Known], Served], others: Sequence[tuple[Shapes, Known]]
-    ) -> None:
-        """Find out how the graphs that they foretell are launched; see `Extended.serve`.
-
-        others: graphs that were made, of which some may be such.
-        """
-        thirds = [
-            (shapes, known)
-            for shapes, known in others
-            if known not in (self.known, self.other) and self.at(shapes) is not None
-        ]
-        points = [*self.between.ends, *(self.between.numbers(shapes) for shapes, _ in thirds)]
-        self.served = False
-        if thirds and (self.between.one_number or _spans(points, 1)):
-            with suppress(GraphError):
-                made = ServedBetween(make(self.known), make(self.other))
-                if all(made.foretells(shapes, make(known)) for shapes, known in thirds):
-                    self.served = made
-
-    def served_at(self, shapes: Shapes) -> Known | None:
-        """Return the graph for inputs of these shapes and what is bound of it, or None."""
-        if not isinstance(self.served, ServedBetween):
-            return None
-        try:
-            self._check(shapes)
-            served = self.served.at(shapes)
-        except GraphError:
-            return None
-        outputs, notes = self.known.outputs, self.known.notes
-        return Known(lambda: self.between.at(shapes), outputs, notes=notes, served=served)
-
-    def at(self, shapes: Shapes) -> tuple[Graph, Mapping[str, Array]] | None:
-        """Return the graph for inputs of these shapes and its own weights, or None: not known."""
-        try:
-            self._check(shapes)
-            return self.between.at(shapes)
-        except GraphError:
-            return None
-
-    def _check(self, shapes: Shapes) -> None:
-        """Check that what is known of both graphs is known of that for these shapes.
-
-        Raises:
-            GraphError: it is not.
-        """
-        if self._within:
-            ends = zip(*self.between.ends)
-            for now, both in zip(self.between.numbers(shapes), ends, strict=True):
-                if not min(both) <= now <= max(both):
-                    raise GraphError("a number beyond those of two graphs found")
-        numbers = self.between.numbers(shapes) if self._choices else ()
-        for (rule, one, chosen), other in self._choices:
-            if rule(*self.between.extents(one, other, numbers)) is not chosen:
-                raise GraphError("extents found for which passes choose otherwise")
+def _choices(known: Known) -> list[Choice]:
+    """Return what was chosen by extents for a graph: by its translation, then by passes."""
+    return [*(note.cut for note in known.notes or () if note.cut is not None), *known.choices]
 
 
 def chosen_alike(one: Known, other: Known) -> bool:
-    """Return whether passes chose the same for two graphs, by whatever extents."""
-    sides = ([(each.rule, each.chosen) for each in known.choices] for known in (one, other))
+    """Return whether the same was chosen for two graphs, by whatever extents."""
+    sides = ([(each.rule, each.chosen) for each in _choices(known)] for known in (one, other))
     return next(sides) == next(sides)
 
 
-def _alike_chosen(one: Known, other: Known) -> list[tuple[Choice, tuple[int, ...]]]:
-    """Return the different choices of passes on a graph, and the extents of each in another.
+def _written_alike(one: Known, shapes: Shapes, other: Known, others: Shapes) -> bool:
+    """Return whether two graphs, for inputs of these shapes, may differ in extents alone."""
+    few = (
+        [(name, [extent < 2 for extent in shape]) for name, shape in each.items()]
+        for each in (shapes, others)
+    )
+    return (
+        next(few) == next(few)  # what repeats is written otherwise
+        and alike(one.notes, other.notes, cut=False)
+        and chosen_alike(one, other)
+    )
+
+
+class _Family:
+    """Graphs of a model, three or more, that foretell others.
+
+    Args:
+        like: they, with the shapes of their inputs; the one made last first. Others that are not
+            like it are left out.
+        weights: of the model.
 
     Raises:
-        GraphError: something was chosen otherwise there.
+        GraphError: too few are, or they do not foretell others.
     """
-    if not chosen_alike(one, other):
-        raise GraphError("other choices of passes found")
-    return list(dict.fromkeys((a, b.extents) for a, b in zip(one.choices, other.choices)))
+
+    def __init__(self, like: Sequence[tuple[Shapes, Known]], weights: Mapping[str, Array]) -> None:
+        (shapes, first), *others = like
+
+        def family(*members: Known) -> Family:
+            held = [{**weights, **known.constants} for known in members]
+            return Family([known.graph for known in members], held)
+
+        of = [(shapes, first)]
+        for shape, known in others:
+            with suppress(GraphError):
+                family(first, known)
+                of.append((shape, known))
+        if len(of) < _LEAST:
+            raise GraphError(f"{len(of)} graphs found that are alike; {_LEAST} needed")
+        self._of = [known for _, known in of]
+        self._family = family(*self._of)
+        self.served: ServedFamily | bool | None = None  # None: not known yet, False: it is not
+        _check_vary(self._family.given)
+        _check_apart([shape for shape, _ in of], [known.notes or () for known in self._of])
+        self._rules = self._chosen(self._family.numbers)
+
+    def _chosen(self, numbers: Numbers) -> list[tuple[Choice, list[Term]]]:
+        """Return the different choices by extents, and what these extents are.
+
+        Raises:
+            GraphError: that is not known.
+        """
+        found = dict.fromkeys(
+            (choices[0], tuple(zip(*(each.extents for each in choices))))
+            for choices in zip(*map(_choices, self._of), strict=True)
+        )
+        return [(first, [numbers.term(each) for each in columns]) for first, columns in found]
+
+    def serve(self, make: Callable[[Known], Served]) -> None:
+        """Find out how the graphs that they foretell are launched; see `Extended.serve`."""
+        self.served = False
+        with suppress(GraphError):
+            served = ServedFamily([make(known) for known in self._of])
+            self._served_rules = self._chosen(served.numbers)
+            self.served = served
+
+    def served_at(self, shapes: Shapes) -> Known | None:
+        """Return the graph for inputs of these shapes and what is bound of it, or None."""
+        if not isinstance(self.served, ServedFamily):
+            return None
+        try:
+            served, numbers = self.served.at(shapes)
+            _check_chosen(self._served_rules, numbers)
+        except GraphError:
+            return None
+        first = self._of[0]
+        return Known(
+            lambda: self._family.at(shapes)[:2], first.outputs, notes=first.notes, served=served
+        )
+
+    def at(self, shapes: Shapes) -> Known | None:
+        """Return the graph for inputs of these shapes with its own weights, or None: not known."""
+        try:
+            graph, weights, numbers = self._family.at(shapes)
+            _check_chosen(self._rules, numbers)
+        except GraphError:
+            return None
+        first = self._of[0]
+        return Known.of(graph, weights, first.outputs, None, None, first.notes)
 
 
-def _spans(points: Sequence[tuple[int, ...]], degree: int) -> bool:
-    """Return whether sums of multiples of products of numbers are equal if they are at points.
+def _check_chosen(rules: Iterable[tuple[Choice, Sequence[Term]]], numbers: Sequence[int]) -> None:
+    """Check that the same is chosen where extents are made of these numbers.
 
-    degree: how many different numbers are in a product at most.
+    Raises:
+        GraphError: it is not.
     """
-    numbers = np.array(points, np.float64)
-    numbers /= numbers.max(axis=0)
-    count = numbers.shape[1]
-    products = [
-        numbers[:, list(of)].prod(1)
-        for n in range(degree + 1)
-        for of in combinations(range(count), n)
-    ]
-    return bool(np.linalg.matrix_rank(np.stack(products, 1)) == len(products))
+    for (rule, _, chosen), terms in rules:
+        if rule(*(term.at(numbers) for term in terms)) != chosen:
+            raise GraphError("extents found for which something else is chosen")
+
+
+def _check_apart(shapes: Sequence[Shapes], notes: Sequence[Notes]) -> None:
+    """Check that what is the same in all graphs is a constant.
+
+    A sum of multiples of extents is, where these vary apart from each other; and what follows from
+    an extent behind strides, where this varies, unless nothing does that it follows from.
+
+    Raises:
+        GraphError: it may be otherwise for others.
+    """
+    for same in set(zip(*([(note.several, note.bent) for note in each] for each in notes))):
+        for extents in zip(*(bent for _, bent in same)):
+            origins = {place for each in extents for place in each.origin}
+            varies = any(len({shape[name][axis] for shape in shapes}) > 1 for name, axis in origins)
+            if varies and len({each.extent for each in extents}) == 1:
+                raise GraphError("an extent behind strides found that does not vary")
+        _check_vary({tuple(each.extent for each in all_) for all_ in zip(*(s for s, _ in same))})
+
+
+def _check_vary(columns: Iterable[tuple[int, ...]]) -> None:
+    """Check that no extent is a sum of multiples of others in all graphs, and a number.
+
+    columns: an extent in each of the graphs, that of another behind it.
+
+    Raises:
+        GraphError: one may be.
+    """
+    varied = {column for column in columns if len(set(column)) > 1}
+    if varied:
+        numbers = np.array([[1] * len(next(iter(varied))), *varied], np.float64).T
+        numbers /= numbers.max(axis=0)
+        if np.linalg.matrix_rank(numbers) <= len(varied):
+            raise GraphError("extents that vary together found")

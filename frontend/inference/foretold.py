@@ -7,24 +7,26 @@ the first other length or number of rows comes, which waits for no translation.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import cycle
 
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.inference.extended import Known, chosen_alike
+from soapstone.frontend.inference.extended import Known
 from soapstone.frontend.inference.sources import Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
 from soapstone.runtime.forks import wait_for
 
 _FEW = 12  # of which a half and three quarters differ
+_TURNS = 7  # graphs of a group that are made at most
+_SHOWN = 2  # graphs of a group that others foretell, which is enough
+_MANY = 30  # rows
+_STEP = 3  # eighths of what lies between that the next one is further
 
 Given = Mapping[str, Array]
 Dim = int | str | None
-Change = Callable[[int], int]  # of an extent
 
 
 class Foretold:
@@ -45,19 +47,17 @@ class Foretold:
         self,
         source: Source,
         given: Given,
-        first: Known,
         make: Callable[[Given], Known | None],
         then: Callable[[], None],
     ) -> None:
         """Begin to make them, if that has not begun.
 
-        given: the inputs that came. first: the graph for them. make: returns that for others and
-        takes note of it, or None where it depends on their contents. then: is done when some are
-        made, and when all are.
+        given: the inputs that came. make: returns the graph for others and takes note of it, or
+        None where it depends on their contents. then: is done when some are made.
         """
         if self._stopped or not self._first.acquire(blocking=False):
             return
-        rows, lengths, short, apart, together = _others(source, given)  # none keeps what came
+        rows, *groups = _others(source, given)  # none keeps what came
 
         def made(inputs: Given) -> Known | None:
             if self._stopped:
@@ -71,13 +71,16 @@ class Foretold:
                 known = made(inputs)
                 if known is not None and source.rows:
                     self.rows = inputs, known
-            found = [made(inputs) for inputs in lengths]
-            then()
-            if found and found[0] and not chosen_alike(found[0], first):
-                found += map(made, short)
-            for inputs in (*apart, *together):
-                made(inputs)
-            then()
+            for group in groups:
+                foretold = 0
+                for inputs in group:
+                    known = made(inputs)
+                    foretold += known is not None and known.given is None
+                    if known is None or foretold == _SHOWN:
+                        break
+                then()
+                if group and not foretold:
+                    return  # so others would not be
 
         self._start(work)
 
@@ -100,16 +103,15 @@ class Foretold:
         self._stopped = True
 
 
-def _others(source: Source, given: Given) -> tuple[list[Given], ...]:
+def _others(source: Source, given: Given) -> list[list[Given]]:
     """Return inputs without contents of other extents than those given, in groups.
 
     First of one more row, where there are rows. Then of other lengths: extents beyond 1 that are no
-    numbers of rows. Three graphs with what came are one more than a pair, which counts once it has
-    foretold a third. One is odd and one even, and where they can be all are less, so that no
-    constant that is as long as they is larger than what came. A quarter of many is made too: what
-    two graphs cut of something is known of those between them alone. Then of short ones, around a
-    quarter, of which passes may choose otherwise; then of lengths that are equal in what came and
-    need not be; and last of several rows with other lengths.
+    numbers of rows; of several rows with other lengths; of short ones, of which passes may choose
+    otherwise; and of many rows, of which less is computed ahead. Each group ends where graphs that
+    were made foretell others. Lengths are odd and even, where they can be all are less than what
+    came, so that no constant that is as long as they is larger, and those that are equal in what
+    came vary apart.
     """
     extents = dict[Dim, int]()
     for field in source.inputs:
@@ -119,28 +121,30 @@ def _others(source: Source, given: Given) -> tuple[list[Given], ...]:
     several = {d: n for d, n in named.items() if d not in single}
     many = min(several.values(), default=0) >= 4 * _FEW
 
-    def of(*others: Change, rows: int = 0) -> Given:
-        turns = dict(zip(several, cycle(others)))
-        made = {d: turns[d](n) for d, n in several.items()} | {
-            d: n + rows for d, n in single.items()
-        }
+    def of(turn: int, least: int, most: int, rows: int = 0) -> Given:
+        made = {d: n + rows for d, n in single.items()}
+        for number, (d, n) in enumerate(several.items()):
+            made[d] = _between(n, turn * (number + 2) + number, least, most)
         shapes = {
             field.name: tuple(made.get(d, n) for d, n in zip(field.shape, given[field.name].shape))
             for field in source.inputs
         }
         return shapes_of(given, shapes)
 
-    lengths = [of(_quarter), of(_odd), of(_even)] if many else [of(_odd), of(_even)]
-    short = [of(_of(1, 8)), of(_of(3, 8)), of(_of(3, 16))] if many else []
-    apart = [of(_odd, _even), of(_even, _odd)] if len(set(several.values())) < len(several) else []
-    together = [of(_odd, rows=2), of(_even, rows=4)] if several or not source.rows else []
-    return (
-        [of(int, rows=1)] if single else [],
-        lengths if several else [],
-        short,
-        apart,
-        together if single else [],
-    )
+    def group(least: int, most: int, rows: Sequence[int]) -> list[Given]:
+        return [of(turn, least, most, number) for turn, number in enumerate(rows)]
+
+    turns = range(_TURNS)
+    groups = [[of(0, 8, 8, 1)] if single else []]
+    if several:
+        groups.append(group(4, 7, [0 for _ in turns]))
+    if single:
+        groups.append(group(4, 7, [2 + turn * turn for turn in turns]))
+    if many:
+        groups.append(group(1, 2, [0 for _ in turns]))
+    if single and several:
+        groups.append(group(4, 7, [_MANY + 9 * turn for turn in turns]))
+    return groups
 
 
 def shapes_of(given: Given, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Given:
@@ -152,20 +156,14 @@ def shapes_of(given: Given, shapes: Mapping[str, tuple[int, ...]] | None = None)
     }
 
 
-def _odd(extent: int) -> int:
-    return extent // 2 | 1 if extent >= _FEW else _FEW + 1
-
-
-def _quarter(extent: int) -> int:
-    return extent // 4 | 1
-
-
-def _of(part: int, whole: int) -> Change:
-    return lambda extent: part * extent // whole
-
-
-def _even(extent: int) -> int:
-    return 3 * extent // 4 & ~1 if extent >= _FEW else _FEW + 4
+def _between(extent: int, turn: int, least: int, most: int) -> int:
+    """Return the extent of a turn, between so many eighths of one; odd and even ones in turns."""
+    low, high = least * extent // 8, most * extent // 8
+    if least == most:
+        return low
+    if extent < _FEW:
+        return _FEW + 1 + turn
+    return low + (1 + turn * (_STEP * (high - low) // 8 | 1)) % (high - low + 1)
 
 
 __all__ = ["Foretold", "shapes_of"]

@@ -17,7 +17,7 @@ from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedE
 from soapstone.frontend.onnx.file.read import Source
 from soapstone.frontend.onnx.file.tensors import frozen
 from soapstone.frontend.onnx.texts import PLACE, TextSpec, described, tabled
-from soapstone.frontend.onnx.values import Value, Wanted, sized
+from soapstone.frontend.onnx.values import Extent, Value, Wanted, sized
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
@@ -63,7 +63,10 @@ class Emitter:
 
     def offered(self, spec: TensorSpec, label: str, name: str) -> Value:
         """Return an input of the graph; of texts, which the graph does not have, a value alone."""
-        follows = tuple(frozenset([(name, *each, False)]) for each in enumerate(spec.shape))
+        follows = tuple(
+            frozenset([Extent(name, axis, extent, frozenset([(name, axis)]))])
+            for axis, extent in enumerate(spec.shape)
+        )
         made = Value(spec, label, name, follows=follows)
         if not made.is_text:
             made = replace(made, name=self.builder.input(name, spec.shape, spec.dtype))

@@ -4,8 +4,9 @@ Numbers that are made of extents (`Shape` and sums, parts and multiples of it) a
 extent. They may say shapes. Where anything else is done with one, its contents are noted: that two
 graphs for different extents have noted the same shows that these were constants in both, hence for
 all extents. Operators whose translation may go by other thresholds of extents make a graph uneven.
-Extents of values may follow from those of inputs in steps, as behind strides: where such are used
-as numbers or places, the extents of inputs that they follow from are noted.
+Extents of values may follow from those of inputs in steps, as behind strides: such are numbers of
+their own, which others are linear in. Where a translation goes by where parts lie that are cut, the
+rule of that is noted with the numbers that it goes by.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from soapstone.frontend.onnx.values import EVEN, PLAIN, RULES, Even, Extents, Slot, Value, domain_of
+from soapstone.frontend.onnx.values import (
+    EVEN,
+    PLAIN,
+    RULES,
+    Even,
+    Extent,
+    Extents,
+    Slot,
+    Value,
+    domain_of,
+)
+from soapstone.ir.by_extents import Choice
 from soapstone.ir.spec import operator_of_onnx
 
 if TYPE_CHECKING:
@@ -29,14 +41,16 @@ class Note(NamedTuple):
     Attributes:
         said: equal for two graphs where what was made of extents is a constant in both.
         several: what contents follow from that are made of several extents: such may be equal
-            without being constants, unless it is one number that all these extents are.
-        exact: where `said` is of parts that are cut, the extents that they are cut of: what is said
-            of two extents alike holds for those between them, and for no others.
+            without being constants, unless these extents vary apart from each other.
+        bent: what they follow from that lies behind strides: this may be equal in graphs without
+            being a constant.
+        cut: how parts are cut, by the extents that they are cut of and their ends.
     """
 
     said: tuple[str, ...]
-    several: tuple[str, ...] = ()
-    exact: tuple[str, ...] = ()
+    several: tuple[Extent, ...] = ()
+    bent: tuple[Extent, ...] = ()
+    cut: Choice | None = None
 
 
 UNEVEN = Note(("uneven",))
@@ -65,12 +79,10 @@ def marked(
     picked = _picked(node, inputs)
     told = any(each.told for each in given)
     results, note = _told(node, mark, inputs, results)
-    bent = _NONE
-    if picked is None and (told or note is not None or (mark and mark.places)):
-        bent = frozenset(each for each in _all(given) if each[3])
-    if bent and note != UNEVEN:
-        said, several, *exact = note or Note(())
-        note = Note((*said, *map(str, sorted(bent))), several, *exact)
+    if picked is None and note != UNEVEN and (told or note is not None or (mark and mark.places)):
+        bent = tuple(sorted((each for each in _all(given) if each.bent), key=_place))
+        if bent:
+            note = (note or Note(()))._replace(bent=bent)
     results = [
         replace(each, follows=picked or _follows(node, mark or PLAIN, inputs, given, each))
         if isinstance(each, Value)
@@ -125,7 +137,11 @@ def _follows(
     if mark.strided and len(x.follows) == rank:
         strides = attributes.get("strides") or [1] * (rank - 2)
         spatial = zip(x.follows[2:], strides)
-        return (*x.follows[:2], *(_bent(each) if s != 1 else each for each, s in spatial))
+        behind = (
+            _bent(each, made, axis) if stride != 1 else each
+            for axis, (each, stride) in enumerate(spatial, 2)
+        )
+        return (*x.follows[:2], *behind)
     if node.op_type == "Transpose" and len(x.follows) == rank:
         order = attributes.get("perm") or range(rank)[::-1]
         return tuple(x.follows[axis] for axis in order)
@@ -137,8 +153,14 @@ def _follows(
     return (_all(given),) * rank
 
 
-def _bent(extents: Extents) -> Extents:
-    return frozenset((name, axis, extent, True) for name, axis, extent, _ in extents)
+def _bent(extents: Extents, made: Value, axis: int) -> Extents:
+    """Return the extent behind strides of what a window moves over, as a number of its own."""
+    origin = frozenset[tuple[str, int]]().union(*(each.origin for each in extents))
+    return frozenset([Extent(made.label, axis, made.shape[axis], origin)])
+
+
+def _place(extent: Extent) -> tuple[str, int, int]:
+    return extent[:3]
 
 
 def _told(
@@ -171,7 +193,7 @@ def _told(
     contents = [each for at in told if isinstance(each := inputs[at], Value)]
     arrays = [each.array.tobytes().hex() for each in contents if each.array is not None]
     sources = [_all([each]) for each in contents]
-    several = [str(each) for all_ in sources if len(all_) > 1 for each in sorted(all_)]
+    several = [each for all_ in sources if len(all_) > 1 for each in sorted(all_, key=_place)]
     return results, Note((kind, *arrays), tuple(several))
 
 
@@ -201,28 +223,28 @@ def _within(kind: str, inputs: Sequence[Slot | None]) -> bool:
 def _cut(inputs: Sequence[Slot | None]) -> Note | None:
     """Return what is to be noted of a part that is cut, or None where too little is known.
 
-    Ends are linear in extents, as axes are. Where each lies within its axis, or none does, for two
-    extents, so it does for those between them.
+    Ends are linear in extents, as axes are, so how they lie is known for others.
     """
     data, *given = [each for each in inputs if isinstance(each, Value)]
     arrays = [each.array.tolist() for each in given if each.array is not None]
     if len(arrays) < len(inputs) - 1 or len(arrays) not in (3, 4):
         return None
     axes = [axis % data.rank for axis in arrays[2]]
-    along = data.follows if len(data.follows) == data.rank else [_all([data])] * data.rank
-    sources = _NONE.union(_all(given), *(along[axis] for axis in axes))
-    if any(bent for *_, bent in sources) or any(step != 1 for each in arrays[3:] for step in each):
+    if any(step != 1 for each in arrays[3:] for step in each):
         return None
-    said, exact = ["Slice"], ["Slice"]
-    for start, end, axis in zip(*arrays[:2], axes):
-        extent = data.shape[axis]
+    ends = tuple(zip((data.shape[axis] for axis in axes), *arrays[:2]))
+    numbers = tuple(number for each in ends for number in each)
+    return Note(("Slice", *map(str, axes)), cut=Choice(_lies, numbers, _lies(*numbers)))
+
+
+def _lies(*numbers: int) -> tuple[bool, ...]:
+    """Return how parts lie in the axes that they are cut of: an extent, start and end of each."""
+    found = list[bool]()
+    for extent, start, end in zip(*(numbers[n::3] for n in range(3))):
         low, high = (bound + extent * (bound < 0) for bound in (start, end))
-        within = [0 <= bound <= extent for bound in (low, high)]
-        empty = min(max(low, 0), extent) > min(max(high, 0), extent)
-        said += map(str, (axis, start < 0, end < 0, *within, empty))
-        exact += map(str, (extent, start, end))
-    several = tuple(map(str, sorted(sources))) if len(sources) > 1 else ()
-    return Note(tuple(said), several, tuple(exact))
+        found += (start < 0, end < 0, *(0 <= bound <= extent for bound in (low, high)))
+        found.append(min(max(low, 0), extent) > min(max(high, 0), extent))
+    return tuple(found)
 
 
 def _number(slot: Slot | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.texts import TEXT
@@ -18,8 +18,26 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx.call import Call
 
 
-# What an extent depends on: an input, its axis, its extent there, and whether by more than a line.
-Extents = frozenset[tuple[str, int, int, bool]]
+class Extent(NamedTuple):
+    """A number that extents of values are made of, on a line.
+
+    Attributes:
+        name, axis: of an input, or of what an operator made whose strides leave that line.
+        extent: there. origin: the inputs, each with an axis, that it follows from.
+    """
+
+    name: str
+    axis: int
+    extent: int
+    origin: frozenset[tuple[str, int]]
+
+    @property
+    def bent(self) -> bool:
+        """Whether it is an operator's."""
+        return self.origin != {(self.name, self.axis)}
+
+
+Extents = frozenset[Extent]  # that one follows from
 
 
 @dataclass(frozen=True, eq=False)

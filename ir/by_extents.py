@@ -1,17 +1,17 @@
-"""What passes choose by extents, such as a kernel for few rows: noted where it is asked for.
+"""What is chosen by extents, such as a kernel for few rows: noted where it is asked for.
 
-A graph for other extents that is arithmetic on two (`ir/extents.py`) is written as these, so it is
+A graph for other extents that is arithmetic on some (`ir/extents.py`) is written as these, so it is
 one that passes would make only where they would choose alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
-Rule = Callable[..., bool]  # of extents
+Rule = Callable[..., Hashable]  # of extents
 
 
 class Choice(NamedTuple):
@@ -19,13 +19,13 @@ class Choice(NamedTuple):
 
     rule: Rule
     extents: tuple[int, ...]
-    chosen: bool
+    chosen: Hashable
 
 
 _NOTED: ContextVar[list[Choice] | None] = ContextVar("choices by extents", default=None)
 
 
-def by_extents(rule: Rule, *extents: int) -> bool:
+def by_extents(rule: Callable[..., bool], *extents: int) -> bool:
     """Return what a rule says of extents in the graph at hand, and take note of it.
 
     rule: a function of a module, of nothing else that differs between graphs of a model.
