@@ -13,7 +13,7 @@ from soapstone.engine.constants import Constants
 from soapstone.ir.graph import Graph
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import select
-from soapstone.native.memory import held, lying, run
+from soapstone.native.memory import Notes, held, lying, run
 
 COUNT = 3_000_001  # numbers: more than are copied at once, and no multiple of it
 
@@ -86,3 +86,19 @@ def _pages(path: Path) -> int:
     )
     assert found is not None
     return 1024 * int(found[1])
+
+
+@pytest.mark.onednn
+def test_weights_of_sequences_are_packed_once_for_all_lengths() -> None:
+    weights = np.random.default_rng(0).standard_normal((64, 32, 9)).astype(np.float32)
+    constants = Constants({"w": weights}, Graph("none", {}, {}, (), ()))
+    attributes = {"stride": (1,), "padding": (4, 4), "dilation": (1,), "groups": 1, "bias": False}
+    kept, made = [], []
+    for length in (40, 40, 56):
+        x, y = (np.zeros((2, channels, length), np.float32) for channels in (32, 64))
+        call = Call("conv1d", attributes, (x, constants.promised("w")), (y,), 1, frozenset([1]))
+        with Notes().taken() as notes:
+            kept.append(select(call, variant="onednn"))
+        assert not notes.read
+        made += [each for each, _, _ in notes.packed]
+    assert len({id(each) for each in made[:2]}) <= 1
