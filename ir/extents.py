@@ -88,7 +88,11 @@ def _same_contents(a: Array, b: Array) -> bool:
 
 Ints = tuple[int, ...]
 _MULTIPLIED = 24  # numbers of which products are looked at
-_SAYING = {"slice": ("starts", "stops"), "broadcast": ("shape",)}  # attributes that are extents
+_SAYING = {  # attributes that are extents
+    "slice": ("starts", "stops"),
+    "broadcast": ("shape",),
+    "resize": ("sizes",),
+}
 
 
 Way = tuple[int, int, int, Ints]  # a rest, parts, a whole, and which numbers are multiplied

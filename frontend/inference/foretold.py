@@ -23,6 +23,7 @@ _FEW = 12  # of which a half and three quarters differ
 _TURNS = 7  # graphs of a group that are made at most
 _SHOWN = 2  # graphs of a group that others foretell, which is enough
 _MANY = 30  # rows
+_MULTIPLES = 8  # of which sides of images are, where each level of a network halves them
 _STEP = 3  # eighths of what lies between that the next one is further
 
 Given = Mapping[str, Array]
@@ -67,14 +68,14 @@ class Foretold:
             return None
 
         def work() -> None:
-            for inputs in rows:
+            for inputs, _ in rows:
                 known = made(inputs)
                 if known is not None and source.rows:
                     self.rows = inputs, known
             for group in groups:
                 foretold = 0
-                for inputs in group:
-                    known = made(inputs)
+                for inputs, rounded in group:
+                    known = made(inputs) or made(rounded)
                     foretold += known is not None and known.given is None
                     if known is None or foretold == _SHOWN:
                         break
@@ -103,7 +104,7 @@ class Foretold:
         self._stopped = True
 
 
-def _others(source: Source, given: Given) -> list[list[Given]]:
+def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
     """Return inputs without contents of other extents than those given, in groups.
 
     First of one more row, where there are rows. Then of other lengths: extents beyond 1 that are no
@@ -111,7 +112,8 @@ def _others(source: Source, given: Given) -> list[list[Given]]:
     otherwise; and of many rows, of which less is computed ahead. Each group ends where graphs that
     were made foretell others. Lengths are odd and even, where they can be all are less than what
     came, so that no constant that is as long as they is larger, and those that are equal in what
-    came vary apart.
+    came vary apart. Beside each are the same with lengths that are multiples of eight, for models
+    that have no graph of others.
     """
     extents = dict[Dim, int]()
     for field in source.inputs:
@@ -121,21 +123,23 @@ def _others(source: Source, given: Given) -> list[list[Given]]:
     several = {d: n for d, n in named.items() if d not in single}
     many = min(several.values(), default=0) >= 4 * _FEW
 
-    def of(turn: int, least: int, most: int, rows: int = 0) -> Given:
+    def of(turn: int, least: int, most: int, rows: int = 0, multiples: int = 1) -> Given:
         made = {d: n + rows for d, n in single.items()}
         for number, (d, n) in enumerate(several.items()):
-            made[d] = _between(n, turn * (number + 2) + number, least, most)
+            extent = _between(n, turn * (number + 2) + number, least, most)
+            made[d] = max(multiples, extent // multiples * multiples)
         shapes = {
             field.name: tuple(made.get(d, n) for d, n in zip(field.shape, given[field.name].shape))
             for field in source.inputs
         }
         return shapes_of(given, shapes)
 
-    def group(least: int, most: int, rows: Sequence[int]) -> list[Given]:
-        return [of(turn, least, most, number) for turn, number in enumerate(rows)]
+    def group(least: int, most: int, rows: Sequence[int]) -> list[tuple[Given, Given]]:
+        turns = [(turn, least, most, number) for turn, number in enumerate(rows)]
+        return [(of(*turn), of(*turn, multiples=_MULTIPLES)) for turn in turns]
 
     turns = range(_TURNS)
-    groups = [[of(0, 8, 8, 1)] if single else []]
+    groups = [group(8, 8, [1]) if single else []]
     if several:
         groups.append(group(4, 7, [0 for _ in turns]))
     if single:

@@ -131,14 +131,19 @@ def _follows(
     x, rank = inputs[0], made.rank
     attributes = {each.name: list(each.ints) for each in node.attribute}
     if made.told:
+        several = node.op_type == "Mul" and sum(each.told for each in given) > 1
+        if several and made.array is not None:  # products of extents are numbers of their own
+            values = enumerate(made.array.ravel().tolist())
+            return tuple(_own(_all(given), made, at, value) for at, value in values)
         return (_all(given),)
     if any(each.told for each in given) or not isinstance(x, Value):
         return (_all(given),) * rank
-    if mark.strided and len(x.follows) == rank:
-        strides = attributes.get("strides") or [1] * (rank - 2)
+    if (mark.strided or mark.scaled) and len(x.follows) == rank:
+        strides = [0] if mark.scaled else attributes.get("strides") or [1]
+        strides *= 1 if len(strides) == rank - 2 else rank - 2
         spatial = zip(x.follows[2:], strides)
         behind = (
-            _bent(each, made, axis) if stride != 1 else each
+            each if stride == 1 else _own(each, made, axis, made.shape[axis])
             for axis, (each, stride) in enumerate(spatial, 2)
         )
         return (*x.follows[:2], *behind)
@@ -153,10 +158,10 @@ def _follows(
     return (_all(given),) * rank
 
 
-def _bent(extents: Extents, made: Value, axis: int) -> Extents:
-    """Return the extent behind strides of what a window moves over, as a number of its own."""
+def _own(extents: Extents, made: Value, at: int, number: int) -> Extents:
+    """Return what follows from extents, but on no line, as a number of its own."""
     origin = frozenset[tuple[str, int]]().union(*(each.origin for each in extents))
-    return frozenset([Extent(made.label, axis, made.shape[axis], origin)])
+    return frozenset([Extent(made.label, at, number, origin)])
 
 
 def _place(extent: Extent) -> tuple[str, int, int]:
@@ -182,8 +187,11 @@ def _told(
         return results, None if not (made or follows) else _even(node, mark, inputs)
     known = all(each is None or _number(each) for each in inputs)
     linear = mark is not None and mark.linear_in(told)
-    if linear and known and not made and all(map(_number, results)):
-        return [replace(each, told=True) for each in results if isinstance(each, Value)], None
+    if known and not made and all(map(_number, results)):
+        divided = kind == "Div" and told == [0]
+        if linear or divided or (kind == "Mul" and len(told) == 2):
+            numbers = [replace(each, told=True) for each in results if isinstance(each, Value)]
+            return numbers, _divided(inputs) if divided else None
     if mark is not None and told == [mark.shape] and _within(kind, inputs):
         return results, None if not made else _even(node, mark, inputs)
     if kind == "Slice" and 0 not in told and (note := _cut(inputs)) is not None:
@@ -195,6 +203,19 @@ def _told(
     sources = [_all([each]) for each in contents]
     several = [each for all_ in sources if len(all_) > 1 for each in sorted(all_, key=_place)]
     return results, Note((kind, *arrays), tuple(several))
+
+
+def _divided(inputs: Sequence[Slot | None]) -> Note:
+    """Return what is to be noted where numbers are divided: parts are linear while rests stay."""
+    arrays = [each.array for each in inputs if isinstance(each, Value) and each.array is not None]
+    pairs = np.stack(np.broadcast_arrays(*arrays), -1)
+    numbers = tuple(pairs.ravel().tolist())
+    return Note(("Div",), cut=Choice(_rests, numbers, _rests(*numbers)))
+
+
+def _rests(*numbers: int) -> tuple[tuple[bool, int], ...]:
+    """Return the signs of numbers, and what is left of them by the divisors behind them."""
+    return tuple((n < 0, n % by if by else n) for n, by in zip(numbers[::2], numbers[1::2]))
 
 
 def _within(kind: str, inputs: Sequence[Slot | None]) -> bool:

@@ -97,6 +97,7 @@ class Even:
         shape: the operand that may be made of extents, as a shape or where a constant is cut.
         aligned: extents of results follow from those of the operands, axis by axis from the last.
         strided: results have the first operand's extents, those of windows divided by strides.
+        scaled: results have the first operand's extents, those of images scaled by any number.
         places: attributes in the graph may be made of extents of operands.
     """
 
@@ -104,6 +105,7 @@ class Even:
     shape: int | None = None
     aligned: bool = False
     strided: bool = False
+    scaled: bool = False
     places: bool = False
 
     def linear_in(self, told: list[int]) -> bool:

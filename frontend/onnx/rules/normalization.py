@@ -10,7 +10,7 @@ import numpy as np
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.tensors import shape_of
-from soapstone.frontend.onnx.values import ALIGNED, Value, rule
+from soapstone.frontend.onnx.values import ALIGNED, Even, Value, rule
 
 
 @rule("BatchNormalization", even=ALIGNED)
@@ -81,7 +81,7 @@ def rms_normalization(n: Call) -> Any:
     return n.all("rms_norm", x, gamma, axis=axis - x.rank, epsilon=epsilon)[:1]
 
 
-@rule("Resize", "Upsample")
+@rule("Resize", "Upsample", even=Even(shape=3, scaled=True, places=True))
 def resize(n: Call) -> Value:
     x = n.value()
     scales, sizes, region = _resize_inputs(n, x)
