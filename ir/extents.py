@@ -106,6 +106,12 @@ class Term:
 
     def __init__(self, ways: Sequence[Way]) -> None:
         self._ways = ways
+        alone = len(ways) == 1 and ways[0][:3] == (0, 1, 1) and len(ways[0][3]) == 1
+        self._place = ways[0][3][0] if alone else -1  # of the number that it is
+
+    def within(self, most: int) -> bool:
+        """Return whether it is made of the first so many numbers alone."""
+        return all(place < most for *_, of in self._ways for place in of)
 
     def at(self, numbers: Sequence[int]) -> int:
         """Return it for other numbers.
@@ -113,6 +119,8 @@ class Term:
         Raises:
             GraphError: it is no whole number, or not the same in all ways.
         """
+        if self._place >= 0:
+            return numbers[self._place]
         found = set[int]()
         for rest, parts, whole, of in self._ways:
             value, over = divmod(parts * math.prod([numbers[each] for each in of]), whole)
@@ -352,6 +360,17 @@ class Family:
                 raise GraphError(f"{node.label}: attributes {items} found")
             found[name] = [self.numbers.term(column) for column in zip(*values)]
 
+    def given_at(self, shapes: Mapping[str, Ints]) -> list[int]:
+        """Return the numbers that inputs of these shapes have.
+
+        Raises:
+            GraphError: such are none of the family.
+        """
+        numbers = list[int]()
+        for name in self._inputs:
+            self._check(name, shapes[name], numbers)
+        return numbers
+
     def at(
         self, shapes: Mapping[str, Ints], first: int = 0
     ) -> tuple[Graph, dict[str, Array], list[int]]:
@@ -362,10 +381,9 @@ class Family:
         Raises:
             GraphError: it is not known.
         """
-        known = self.graph
-        numbers, weights, tensors = list[int](), dict[str, Array](), dict(known.tensors)
+        known, numbers = self.graph, self.given_at(shapes)
+        weights, tensors = dict[str, Array](), dict(known.tensors)
         for name in self._inputs:
-            self._check(name, shapes[name], numbers)
             tensors[name] = replace(tensors[name], shape=shapes[name])
         nodes, signatures = list(known.nodes[:first]), dict[str, Signature]()
         for node in known.nodes[:first]:

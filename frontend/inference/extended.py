@@ -208,6 +208,8 @@ class _Family:
         _check_vary(self._family.given)
         _check_apart([shape for shape, _ in of], [known.notes or () for known in self._of])
         self._rules = self._chosen(self._family.numbers)
+        given = len(self._family.given)
+        self._early = [each for each in self._rules if all(t.within(given) for t in each[1])]
 
     def _chosen(self, numbers: Numbers) -> list[tuple[Choice, list[Term]]]:
         """Return the different choices by extents, and what these extents are.
@@ -234,6 +236,7 @@ class _Family:
         if not isinstance(self.served, ServedFamily):
             return None
         try:
+            self._check_early(shapes)
             served, numbers = self.served.at(shapes)
             _check_chosen(self._served_rules, numbers)
         except GraphError:
@@ -243,9 +246,19 @@ class _Family:
             lambda: self._family.at(shapes)[:2], first.outputs, notes=first.notes, served=served
         )
 
+    def _check_early(self, shapes: Shapes) -> None:
+        """Check what is chosen by the extents of inputs alone, before a graph is made.
+
+        Raises:
+            GraphError: inputs of these shapes are none of the family, or something else is chosen.
+        """
+        numbers = self._family.given_at(shapes)
+        _check_chosen(self._early, numbers)
+
     def at(self, shapes: Shapes) -> Known | None:
         """Return the graph for inputs of these shapes with its own weights, or None: not known."""
         try:
+            self._check_early(shapes)
             graph, weights, numbers = self._family.at(shapes)
             _check_chosen(self._rules, numbers)
         except GraphError:

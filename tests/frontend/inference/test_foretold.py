@@ -88,6 +88,29 @@ def test_short_and_long_inputs_are_run_as_passes_choose_for_them() -> None:
         assert len(made) == many
 
 
+def test_sides_of_images_that_are_multiples_need_no_graph() -> None:
+    """What is halved three times and doubled again meets what it came of: of multiples of 8."""
+    body = """k = Constant<value_floats = [1.0, 1.0, 8.0, 8.0]>()
+    a = Conv<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x, filters)
+    p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(a)
+    q = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(p)
+    up = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric",
+        nearest_mode = "floor">(q, , k)
+    j = Concat<axis = 1>(x, up)  y = ReduceMean<keepdims = 0>(j, v1)"""
+    model = model_of(body, "float[n, 3, h, w0] x")
+    with InferenceSession(from_onnx(model), threads=1, tune=False) as session:
+        made = told(session)
+        session.run({"x": reals(1, 3, 96, 96)})
+        settled(session)
+        many = len(made)
+        for shape in ((1, 3, 64, 72), (1, 3, 80, 56), (3, 3, 72, 80), (2, 3, 48, 96)):
+            feeds = {"x": reals(*shape)}
+            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
+                expected = fresh.run(feeds)["y"]
+            np.testing.assert_array_equal(session.run(feeds)["y"], expected)
+        assert len(made) == many
+
+
 @pytest.mark.parametrize("name", APART)
 def test_a_second_number_of_rows_needs_no_graph(name: str) -> None:
     with InferenceSession(APART[name], threads=1) as session:
