@@ -113,7 +113,8 @@ def test_gelu_is_accurate_also_in_its_left_tail() -> None:
     wide = x.astype(np.float64)
     want = wide * 0.5 * np.vectorize(math.erfc)(-wide / math.sqrt(2))
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-11)
-    assert np.abs(y - want).max() < 1e-6
+    np.testing.assert_allclose(y[x > -5.5], want[x > -5.5], rtol=3e-5)
+    assert np.abs(y - want).max() < 5e-7
 
 
 CALLS: tuple[tuple[str, int, dict[str, Any]], ...] = (  # operator, operands, attributes
