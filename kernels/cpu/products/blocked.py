@@ -44,7 +44,6 @@ from soapstone.native.lanes import LANES
 from soapstone.native.memory import Block, aligned_array, held
 from soapstone.native.parallel import parallel_for
 from soapstone.native.shared import packed
-from soapstone.native.simd import load, splat, store
 
 _PART = 126  # rows of a part: their sums of _ACROSS columns take 64 KB
 _ACROSS = AT_ONCE  # columns of a part, at most
@@ -52,22 +51,13 @@ _STEP = 4 * _ACROSS  # bytes from a row of sums to the next
 _DEPTH = 512 if VECTORS[-1] > 1 else 256  # values of k of a panel that all rows pass by
 
 # parts: of the rows; each: rows of a part; across: its columns; x, y, added: where offsets of rows
-# count from; program: what follows, or 0; bias: padded to whole panels, or 0.
+# count from; program: what follows, or 0; bias: padded to whole panels.
 _BLOCKED = Fields(
     "rows depth columns parts each across x x_rows y y_rows added added_rows weights bias deep"
     " program",
     reals="before low high",
 )
 _blocked_of = _BLOCKED.at
-
-
-@helper
-def _begin(w: Any, sums: int, count: int, column: int, columns: int) -> None:
-    """Put the bias, or zeros, where the sums are going to be."""
-    for v in range((columns + 15) // 16):
-        value = load(w.bias + column * 4, v * 16) if w.bias != 0 else splat(0.0)
-        for row in range(count):
-            store(sums + row * _STEP, v * 16, value)
 
 
 @helper
@@ -89,40 +79,46 @@ def _parts(block: Any, begin: int, end: int) -> int:
     for item in range(begin, end):
         first, column = item % w.parts * each, item // w.parts * w.across
         count, columns = min(each, w.rows - first), min(w.across, w.columns - column)
-        panels = (columns + WIDTH - 1) // WIDTH
-        _begin(w, sums, count, column, columns)
         k = 0
         while k < depth:
             deep = min(w.deep, depth - k)
-            for panel in range(panels):
-                weights = w.weights + ((column + panel * WIDTH) * depth + k * WIDTH) * 4
+            ends = w.program == 0 and k + deep == depth
+            for panel in range(0, columns, WIDTH):
+                weights = w.weights + ((column + panel) * depth + k * WIDTH) * 4
                 further = depth - k  # to the next columns
-                if panel + 1 < panels:
+                if panel + WIDTH < columns:
                     further = depth
                 elif k + deep < depth:
-                    further = deep - panel * depth
+                    further = deep - panel // WIDTH * depth
                 later = weights + further * WIDTH * 4
-                need = 2 * (columns - panel * WIDTH)
-                vectors = VECTORS[-1] if need > WIDTH else VECTORS[0]
+                vectors = VECTORS[-1] if 2 * (columns - panel) > WIDTH else VECTORS[0]
                 row = 0
                 while row < count:
+                    together, place = min(ROWS, count - row), sums + row * _STEP + panel * 4
+                    start, step = place, _STEP
+                    if k == 0:
+                        start, step = w.bias + (column + panel) * 4, 0
                     block_product(
-                        min(ROWS, count - row),
+                        together,
                         vectors,
                         w.x + k * 4,
                         w.x_rows + (first + row) * 8,
                         deep,
                         weights,
-                        sums + row * _STEP + panel * WIDTH * 4,
+                        start,
+                        step,
+                        place,
                         _STEP,
                         later + min(row // ROWS * AHEAD, WIDTH * 4 - AHEAD) * deep,
                     )
-                    row += ROWS
+                    if ends:
+                        for r in range(together):
+                            at = first + row + r, column + panel, min(WIDTH, columns - panel)
+                            _end(w, place + r * _STEP, at[0], at[1], at[2])
+                    row += together
             k += deep
-        for row in range(count):
-            if w.program == 0:
-                _end(w, sums + row * _STEP, first + row, column, columns)
-            else:
+        if w.program != 0:
+            for row in range(count):
                 follow(w.program, first + row, sums + row * _STEP, column, columns)
     return 0
 
@@ -165,12 +161,19 @@ def _problem(call: Call) -> _Problem | None:
             return None
         x, w, operands, _ = alone
         return _Problem(x, w, y, operands[0] if operands else None, found[1])
-    whole = product_of(*with_steps(call))
+    first, after, extra = with_steps(call)
+    bias = None
+    if first.operator == "linear" and first.attributes.get("bias", False):
+        *factors, bias = first.inputs
+        first = replace(
+            first, inputs=tuple(factors), attributes={**first.attributes, "bias": False}
+        )
+    whole = product_of(first, after, extra)
     if whole is None:
         return None
     x, w, operands, nodes = whole
     program = following(operands, nodes, y)
-    return None if program is None else _Problem(x, w, y, program=program)
+    return None if program is None else _Problem(x, w, y, bias, program=program)
 
 
 def _of_pixels(call: Call, finish: Finish) -> _Problem | None:
@@ -242,9 +245,8 @@ def blocked(call: Call) -> Entry | None:
     each = -(-rows // (parts * ROWS)) * ROWS
     parts = -(-rows // each)
     entries: list[Entry | None] = []
-    whole: Array | None = None
+    whole = aligned_array((groups * across,), np.float32, zero=True)
     if bias is not None:
-        whole = aligned_array((groups * across,), np.float32, zero=True)
         entries.append(copy(whole[:columns], bias, 1))
     chunks = -(-depth // _DEPTH)
     y_rows = offsets(y)
@@ -262,7 +264,7 @@ def blocked(call: Call) -> Entry | None:
         added=0 if finish.added is None else finish.added,
         added_rows=y_rows if finish.added is None else offsets(finish.added),
         weights=packed(w, ("blocked", WIDTH), lambda: _packed(held(w))),
-        bias=0 if whole is None else whole,
+        bias=whole,
         deep=-(-depth // (chunks * 4)) * 4,
         program=0 if program is None else program,
         before=finish.before,

@@ -37,6 +37,8 @@ def _block(
     places: Lanes,
     depth: Lanes,
     weights: Lanes,
+    begin: Lanes,
+    begin_step: Lanes,
     sums: Lanes,
     step: Lanes,
     later: Lanes,
@@ -58,13 +60,13 @@ def _block(
                     totals[place] = totals[place] + value * right[v]
         return totals
 
-    places_of = [(sums + step * row, v * LANES) for row in range(rows) for v in range(vectors)]
-    totals = [load_lanes(at, lane) for at, lane in places_of]
+    numbers = [(row, v * LANES) for row in range(rows) for v in range(vectors)]
+    totals = [load_lanes(begin + begin_step * row, lane) for row, lane in numbers]
     whole = (depth & -_STEPS).value
     totals = stretch(builder, (I64(0), whole), _STEPS, totals, lambda k, t: turn(k, t, _STEPS))
     totals = stretch(builder, (whole, depth.value), 1, totals, lambda k, t: turn(k, t, 1))
-    for total, (at, lane) in zip(totals, places_of):
-        store_lanes(at, lane, total)
+    for total, (row, lane) in zip(totals, numbers):
+        store_lanes(sums + step * row, lane, total)
 
 
 @vectorised
@@ -75,20 +77,22 @@ def block_product(
     places: Lanes,
     depth: Lanes,
     weights: Lanes,
+    begin: Lanes,
+    begin_step: Lanes,
     sums: Lanes,
     step: Lanes,
     later: Lanes,
 ) -> None:
-    """Add to `sums` the products of up to ROWS rows with a panel of weights.
+    """Write to `sums` the products of up to ROWS rows with a panel of weights, and what is before.
 
     x: where the rows' offsets, int64 at `places`, count from; each has `depth` numbers. vectors:
-    one of VECTORS; weights: (depth, WIDTH), of which so many vectors are read; sums: (rows,
-    vectors, 16), a row every `step` bytes; later: weights that are needed next: at a value of k
-    AHEAD bytes of them are asked for.
+    one of VECTORS; weights: (depth, WIDTH), of which so many vectors are read; begin: what sums
+    begin with, a row every `begin_step` bytes; sums: (rows, vectors, 16), a row every `step` bytes;
+    later: weights that are needed next: at a value of k AHEAD bytes of them are asked for.
     """
 
     def of_rows(count: int) -> None:
-        given = x, places, depth, weights, sums, step, later
+        given = x, places, depth, weights, begin, begin_step, sums, step, later
         chosen(vectors, {n: partial(_block, count, n, *given) for n in VECTORS})
 
     chosen(rows, {count: partial(of_rows, count) for count in range(1, ROWS + 1)})
