@@ -1,6 +1,8 @@
-"""Root-mean-square norms that a graph spells out as arithmetic, as one operator.
+"""Norms that a graph spells out, as one operator.
 
-Exporters write x * (1 / sqrt(mean(x^2) + epsilon)) * gamma, which is four launches.
+Exporters write a root-mean-square norm as x * (1 / sqrt(mean(x^2) + epsilon)) * gamma, which is
+four launches, and a group norm as the instance norm of what has the groups as channels, between two
+reshapes: these are copies where an image's channels are last.
 """
 
 from __future__ import annotations
@@ -57,3 +59,49 @@ def _root(site: Site, value: str, inverse: bool) -> list[Node]:
         return []
     root = site.only(turned.inputs[0] if turned else value, "sqrt")
     return [] if root is None else [root, turned] if turned else [root]
+
+
+def grouped(site: Site, node: Node) -> str | None:
+    """Return the group norm that a node ends or scales or shifts by channel, or None."""
+    return _ended(site, node) if node.operator == "reshape" else _with_vector(site, node)
+
+
+def _ended(site: Site, node: Node) -> str | None:
+    """Return the group norm of what is reshaped, instance-normalised and reshaped back, or None."""
+    norm = site.only(node.inputs[0], "instance_norm")
+    apart = site.only(norm.inputs[0], "reshape") if norm is not None else None
+    if norm is None or apart is None or not site.fixed.issuperset(norm.inputs[1:]):
+        return None
+    spec, parts = site.builder.spec(apart.inputs[0]), site.builder.spec(norm.inputs[0]).shape
+    samples, groups = parts[:2]
+    if spec.dtype != "float32" or not 3 <= spec.rank <= 5 or not groups:
+        return None
+    if node.attributes["shape"] != spec.shape or spec.shape[0] != samples or spec.shape[1] % groups:
+        return None
+    vectors = []
+    for vector in norm.inputs[1:]:
+        column = site.emit("reshape", vector, shape=(groups, 1))
+        wide = site.emit("broadcast", column, shape=(groups, spec.shape[1] // groups))
+        vectors.append(site.emit("reshape", wide, shape=(spec.shape[1],)))
+    sources = tuple(name for part in (apart, norm, node) for name in part.work_of)
+    at = {"num_groups": groups, "epsilon": norm.attributes["epsilon"]}
+    return site.emit("group_norm", apart.inputs[0], *vectors, name=node.name, sources=sources, **at)
+
+
+def _with_vector(site: Site, node: Node) -> str | None:
+    """Return a group norm with a constant vector over its channels in its own, or None."""
+    for value, other in (node.inputs, node.inputs[::-1]):
+        norm = site.only(value, "group_norm")
+        if norm is None or not site.fixed.issuperset((other, *norm.inputs[1:])):
+            continue
+        vector = vector_over(site, other, site.builder.spec(value).shape, 1)
+        if vector is None:
+            continue
+        x, gamma, beta = norm.inputs
+        if node.operator == "mul":
+            gamma = site.emit("mul", gamma, vector)
+        beta = site.emit(node.operator, beta, vector)
+        sources = (*norm.work_of, *node.work_of)
+        at = norm.attributes
+        return site.emit("group_norm", x, gamma, beta, name=node.name, sources=sources, **at)
+    return None

@@ -16,7 +16,7 @@ from soapstone.engine.lower.attention import joined
 from soapstone.engine.lower.branches import grouped
 from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.fold import CHANNELS, Fold, Site, fold
-from soapstone.engine.lower.norms import named as _norm
+from soapstone.engine.lower.norms import grouped as _group_norm, named as _norm
 from soapstone.ir.activations import Made, Recogniser
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.products.matmul import ACTIVATIONS, is_of_result
@@ -226,6 +226,7 @@ NAMING = (  # before what products of bytes and of few bits are is found
     Fold("fold_numbers", ("add", "sub", "mul", "div"), _number),
     Fold("name_activations", ("mul", "affine"), _named),
     Fold("name_norms", ("mul",), _norm),
+    Fold("name_group_norms", ("reshape", "mul", "add"), _group_norm),
     Fold("fold_products", ("matmul",), _product),
     Fold("group_branches", ("concat",), grouped),
 )

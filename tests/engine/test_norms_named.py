@@ -1,4 +1,4 @@
-"""Root-mean-square norms that graphs spell out become one operator where that is the same."""
+"""Norms that graphs spell out become one operator where that is the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from soapstone import InferenceSession
 from soapstone.engine.lower import fold_weights
+from soapstone.engine.lower.weights import split_constants
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
@@ -112,4 +113,73 @@ def test_it_does_the_work_of_all_its_parts() -> None:
 )
 def test_other_arithmetic_stays(graph: Graph) -> None:
     assert "rms_norm" not in operators(graph)
+    check(graph)
+
+
+def between_reshapes(
+    parts: tuple[int, ...] = (2, 3, 40),
+    *,
+    back: tuple[int, ...] = (2, 6, 4, 5),
+    after: tuple[tuple[str, tuple[int, ...]], ...] = (("mul", (6, 1, 1)), ("add", (6, 1, 1))),
+    constant: bool = True,
+    seen: bool = False,
+) -> Graph:
+    """A group norm of (2, 6, 4, 5) as exporters write it. seen: its middle is an output too."""
+    builder = GraphBuilder("between_reshapes")
+    x = builder.input("x", (2, 6, 4, 5))
+
+    def weight(name: str, shape: tuple[int, ...]) -> str:
+        return builder.input(name, shape, role=Role.PARAMETER if constant else Role.INPUT)
+
+    apart = builder.apply("reshape", x, shape=parts)[0]
+    vectors = [weight(name, parts[1:2]) for name in ("gamma", "beta")]
+    normal = builder.apply("instance_norm", apart, *vectors, epsilon=1e-3)[0]
+    y = builder.apply("reshape", normal, shape=back)[0]
+    for number, (operator, shape) in enumerate(after):
+        y = builder.apply(operator, weight(f"w{number}", shape), y)[0]
+    builder.output(builder.apply("relu", y)[0], *([normal] if seen else []))
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        (),
+        (("mul", (6, 1, 1)), ("add", (6, 1, 1))),
+        (("add", (1, 6, 1, 1)),),
+        (("mul", (1, 6, 1, 1)), ("mul", (6, 1, 1))),
+    ],
+    ids=["nothing", "both", "shift", "scales"],
+)
+def test_a_group_norm_between_reshapes_is_one_operator(
+    after: tuple[tuple[str, tuple[int, ...]], ...],
+) -> None:
+    graph = between_reshapes(after=after)
+    folded = fold_weights(graph, values(graph, Role.PARAMETER))
+    _, rest = split_constants(folded, set(graph.inputs(Role.PARAMETER)))
+    assert [node.operator for node in rest.nodes] == ["group_norm", "relu"]
+    check(graph)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        between_reshapes((2, 4, 30)),
+        between_reshapes((1, 6, 40)),
+        between_reshapes(back=(2, 3, 8, 5), after=()),
+        between_reshapes(constant=False),
+        between_reshapes(seen=True),
+    ],
+    ids=["groups of parts of channels", "other samples", "other channels", "given", "seen"],
+)
+def test_other_norms_between_reshapes_stay(graph: Graph) -> None:
+    assert "group_norm" not in operators(graph)
+    check(graph)
+
+
+def test_what_varies_over_positions_stays_behind_a_group_norm() -> None:
+    graph = between_reshapes(after=(("mul", (6, 4, 1)), ("add", (6, 1, 1))))
+    made = operators(graph)
+    assert made.count("group_norm") == 1
+    assert made.count("mul") == 1
     check(graph)
