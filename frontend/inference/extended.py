@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from soapstone.ir.files.layouts import Layouts
 
 _MOST = 16  # graphs, and families of them, that are kept
-_LEAST = 3  # graphs of a family: two are on any line
+_LEAST, _MEMBERS = 3, 8  # graphs of a family, of which two would be on any line
 Shapes = Mapping[str, tuple[int, ...]]  # of inputs, by name
 
 
@@ -176,6 +176,10 @@ def _written_alike(one: Known, shapes: Shapes, other: Known, others: Shapes) -> 
     )
 
 
+def _operators(known: Known) -> list[str]:
+    return [node.operator for node in known.graph.nodes]
+
+
 class _Family:
     """Graphs of a model, three or more, that foretell others.
 
@@ -189,21 +193,28 @@ class _Family:
     """
 
     def __init__(self, like: Sequence[tuple[Shapes, Known]], weights: Mapping[str, Array]) -> None:
-        (shapes, first), *others = like
+        first = like[0][1]
+        of = [each for each in like if _operators(each[1]) == _operators(first)][:_MEMBERS]
 
-        def family(*members: Known) -> Family:
-            held = [{**weights, **known.constants} for known in members]
-            return Family([known.graph for known in members], held)
+        def family(members: Sequence[tuple[Shapes, Known]], least: int = _LEAST) -> Family:
+            if len(members) < least:
+                raise GraphError(f"{len(members)} graphs found that are alike; {least} needed")
+            held = [{**weights, **known.constants} for _, known in members]
+            return Family([known.graph for _, known in members], held)
 
-        of = [(shapes, first)]
-        for shape, known in others:
+        def fits(other: tuple[Shapes, Known]) -> bool:
             with suppress(GraphError):
-                family(first, known)
-                of.append((shape, known))
-        if len(of) < _LEAST:
-            raise GraphError(f"{len(of)} graphs found that are alike; {_LEAST} needed")
+                family((of[0], other), 2)
+                return True
+            return False
+
+        try:
+            found = family(of)
+        except GraphError:
+            of = [of[0], *filter(fits, of[1:])]
+            found = family(of)
         self._of = [known for _, known in of]
-        self._family = family(*self._of)
+        self._family = found
         self.served: ServedFamily | bool | None = None  # None: not known yet, False: it is not
         _check_vary(self._family.given)
         _check_apart([shape for shape, _ in of], [known.notes or () for known in self._of])
