@@ -81,7 +81,9 @@ def test_parameters_at_the_papers_size(name: str) -> None:
 
 
 # One step of each, all gradients included, is compared with torch's in test_apps_cnn_torch.
-@pytest.mark.parametrize("name", ["vgg", "resnet18", "densenet"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("vgg", marks=pytest.mark.long), "resnet18", "densenet"]
+)
 def test_loss_falls(name: str) -> None:
     size = SMALL[name][1]
     splits = synthetic_images(40, (3, size, size), 4, seed=1, noise=0.5)

@@ -228,6 +228,7 @@ def test_offloaded_values_leave_a_memory_that_is_too_small_for_them() -> None:
         deep(away, Machine.local(cpus=2))
 
 
+@pytest.mark.long
 def test_the_simulator_sees_what_is_carried_out() -> None:
     machine = load_machine("p100", 2)
     step = chain(samples=4096)

@@ -65,6 +65,7 @@ def _seen() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_seen")
 @pytest.mark.parametrize("name", ["images", "texts", "bytes"])
 def test_more_shapes_leave_nothing_more(name: str) -> None:

@@ -245,7 +245,13 @@ class Congruence:
                     changed = True
 
 
-@pytest.mark.parametrize("space", [TINY, replace(SMALL, max_operators=2)], ids=["tiny", "small"])
+@pytest.mark.parametrize(
+    "space",
+    [
+        pytest.param(TINY, marks=pytest.mark.long, id="tiny"),
+        pytest.param(replace(SMALL, max_operators=2), id="small"),
+    ],
+)
 def test_filters_lose_no_equation(space: Space) -> None:
     """What any two unfiltered graphs say follows from the kept ones, renamed, by congruence."""
     brute = Brute(space, filtered=False)

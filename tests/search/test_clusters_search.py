@@ -71,6 +71,7 @@ def test_groups_are_computers_and_devices() -> None:
     assert groups_of(Machine.local(4)) == []
 
 
+@pytest.mark.long
 def test_no_strategy_passes_what_must_cross() -> None:
     graph, machine = layers(), slow(32)
     model = prepare(graph, machine)

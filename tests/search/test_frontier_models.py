@@ -90,6 +90,7 @@ def test_copies_are_among_all_combinations(model: Prepared) -> None:
     assert {**frontier.baselines} == {**plain.baselines} and frontier.mesh == plain.mesh
 
 
+@pytest.mark.long
 def test_copies_make_steps_shorter() -> None:
     """Points that no strategy without redundant computation reaches, simulated too; their files
     say what is in copies."""
@@ -110,6 +111,7 @@ def test_copies_make_steps_shorter() -> None:
     assert again.step_us == fastest.simulated_us
 
 
+@pytest.mark.long
 def test_copies_go_with_what_saves_memory() -> None:
     """Points that also recompute, offload or keep one copy are strategies."""
     graph, machine = graph_of("lenet", 256), machine_of("v100", 4)

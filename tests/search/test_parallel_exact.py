@@ -84,6 +84,7 @@ def test_exhaustive_search_finds_what_trying_everything_finds(bytes_per_s: float
     assert alone.simulation.step_us == min(costs) / 1e3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["exhaustive", "optimum"])
 def test_an_exhaustive_search_that_is_stopped_says_how_far_it_is(method: str) -> None:
     result = method_named(method)(lenet(64), load_machine("p100", 2), Options(seconds=0.0))

@@ -124,7 +124,9 @@ def test_an_error_in_a_session_closes_it() -> None:
         session.tanh(y)
 
 
-@pytest.mark.parametrize("app", ["treelstm", "rntn", "lattice", "dynrnn"])
+@pytest.mark.parametrize(
+    "app", [pytest.param("treelstm", marks=pytest.mark.long), "rntn", "lattice", "dynrnn"]
+)
 def test_values_inside_of_patterns_are_looked_at(app: str) -> None:
     losses = []
     for every in (0, 7):

@@ -269,6 +269,7 @@ def test_the_command_line_makes_shows_and_converts(tmp_path: Path) -> None:
     assert "suffix '.png' found" in run("convert", made, str(tmp_path / "a.png")).stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CHECKED, reason="checked mode copies what an entry is given")
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 def test_features_in_a_file_are_read_there(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def outcomes(environment: dict[str, str]) -> dict[str, str | None]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", CHECKS)
 def test_under_legate(outcomes: dict[str, str | None], check: str) -> None:
     assert outcomes[check] is None, outcomes[check]
