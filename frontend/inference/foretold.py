@@ -108,12 +108,12 @@ def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
     """Return inputs without contents of other extents than those given, in groups.
 
     First of one more row, where there are rows. Then of other lengths: extents beyond 1 that are no
-    numbers of rows; of several rows with other lengths; of short ones, of which passes may choose
-    otherwise; and of many rows, of which less is computed ahead. Each group ends where graphs that
-    were made foretell others. Lengths are odd and even, where they can be all are less than what
-    came, so that no constant that is as long as they is larger, and those that are equal in what
-    came vary apart. Beside each are the same with lengths that are multiples of eight, for models
-    that have no graph of others.
+    numbers of rows; of one row, of several, of short ones and of longer ones, of which passes may
+    choose otherwise, and of many rows, of which less is computed ahead. Each group ends where
+    graphs that were made foretell others. Lengths are odd and even, all but the longer ones are
+    less than what came where they can be, so that no constant that is as long as they is larger,
+    and those that are equal in what came vary apart. Beside each are the same with lengths that are
+    multiples of eight, for models that have no graph of others.
     """
     extents = dict[Dim, int]()
     for field in source.inputs:
@@ -124,7 +124,7 @@ def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
     many = min(several.values(), default=0) >= 4 * _FEW
 
     def of(turn: int, least: int, most: int, rows: int = 0, multiples: int = 1) -> Given:
-        made = {d: n + rows for d, n in single.items()}
+        made = {d: n + rows if rows else 1 for d, n in single.items()}
         for number, (d, n) in enumerate(several.items()):
             extent = _between(n, turn * (number + 2) + number, least, most)
             made[d] = max(multiples, extent // multiples * multiples)
@@ -141,11 +141,14 @@ def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
     turns = range(_TURNS)
     groups = [group(8, 8, [1]) if single else []]
     if several:
-        groups.append(group(4, 7, [0 for _ in turns]))
+        whole = group(8, 8, [0]) if max(single.values(), default=1) > 1 else []
+        groups.append([*whole, *group(4, 7, [0 for _ in turns])])
     if single:
         groups.append(group(4, 7, [2 + turn * turn for turn in turns]))
     if many:
         groups.append(group(1, 2, [0 for _ in turns]))
+    if several:
+        groups.append(group(12, 32, [0 for _ in turns]))
     if single and several:
         groups.append(group(4, 7, [_MANY + 9 * turn for turn in turns]))
     return groups
