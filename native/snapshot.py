@@ -109,8 +109,11 @@ def taken(
     lying: Array | None,
     functions: Mapping[int, Hashable],
     recipe: Callable[[Any, Mapping[int, int], Callable[[int], Place]], Hashable],
-) -> tuple[Data, Array]:
-    """Return the data of an entry, and the contents of arrays that go with them, as they are now.
+) -> tuple[Callable[[], Data], Array]:
+    """Return what makes the data of an entry, and contents of arrays, both as they are now.
+
+    The first may be called later, while the entry runs. Copies are made without letting go of the
+    interpreter: each time another thread that computes would have it for some milliseconds.
 
     Args:
         ends: arrays that are read or written from outside, by name.
@@ -140,55 +143,60 @@ def taken(
         *((each, each + 1) for each in (*kept.objects, *functions)),
     ]
     targets = _Targets(ranges)
-    words = np.concatenate([np.frombuffer(block.words, np.int64) for block in blocks])
+    words = np.frombuffer(b"".join(memoryview(block.words) for block in blocks), np.int64)
     contents = np.zeros(_offsets(segments)[1][held], np.uint8)
-    moved: list[tuple[int, ...]] = []  # words of the contents that are addresses
+    copied = memoryview(contents)
     for (low, high), offset in zip(segments[:held], _offsets(segments)[0]):
-        piece = array_at(low, (high - low,), np.uint8)
-        contents[offset : offset + piece.size] = piece
-        skipped = -low % 8
-        numerals = piece[skipped:][: (piece.size - skipped) // 8 * 8].view(np.int64)
-        at, *move = targets.moves(numerals)
-        _check_words(low + skipped + 8 * at, kept.arrays)
-        places = offset + skipped + 8 * at
-        moved += zip(*(each.tolist() for each in (places, *move)))
-    first = len(segments) + len(there) + len(blocks)
+        copied[offset : offset + high - low] = memoryview(array_at(low, (high - low,), np.uint8))
 
-    def place(address: int) -> Place:
-        at, of, behind = targets.moves(np.array([address], np.int64))
-        if not len(at) or of[0] >= len(segments) + len(there):
-            raise UnknownError("an object on memory that is not known")
-        return int(of[0]), int(behind[0])
+    def told() -> Data:
+        moved: list[tuple[int, ...]] = []  # words of the contents that are addresses
+        for (low, high), offset in zip(segments[:held], _offsets(segments)[0]):
+            skipped = -low % 8
+            piece = contents[offset + skipped : offset + high - low]
+            at, *move = targets.moves(np.frombuffer(piece.data, np.int64, piece.size // 8))
+            _check_words(low + skipped + 8 * at, kept.arrays)
+            places = offset + skipped + 8 * at
+            moved += zip(*(each.tolist() for each in (places, *move)))
+        first = len(segments) + len(there) + len(blocks)
 
-    recipes: dict[Hashable, int] = {}  # objects that were made alike are one
-    numbers: dict[int, int] = {}
-    for address, each in kept.objects.items():
-        numbers[address] = recipes.setdefault(recipe(each, numbers, place), len(recipes))
-    if entry.address not in functions:
-        raise UnknownError("a function that is in no file")
-    used = {*targets.moves(words)[1].tolist(), *(move[1] for move in moved)}
-    named = [
-        name if first + len(numbers) + number in used or address == entry.address else None
-        for number, (address, name) in enumerate(functions.items())
-    ]
-    data: Data = {
-        "segments": tuple(segments),
-        "held": held,
-        "there": tuple(low - begin for low, _ in there),
-        "counts": tuple(counts),
-        "words": words.tobytes(),
-        "moves": tuple(each.astype(np.int64).tobytes() for each in targets.moves(words)),
-        "moved": tuple(moved),
-        "objects": tuple(recipes),
-        "which": tuple(numbers.values()),
-        "functions": tuple(named),
-        "entry": first + len(numbers) + list(functions).index(entry.address),
-        "ends": {
-            name: (*place(start(each)), name_of(each.dtype), each.shape, each.strides)
-            for name, each in ends.items()
-        },
-    }
-    return data, contents
+        def place(address: int) -> Place:
+            at, of, behind = targets.moves(np.array([address], np.int64))
+            if not len(at) or of[0] >= len(segments) + len(there):
+                raise UnknownError("an object on memory that is not known")
+            return int(of[0]), int(behind[0])
+
+        recipes: dict[Hashable, int] = {}  # objects that were made alike are one
+        numbers: dict[int, int] = {}
+        for address, each in kept.objects.items():
+            numbers[address] = recipes.setdefault(recipe(each, numbers, place), len(recipes))
+        if entry.address not in functions:
+            raise UnknownError("a function that is in no file")
+        used = {*targets.moves(words)[1].tolist(), *(move[1] for move in moved)}
+        named = [
+            name if first + len(numbers) + number in used or address == entry.address else None
+            for number, (address, name) in enumerate(functions.items())
+        ]
+        data: Data = {
+            "segments": tuple(segments),
+            "held": held,
+            "there": tuple(low - begin for low, _ in there),
+            "counts": tuple(counts),
+            "words": words.tobytes(),
+            "moves": tuple(each.astype(np.int64).tobytes() for each in targets.moves(words)),
+            "moved": tuple(moved),
+            "objects": tuple(recipes),
+            "which": tuple(numbers.values()),
+            "functions": tuple(named),
+            "entry": first + len(numbers) + list(functions).index(entry.address),
+            "ends": {
+                name: (*place(start(each)), name_of(each.dtype), each.shape, each.strides)
+                for name, each in ends.items()
+            },
+        }
+        return data
+
+    return told, contents
 
 
 class Restored(NamedTuple):

@@ -213,7 +213,7 @@ class Keeper:
         functions: dict[int, Any] = {each: ("", *told) for each, told in loaded.items()}
         functions |= {each: (name,) for each, name in onednn.functions().items()}
         try:
-            data, contents = snapshot.taken(
+            told, contents = snapshot.taken(
                 whole, ends, bound.trace.transient, lying, functions, onednn.recipe
             )
             natives = [
@@ -222,23 +222,26 @@ class Keeper:
                 for name, each in vars(module).items()
                 if isinstance(each, Native) and each.placed
             ]
-            states = _states(dict.fromkeys(_files()), self._options)
-        except (snapshot.UnknownError, KeyError, OSError):  # code or sources that are in no file
+        except (snapshot.UnknownError, KeyError):  # code that is in no file
             return None
         if contents.size > _MOST_BYTES:
             return None
         given = {name: array.copy() for name, array in bound.feeds.items()}
         answer = {name: array.copy() for name, array in bound.results.items()}
         fields = [(each.name, each.dtype, each.shape, each.holds) for each in source.inputs]
-        header = {
-            "model": (source.name, tuple(fields), tuple(bound.results)),
-            "states": states,
-            "natives": tuple(natives),
-            "data": data,
-            "sum": _sum(contents.data),
-        }
+        model = source.name, tuple(fields), tuple(bound.results)
 
         def keep() -> None:
+            try:
+                header = {
+                    "model": model,
+                    "states": _states(dict.fromkeys(_files()), self._options),
+                    "natives": tuple(natives),
+                    "data": told(),
+                    "sum": _sum(contents.data),
+                }
+            except (snapshot.UnknownError, OSError):  # sources that are in no file
+                return
             now = _place(self._model, self._options)
             if now is not None and now[:2] == self._place[:2]:  # else another file was bound
                 _keep(now.path, header, contents, lying, given, answer, self._options.threads)

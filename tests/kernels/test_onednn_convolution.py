@@ -189,3 +189,21 @@ def test_sums_and_activations_after_a_convolution_are_of_its_primitive(
     operands = (place(x, layout), w, b, place(more, layout))
     run(bound(Call("with_epilogue", given, operands, (y,), 2)))
     near(y, np.maximum(reference(name, [x, w, b], own)[0] + more, 0), 2e-4)
+
+
+def test_what_follows_makes_no_convolution_one_of_plain_loops() -> None:
+    """A number added for each sample and channel, which no code that oneDNN generates does."""
+    x, w = (place(random(2, 16, 8, 8), "last"), random(32, 16, 3, 3, seed=1))
+    window = {"stride": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1}
+    at = {
+        "operator": "conv2d",
+        "arity": 2,
+        "items": tuple(sorted({**PLAIN, **window}.items())),
+        "program": (("add", (0, 1), ()),),
+        "wide": False,
+    }
+    y = place(np.empty((2, 32, 8, 8), np.float32), "last")
+    for shape, serves in (((2, 32, 1, 1), False), ((1, 32, 1, 1), True)):
+        call = Call("with_epilogue", at, (x, w, random(*shape, seed=2)), (y,), 1, frozenset({1}))
+        assert (bound(call, "onednn") is not None) is serves
+        assert bound(call, "two_passes") is not None

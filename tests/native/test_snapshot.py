@@ -22,9 +22,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def _taken(entry: Entry, **ends: np.ndarray[Any, Any]) -> tuple[snapshot.Data, Any]:
-    return snapshot.taken(
+    told, contents = snapshot.taken(
         entry, ends, (), None, {each: each for each in LOADED}, lambda *_: "no objects"
     )
+    return told(), contents
 
 
 def _restored(data: snapshot.Data, contents: Any) -> snapshot.Restored:

@@ -215,6 +215,8 @@ def _primitive(problem: _Problem, channels_first: bool | None) -> Primitive | No
                 break
         if best is None:
             return None
+        if best[0] == 2 and any(isinstance(post, Follow) for post in problem.posts):
+            return None  # what follows is no reason for plain loops: a pass of its own does it
         made = compile_primitive("convolution", *best[1:])
         if _KEPT in made.implementation:
             finalize(made, _left.append, None).atexit = False

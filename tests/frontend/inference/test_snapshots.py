@@ -174,8 +174,8 @@ def test_what_gives_another_answer_is_not_kept(tmp_path: Path) -> None:
         entry = sequence([copied])
         functions = {each: ("", *told) for each, told in objects.LOADED.items()}
         ends: dict[Any, Any] = {("output", "y"): y}
-        data, held = snapshot.taken(entry, ends, [y], None, functions, library.recipe)
-        header = {"natives": (), "data": data, "sum": snapshots._sum(held.data)}
+        told, held = snapshot.taken(entry, ends, [y], None, functions, library.recipe)
+        header = {"natives": (), "data": told(), "sum": snapshots._sum(held.data)}
         place = tmp_path / kind.__name__
         snapshots._keep(place, header, held, None, {}, {"y": y.copy()}, 1)
         assert place.exists() == (kind is np.ndarray)
