@@ -145,9 +145,9 @@ def taken(
     targets = _Targets(ranges)
     words = np.frombuffer(b"".join(memoryview(block.words) for block in blocks), np.int64)
     contents = np.zeros(_offsets(segments)[1][held], np.uint8)
-    copied = memoryview(contents)
+    copied = contents.data
     for (low, high), offset in zip(segments[:held], _offsets(segments)[0]):
-        copied[offset : offset + high - low] = memoryview(array_at(low, (high - low,), np.uint8))
+        copied[offset : offset + high - low] = array_at(low, (high - low,), np.uint8).data
 
     def told() -> Data:
         moved: list[tuple[int, ...]] = []  # words of the contents that are addresses
