@@ -58,19 +58,8 @@ def _store_one(p: Lanes, value: Lanes) -> None:
 def _product(halves: bool) -> Any:
     element = I32 if halves else F32
 
-    def write(
-        vectors: int,
-        x: Lanes,
-        x_step: Lanes,
-        depth: Lanes,
-        lines: Lanes,
-        line: Lanes,
-        factors: Lanes,
-        to: Lanes,
-        to_step: Lanes,
-        last: Lanes,
-        room: Lanes,
-    ) -> None:
+    def write(vectors: int, *given: Lanes) -> None:
+        x, x_step, depth, lines, line, factors, to, to_step, last, room = given
         builder = depth.builder
         rows = [x + x_step * row for row in range(ROWS)]
 
