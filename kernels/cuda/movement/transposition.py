@@ -29,7 +29,8 @@ def compiled(source: str) -> Kernel:
 def transposition(source: View, target: View) -> DeviceEntry | None:
     """Return the entry that copies between views of one shape and type, or None.
 
-    None where both have the same innermost axis, or one too short for tiles.
+    None where both have the same innermost axis, or one too short for tiles, or where a launch
+    cannot have as many blocks.
     """
     if source.dtype != target.dtype or target.size == 0 or source.shape != target.shape:
         return None
@@ -41,7 +42,8 @@ def transposition(source: View, target: View) -> DeviceEntry | None:
     rest = [axis for axis in range(last) if axis != near]
     batch = [(str(axis), extents[axis]) for axis in rest] or [("none", 1)]
     count = math.prod(extent for _, extent in batch)
-    if count > 65535:
+    grid = (-(-extents[near] // TILE), -(-extents[last] // TILE), count)
+    if max(grid[1:]) > 65535:
         return None
     kind = "float16" if source.dtype == "float16" else wide(source.dtype)
     from_x = " + ".join(["o_x", *(f"at_{axis} * s_{axis}" for axis in rest)])
@@ -68,6 +70,5 @@ def transposition(source: View, target: View) -> DeviceEntry | None:
     arguments = [source.span, source.offset, target.span, target.offset]
     arguments += [extents[near], extents[last], s[last], t[near]]
     arguments += [side[axis] for axis in rest for side in (s, t)]
-    grid = (-(-extents[near] // TILE), -(-extents[last] // TILE), count)
     kernel = compiled("\n".join(lines))
     return DeviceEntry((Launch(kernel, grid, (TILE, HIGH), (*arguments, 0)),))
