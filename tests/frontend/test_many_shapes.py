@@ -30,6 +30,16 @@ def _ask(service: Service, first: int) -> None:
     forks._before()
 
 
+def _forget() -> None:
+    """Let go of the primitives that nobody uses, those of other tests too."""
+    from soapstone.kernels.cpu.onednn import descriptors
+
+    for kept in gc.get_objects():
+        if isinstance(kept, descriptors.Kept):
+            kept.forget()
+    gc.collect()
+
+
 def _left() -> tuple[Counter[str], dict[str, int]]:
     """What there is besides bounded caches: objects by type, and entries of other caches."""
     from soapstone.kernels.cpu.onednn import descriptors
@@ -45,10 +55,7 @@ def _left() -> tuple[Counter[str], dict[str, int]]:
         if each.cache_info().maxsize is not None:
             each.cache_clear()
     descriptors._KNOWN.clear()  # a bounded one that is compared in
-    for kept in gc.get_objects():
-        if isinstance(kept, descriptors.Kept):
-            kept.forget()
-    gc.collect()
+    _forget()
     types = (type(each) for each in gc.get_objects())
     own = (each for each in types if str(each.__module__).startswith("soapstone"))
     objects = Counter(each.__qualname__ for each in own)
@@ -95,6 +102,7 @@ def test_machine_code_is_kept_of_the_last_shapes(
     pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
     from soapstone.kernels.cpu.onednn import descriptors
 
+    _forget()
     monkeypatch.setattr(descriptors, "_RECENT", 4)
     service = next(each for each in services() if each.name == name)
     _ask(service, 1)
