@@ -129,9 +129,13 @@ def product(
         "    thread = cuda.threadIdx.x",
         f"    row = thread // {THREADS_N} * {EACH}",
         f"    column = thread % {THREADS_N} * {EACH}",
-        f"    first_m = cuda.blockIdx.y * {tile_m}",
-        f"    first_n = cuda.blockIdx.x * {tile_n}",
-        *indices("cuda.blockIdx.z", axes["b"], "    "),
+        f"    tiles_m = (m_count + {tile_m - 1}) // {tile_m}",
+        f"    tiles_n = (n_count + {tile_n - 1}) // {tile_n}",
+        "    tile = cuda.blockIdx.x",  # along the other axes there are at most 65535 blocks
+        f"    first_m = tile // tiles_n % tiles_m * {tile_m}",
+        f"    first_n = tile % tiles_n * {tile_n}",
+        "    batch = tile // tiles_n // tiles_m",
+        *indices("batch", axes["b"], "    "),
     ]
     each = [(i, j) for i in range(EACH) for j in range(EACH)]
     lines += [f"    c{i}_{j} = {kind}(0)" for i, j in each]
@@ -188,7 +192,7 @@ def product(
         stored = text.cast(made, c.view.dtype).name
         lines += [" " * 8 + line for line in text.lines]
         lines += [f"        c[{place}] = {stored}"]
-    grid = (-(-counts["n"] // tile_n), -(-counts["m"] // tile_m), counts["b"])
+    grid = (-(-counts["n"] // tile_n) * -(-counts["m"] // tile_m) * counts["b"],)
     kernel = compiled("\n".join(lines))
     launch = (counts["m"], counts["n"], counts["k"], *arguments)
     return DeviceEntry((Launch(kernel, grid, (threads,), launch),))

@@ -60,3 +60,20 @@ def test_a_transposition_has_no_more_blocks_along_an_axis_than_a_launch_may(rows
     source = View(None, (64, rows), (1, 64), "float32")
     found = transposition(source, View(None, (64, rows), (rows, 1), "float32"))
     assert (found is None) == (-(-rows // TILE) > 65_535)
+
+
+def test_a_product_has_all_its_blocks_along_the_axis_that_has_room_for_them() -> None:
+    pytest.importorskip("numba.cuda")
+    from soapstone.kernels.cuda.products.tiled import Operand, product
+    from soapstone.kernels.cuda.substrate.arrays import View
+
+    counts = {"b": 65_536, "m": 300, "n": 2, "k": 1}
+    views = [(key, counts[key[0]], counts[key[1]]) for key in ("mk", "kn", "mn")]
+    operands = [
+        Operand(View(None, (65_536, p, q), (p * q, q, 1), "float32"), {"b": p * q, x: q, y: 1})
+        for (x, y), p, q in views
+    ]
+    entry = product(*operands, {key: [(key, count)] for key, count in counts.items()})
+    (launch,) = entry.launches
+    blocks, *others = launch.grid
+    assert blocks >= 65_536 and blocks % 65_536 == 0 and set(others) <= {1}
