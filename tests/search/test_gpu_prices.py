@@ -281,7 +281,7 @@ def test_the_command_line_says_what_a_launch_takes_and_why(tmp_path: Path) -> No
 
     lines = told("--machine", "h100").splitlines()
     assert lines[0].startswith("H100: ") and "1 launches" in lines[0]
-    assert "tiled product, 2x1x1 blocks of 256" in lines[1] and "memory" in lines[1]
+    assert "tiled product, 2 blocks of 256" in lines[1] and "memory" in lines[1]
     found = json.loads(told("--machine", "h100", "--json"))
     assert found["time_us"] == pytest.approx(sum(each["us"] for each in found["launches"]))
     assert "blocks" not in told("--machine", "v100")  # whose kernels are not said
