@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import field, replace
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -49,6 +49,7 @@ from soapstone.runtime import (
     Write,
 )
 from soapstone.runtime.machines.machine import CUDA
+from soapstone.runtime.model.tiling import Tiling
 
 NO_VIEWS: Mapping[str, View] = MappingProxyType({})
 
@@ -213,18 +214,28 @@ def _node_launch(
     )
 
 
+@lru_cache(maxsize=1 << 10)
+def _one_box(first: tuple[int, ...], past: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Return the box of one point, which many may share; so it is never written to."""
+    lo, hi = np.array([[first], [past]], np.int64).reshape(2, 1, len(first))
+    return lo, hi
+
+
 def _root_boxes(shape: tuple[int, ...], view: View, boxes: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     """Return the boxes in a view's root: the same samples where there are several, else all."""
     points = len(boxes[0])
     if view.box is not None:
-        first, past = np.array(view.box, np.int64)
-        return (first[None], past[None]) if view.steps else (boxes[0] + first, boxes[1] + first)
+        if view.steps:
+            return _one_box(*view.box)
+        first = np.array(view.box[0], np.int64)
+        return boxes[0] + first, boxes[1] + first
+    if points == 1:
+        return _one_box((0,) * len(shape), shape)
     lo, hi = (
         np.zeros((points, len(shape)), np.int64),
         np.tile(np.array(shape, np.int64), (points, 1)),
     )
-    if points > 1:
-        lo[:, 0], hi[:, 0] = boxes[0][:, 0], boxes[1][:, 0]
+    lo[:, 0], hi[:, 0] = boxes[0][:, 0], boxes[1][:, 0]
     return lo, hi
 
 
@@ -260,10 +271,18 @@ class Program:
 
     def launch(self, runtime: Launcher) -> None:
         """Launch every node once, in program order."""
+        tilings = dict[Hashable, Tiling]()
+
+        def partition(argument: Argument, grid: tuple[int, ...]) -> Partition:
+            region = self.regions[argument.region]
+            key = region.shape, grid, argument.lo.tobytes(), argument.hi.tobytes()
+            if key not in tilings:
+                tilings[key] = _partition(region, argument, grid).tiling
+            return Partition.cut(region, tilings[key], grid)
+
         for item in self.launches:
-            partitions = [
-                _partition(self.regions[a.region], a, item.grid or (1,)) for a in item.arguments
-            ]
+            grid = item.grid or (1,)
+            partitions = [partition(argument, grid) for argument in item.arguments]
             runtime.launch(
                 self._task(item), *partitions, name=item.node.name, tag=item, initialise=True
             )
@@ -283,71 +302,85 @@ class Program:
 
     def _task(self, item: NodeLaunch) -> Task:
         """Return the task of a node: native variants where they serve, else the reference."""
-
-        constants = frozenset(i for i, o in enumerate(item.inputs) if o.constant is not None)
-
-        def tiles(
-            operands: Sequence[Operand], point: int, arrays: Sequence[Array], seen: Seen
-        ) -> tuple[Array, ...]:
-            return tuple(
-                seen(o.array(point, arrays, self.constants), o.constant is not None)
-                for o in operands
-            )
-
-        def call_on(
-            context: PointContext, inputs: tuple[Array, ...], outputs: tuple[Array, ...]
-        ) -> Call:
-            return Call(
-                item.node.operator,
-                item.attributes(context.point),
-                inputs,
-                outputs,
-                context.processor.threads,
-                constants,
-                self.precision,
-            )
-
-        def call(context: PointContext, arrays: Sequence[Array], seen: Seen = _contents) -> Call:
-            sides = (
-                tiles(side, context.point, arrays, seen) for side in (item.inputs, item.outputs)
-            )
-            return call_on(context, *sides)
-
-        def bind(context: PointContext, arrays: Sequence[Array]) -> Any:
-            chosen = context.variant or item.variant
-            try:
-                with self.choices.current():
-                    if context.processor.kind == CUDA:
-                        on_device = partial(call, context, arrays)
-                        name, entry = device_entry(item.node.operator, on_device, chosen)
-                    elif item.points > 1:  # with attributes of their own
-                        bound = call(context, arrays, _as_it_is)
-                        name, entry = select(bound, context.processor.kind, chosen)
-                    else:
-                        equal = self.equal.setdefault(context.processor.name, Equal())
-                        inputs = tiles(item.inputs, 0, arrays, _as_it_is)
-                        outputs = tiles(item.outputs, 0, arrays, _as_it_is)
-                        name, entry = equal.select(
-                            item.node.operator,
-                            (item.node.items, chosen),
-                            *(inputs, outputs, constants),
-                            lambda: select(call_on(context, inputs, outputs), "cpu", chosen),
-                        )
-            except ValueError as error:
-                if context.variant is None:
-                    raise
-                raise MapperError(
-                    f"task {item.node.name!r}: variant of point {context.point} on processor "
-                    f"{context.processor.name!r} is {context.variant!r}: {error}"
-                ) from None
-            self.variants[item.node.name] = name
-            return entry
-
-        def body(context: PointContext, *arrays: Array) -> None:
-            run_reference(call(context, arrays))
-
         privileges = tuple(argument.privilege for argument in item.arguments)
-        return Task(item.node.operator, privileges, body, bind, context=True)
+        node = _NodeTask(self, item)
+        return Task(item.node.operator, privileges, node.body, node.bind, context=True)
+
+
+class _NodeTask:
+    """What binds and runs the points of a launch of a program."""
+
+    def __init__(self, program: Program, item: NodeLaunch) -> None:
+        self.program, self.item = program, item
+
+    def body(self, context: PointContext, *arrays: Array) -> None:
+        """Run a point by the operator's reference."""
+        run_reference(self._call(context, arrays, _contents))
+
+    def bind(self, context: PointContext, arrays: Sequence[Array]) -> Any:
+        """Return the entry of a point, None where its body is to run."""
+        program, item = self.program, self.item
+        chosen = context.variant or item.variant
+        try:
+            if context.processor.kind == CUDA:
+                with program.choices.current():
+                    on_device = partial(self._call, context, arrays)
+                    name, entry = device_entry(item.node.operator, on_device, chosen)
+            elif item.points > 1:  # with attributes of their own
+                name, entry = self._selected(context, arrays, chosen)
+            else:
+                equal = program.equal.get(context.processor.name)
+                if equal is None:
+                    equal = program.equal[context.processor.name] = Equal()
+                name, entry = equal.select(
+                    item.node.operator,
+                    (item.node.items, chosen),
+                    *(self._tiles(side, 0, arrays, None) for side in (item.inputs, item.outputs)),
+                    self._constants,
+                    lambda: self._selected(context, arrays, chosen),
+                )
+        except ValueError as error:
+            if context.variant is None:
+                raise
+            raise MapperError(
+                f"task {item.node.name!r}: variant of point {context.point} on processor "
+                f"{context.processor.name!r} is {context.variant!r}: {error}"
+            ) from None
+        program.variants[item.node.name] = name
+        return entry
+
+    def _selected(
+        self, context: PointContext, arrays: Sequence[Array], chosen: str | None
+    ) -> tuple[str, Any]:
+        with self.program.choices.current():
+            return select(self._call(context, arrays, None), context.processor.kind, chosen)
+
+    @property
+    def _constants(self) -> frozenset[int]:
+        return frozenset([i for i, o in enumerate(self.item.inputs) if o.constant is not None])
+
+    def _call(self, context: PointContext, arrays: Sequence[Array], seen: Seen | None) -> Call:
+        """Return the call of a point. seen: what kernels are given of tiles; None: tiles."""
+        item, point = self.item, context.point
+        return Call(
+            item.node.operator,
+            item.attributes(point),
+            self._tiles(item.inputs, point, arrays, seen),
+            self._tiles(item.outputs, point, arrays, seen),
+            context.processor.threads,
+            self._constants,
+            self.program.precision,
+        )
+
+    def _tiles(
+        self, operands: Sequence[Operand], point: int, arrays: Sequence[Array], seen: Seen | None
+    ) -> tuple[Array, ...]:
+        constants = self.program.constants
+        if seen is None:
+            return tuple([o.array(point, arrays, constants) for o in operands])
+        return tuple(
+            [seen(o.array(point, arrays, constants), o.constant is not None) for o in operands]
+        )
 
 
 def _partition(region: Region, argument: Argument, grid: tuple[int, ...]) -> Partition:
@@ -359,7 +392,3 @@ def _partition(region: Region, argument: Argument, grid: tuple[int, ...]) -> Par
 
 def _contents(tile: Array, constant: bool) -> Array:
     return held(tile) if constant else tile
-
-
-def _as_it_is(tile: Array, constant: bool) -> Array:
-    return tile

@@ -7,7 +7,7 @@ the boxes and shapes by which values are seen in others' memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -75,7 +75,9 @@ class ServedFamily:
         self._one = one
         self._family = Family([each.whole for each in made], [each.weights for each in made])
         self.numbers = self._family.numbers
-        self._views: dict[str, list[Term]] = {}  # the numbers of those that differ
+        # Of values seen otherwise: a number of how, that view, and the terms of its numbers.
+        self._views: dict[str, tuple[int, View, tuple[Term, ...]]] = {}
+        looked = dict[Hashable, int]()
         for other, names in zip(others, self._family.names[1:]):
             _check_alike(one.prepared, other.prepared, names)
         for value, view in one.prepared.seen.items():
@@ -88,7 +90,9 @@ class ServedFamily:
                     raise GraphError(f"value {value!r}: views {view} and {look} found")
             columns = list(zip(*(_numbers(look) for look, _ in looks)))
             if any(len(set(column)) > 1 for column in columns):
-                self._views[value] = [self.numbers.term(column) for column in columns]
+                terms = tuple(self.numbers.term(column) for column in columns)
+                how = looked.setdefault((view.steps, view.box, terms), len(looked))
+                self._views[value] = how, view, terms
         if not one.whole.tensors.keys() <= {*one.whole.roles, *one.whole.producers}:
             raise GraphError("a value that nobody makes found")
         # Constants are others where weights go along extents, or what is made of them does.
@@ -115,9 +119,11 @@ class ServedFamily:
             tensors={name: whole.tensors[name] for name in before.graph.tensors},
         )
         lowered.know({node.name: whole.signature(node) for node in lowered.nodes})
-        seen = dict(before.seen)
-        for value, terms in self._views.items():
-            seen[value] = _moved(seen[value], [term.at(numbers) for term in terms])
+        seen, looks = dict(before.seen), dict[int, View]()
+        for value, (how, view, terms) in self._views.items():
+            if how not in looks:
+                looks[how] = _moved(view, [term.at(numbers) for term in terms])
+            seen[value] = View(view.root, looks[how].steps, looks[how].box)
         prepared = Prepared(lowered, before.strategy, before.constants, seen)
         if self._first:  # and no constant is another one
             return replace(one, prepared=prepared), numbers

@@ -9,7 +9,7 @@ no line through the extents of inputs; it is an extent like others, which the op
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import combinations, combinations_with_replacement
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, Node, bound
+from soapstone.ir.graph import Graph, Items, Node, bound
 from soapstone.ir.tensor import Array, Role, TensorSpec
 
 
@@ -227,7 +227,9 @@ class Family:
     """
 
     def __init__(self, graphs: Sequence[Graph], weights: Sequence[Mapping[str, Array]]) -> None:
-        first = graphs[0]
+        one = dict[TensorSpec, TensorSpec]()  # equal types are one object, by which `at` knows them
+        tensors = {name: one.setdefault(spec, spec) for name, spec in graphs[0].tensors.items()}
+        first = replace(graphs[0], tensors=tensors)
         if len({len(graph.nodes) for graph in graphs}) > 1:
             raise GraphError(f"{[len(graph.nodes) for graph in graphs]} operators found")
         self.graph, self.numbers = first, Numbers()
@@ -237,7 +239,8 @@ class Family:
         self.names: list[dict[str, str]] = [{name: name for name in self._inputs} for _ in graphs]
         self._items: dict[str, dict[str, list[Term]]] = {}  # by node: attributes that differ
         self._cut: dict[str, tuple[Array, list[Term]]] = {}  # by weight: the longest
-        self._checks: dict[str, list[int]] = {}  # of values: places of extents, or -1 - extents
+        self._checks: dict[str, Ints] = {}  # of values: places of extents, or -1 - extents
+        self._kinds: list[int] = []  # of nodes: which are equal but for what they read and make
         for name in self._inputs:
             self._met(name, graphs)
         self._given = len(self.numbers.columns)
@@ -266,10 +269,10 @@ class Family:
         if len({len(shape) for shape in shapes}) > 1:
             raise GraphError(f"value {name!r}: shapes {shapes} found")
         columns = zip(*shapes)
-        self._checks[name] = [
+        self._checks[name] = tuple(
             -1 - column[0] if len(set(column)) == 1 else self.numbers.add(column)
             for column in columns
-        ]
+        )
 
     def _check(self, name: str, shape: Ints, numbers: list[int]) -> None:
         """Check the extents of a value, and take note of those that are not known yet.
@@ -293,7 +296,7 @@ class Family:
 
     def _match(self, graphs: Sequence[Graph], weights: Sequence[Mapping[str, Array]]) -> None:
         """Find what values of the first graph are called in the others, and what differs."""
-        first = graphs[0]
+        first, kinds = graphs[0], dict[Hashable, int]()
         for nodes in zip(*(graph.nodes for graph in graphs)):
             node = nodes[0]
             if len({(n.operator, len(n.inputs), len(n.outputs)) for n in nodes}) > 1:
@@ -304,6 +307,9 @@ class Family:
                     self._weight(values, weights)
             if any(n.items != node.items for n in nodes):
                 self._attributes(nodes)
+            said = self._items.get(node.name, {})
+            kind = node.operator, *((n, tuple(said.get(n, ())) or v) for n, v in node.items)
+            self._kinds.append(kinds.setdefault(kind, len(kinds)))
             for values in zip(*(n.outputs for n in nodes)):
                 self._called(values)
                 self._met(values[0], graphs)
@@ -386,24 +392,39 @@ class Family:
         for name in self._inputs:
             tensors[name] = replace(tensors[name], shape=shapes[name])
         nodes, signatures = list(known.nodes[:first]), dict[str, Signature]()
+        # What is known of one layer is known of the others: by kinds, and by objects that are one.
+        items, made = dict[int, Items](), dict[Hashable, Signature]()
+        checked = set[tuple[Ints, int]]()
+
+        def check(name: str, spec: TensorSpec) -> None:
+            key = self._checks[name], id(spec)
+            if key not in checked:
+                self._check(name, spec.shape, numbers)
+                checked.add(key)
+
         for node in known.nodes[:first]:
             for name in node.outputs:
-                self._check(name, tensors[name].shape, numbers)
+                check(name, tensors[name])
         lengthened = set(self._cut)
-        for node in known.nodes[first:]:
+        for node, kind in zip(known.nodes[first:], self._kinds[first:]):
             if not lengthened.isdisjoint(node.inputs):
                 self._lengthen(lengthened.intersection(node.inputs), tensors, weights, numbers)
                 lengthened.difference_update(node.inputs)
             if node.name in self._items:
-                says = {
-                    name: tuple(term.at(numbers) for term in terms)
-                    for name, terms in self._items[node.name].items()
-                }
-                node = replace(node, items=tuple((n, says.get(n, v)) for n, v in node.items))
+                if kind not in items:
+                    says = {
+                        name: tuple(term.at(numbers) for term in terms)
+                        for name, terms in self._items[node.name].items()
+                    }
+                    items[kind] = tuple((n, says.get(n, v)) for n, v in node.items)
+                node = node.saying(items[kind])
             nodes.append(node)
-            made = signatures[node.name] = bound(node, [tensors[i] for i in node.inputs])
-            for name, spec in zip(node.outputs, made.output_specs):
-                self._check(name, spec.shape, numbers)
+            key = kind, *(id(tensors[i]) for i in node.inputs)
+            if key not in made:
+                made[key] = bound(node, [tensors[i] for i in node.inputs])
+            signatures[node.name] = made[key]
+            for name, spec in zip(node.outputs, made[key].output_specs):
+                check(name, spec)
                 tensors[name] = spec
         self._lengthen(lengthened, tensors, weights, numbers)
         found = replace(known, nodes=tuple(nodes), tensors=tensors)

@@ -87,6 +87,11 @@ class Node:
         """The operator's declaration."""
         return operator(self.operator)
 
+    def saying(self, items: Items) -> Node:
+        """Return the node with other attributes; `replace` takes four times as long."""
+        where = self.name, self.operator, self.inputs, self.outputs
+        return Node(*where, items, self.origin, self.rename, self.sources, self.apart, self.late)
+
     @property
     def overwrites(self) -> Mapping[str, str]:
         """The input that each output is the next value of; an absent state is left out."""
