@@ -121,6 +121,7 @@ def layouts(arrays: Sequence[Array]) -> Iterator[list[Array]]:
 
 # Variants that serve larger images and products only; tests of their own compare them.
 LARGER = {
+    "conv1d": {"blocked"},  # test_blocked
     "conv2d": {
         "winograd2",
         "winograd4",

@@ -117,6 +117,64 @@ def test_pixels(layout, stride):
             check(followed(call, (("add", (0, 1), ()), ("clip", (2,), (("high", 1.0),))), added))
 
 
+def conv1d(x, w, stride=1, bias=True, activation=None):
+    y = np.full((len(x), len(w), (x.shape[2] - w.shape[2]) // stride + 1), np.nan, np.float32)
+    attributes = {
+        "stride": (stride,),
+        "padding": (0, 0),
+        "dilation": (1,),
+        "groups": 1,
+        "bias": bias,
+        "activation": activation,
+    }
+    inputs = (x, w, random(len(w), seed=2)) if bias else (x, w)
+    return Call("conv1d", attributes, inputs, (last(y),), 2, frozenset({1}))
+
+
+def last(sequence):
+    """Return a sequence whose channels are last in memory."""
+    return np.ascontiguousarray(sequence.transpose(0, 2, 1)).transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_windows_of_sequences(bias, activation):
+    for shape, filters, length, stride in (
+        ((1, 35, 60), 40, 3, 2),
+        ((2, 1, 57), 17, 10, 5),
+        ((3, 8, 11), 130, 4, 1),
+        ((2, 130, 9), 8, 4, 1),
+    ):
+        with named(shape, filters, length, stride):
+            x, w = last(random(*shape)), random(filters, shape[1], length, seed=1)
+            w /= np.sqrt(w[0].size)  # so that what follows leaves sums about as large
+            call = conv1d(x, w, stride, bias, activation)
+            check(call)
+            added = last(random(*call.outputs[0].shape, seed=4))
+            check(followed(call, (("add", (0, 1), ()), ("relu", (2,), ())), added))
+            factors = random(filters, 1, seed=5)
+            check(followed(call, (("tanh", (0,), ()), ("mul", (2, 1), ())), factors))
+
+
+def test_sequences_that_are_left_to_others():
+    x, w = random(1, 8, 40), random(16, 8, 3, seed=1)
+    assert bound(conv1d(x, w), "blocked") is None  # channels that lie apart
+    call = conv1d(last(x), w)
+    check(call)
+    for changed in ({"padding": (1, 1)}, {"dilation": (2,)}, {"groups": 2}):
+        other = replace(call, attributes={**call.attributes, **changed})
+        assert bound(other, "blocked") is None
+    part = last(random(1, 16, 40))[:, :8]  # windows that do not lie side by side
+    assert bound(replace(call, inputs=(part, *call.inputs[1:])), "blocked") is None
+
+
+def test_pixels_with_what_follows():
+    call = conv2d((2, 35, 5, 6), 40, activation="gelu")
+    check(call)
+    factors = random(1, 40, 1, 1, seed=3)
+    check(followed(call, (("sigmoid", (0,), ()), ("mul", (2, 1), ())), factors))
+
+
 def test_an_operand_may_be_the_result():
     call = followed(linear(8, 31, 90), (("add", (0, 1), ()),))
     (y,) = call.outputs

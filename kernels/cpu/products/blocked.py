@@ -2,7 +2,7 @@
 
 A panel of weights is as wide as a block of registers; some hundred values of k of it stay in the
 nearest cache while all rows of a part pass by, and their sums in the next one. Rows are read where
-they lie. 1x1 convolutions are such products, of pixels. What follows is done while sums are there.
+they lie. 1x1 convolutions are such products, of pixels, and those of sequences, of windows. What follows is done while sums are there.
 
 Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008); here x is
 not packed, since its rows are few at a time, and weights are, once.
@@ -10,6 +10,7 @@ not packed, since its rows are few at a time, and weights are, once.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import helper, native, sequence
 from soapstone.native.intrinsics import stack, words
 from soapstone.native.lanes import LANES
-from soapstone.native.memory import Block, aligned_array, held
+from soapstone.native.memory import Block, aligned_array, held, strided
 from soapstone.native.parallel import parallel_for
 from soapstone.native.shared import packed
 
@@ -124,7 +125,8 @@ def _parts(block: Any, begin: int, end: int) -> int:
 
 
 def _packed(w: Array) -> Array:
-    """Return weights (depth, columns) in panels, the last one padded with zeros."""
+    """Return weights (..., columns) in panels, the last one padded with zeros."""
+    w = w.reshape(-1, w.shape[-1])
     depth, columns = w.shape
     panels = -(-columns // WIDTH)
     made = aligned_array((panels, depth, WIDTH), np.float32)
@@ -136,7 +138,10 @@ def _packed(w: Array) -> Array:
 
 
 class _Problem(NamedTuple):
-    """x @ w and what follows: x (..., depth), y and added (..., columns), w (depth, columns)."""
+    """x @ w and what follows: x (..., depth), y and added (..., columns), w (..., columns).
+
+    The first axes of w together have the depth.
+    """
 
     x: Array
     w: Array
@@ -150,24 +155,27 @@ def _problem(call: Call) -> _Problem | None:
     """Return the problem of a call, or None of one that is no product with constant weights."""
     if 1 not in call.constants or overlaps(call.outputs[0]):
         return None
-    found = finished(call)
-    if found is not None and found[0].operator == "conv2d":
-        return _of_pixels(*found)
-    (y,) = call.outputs
-    if found is not None and found[0].operator in ("linear", "matmul"):
-        plain = {**found[0].attributes, "activation": None}
-        alone = product_of(replace(found[0], attributes=plain), (), ())
+    found, (y,) = finished(call), call.outputs
+    first, after, extra = (found[0], [], ()) if found is not None else with_steps(call)
+    if first.operator.startswith("conv"):
+        extra = [_last(np.broadcast_to(operand, y.shape)) for operand in extra]
+        moved, y = _of_windows(first), _last(y)
+        if moved is None:
+            return None
+        first = moved
+    if found is not None:
+        alone = product_of(_with(first, activation=None), (), ())
         if alone is None:
             return None
         x, w, operands, _ = alone
-        return _Problem(x, w, y, operands[0] if operands else None, found[1])
-    first, after, extra = with_steps(call)
+        finish = found[1]
+        if finish.added is not None and first is not found[0]:
+            finish = replace(finish, added=_last(finish.added))
+        return _Problem(x, w, y, operands[0] if operands else None, finish)
     bias = None
     if first.operator == "linear" and first.attributes.get("bias", False):
         *factors, bias = first.inputs
-        first = replace(
-            first, inputs=tuple(factors), attributes={**first.attributes, "bias": False}
-        )
+        first = replace(_with(first, bias=False), inputs=tuple(factors))
     whole = product_of(first, after, extra)
     if whole is None:
         return None
@@ -176,24 +184,39 @@ def _problem(call: Call) -> _Problem | None:
     return None if program is None else _Problem(x, w, y, bias, program=program)
 
 
-def _of_pixels(call: Call, finish: Finish) -> _Problem | None:
-    """Return a 1x1 convolution as a product of pixels, or None of another."""
+def _with(call: Call, **changes: Any) -> Call:
+    return replace(call, attributes={**call.attributes, **changes})
+
+
+def _of_windows(call: Call) -> Call | None:
+    """Return a convolution as a product, each row a window whose numbers lie side by side, or None.
+
+    They do in an image of 1x1 windows, and in a sequence whose channels are last.
+    """
     (x, w, *rest), (y,), at = call.inputs, call.outputs, call.attributes
-    if x.ndim != 4 or w.shape[2:] != (1, 1) or at["groups"] != 1 or any(at["padding"]):
+    if x.ndim != w.ndim or at["groups"] != 1 or any(at["padding"]) or w.ndim == 5:
         return None
-    if len(rest) != bool(at.get("bias", False)):
+    rows = _last(x)
+    if w.ndim == 3:
+        (step,), (_, channels, length) = at["stride"], w.shape
+        beside = rows.strides[1] == 4 * channels and (channels == 1 or rows.strides[2] == 4)
+        if not (beside and is_float32(x)) or at["dilation"] != (1,) or x.shape[2] < length:
+            return None
+        shape = (*_last(y).shape[:-1], length * channels)
+        rows = strided(rows, shape, (rows.strides[0], step * rows.strides[1], 4))
+    elif w.shape[2:] != (1, 1):
         return None
-    (down, along), (height, width) = at["stride"], y.shape[2:]
-    pixels = x[:, :, ::down, ::along][:, :, :height, :width]
-    if finish.added is not None:
-        finish = replace(finish, added=_last(finish.added))
-    bias = rest[0] if rest else None
-    return _Problem(_last(pixels), w.reshape(w.shape[:2]).T, _last(y), bias, finish)
+    else:
+        (down, along), (height, width) = at["stride"], y.shape[2:]
+        rows = rows[:, ::down, ::along][:, :height, :width]
+    attributes = {"bias": at.get("bias", False), "activation": at.get("activation")}
+    inputs = (rows, w.transpose(*range(w.ndim)[:1:-1], 1, 0), *rest)
+    return replace(call, operator="linear", attributes=attributes, inputs=inputs)
 
 
-def _last(image: Array) -> Array:
+def _last(array: Array) -> Array:
     """Return a view with channels last."""
-    return image.transpose(0, 2, 3, 1)
+    return array.transpose(0, *range(2, array.ndim), 1)
 
 
 def _across(columns: int) -> int:
@@ -213,12 +236,16 @@ def _expected(call: Call) -> float:
     product.
     """
     x, w = call.inputs[:2]
-    deep = (w.shape[1] if w.ndim == 4 else x.shape[-1]) >= 512
+    windows = call.attributes.get("operator", call.operator).startswith("conv")
+    deep = (math.prod(w.shape[1:]) if windows else x.shape[-1]) >= 512
     return (0.95 if deep else 1.1) if VECTORS[-1] > 1 else 0.8
 
 
 @variant(
-    ("conv2d", "linear", "matmul", "with_epilogue"), "blocked", expected=_expected, promises=True
+    ("conv1d", "conv2d", "linear", "matmul", "with_epilogue"),
+    "blocked",
+    expected=_expected,
+    promises=True,
 )
 def blocked(call: Call) -> Entry | None:
     """Return the entry of a product of many rows with constant weights, with what follows it."""
@@ -229,7 +256,7 @@ def blocked(call: Call) -> Entry | None:
     arrays = [x, y] if finish.added is None else [x, y, finish.added]
     if not is_float32(w, *arrays) or 0 in (x.size, w.size, y.size) or x.ndim < 1:
         return None
-    depth, columns = w.shape
+    depth, columns = math.prod(w.shape[:-1]), w.shape[-1]
     if (*x.shape, columns) != (*y.shape[:-1], depth, y.shape[-1]):
         return None
     if any(a.strides[-1] != 4 and a.shape[-1] > 1 for a in arrays):
