@@ -2,7 +2,8 @@
 
 A panel of weights is as wide as a block of registers; some hundred values of k of it stay in the
 nearest cache while all rows of a part pass by, and their sums in the next one. Rows are read where
-they lie. 1x1 convolutions are such products, of pixels, and those of sequences, of windows. What follows is done while sums are there.
+they lie. 1x1 convolutions are such products, of pixels, and those of sequences, of windows. What
+follows is done while sums are there.
 
 Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008); here x is
 not packed, since its rows are few at a time, and weights are, once.
