@@ -238,7 +238,7 @@ class Family:
             raise GraphError("other inputs found")
         self.names: list[dict[str, str]] = [{name: name for name in self._inputs} for _ in graphs]
         self._items: dict[str, dict[str, list[Term]]] = {}  # by node: attributes that differ
-        self._cut: dict[str, tuple[Array, list[Term]]] = {}  # by weight: the longest
+        self._cut: dict[str, tuple[list[Array], list[Term]]] = {}  # by weight: longest first
         self._checks: dict[str, Ints] = {}  # of values: places of extents, or -1 - extents
         self._kinds: list[int] = []  # of nodes: which are equal but for what they read and make
         for name in self._inputs:
@@ -340,8 +340,8 @@ class Family:
         arrays = [held[name] for held, name in zip(weights, values)]
         if values[0] in self._cut or all(array is arrays[0] for array in arrays):
             return
-        longest = max(arrays, key=lambda array: array.size)
-        if not all(_same_contents(longest, array) for array in arrays):
+        longest = sorted(arrays, key=lambda array: -array.size)
+        if not all(_same_contents(longest[0], array) for array in arrays):
             raise GraphError(f"weights {values}, of other contents, found")
         shapes = [array.shape for array in arrays]
         if len(set(shapes)) > 1:
@@ -444,9 +444,12 @@ class Family:
             GraphError: they would have to be longer than any is.
         """
         for name in names:
-            longest, terms = self._cut[name]
+            arrays, terms = self._cut[name]
             shape = tuple(term.at(numbers) for term in terms)
-            if any(not 0 <= now <= most for now, most in zip(shape, longest.shape)):
+            for array in arrays:
+                if all(0 <= now <= most for now, most in zip(shape, array.shape)):
+                    break
+            else:
                 raise GraphError(f"weight {name!r}: more rows needed")
-            weights[name] = longest[tuple(map(slice, shape))]
+            weights[name] = array[tuple(map(slice, shape))]
             tensors[name] = replace(tensors[name], shape=shape)

@@ -19,6 +19,7 @@ from soapstone.frontend.onnx.file.tensors import frozen
 from soapstone.frontend.onnx.texts import PLACE, TextSpec, described, tabled
 from soapstone.frontend.onnx.values import Extent, Value, Wanted, sized
 from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.spec import operator
@@ -27,8 +28,11 @@ from soapstone.ir.tensor import Array, Role, TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-FOLD_BYTES = 1 << 18  # of the results of a folded operator, and of each of its operands
-FOLD_POINTS = 1 << 20  # of a folded operator's iteration space
+FOLD_BYTES = 1 << 18  # of a weight that is an operand of a folded operator
+# Of its results, and of other operands. Masks are made of extents, and graphs for all that are
+# common should be folded alike.
+FOLD_MADE_BYTES = 1 << 24
+FOLD_POINTS = 1 << 20  # of its iteration space, where that is larger than what it reads and makes
 MOST_CONSTANT_BYTES = 1 << 28  # of all that is folded
 
 
@@ -191,9 +195,7 @@ class Emitter:
             items = spec.normalise(attributes)
             signature = spec.bind([value.spec for value in inputs], items)
             made = signature.output_specs
-            points = math.prod(max(dim.extent, 1) for dim in signature.dims)
-            most = max([s.nbytes for s in made] + [v.spec.nbytes for v in inputs], default=0)
-            if self._folds_all or (most <= FOLD_BYTES and points <= FOLD_POINTS):
+            if self._folds_all or self._small(signature, inputs):
                 arrays = [value.array for value in inputs if value.array is not None]
                 with np.errstate(all="ignore"):
                     results = spec.run(items, *arrays)
@@ -207,6 +209,18 @@ class Emitter:
         self._made.update(names)
         specs = [sized(self.builder.spec(name), f"value {label!r}") for name in names]
         return tuple(Value(spec, label, name) for spec, name in zip(specs, names))
+
+    def _small(self, signature: Signature, inputs: Sequence[Value]) -> bool:
+        """Return whether an operator on known values is better run at once."""
+        read, made = [value.spec for value in inputs], signature.output_specs
+        if any(value.weight and value.spec.nbytes > FOLD_BYTES for value in inputs):
+            return False
+        if max([spec.nbytes for spec in (*read, *made)], default=0) > FOLD_MADE_BYTES:
+            return False
+        room = MOST_CONSTANT_BYTES // 4 - self._folded_bytes
+        points = math.prod(max(dim.extent, 1) for dim in signature.dims)
+        largest = max([spec.size for spec in (*read, *made)], default=0)
+        return sum(spec.nbytes for spec in made) <= room and points <= max(FOLD_POINTS, largest)
 
     def _emit_places(
         self, name: str, inputs: Sequence[Value], attributes: Mapping[str, Any], label: str
