@@ -28,10 +28,9 @@ from soapstone.ir.tensor import Array, Role, TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-FOLD_BYTES = 1 << 18  # of a weight that is an operand of a folded operator
-# Of its results, and of other operands. Masks are made of extents, and graphs for all that are
-# common should be folded alike.
-FOLD_MADE_BYTES = 1 << 24
+FOLD_BYTES = 1 << 18  # of each operand and result of a folded operator
+# Where they are made of extents, as masks are: graphs for all common extents are to be folded alike.
+FOLD_EVEN_BYTES = 1 << 24
 FOLD_POINTS = 1 << 20  # of its iteration space, where that is larger than what it reads and makes
 MOST_CONSTANT_BYTES = 1 << 28  # of all that is folded
 
@@ -43,6 +42,9 @@ class Emitter:
         source: the file. keep: gives a folded constant the name of a weight, given what is taken.
         wanted: what is built for training; by default the file's outputs, of weights that stay.
         folds_all: whether operators of known operands are run at once whatever their size.
+
+    Attributes:
+        of_extents: whether what is read by the node that is translated follows from extents.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Emitter:
         self._keep = keep
         self._wanted = wanted
         self._folds_all = folds_all
+        self.of_extents = False
         self._placed: dict[int, tuple[Value, str]] = {}
         self._scalars: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._reserved = {*source.weights, *(declared.name for declared in source.inputs)}
@@ -213,9 +216,11 @@ class Emitter:
     def _small(self, signature: Signature, inputs: Sequence[Value]) -> bool:
         """Return whether an operator on known values is better run at once."""
         read, made = [value.spec for value in inputs], signature.output_specs
-        if any(value.weight and value.spec.nbytes > FOLD_BYTES for value in inputs):
+        most = FOLD_EVEN_BYTES if self.of_extents else FOLD_BYTES
+        weights = [value.spec for value in inputs if value.weight]
+        if any(spec.nbytes > most for spec in (*read, *made)):
             return False
-        if max([spec.nbytes for spec in (*read, *made)], default=0) > FOLD_MADE_BYTES:
+        if any(spec.nbytes > FOLD_BYTES for spec in weights):
             return False
         room = MOST_CONSTANT_BYTES // 4 - self._folded_bytes
         points = math.prod(max(dim.extent, 1) for dim in signature.dims)

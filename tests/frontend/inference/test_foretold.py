@@ -171,6 +171,32 @@ def test_what_a_mask_says_of_short_lengths_is_not_taken_to_be_so_of_others(hides
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
+def test_masks_of_many_rows_and_lengths_need_no_graph() -> None:
+    """They are made of extents alone: 40 KB for one row of 100, megabytes for many longer ones."""
+    model = model_of(
+        """s = Shape(x)  n = Gather(s, i0)  nv = Unsqueeze(n, v0)  t = Gather(s, i1)
+        tv = Unsqueeze(t, v0)  r = Range(i0, t, i1)  column = Unsqueeze(r, v1)
+        later = Less(column, r)  whole = Concat<axis = 0>(nv, tv, tv)
+        hidden = Expand(later, whole)  low = Constant<value_float = -1e38>()
+        none = Constant<value_float = 0.0>()  mask = Where(hidden, low, none)
+        turned = Transpose<perm = [0, 2, 1]>(x)  met = MatMul(x, turned)
+        masked = Add(met, mask)  share = Softmax(masked)  y = MatMul(share, x)"""
+    )
+    with InferenceSession(from_onnx(model), threads=1, tune=False) as session:
+        made = told(session)
+        session.run({"x": reals(1, 100, 8)})
+        settled(session)
+        many = len(made)
+        for rows, length in ((3, 90), (2, 99), (8, 180), (1, 333), (6, 41)):
+            feeds = {"x": reals(rows, length, 8)}
+            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
+                fresh._binder.packed.foretold.close()
+                expected = fresh.run(feeds)["y"]
+            found = session.run(feeds)["y"]
+            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+        assert len(made) == many
+
+
 @pytest.mark.parametrize("name", MEETING)
 def test_rows_that_meet_are_bound(name: str) -> None:
     with InferenceSession(MEETING[name], threads=1) as session:
