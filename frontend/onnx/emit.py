@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import onnx
 
 FOLD_BYTES = 1 << 18  # of each operand and result of a folded operator
-# Where they are made of extents, as masks are: graphs for all common extents are to be folded alike.
+# Where they are made of extents, as masks are: graphs for all common ones are to be folded alike.
 FOLD_EVEN_BYTES = 1 << 24
 FOLD_POINTS = 1 << 20  # of its iteration space, where that is larger than what it reads and makes
 MOST_CONSTANT_BYTES = 1 << 28  # of all that is folded
