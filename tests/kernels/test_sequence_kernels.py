@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from helpers.kernel_calls import LIBRARY, bound, run, served
+from helpers.kernel_calls import LIBRARY, bound, near, reference, run, served
 
 from soapstone.dtypes import learn
 from soapstone.ir.spec import operator
@@ -219,6 +219,21 @@ def test_attention_masks_of_infinities(number: bool, empty: str, causal: bool) -
         attributes = {"causal": causal, "empty": empty}
         served = run_all("attention", [*operands, mask], attributes, threads=threads)
         assert served >= BLOCKS
+
+
+@pytest.mark.skipif(not BLOCKS, reason="needs registers for the sums of six rows")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("number", [-1e10, 1e30, np.finfo(np.float32).min])
+def test_a_large_number_that_is_added_to_all_scores_of_a_query(number: float, causal: bool) -> None:
+    """Beside which scores are nothing: weights are those of the scores alone."""
+    operands = [draw(0, 1, 13, 2, 8) * 1000, draw(1, 1, 90, 2, 8), draw(2, 1, 90, 2, 5)]
+    mask = np.zeros((2, 13, 1), np.float32)
+    mask[:, ::2] = number
+    attributes = operator("attention").normalise({"causal": causal})
+    expected, _ = reference("attention", operands, attributes)
+    y, lse = (np.full(shape, np.nan, np.float32) for shape in ((1, 13, 2, 5), (1, 2, 13)))
+    run(bound(Call("attention", attributes, (*operands, mask), (y, lse)), "blocks"))
+    near(y, expected, 2e-4)
 
 
 @pytest.mark.parametrize("hides", [-np.inf, np.finfo(np.float32).min])

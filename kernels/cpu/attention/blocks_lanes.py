@@ -196,10 +196,15 @@ def _weights(halves: bool) -> Any:
                     made.append(where(value > most[row], value, most[row]))
                 return made
 
-            most = [each.fold(_larger) for each in both([low] * ROWS, larger)]
-            top = [value + shift for value, shift in zip(most, shifts)]
+            largest = [each.fold(_larger) for each in both([low] * ROWS, larger)]
+            top = [value + shift for value, shift in zip(largest, shifts)]
+            # Not the top less the shift, of which nothing is left beside a large one; a shift that
+            # is infinite or no number hides the row, or shows in its weights.
+            base = [
+                where(value < LEAST, float("inf"), each + (shift - shift)).splat()
+                for value, each, shift in zip(top, largest, shifts)
+            ]
             top = [where(value < LEAST, LEAST, value) for value in top]
-            base = [(value - shift).splat() for value, shift in zip(top, shifts)]
 
             def weigh(full: bool, i: Lanes, totals: list[Lanes]) -> list[Lanes]:
                 made = []
