@@ -20,7 +20,7 @@ _KEPT = 32  # files of a name, those of other versions too: the ones written las
 
 
 class Told:
-    """Answers of a library, in a file of the user's cache.
+    """Answers of a library, in a file of the user's cache, behind their hash.
 
     Args:
         name: of the folder that the file is in. about: what answers depend on, such as the version
@@ -49,10 +49,18 @@ class Told:
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError):  # none yet, or cut short
+            mark, _, text = path.read_bytes().partition(b"\n")
+        except OSError:  # none yet
             return {}
-        return found if isinstance(found, dict) else {}
+        if mark != _mark(text):  # cut short, or changed: answers that are wrong would be believed
+            return {}
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def _write(self, path: Path, answers: Mapping[str, Any]) -> None:
+        text = json.dumps(answers, separators=(",", ":")).encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_mark(text) + b"\n" + text)
 
     def answer(
         self, key: str, ask: Callable[[], Any], *, keep: Callable[[], bool] = lambda: True
@@ -70,9 +78,7 @@ class Told:
 
     def ship(self, answers: Mapping[str, Any], folder: Path) -> None:
         """Write answers, by key, for a package whose folder `folder` is to be."""
-        path = folder / self._name / self._path.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(answers, separators=(",", ":")))
+        self._write(folder / self._name / self._path.name, answers)
 
     def save(self) -> None:
         """Write what was asked in this process; where it cannot be, others ask again."""
@@ -81,13 +87,17 @@ class Told:
                 return
             partial = self._path.with_suffix(f".{os.getpid()}")
             with contextlib.suppress(OSError):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                partial.write_text(json.dumps({**self._read(self._path), **self._new}))
+                self._write(partial, {**self._read(self._path), **self._new})
                 os.replace(partial, self._path)
                 files = sorted(self._path.parent.glob("*.json"), key=lambda f: f.stat().st_mtime)
                 for file in files[:-_KEPT]:
                     file.unlink(missing_ok=True)
             self._new.clear()
+
+
+def _mark(text: bytes) -> bytes:
+    """Return the line before a file's answers: their hash."""
+    return hashlib.sha256(text).hexdigest().encode()
 
 
 def late(status: os.stat_result) -> bool:

@@ -70,7 +70,10 @@ def test_a_process_after_the_first_imports_no_onnx(tmp_path: Path) -> None:
     answer = str([[6.0] * 3] * 2)
     assert _answer(tmp_path)[0] == answer
     assert _answer(tmp_path) == [answer, "[]"]
-    files = {path: json.loads(path.read_text()) for path in tmp_path.glob("cache/onnx/*.json")}
+    files = {
+        path: json.loads(path.read_text().partition("\n")[2])  # behind its hash
+        for path in tmp_path.glob("cache/onnx/*.json")
+    }
     tables = sorted(files.values(), key=len)
     assert tables[0].keys() == {"newest opset"} and {":Mul:18", ":LeakyRelu:18"} <= tables[1].keys()
     kept = max(files, key=lambda path: len(files[path]))

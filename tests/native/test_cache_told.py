@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from soapstone.cache.told import state_of
 
 # The stamps of a kernel that chooses among all, and what was read for them.
@@ -42,6 +44,21 @@ def test_a_second_process_reads_no_sources_for_its_stamps(tmp_path: Path) -> Non
     for file in told.iterdir():
         file.write_text('{"with_epilogue panels')
     assert _made(tmp_path) == (first, read)
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_answers_that_were_changed_on_disk_are_asked_again(tmp_path: Path, place: float) -> None:
+    """Also where they are still answers: nothing else would tell that they are wrong."""
+    first, _ = _made(tmp_path)
+    kept = {path: path.read_bytes() for path in tmp_path.glob("*/*.json")}
+    assert len(kept) > 2
+    for path, held in kept.items():
+        text = bytearray(held)
+        letters = [at for at, byte in enumerate(text) if chr(byte).isalpha()]
+        text[letters[int(place * len(letters))]] ^= 1
+        path.write_bytes(text)
+    assert _made(tmp_path)[0] == first
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/*.json")} == kept
 
 
 def test_the_state_of_sources_is_that_of_their_times_and_sizes(tmp_path: Path) -> None:
