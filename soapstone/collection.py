@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 
 _off = False  # whether the collector is, by a thread that is in `paused`
 _left = False  # whether others froze objects; to count them takes time for each
@@ -60,7 +61,10 @@ def _leave() -> None:
     What no cycle holds is dropped all the same. Kernels' handles need not be.
     """
     with suppress(Exception):  # of others' objects, which are then collected as ever
-        kinds = list(map(type, gc.get_objects()))  # to count in a list takes no hash of each
+        # In one call of C: between two, another thread may go on with a tuple that it is making,
+        # which Python refuses of one that a list of all objects holds too.
+        every = chain.from_iterable(map(gc.get_objects, (None,)))
+        kinds = list(map(type, every))  # to count in a list takes no hash of each
         told = {kind for kind in set(kinds) if hasattr(kind, "__del__")}
         told = {kind for kind in told if not kind.__module__.startswith("soapstone.kernels.")}
         streams = [each for each in (sys.__stdin__, sys.__stdout__, sys.__stderr__) if each]

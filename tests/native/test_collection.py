@@ -72,6 +72,28 @@ sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8")
 import soapstone.collection
 print("written")
 """
+_MAKES_TUPLES = """
+import gc, sys, threading
+from soapstone import collection
+sys.setswitchinterval(1e-6)
+ended, failed = threading.Event(), []
+def work():
+    try:
+        while not ended.is_set():
+            tuple(each for each in range(30))
+    except SystemError as error:
+        failed.append(error)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for each in threads:
+    each.start()
+for _ in range(100):
+    collection._leave()
+    gc.unfreeze()
+ended.set()
+for each in threads:
+    each.join()
+print(failed)
+"""
 
 
 def _printed(program: str, folder: Path) -> str:
@@ -108,3 +130,7 @@ def test_a_child_process_collects_whatever_threads_of_its_parent_do(tmp_path: Pa
 
 def test_a_process_whose_output_was_replaced_ends_in_silence(tmp_path: Path) -> None:
     assert _printed(_DETACHED, tmp_path) == "written\n"
+
+
+def test_a_process_that_ends_lets_other_threads_make_their_tuples(tmp_path: Path) -> None:
+    assert _printed(_MAKES_TUPLES, tmp_path) == "[]\n"
