@@ -104,9 +104,17 @@ def packaged(level: str, within: Path = PACKAGED) -> Path:
 
 
 def features() -> frozenset[str]:
-    """Return what kernels may use: what this processor has, or the level that they are made for."""
-    level = os.environ.get("NUMBA_CPU_NAME", "")
-    return frozenset(LEVELS[level] if level in LEVELS else environment()["features"].split())
+    """Return what kernels may use: what this processor has, or what settings of Numba ask for.
+
+    Of a processor that these name beside features, those alone: what it implies, only LLVM knows.
+    """
+    name, told = (os.environ.get(f"NUMBA_CPU_{each}", "") for each in ("NAME", "FEATURES"))
+    has = set(LEVELS.get(name, ()))
+    if name not in LEVELS and name.lower() != "generic" and not told:
+        has.update(environment()["features"].split())
+    for each in told.split(","):
+        (has.add if each.startswith("+") else has.discard)(each[1:])
+    return frozenset(has)
 
 
 def arm() -> bool:

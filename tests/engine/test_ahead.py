@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from soapstone.cache.objects import LEVELS, held
+from soapstone.cache.objects import LEVELS, features, held
 from soapstone.engine.ahead import kernels, ship
 
 
@@ -34,8 +35,26 @@ def test_blocks_of_a_level_fit_its_registers(
     level: str, vectors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CPU_NAME", level)
+    monkeypatch.delenv("NUMBA_CPU_FEATURES", raising=False)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert held.__wrapped__() == vectors
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "has"),
+    [
+        ("generic", "", ()),
+        ("generic", "+avx2,+fma,-avx512f", ("avx2", "fma")),
+        ("", "-avx512f", ()),
+        ("x86-64-v3", "-prefer-256-bit,-fma,+avxvnni", {*LEVELS["x86-64-v3"], "avxvnni"} - {"fma"}),
+    ],
+)
+def test_kernels_use_what_settings_of_numba_ask_for(
+    name: str, told: str, has: Collection[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CPU_NAME", name)
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", told)
+    assert features() == frozenset(has)
 
 
 _MODULES = ("soapstone.kernels.cpu.products.nbits", "soapstone.native.lanes")
@@ -51,7 +70,7 @@ print(len(mine))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", [*LEVELS, "generic"])
 def test_kernels_use_what_their_level_has(level: str, tmp_path: Path) -> None:
     """LLVM aborts on instructions that it is asked for and the level lacks."""
     settings = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "-prefer-256-bit"}
