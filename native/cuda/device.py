@@ -104,7 +104,11 @@ class Device:
 
     def __enter__(self) -> Device:
         _TURN.acquire()
-        self.current.__enter__()
+        try:
+            self.current.__enter__()
+        except BaseException:
+            _TURN.release()
+            raise
         return self
 
     def __exit__(

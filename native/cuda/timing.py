@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from soapstone.native.cuda.device import Device, Enqueued, Lane, numba_cuda, simulated
-from soapstone.native.cuda.graphs import Graph
+from soapstone.native.cuda.graphs import Graph, captured
 
 SPAN_US = 2000.0  # that repetitions take together, so that events' resolution does not matter
 MOST = 200  # of them in a graph
@@ -33,7 +33,7 @@ class Repeated:
         if not simulated():
             once = self.us()
             self.count = max(len(works), min(MOST, int(SPAN_US / max(once, 1.0))))
-            self._graph = Graph(lane, self._enqueue)
+            self._graph = captured(lane, self._enqueue)
             self.us()  # the first launch of a graph uploads it
 
     def us(self) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from soapstone.native.cuda.device import Enqueued, Lane, simulated
-from soapstone.native.cuda.graphs import Graph
+from soapstone.native.cuda.graphs import Graph, captured
 from soapstone.native.memory import Array
 from soapstone.runtime.analysis.message import ENDS, MESSAGES, STARTS
 from soapstone.runtime.analysis.operation import Operation
@@ -91,15 +91,16 @@ class _Segment:
         self._begin = lead.event()
         self._ends: dict[Lane, Any] = {}
         self._graph: Graph | None = None
-        self._ran = False
+        self._ran = self._tried = False
 
     def enqueue(self, timed: bool) -> None:
-        """Enqueue all of it: launched as one graph where there is one.
+        """Enqueue all of it: launched as one graph where there is one, otherwise one by one.
 
         Raises: TaskError of what cannot be enqueued.
         """
-        if self._graph is None and self._ran and not timed and self._capturable:
-            self._graph = Graph(self._lead, lambda: self._enqueue(False))
+        if self._ran and not self._tried and not timed and self._capturable:
+            self._tried = True
+            self._graph = captured(self._lead, lambda: self._enqueue(False))
         if self._graph is not None and not timed:
             self._graph.launch()
         else:

@@ -8,7 +8,8 @@
 
    What a driver refuses, leaves undefined, or does while everybody waits is an error here, and is said
    (dry_said): memory that is not there or was given back, streams and events that were destroyed, calls
-   without a current context, what a capture forbids, copies enqueued of memory that is not page-locked. */
+   without a current context, what a capture forbids, copies enqueued of memory that is not page-locked.
+   Any call that may fail can be made to (dry_fail). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -25,7 +26,7 @@ typedef unsigned long long u64;
 typedef unsigned u32;
 enum { OK, INVALID_VALUE, OUT_OF_MEMORY, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT, INVALID_HANDLE = 400,
        NOT_FOUND = 500, NOT_READY = 600, PEERS_ALREADY = 704, PEERS_NOT = 705, CAPTURE_UNSUPPORTED = 900, INVALIDATED,
-       UNMATCHED = 903, UNJOINED, ISOLATION, IMPLICIT, CAPTURED_EVENT, WRONG_THREAD };
+       UNMATCHED = 903, UNJOINED, ISOLATION, IMPLICIT, CAPTURED_EVENT, WRONG_THREAD, UNKNOWN = 999 };
 enum { DEVICES = 2, PAGE = 4096, MOST_PARAMETERS = 1024 };
 static const u64 MEMORY = 2ull << 30, WINDOW = 1ull << 42, PINNED_WINDOW = 1ull << 38;
 
@@ -48,6 +49,19 @@ const u64 *dry_counts(void) { return counts; }
 static int ones; /* whether memory is full of ones in place of zeros: flags that no kernel sets are set so */
 void dry_ones(int on) { ones = on; }
 const char *dry_said(void) { return said ? said : ""; }
+/* One call can be made to fail, without an effect: the nth from now on of those that may, which are all but
+   those that give something back. dry_stop: none from now on. */
+static long calls, fails;
+static const char *failed;
+void dry_fail(long nth) { calls = 0, fails = nth, failed = NULL; }
+void dry_stop(void) { fails = 0; }
+const char *dry_failed(void) { return failed ? failed : ""; }
+static int failing(const char *call) {
+  if (++calls != fails) return OK;
+  failed = call;
+  return UNKNOWN;
+}
+#define CALL TURN; NEED(failing(__func__))
 
 static int wrong(int code, const char *text, ...) {
   char line[600];
@@ -235,7 +249,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   return OK;
 }
 int cuDevicePrimaryCtxRetain(Context **found, int device) {
-  TURN;
+  CALL;
   *found = &contexts[device];
   counts[CONTEXTS] += !contexts[device].retained++;
   return OK;
@@ -247,6 +261,7 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
   return OK;
 }
 int cuCtxPushCurrent_v2(Context *context) {
+  CALL;
   if (depth == 64) return wrong(INVALID_VALUE, "cuCtxPushCurrent: 64 contexts are on the stack");
   stack[depth++] = context->device;
   return OK;
@@ -266,14 +281,14 @@ int cuCtxSetCurrent(Context *context) {
 int cuCtxGetDevice(int *device) { NEED(here("cuCtxGetDevice")); *device = stack[depth - 1]; return OK; }
 int cuCtxGetStreamPriorityRange(int *least, int *most) { *least = 0, *most = -5; return OK; }
 int cuCtxSynchronize(void) {
-  TURN;
+  CALL;
   NEED(here("cuCtxSynchronize"));
   NEED(outside("cuCtxSynchronize"));
   run_all(stack[depth - 1]);
   return OK;
 }
 int cuCtxEnablePeerAccess(Context *peer, u32 flags) {
-  TURN;
+  CALL;
   NEED(here("cuCtxEnablePeerAccess"));
   int *peers = current()->peers;
   return peers[peer->device]++ ? wrong(PEERS_ALREADY, "cuCtxEnablePeerAccess: a second time") : OK;
@@ -312,15 +327,15 @@ static int give_back(const char *call, u64 address, int pinned) {
   return OK;
 }
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
-  TURN;
+  CALL;
   NEED(here("cuMemGetInfo"));
   *free_bytes = MEMORY - current()->used, *total = MEMORY;
   return OK;
 }
-int cuMemAlloc_v2(u64 *found, size_t bytes) { TURN; NEED(here("cuMemAlloc")); NEED(outside("cuMemAlloc")); return allocate(&next_device, bytes, 0, found); }
+int cuMemAlloc_v2(u64 *found, size_t bytes) { CALL; NEED(here("cuMemAlloc")); NEED(outside("cuMemAlloc")); return allocate(&next_device, bytes, 0, found); }
 int cuMemFree_v2(u64 address) { TURN; return give_back("cuMemFree", address, 0); }
 int cuMemHostAlloc(u64 *found, size_t bytes, u32 flags) {
-  TURN;
+  CALL;
   NEED(here("cuMemHostAlloc"));
   NEED(outside("cuMemHostAlloc"));
   return allocate(&next_pinned, bytes, 1, found);
@@ -343,12 +358,12 @@ static int copy(const char *call, u64 to, u64 from, size_t bytes, Stream *on, in
   if (waits) run(s, s->count);
   return OK;
 }
-int cuMemcpyHtoD_v2(u64 to, u64 from, size_t n) { TURN; return copy("cuMemcpyHtoD", to, from, n, NULL, 1); }
-int cuMemcpyDtoH_v2(u64 to, u64 from, size_t n) { TURN; return copy("cuMemcpyDtoH", to, from, n, NULL, 1); }
-int cuMemcpyDtoD_v2(u64 to, u64 from, size_t n) { TURN; return copy("cuMemcpyDtoD", to, from, n, NULL, 1); }
-int cuMemcpyHtoDAsync_v2(u64 to, u64 from, size_t n, Stream *s) { TURN; return copy("cuMemcpyHtoDAsync", to, from, n, s, 0); }
-int cuMemcpyDtoHAsync_v2(u64 to, u64 from, size_t n, Stream *s) { TURN; return copy("cuMemcpyDtoHAsync", to, from, n, s, 0); }
-int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, Stream *s) { TURN; return copy("cuMemcpyDtoDAsync", to, from, n, s, 0); }
+int cuMemcpyHtoD_v2(u64 to, u64 from, size_t n) { CALL; return copy("cuMemcpyHtoD", to, from, n, NULL, 1); }
+int cuMemcpyDtoH_v2(u64 to, u64 from, size_t n) { CALL; return copy("cuMemcpyDtoH", to, from, n, NULL, 1); }
+int cuMemcpyDtoD_v2(u64 to, u64 from, size_t n) { CALL; return copy("cuMemcpyDtoD", to, from, n, NULL, 1); }
+int cuMemcpyHtoDAsync_v2(u64 to, u64 from, size_t n, Stream *s) { CALL; return copy("cuMemcpyHtoDAsync", to, from, n, s, 0); }
+int cuMemcpyDtoHAsync_v2(u64 to, u64 from, size_t n, Stream *s) { CALL; return copy("cuMemcpyDtoHAsync", to, from, n, s, 0); }
+int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, Stream *s) { CALL; return copy("cuMemcpyDtoDAsync", to, from, n, s, 0); }
 static int set(const char *call, u64 to, unsigned char value, size_t bytes, Stream *on) {
   char *at;
   int kind;
@@ -357,11 +372,11 @@ static int set(const char *call, u64 to, unsigned char value, size_t bytes, Stre
   NEED(reach(call, to, bytes, stack[depth - 1], &at, &kind));
   return enqueue(s, (Op){.kind = SET, .to = to, .bytes = bytes, .value = value}); /* the host does not wait for one of a GPU's memory */
 }
-int cuMemsetD8_v2(u64 to, unsigned char value, size_t n) { TURN; NEED(outside("cuMemsetD8")); return set("cuMemsetD8", to, value, n, NULL); }
-int cuMemsetD8Async(u64 to, unsigned char value, size_t n, Stream *s) { TURN; return set("cuMemsetD8Async", to, value, n, s); }
+int cuMemsetD8_v2(u64 to, unsigned char value, size_t n) { CALL; NEED(outside("cuMemsetD8")); return set("cuMemsetD8", to, value, n, NULL); }
+int cuMemsetD8Async(u64 to, unsigned char value, size_t n, Stream *s) { CALL; return set("cuMemsetD8Async", to, value, n, s); }
 
 int cuStreamCreate(Stream **found, u32 flags) {
-  TURN;
+  CALL;
   NEED(here("cuStreamCreate"));
   Stream *s = calloc(1, sizeof *s);
   *s = (Stream){.magic = A_STREAM, .context = stack[depth - 1], .blocking = !(flags & 1)};
@@ -381,7 +396,7 @@ int cuStreamDestroy_v2(Stream *s) {
   return OK;
 }
 int cuStreamSynchronize(Stream *given) {
-  TURN;
+  CALL;
   Stream *s;
   NEED(stream_of("cuStreamSynchronize", given, &s));
   NEED(outside("cuStreamSynchronize"));
@@ -391,7 +406,7 @@ int cuStreamSynchronize(Stream *given) {
   return OK;
 }
 int cuStreamGetCtx(Stream *given, Context **found) {
-  TURN;
+  CALL;
   Stream *s;
   NEED(stream_of("cuStreamGetCtx", given, &s));
   *found = &contexts[s->context];
@@ -399,7 +414,7 @@ int cuStreamGetCtx(Stream *given, Context **found) {
 }
 
 int cuEventCreate(Event **found, u32 flags) {
-  TURN;
+  CALL;
   NEED(here("cuEventCreate"));
   Event *e = calloc(1, sizeof *e);
   *e = (Event){.magic = AN_EVENT, .flags = flags, .context = stack[depth - 1]};
@@ -416,7 +431,7 @@ int cuEventDestroy_v2(Event *e) {
   return OK;
 }
 int cuEventRecord(Event *e, Stream *given) {
-  TURN;
+  CALL;
   Stream *s;
   NEED(stream_of("cuEventRecord", given, &s));
   NEED(event_of("cuEventRecord", e));
@@ -434,18 +449,18 @@ static int outside_event(const char *call, Event *e) {
   return e->capture ? wrong(CAPTURED_EVENT, "%s: an event that was recorded in a capture", call) : OK;
 }
 int cuEventSynchronize(Event *e) {
-  TURN;
+  CALL;
   NEED(outside_event("cuEventSynchronize", e));
   if (e->recorded) run(e->at.stream, e->at.position);
   return OK;
 }
 int cuEventQuery(Event *e) {
-  TURN;
+  CALL;
   NEED(outside_event("cuEventQuery", e));
   return !e->recorded || e->at.stream->done >= e->at.position ? OK : NOT_READY;
 }
 int cuEventElapsedTime_v2(float *ms, Event *begun, Event *ended) {
-  TURN;
+  CALL;
   NEED(outside_event("cuEventElapsedTime", begun));
   NEED(outside_event("cuEventElapsedTime", ended));
   if (!begun->recorded || !ended->recorded || begun->flags & 2 || ended->flags & 2 || begun->context != ended->context)
@@ -462,7 +477,7 @@ static void join(Tails *own, const Tails *more) {
   *own = both;
 }
 int cuStreamWaitEvent(Stream *given, Event *e, u32 flags) {
-  TURN;
+  CALL;
   Stream *s;
   NEED(stream_of("cuStreamWaitEvent", given, &s));
   NEED(event_of("cuStreamWaitEvent", e));
@@ -490,7 +505,7 @@ int cuStreamWaitEvent(Stream *given, Event *e, u32 flags) {
 #include "libcuda_dry_graphs.h"
 #include "libcuda_dry_code.h"
 int cuLaunchKernel(Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 shared, Stream *on, void **given, void **extra) {
-  TURN;
+  CALL;
   Stream *s;
   NEED(stream_of("cuLaunchKernel", on, &s));
   if (k->magic != A_KERNEL || extra) return wrong(INVALID_HANDLE, "cuLaunchKernel: no kernel");

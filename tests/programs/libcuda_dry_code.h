@@ -29,7 +29,7 @@ static int parse(const char *code, Library *library) {
   return OK;
 }
 int cuLibraryLoadData(Library **found, const char *code, void *a, void *b, u32 c, void *d, void *e, u32 f) {
-  TURN;
+  CALL;
   NEED(outside("cuLibraryLoadData"));
   Library *library = calloc(1, sizeof *library);
   NEED(parse(code, library));
@@ -46,7 +46,7 @@ int cuLibraryUnload(Library *library) {
   return OK;
 }
 int cuLibraryGetKernel(Kernel **found, Library *library, const char *name) {
-  TURN;
+  CALL;
   for (int i = 0; i < library->count; i++) if (!strcmp(library->kernels[i]->name, name)) { *found = library->kernels[i]; return OK; }
   return wrong(NOT_FOUND, "cuLibraryGetKernel: no kernel %s", name);
 }

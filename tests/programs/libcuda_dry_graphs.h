@@ -1,6 +1,6 @@
 /* Captures and graphs. */
 int cuStreamBeginCapture_v2(Stream *s, int mode) {
-  TURN;
+  CALL;
   Stream *found;
   NEED(stream_of("cuStreamBeginCapture", s, &found));
   if (found == &current()->legacy || s->capture || capturing) return wrong(CAPTURE_UNSUPPORTED, "cuStreamBeginCapture: a second one, or the legacy stream");
@@ -31,7 +31,9 @@ int cuStreamEndCapture(Stream *s, Graph **found) {
     c->streams[i]->capture = NULL;
   }
   c->alive = 0, capturing = NULL;
+  NEED(failing(__func__)); /* the capture has ended all the same */
   if (c->invalid) return INVALIDATED;
+  if (!joined && failed) return UNJOINED; /* what would have joined it may have failed */
   if (!joined) return wrong(UNJOINED, "cuStreamEndCapture: a stream that the first one does not wait for");
   c->graph->magic = A_GRAPH;
   *found = c->graph;
@@ -39,7 +41,7 @@ int cuStreamEndCapture(Stream *s, Graph **found) {
   return OK;
 }
 int cuGraphInstantiateWithFlags(Graph **found, Graph *g, u64 flags) {
-  TURN;
+  CALL;
   if (g->magic != A_GRAPH) return wrong(INVALID_HANDLE, "cuGraphInstantiate: a graph that was destroyed");
   *found = malloc(sizeof *g);
   **found = *g;
@@ -63,7 +65,7 @@ int cuGraphExecDestroy(Graph *g) {
   return OK;
 }
 int cuGraphLaunch(Graph *g, Stream *given) {
-  TURN;
+  CALL;
   Stream *s;
   NEED(stream_of("cuGraphLaunch", given, &s));
   if (g->magic != AN_EXEC) return wrong(INVALID_HANDLE, "cuGraphLaunch: a graph that was destroyed");
