@@ -79,7 +79,31 @@ def device_count() -> int:
         ) from error
     if not found:
         raise NoDevice("no NVIDIA GPU found: the driver sees none (CUDA_VISIBLE_DEVICES?)")
+    _fits(cuda.cudadrv.driver.driver.get_version())
     return found
+
+
+def _fits(driver: tuple[int, int]) -> None:
+    """Look whether there are NVIDIA's compilers, whose code a driver of a version of CUDA loads.
+
+    Raises:
+        NoDevice: there are none, or those of a later CUDA.
+    """
+    try:
+        from cuda.bindings import nvjitlink
+
+        compilers = nvjitlink.version()
+    except Exception as error:  # no module, or no library, whose error is a class of that module
+        said = " ".join(str(error).split())
+        raise NoDevice(
+            f"NVIDIA's compilers found missing ({said}); needed: pip install 'soapstone[cuda]'"
+        ) from error
+    if compilers[0] > driver[0]:
+        had, given = (".".join(map(str, version)) for version in (driver, compilers))
+        raise NoDevice(
+            f"a driver of CUDA {had} found beside compilers of CUDA {given}; a driver of CUDA"
+            f" {compilers[0]} needed, or numba-cuda[cu{driver[0]}] in a new environment"
+        )
 
 
 class Device:

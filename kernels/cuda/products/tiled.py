@@ -62,10 +62,15 @@ def compiled(source: str) -> Kernel:
 
 
 def indices(number: str, axes: Axes, indent: str) -> list[str]:
-    """Return the statements that make the axes' indices of a row-major number."""
+    """Return the statements that make the axes' indices of a row-major number.
+
+    Where 32 bits hold every number, it is divided in them: 64 take a hundred instructions.
+    """
     lines, rest = [], number
+    narrow = math.prod(extent for _, extent in axes) <= 2**32
     for name, extent in reversed(axes[1:]):
-        lines.append(f"{indent}q{name} = int64(uint32({rest}) // uint32({extent}))")
+        quotient = f"int64(uint32({rest}) // uint32({extent}))" if narrow else f"{rest} // {extent}"
+        lines.append(f"{indent}q{name} = {quotient}")
         lines.append(f"{indent}at_{name} = {rest} - q{name} * {extent}")
         rest = f"q{name}"
     return [*lines, f"{indent}at_{axes[0][0]} = {rest}"]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch, sequence
+from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import select_device
+from soapstone.native.cuda import device
 
 
 class Kernel:
@@ -77,3 +83,28 @@ def test_a_product_has_all_its_blocks_along_the_axis_that_has_room_for_them() ->
     (launch,) = entry.launches
     blocks, *others = launch.grid
     assert blocks >= 65_536 and blocks % 65_536 == 0 and set(others) <= {1}
+
+
+@pytest.mark.parametrize("count", [2**12, 2**16])
+def test_elements_are_found_where_32_bits_do_not_count_them(count: int) -> None:
+    axes = (("0", count), ("1", 2**18), ("2", 3))
+    numbers = {"uint32": np.uint32, "int64": int, "item": (count * 2**18 - 1) * 3 + 2}
+    exec("\n".join(indices("item", axes, "")), numbers)
+    assert [numbers[f"at_{name}"] for name, _ in axes] == [count - 1, 2**18 - 1, 2]
+    narrow = "uint32" in "".join(indices("item", axes, ""))
+    assert narrow == (count * 2**18 * 3 <= 2**32)
+
+
+def test_compilers_that_are_later_than_the_driver_are_an_error_that_names_both() -> None:
+    found = SimpleNamespace(nvjitlink=SimpleNamespace(version=lambda: (13, 5)))
+    said = r"CUDA 12\.4 found beside .* 13\.5; .*\[cu12\]"
+    with patch.dict(sys.modules, {"cuda.bindings": found}):
+        device._fits((13, 0))
+        with pytest.raises(device.NoDevice, match=said):
+            device._fits((12, 4))
+    said = r"compilers found missing .*soapstone\[cuda\]"
+    with (
+        patch.dict(sys.modules, {"cuda.bindings": None}),
+        pytest.raises(device.NoDevice, match=said),
+    ):
+        device._fits((13, 0))
