@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.native.cuda.device import Device, numba_cuda, simulated
+from soapstone.native.cuda.device import Device, any_device, numba_cuda, simulated
 from soapstone.native.memory import LINE, Array, address
 from soapstone.native.walks import in_places, memory_order
 
@@ -112,7 +112,7 @@ def pinned_bytes(nbytes: int, zero: bool = False) -> Array:
     Raises:
         MemoryError: the system has no room.
     """
-    with Device(0):
+    with any_device():
         raw: Array = numba_cuda().pinned_array(nbytes + LINE, np.uint8)
     start = -raw.ctypes.data % LINE
     found = raw[start : start + nbytes]

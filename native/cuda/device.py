@@ -20,6 +20,7 @@ SIMULATED_DEVICES = 64  # as many as anybody asks for
 _HELD_BACK = 0.05  # of a device's free memory: for code, and for what libraries need
 CLOCK_NS = 50_000  # by which a device's times, as the host's clock counts, may be wrong
 _TURN = Lock()  # of whoever enqueues
+_USED: dict[int, None] = {}  # numbers of devices of which there is an object, the first one first
 _GIVING_BACK = Lock()
 
 
@@ -123,6 +124,7 @@ class Device:
         if not 0 <= number < count:
             raise NoDevice(f"GPU {number} found asked for; the driver has {count}")
         self.number = number
+        _USED.setdefault(number)
         self.current: Any = numba_cuda().gpus[0 if simulated() else number]  # without a turn
         _prepared(number)
 
@@ -167,6 +169,11 @@ class Device:
         return int(free * (1 - _HELD_BACK))
 
 
+def any_device() -> Device:
+    """Return a device that this process uses: of another it would take memory, or be refused it."""
+    return Device(next(iter(_USED), 0))
+
+
 @cache
 def connect(one: int, other: int) -> None:
     """Let the kernels of a device read and write another's memory, at its addresses.
@@ -185,7 +192,11 @@ def connect(one: int, other: int) -> None:
         mine = cuda.current_context()
         if not mine.can_access_peer(other):
             raise NoDevice(f"GPU {one} cannot reach the memory of GPU {other}; peers needed")
-        mine.enable_peer_access(theirs.handle)
+        try:
+            mine.enable_peer_access(theirs.handle)
+        except cuda.cudadrv.driver.CudaAPIError as error:
+            if error.code.name != "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED":  # by another library
+                raise
 
 
 @cache

@@ -28,6 +28,8 @@ from soapstone.apps._shared.graphs import made_up
 from soapstone.apps.graphs import gcn
 from soapstone.frontend.app import app_module
 from soapstone.kernels.fallback import FallbackWarning
+from soapstone.native.cuda.arrays import pinned_bytes
+from soapstone.native.cuda.device import Device, Lane, connect
 
 OBJECTS = ("contexts", "streams", "events", "graphs", "execs", "allocations", "pinned", "libraries")
 EVENTS = ("launches", "nodes", "graph_launches", "copies", "synchronous")
@@ -105,13 +107,30 @@ def narrow() -> None:
     assert counted()["launches"] > before, "nothing was launched"
 
 
+def second() -> None:
+    """Use one GPU, which is not the first: no other gets a context. Before all other checks."""
+    lane = Lane(Device(1))
+    pinned_bytes(8)
+    lane.wait()
+    assert counted()["contexts"] == 1
+
+
+def peers() -> None:
+    """Connect two GPUs that another library has connected."""
+    connect(0, 1)
+    connect.cache_clear()
+    connect(0, 1)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
+    "second": second,
     "resnet": lambda: trained("resnet"),
     "resnet answers": lambda: answered("resnet"),
     "bert": lambda: trained("bert"),
     "bert answers": lambda: answered("bert"),
     "graph": graph,
     "narrow": narrow,
+    "peers": peers,
     "two": lambda: trained("digits", gpus=2),
     "turns": lambda: trained("digits", gpus=2, mapper="round_robin"),
     "plan": lambda: trained("lenet", fast_memory=1_000_000),

@@ -25,6 +25,7 @@ from soapstone.kernels.cuda.libraries.images import Convolution, Tensor
 from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.entry import TF32
 
+MOST_ELEMENTS = 2**31 - 1  # from a tensor's first to its last: not all of cuDNN counts further
 ALIGNED_BYTES = 16  # what cuDNN takes addresses to be multiples of
 _INSTEAD = "kernels of soapstone's own compute convolutions and attention"
 _TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "float64": "DOUBLE"}
@@ -166,6 +167,8 @@ def executed(
     """
     views, kind = (*operands, *results), operands[0].dtype
     if kind not in _TYPES or any(view.dtype != kind for view in (*operands, results[0])):
+        return None
+    if any(view.reach > MOST_ELEMENTS for view in views):
         return None
     addresses = [address(view) for view in views]
     if alignment(*addresses) < ALIGNED_BYTES:

@@ -58,6 +58,11 @@ class View:
         return math.prod(self.shape)
 
     @property
+    def reach(self) -> int:
+        """Number of elements from the first to the last, with those between that are not its own."""
+        return 1 + sum((extent - 1) * step for extent, step in zip(self.shape, self.strides))
+
+    @property
     def contiguous(self) -> bool:
         """Whether the elements lie in row-major order without gaps."""
         step = 1
@@ -164,9 +169,8 @@ def view(array: DeviceArray) -> View:
     if any(step < 0 or step % itemsize for step in strides) and size:
         raise Declined
     steps = tuple(step // itemsize for step in strides)
-    count = 1 + sum((extent - 1) * step for extent, step in zip(shape, steps)) if size else 0
-    span = _span(array, count) if size else None
-    return View(span, shape, steps, array.dtype.name)
+    made = View(None, shape, steps, array.dtype.name)
+    return replace(made, span=_span(array, made.reach)) if size else made
 
 
 def views(call: Call) -> tuple[tuple[View, ...], tuple[View, ...]]:

@@ -16,6 +16,7 @@ from helpers.operator_checks import subject
 from soapstone.ir.spec import Case, operator
 from soapstone.kernels.cuda.libraries.attention import described
 from soapstone.kernels.cuda.libraries.convolutions import KINDS
+from soapstone.kernels.cuda.libraries.cudnn import convolving, executed
 from soapstone.kernels.cuda.libraries.device import alignment
 from soapstone.kernels.cuda.libraries.images import convolution
 from soapstone.kernels.cuda.libraries.matrices import Matrix, MatrixProduct, column_major
@@ -160,6 +161,16 @@ def test_attention_that_cudnn_has_not_is_declined() -> None:
     for declined in (of(20), of(136), of(64, 4), of(64, dtype="float32")):
         assert declined is None
     assert of(64, causal=True, ahead=2) is None
+
+
+def test_cudnn_is_asked_for_no_tensor_that_32_bits_do_not_count() -> None:
+    def tensor(rows: int) -> View:
+        x = Described((rows, 2), (2, 1), np.dtype("float16"))
+        return View(x, x.shape, x.strides, x.dtype.name)
+
+    with pytest.raises(AttributeError, match="__cuda_array_interface__"):  # it would be asked
+        executed(convolving, None, "float32", [tensor(2**30 - 1)], [tensor(2)])
+    assert executed(convolving, None, "float32", [tensor(2**30)], [tensor(2)]) is None
 
 
 def test_addresses_are_as_aligned_as_the_least_of_them() -> None:
