@@ -44,7 +44,10 @@ RAW = {
 
 def raw_addresses(file: Path) -> list[str]:
     """The lines on which a file takes an address by itself; compiled code is given live arrays."""
-    tree = ast.parse(file.read_text())
+    text = file.read_text()
+    if not any(f".{name}" in text for name in RAW):
+        return []
+    tree = ast.parse(text)
     compiled = {
         id(inner)
         for node in ast.walk(tree)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -33,6 +34,11 @@ ONLY_BENCHMARKS = {"os.killpg", "fork"}  # they end launchers of ranks, and try 
 MODULES = frozenset({"resource", "fcntl", "pwd", "grp", "termios"})
 PATHS = ("/proc/", "/sys/", "/dev/")
 LIBRARIES = ("libgomp", "libc.so", "libomp")
+WORDS = ("fork", "forkserver", "clock_gettime", "sched_yield")
+# A file in whose text none of it is has no offence: most need not be parsed.
+SUSPECT = re.compile(
+    "|".join([*sum(ABSENT.values(), ()), *MODULES, *PATHS, *LIBRARIES, *WORDS, "madvise"])
+)
 
 
 def _files() -> Iterator[Path]:
@@ -43,7 +49,10 @@ def _files() -> Iterator[Path]:
 
 
 def _offences(file: Path) -> Iterator[str]:
-    tree = ast.parse(file.read_text())
+    text = file.read_text()
+    if not SUSPECT.search(text):
+        return
+    tree = ast.parse(text)
     docs = {
         id(node.body[0].value)
         for node in ast.walk(tree)
@@ -65,10 +74,10 @@ def _offences(file: Path) -> Iterator[str]:
             if module in ABSENT:
                 found = ", ".join(sorted(names & set(ABSENT[module]))) or found
         elif isinstance(node, ast.Constant) and id(node) not in docs:
-            text = node.value if isinstance(node.value, str) else ""
-            named = text.startswith(PATHS) or any(name in text for name in LIBRARIES)
-            if named or text in ("fork", "forkserver", "clock_gettime", "sched_yield"):
-                found = text
+            value = node.value if isinstance(node.value, str) else ""
+            named = value.startswith(PATHS) or any(name in value for name in LIBRARIES)
+            if named or value in WORDS:
+                found = value
         if found and not (found in ONLY_BENCHMARKS and file.is_relative_to(ROOT / "benchmarks")):
             yield f"{file.relative_to(ROOT)}:{node.lineno}: {found}"
 
