@@ -31,8 +31,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from soapstone.kernels.cpu.onednn import library
 from soapstone.native.cuda.device import NoDevice, device_count, simulated
-from soapstone.search.rules import rulefile
-from soapstone.search.rules.rulebook import Rulebook, rulebook
+from soapstone.search.rules.rulebook import Rulebook, shipped
 
 BLAS = "test_openblas*.py"  # of what takes oneDNN's place
 FILES = "test_onednn*.py"  # of oneDNN alone; single tests elsewhere have the marker `onednn`
@@ -92,4 +91,4 @@ def _has_gpu() -> bool:
 @pytest.fixture(scope="session")
 def book() -> Rulebook:
     """Return the shipped rules."""
-    return rulebook(rulefile.load())
+    return shipped()

@@ -204,14 +204,15 @@ def _rules(rules: str | Path | None, max_size: int | None, floats: Floats) -> Ru
     from soapstone.rules.file_checks import trusted
     from soapstone.search.rules import rulefile
     from soapstone.search.rules.metaflow import metaflow
-    from soapstone.search.rules.rulebook import FLOATS, rulebook
+    from soapstone.search.rules.rulebook import FLOATS, rulebook, shipped
 
     if floats not in FLOATS:
         raise GraphError(f"floats {floats!r} found; {', '.join(FLOATS)} needed")
     if str(rules) == "metaflow":
         return metaflow(rulefile.load(), floats)
-    file = rulefile.load() if rules is None else trusted(rules)
-    return rulebook(file, max_size, floats=floats)
+    if rules is None:
+        return shipped(max_size, floats)
+    return rulebook(trusted(rules), max_size, floats)
 
 
 def _made(side: Side, searched: Searched) -> Side:

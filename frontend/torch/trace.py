@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -94,6 +95,16 @@ def _memory(node: Any) -> int:
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
+@cache
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Return what operators without a rule are made of, by operator: PyTorch's and this package's.
+
+    An operator that is registered later and is made of others says so when it is called.
+    """
+    core = core_aten_decompositions().items()
+    return {**{op: of for op, of in core if _short(op) not in RULES}, **DECOMPOSITIONS}
+
+
 def traced(module: Any, args: Sequence[Any]) -> tuple[Any, tuple[Alias, ...]]:
     """Return a graph in core operators for inputs of these shapes, without mutations, and aliases.
 
@@ -103,10 +114,9 @@ def traced(module: Any, args: Sequence[Any]) -> tuple[Any, tuple[Alias, ...]]:
     Raises:
         NoRule: it changes values in place all the same. And whatever PyTorch raises.
     """
-    table = {op: of for op, of in core_aten_decompositions().items() if _short(op) not in RULES}
     with FakeTensorMode(allow_non_fake_inputs=True) as fakes, torch.no_grad():
         given = [fakes.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
-        smaller = _recorded(module, given, {**table, **DECOMPOSITIONS})
+        smaller = _recorded(module, given, _decompositions())
         aliases = _aliases(smaller.graph)
         # Only now: what operators are made of changes values in place, too.
         given = [fakes.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, TypeAlias
 
 from soapstone.ir.term import SPLITS, Term, subterms
+from soapstone.search.rules import rulefile
 from soapstone.search.rules.infer import parameter_kinds
 from soapstone.search.rules.rule import Rule, RuleFile, Terms, free
 
@@ -128,6 +129,12 @@ def rulebook(
             if useful and directed.keeps(floats):
                 found.append(directed)
     return Rulebook(tuple(found))
+
+
+@lru_cache(maxsize=4)
+def shipped(max_size: int | None = None, floats: Floats = "zeros") -> Rulebook:
+    """Return the rules that the package carries, as `rulebook` does; made once for each choice."""
+    return rulebook(rulefile.load(), max_size, floats)
 
 
 def directions(rule: Rule) -> tuple[Directed, ...]:

@@ -63,7 +63,7 @@ def _left() -> tuple[Counter[str], dict[str, int]]:
     return objects, {each.__qualname__: each.cache_info().currsize for each in endless}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def _seen() -> Iterator[None]:
     """Let all objects be found, those too that the collector has been told to leave alone."""
     gc.unfreeze()

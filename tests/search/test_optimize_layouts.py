@@ -40,21 +40,20 @@ from soapstone.search.optimize import normal
 from soapstone.search.optimize.layouts import Chooser, Orders, Region, connected, regions
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.search import Options, Searched, search
-from soapstone.search.rules import rulefile
-from soapstone.search.rules.rulebook import Rulebook, rulebook
+from soapstone.search.rules.rulebook import Rulebook, shipped
 
 MERGED = (
     "conv2d[1,s,p,c](x, y); conv2d[1,s,p,c](x, z) ->"
     " split0[-3](conv2d[1,s,p,c](x, concat[-4](y, z)));"
     " split1[-3](conv2d[1,s,p,c](x, concat[-4](y, z)))"
 )
-NO_RULES = rulebook(rulefile.load(), 0)
+NO_RULES = Rulebook(())
 
 
 @pytest.fixture(scope="module")
 def merging() -> Rulebook:
     """The rule that merges two convolutions of one image, and no other."""
-    book = rulebook(rulefile.load())
+    book = shipped()
     return Rulebook(tuple(rule for rule in book.rules if str(rule) == MERGED))
 
 
