@@ -40,9 +40,12 @@ def numba_cuda() -> Any:
     """Return `numba.cuda`.
 
     Raises:
-        NoDevice: it is not installed.
+        NoDevice: the package numba-cuda is not installed. Numba has an older `numba.cuda` of its
+            own, which is not what kernels are written for.
     """
     try:
+        import numba_cuda  # noqa: F401
+
         import numba.cuda as found
         from numba.cuda import gpus  # noqa: F401
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +65,16 @@ def test_a_library_that_is_named_and_does_not_load_is_a_problem() -> None:
     assert _states(found)["oneDNN"] == "broken"
     assert any(__file__ in problem for problem in found["problems"])
     assert code == 1
+
+
+def test_numba_without_numba_cuda_is_no_way_to_gpus(tmp_path: Path) -> None:
+    """Numba has a `numba.cuda` of its own, older than what kernels are written for."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['numba_cuda'] = None\n")
+    code, found = _doctor(PYTHONPATH=str(tmp_path))
+    assert found["on_host"] is None
+    assert code == bool(found["problems"])
+    script = "from soapstone.native.cuda.device import device_count; device_count()"
+    given = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=given)
+    assert "NoDevice: numba-cuda found missing" in done.stderr
+    assert "pip install 'soapstone[cuda]'" in done.stderr
