@@ -4,28 +4,26 @@ What m, n and k are is up to the operands: each is several axes, and an operand'
 over axes, of which some are windows, that have a place only where they lie inside. So a convolution
 and its gradients are the same kernel as a matrix product, without a matrix of windows in memory. A
 block has a tile of c; each thread keeps a few rows and columns of it in registers, and what threads
-load together lies side by side where the operand's strides allow it. Sums are in single precision
-for halves. This is the fallback: it uses no tensor cores.
+load together lies side by side where the operand's strides allow it. Halves are multiplied by
+tensor cores, a warp's rows and columns at a time, and added in single precision.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from soapstone.kernels.cuda.elementwise.integers import INTEGERS
 from soapstone.kernels.cuda.elementwise.pointwise import Writer
 from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch
-from soapstone.kernels.cuda.substrate.arrays import View
-from soapstone.kernels.cuda.substrate.target import SIMULATED, Kernel, built
+from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted
+from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built
+from soapstone.kernels.cuda.substrate.tensor_cores import MULTIPLIED, SCRATCH, serves
 
-# Threads of a block along m and n, elements of c a thread has along each, and the depth of a tile.
-THREADS_M, THREADS_N = (4, 8) if SIMULATED else (16, 16)
-EACH = 2 if SIMULATED else 4
-DEPTH = 16
+THREADS = WARP if SIMULATED else 256  # of a block
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,91 @@ class Operand:
 Axes = Sequence[tuple[str, int]]  # names and extents
 
 
+class Sums:
+    """How a block multiplies its tiles: each thread has `EACH` rows and columns of c.
+
+    Attributes:
+        high, wide, depth: of tiles, along m, n and k. together: elements along k that are one word
+            of a tile. sums: of a thread: name, row and column in the block's tile.
+        kernel: its name. head, body: statements before all tiles, and for each of them.
+    """
+
+    MANY = (4, 8) if SIMULATED else (16, 16)  # threads along m and n
+    EACH = 2 if SIMULATED else 4
+    depth, together, kernel = 16, 1, "product"
+
+    def __init__(self, kind: str) -> None:
+        each, (down, across) = self.EACH, self.MANY
+        self.high, self.wide, self.word = down * each, across * each, kind
+        names = [(f"c{i}_{j}", i, j) for i in range(each) for j in range(each)]
+        self.sums = [(name, f"row + {i}", f"column + {j}") for name, i, j in names]
+        self.head = [f"row = thread // {across} * {each}", f"column = thread % {across} * {each}"]
+        self.body = [f"for k in range({self.depth}):"]
+        self.body += [f"    a{i} = {self.slot('a', 'k', f'row + {i}')}" for i in range(each)]
+        self.body += [f"    b{j} = {self.slot('b', 'k', f'column + {j}')}" for j in range(each)]
+        for name, i, j in names:
+            made = f"{name} + a{i} * b{j}"  # of integers Numba would make sums of 64 bits
+            self.body.append(f"    {name} = {made if kind[0] == 'f' else f'{kind}({made})'}")
+
+    def words(self, name: str) -> int:
+        """Return the words of a tile, in memory."""
+        return self.depth * ((self.high if name == "a" else self.wide) + 1)
+
+    def slot(self, name: str, k: str, at: str) -> str:
+        """Return the text of a word of a tile."""
+        return f"tile_{name}[{k} * {(self.high if name == 'a' else self.wide) + 1} + {at}]"
+
+
+class Fragments(Sums):
+    """The same by tensor cores: a warp has 16 rows of c, and 8 columns as often as `EACH`.
+
+    A row of a tile, or a column, has its words side by side, and four more: so the threads of a
+    warp read from different banks.
+    """
+
+    MANY = (1, 1) if SIMULATED else (4, 2)  # warps along m and n
+    depth, together, word, kernel = 32, 2, "uint32", "fragments"
+
+    def __init__(self, dtype: str) -> None:
+        down, across = self.MANY
+        self.high, self.wide = down * 16, across * self.EACH * 8
+        self.sums = [
+            (f"c{j}_{n}", f"row + {n // 2 * 8}", f"column + {j * 8 + n % 2} + pair")
+            for j in range(self.EACH)
+            for n in range(4)
+        ]
+        self.head = [
+            f"scratch = cuda.shared.array({SCRATCH}, uint32)",
+            f"warp, group, near = thread // {WARP}, thread % {WARP} // 4, thread % 4",
+            f"row, column = warp // {across} * 16 + group, warp % {across} * {self.EACH * 8}",
+            "pair = near * 2",
+        ]
+        self.body = []
+        for first in range(0, self.depth // 2, 8):
+            near = [f"near + {first}", f"near + {first + 4}"]
+            words = [self.slot("a", k, row) for k in near for row in ("row", "row + 8")]
+            self.body += [f"a{n} = {word}" for n, word in enumerate(words)]
+            for j in range(self.EACH):
+                sums = ", ".join(f"c{j}_{n}" for n in range(4))
+                words = [self.slot("b", k, f"column + {j * 8} + group") for k in near]
+                self.body += [f"b{n} = {word}" for n, word in enumerate(words)]
+                step = f"multiplied_{dtype}(a0, a1, a2, a3, b0, b1, {sums}, scratch)"
+                self.body.append(f"{sums} = {step}")
+
+    def words(self, name: str) -> int:
+        """Return the words of a tile, in memory."""
+        return (self.high if name == "a" else self.wide) * (self.depth // 2 + 4)
+
+    def slot(self, name: str, k: str, at: str) -> str:
+        """Return the text of a word of a tile."""
+        return f"tile_{name}[({at}) * {self.depth // 2 + 4} + {k}]"
+
+
 @cache
 def compiled(source: str) -> Kernel:
-    """Return the kernel `product` of a source text."""
-    return built("product", source, **INTEGERS)
+    """Return the kernel `product` of a source text, or `fragments`."""
+    name = "product" if source.startswith("def product") else "fragments"
+    return built(name, source, **INTEGERS, **MULTIPLIED)
 
 
 def indices(number: str, axes: Axes, indent: str) -> list[str]:
@@ -115,8 +194,11 @@ def product(
     if counts["b"] * counts["m"] * counts["n"] == 0:
         return DeviceEntry(())
     kind = kind or wide(a.view.dtype)
+    halves = kind == "float32" and a.view.dtype == b.view.dtype and serves(a.view.dtype)
+    by: Sums = Fragments(a.view.dtype) if halves and counts["k"] else Sums(kind)
+    if by.together > 1:  # tiles have the bits of elements
+        a, b = (replace(x, view=reinterpreted(x.view, "uint16")) for x in (a, b))
     operands = {"a": a, "b": b, "c": c, **{f"x{n}": one for n, one in enumerate(extras)}}
-    tile_m, tile_n = THREADS_M * EACH, THREADS_N * EACH
     parameters, arguments = [], []
     for name, operand in operands.items():
         parameters += [name, f"o_{name}"]
@@ -128,60 +210,51 @@ def product(
                 parameters.append(f"s_{name}_{axis}")
                 arguments.append(step)
     lines = [
-        f"def product(m_count, n_count, k_count, {', '.join(parameters)}):",
-        f"    tile_a = cuda.shared.array({DEPTH * (tile_m + 1)}, {kind})",
-        f"    tile_b = cuda.shared.array({DEPTH * (tile_n + 1)}, {kind})",
+        f"def {by.kernel}(m_count, n_count, k_count, {', '.join(parameters)}):",
+        f"    tile_a = cuda.shared.array({by.words('a')}, {by.word})",
+        f"    tile_b = cuda.shared.array({by.words('b')}, {by.word})",
         "    thread = cuda.threadIdx.x",
-        f"    row = thread // {THREADS_N} * {EACH}",
-        f"    column = thread % {THREADS_N} * {EACH}",
-        f"    tiles_m = (m_count + {tile_m - 1}) // {tile_m}",
-        f"    tiles_n = (n_count + {tile_n - 1}) // {tile_n}",
+        *("    " + line for line in by.head),
+        f"    tiles_m = (m_count + {by.high - 1}) // {by.high}",
+        f"    tiles_n = (n_count + {by.wide - 1}) // {by.wide}",
         "    tile = cuda.blockIdx.x",  # along the other axes there are at most 65535 blocks
-        f"    first_m = tile // tiles_n % tiles_m * {tile_m}",
-        f"    first_n = tile % tiles_n * {tile_n}",
+        f"    first_m = tile // tiles_n % tiles_m * {by.high}",
+        f"    first_n = tile % tiles_n * {by.wide}",
         "    batch = tile // tiles_n // tiles_m",
         *indices("batch", axes["b"], "    "),
     ]
-    each = [(i, j) for i in range(EACH) for j in range(EACH)]
-    lines += [f"    c{i}_{j} = {kind}(0)" for i, j in each]
+    lines += [f"    {name} = {kind}(0)" for name, _, _ in by.sums]
     lines += ["    first_k = 0", "    while first_k < k_count:"]
-    threads = THREADS_M * THREADS_N
-    for name, across, size in (("a", "m", tile_m), ("b", "n", tile_n)):
-        operand = operands[name]
+    inner, deeper = " " * 8, " " * 12
+    for name, across, size in (("a", "m", by.high), ("b", "n", by.wide)):
+        operand, words = operands[name], by.depth // by.together
         deep = _side_by_side(operand, axes["k"]) <= _side_by_side(operand, axes[across])
         place, before, test = _place(operand, name)
-        for load in range(-(-DEPTH * size // threads)):
-            number = f"(thread + {load * threads})" if load else "thread"
+        for load in range(-(-words * size // THREADS)):
+            number = f"(thread + {load * THREADS})" if load else "thread"
             k_at, at = f"{number} // {size}", f"{number} % {size}"
             if deep:  # neighbouring threads have neighbouring k
-                k_at, at = f"{number} % {DEPTH}", f"{number} // {DEPTH}"
-            inner = " " * 8
+                k_at, at = f"{number} % {words}", f"{number} // {words}"
             lines += [f"{inner}kk = {k_at}", f"{inner}mm = {at}"]
-            lines += [f"{inner}k_at = first_k + kk", f"{inner}at = first_{across} + mm"]
-            lines += [f"{inner}value = {kind}(0)"]
-            lines += [f"{inner}if k_at < k_count and at < {across}_count:"]
-            deeper = inner + "    "
-            lines += indices("k_at", axes["k"], deeper)
-            lines += indices("at", axes[across], deeper)
-            lines += [deeper + line for line in before]
-            read = f"value = {kind}({name}[{place}])"
-            lines += [f"{deeper}if {test}:", f"{deeper}    {read}"] if test else [deeper + read]
-            lines += [f"{inner}tile_{name}[kk * {size + 1} + mm] = value"]
-    lines += ["        cuda.syncthreads()", f"        for k in range({DEPTH}):"]
-    lines += [f"            a{i} = tile_a[k * {tile_m + 1} + row + {i}]" for i in range(EACH)]
-    lines += [f"            b{j} = tile_b[k * {tile_n + 1} + column + {j}]" for j in range(EACH)]
-    # Of integers Numba would make sums of 64 bits.
-    sums = [(f"c{i}_{j}", f"c{i}_{j} + a{i} * b{j}") for i, j in each]
-    lines += [
-        f"            {c} = {made if kind[0] == 'f' else f'{kind}({made})'}" for c, made in sums
-    ]
-    lines += ["        cuda.syncthreads()", f"        first_k += {DEPTH}"]
+            lines += [f"{inner}at = first_{across} + mm", f"{inner}word = {by.word}(0)"]
+            for n in range(by.together):
+                lines += [f"{inner}k_at = first_k + kk * {by.together} + {n}"]
+                lines += [f"{inner}if k_at < k_count and at < {across}_count:"]
+                lines += indices("k_at", axes["k"], deeper)
+                lines += indices("at", axes[across], deeper)
+                lines += [deeper + line for line in before]
+                read = f"{by.word}({name}[{place}])"
+                read = f"word = {by.word}(word | {read} << {16 * n})" if n else f"word = {read}"
+                lines += [f"{deeper}if {test}:", f"{deeper}    {read}"] if test else [deeper + read]
+            lines += [f"{inner}{by.slot(name, 'kk', 'mm')} = word"]
+    lines += ["        cuda.syncthreads()", *(inner + line for line in by.body)]
+    lines += ["        cuda.syncthreads()", f"        first_k += {by.depth}"]
     place, _, _ = _place(c, "c")
-    for i, j in each:
-        lines += [f"    m_at = first_m + row + {i}", f"    n_at = first_n + column + {j}"]
+    for name, row, column in by.sums:
+        lines += [f"    m_at = first_m + {row}", f"    n_at = first_n + {column}"]
         lines += ["    if m_at < m_count and n_at < n_count:"]
         lines += indices("m_at", axes["m"], " " * 8) + indices("n_at", axes["n"], " " * 8)
-        text, total = Text(), Value(f"c{i}_{j}", kind)
+        text, total = Text(), Value(name, kind)
         made = total
         if writer is not None:
             values = []
@@ -197,10 +270,10 @@ def product(
         stored = text.cast(made, c.view.dtype).name
         lines += [" " * 8 + line for line in text.lines]
         lines += [f"        c[{place}] = {stored}"]
-    grid = (-(-counts["n"] // tile_n) * -(-counts["m"] // tile_m) * counts["b"],)
+    grid = (-(-counts["n"] // by.wide) * -(-counts["m"] // by.high) * counts["b"],)
     kernel = compiled("\n".join(lines))
     launch = (counts["m"], counts["n"], counts["k"], *arguments)
-    return DeviceEntry((Launch(kernel, grid, (threads,), launch),))
+    return DeviceEntry((Launch(kernel, grid, (THREADS,), launch),))
 
 
 def _side_by_side(operand: Operand, axes: Axes) -> int:

@@ -59,7 +59,7 @@ class View:
 
     @property
     def reach(self) -> int:
-        """Number of elements from the first to the last, with those between that are not its own."""
+        """Number of elements from the first to the last, and of those that lie between."""
         return 1 + sum((extent - 1) * step for extent, step in zip(self.shape, self.strides))
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 _MOST: Mapping[str, tuple[int, int]] = {
     "each": (40, 1024),
     "fold": (40, 2048),
+    "fragments": (168, 10240),
     "pointwise": (32, 0),
     "product": (128, 8320),
     "rows": (48, 128),

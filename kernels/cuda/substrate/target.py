@@ -198,3 +198,12 @@ def processors() -> int:
         return int(_numba_cuda.get_current_device().MULTIPROCESSOR_COUNT)
     except Exception:  # no driver: nothing will be launched
         return 132
+
+
+def capability() -> tuple[int, int]:
+    """Return the compute capability of the current GPU; an H100's where there is none."""
+    try:
+        major, minor = _numba_cuda.get_current_device().compute_capability
+    except Exception:  # no driver: nothing will be launched
+        return 9, 0
+    return int(major), int(minor)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.cuda_compilers import compilers
 
+from soapstone.dtypes import learn
+from soapstone.kernels.cuda.substrate.arrays import Described
+from soapstone.kernels.cuda.substrate.compiling import form, ptx
 from soapstone.kernels.cuda.substrate.resources import resources
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
 
 PROGRAM = Path(__file__).parents[3] / "benchmarks" / "kernels" / "cuda_ptx.py"
 # One of each family: chains, folds by warp and block, rows, tiles of products, windows, graphs,
@@ -39,3 +46,18 @@ def test_kernels_compile_without_spills_or_double_precision(reals: str) -> None:
         if "registers" in row  # where ptxas is
     ]
     assert sum(within) >= 0.8 * len(within), rows
+
+
+@pytest.mark.skipif(not compilers(), reason="NVIDIA's compilers are not installed")
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", "f16"), ("bfloat16", "bf16")])
+def test_products_of_halves_are_steps_of_tensor_cores(dtype: str, kind: str) -> None:
+    x = Described((64, 64), (128, 2), np.dtype(learn(dtype)))
+    at = {"transpose_a": False, "transpose_b": False}
+    (tiled,) = [each for each in variants("matmul", "cuda") if each.name == "tiled"]
+    entry = tiled.bind(Call("matmul", at, (x, x), (x,)))
+    text = ptx(*form(entry.launches[0]), (9, 0))
+    step = rf"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.{kind}\.{kind}\.f32 (.*);"
+    steps = re.findall(step, text)
+    operands = [re.sub("%[a-z]+[0-9]+", "x", step) for step in steps]
+    four, two = "{x,x,x,x}", "{x,x}"
+    assert [each.replace(" ", "") for each in operands] == [f"{four},{four},{two},{four}"] * 8
