@@ -19,6 +19,8 @@ from numba.core.compiler import Compiler, Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
+from soapstone.collection import paused
+
 
 class LinkedLibrary(JITCodeLibrary):  # type: ignore[misc, unused-ignore]
     """The code of a function as other libraries link it."""
@@ -69,7 +71,7 @@ def object_code(function: Callable[..., Any], signature: str, name: str) -> byte
     context, flags = cpu_target.target_context, Flags()
     cpu_target.options.parse_as_flags(flags, {"nopython": True, "error_model": "numpy"})
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
-    with global_compiler_lock:
+    with global_compiler_lock, paused():  # what is left behind is let go of later, all at once
         made = compile_extra(
             cpu_target.typing_context,
             context,

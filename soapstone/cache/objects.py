@@ -22,7 +22,6 @@ from soapstone.cache import kept
 from soapstone.cache.deferred import Late
 from soapstone.cache.environment import digest, environment
 from soapstone.cache.loader import DEFINED, load
-from soapstone.collection import paused
 from soapstone.locks import Lock
 
 SUFFIX = ".o"
@@ -56,8 +55,7 @@ def address(function: Callable[..., Any], signature: str) -> int:
             FOUND["cache"] += 1
             return found
         FOUND["compiled"] += 1
-        with paused():  # what the compiler leaves behind is let go of later, all at once
-            code = _linked.object_code(function, signature, name)
+        code = _linked.object_code(function, signature, name)
         place = _places.place_of(function)
         made = _load(code, name)
         if place is not None:
