@@ -44,9 +44,8 @@ def numba_cuda() -> Any:
             own, which is not what kernels are written for.
     """
     try:
-        import numba_cuda  # noqa: F401
-
         import numba.cuda as found
+        import numba_cuda  # noqa: F401
         from numba.cuda import gpus  # noqa: F401
 
         if "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS" not in os.environ:  # small calls have small grids
