@@ -53,7 +53,7 @@ def _joined(n: Call, parts: Sequence[Value], axis: int) -> Value:
 
 
 def _refuse(n: Call) -> None:
-    for name in ("clip", "activation_alpha", "activation_beta", "input_forget"):
+    for name in ("activation_alpha", "activation_beta"):
         if n.attribute(name):
             raise UnsupportedError(f"attribute {name!r} is not supported")
 
@@ -119,57 +119,96 @@ class _Direction:
         """Return all outputs and the last states."""
         n = self.n
         w, r, (wb, rb) = self.weights(1), self.weights(2), self.biases()
-        states = [self.state(5)]
+        states = [self.state(5), self.state(6)] if n.kind == "LSTM" else [self.state(5)]
+        if not self._fused():
+            return self._unrolled(w, r, wb, rb, states)
         more: dict[str, Any] = {"reverse": self.backwards}
         biases = [wb, rb] if n.kind == "GRU" else [n("add", wb, rb)]
-        if n.kind == "LSTM":
-            states.append(self.state(6))
-            if n.has(7) or self.activations != _ACTIVATIONS["LSTM"]:
-                if n.has(4) and not (n.array(4) == self.x.shape[0]).all():
-                    raise UnsupportedError(
-                        "sequence_lens of less than all steps, with peepholes or other activations"
-                    )
-                return self._peephole(w, r, *biases, *states)
-        elif n.kind == "GRU":
-            if self.activations != _ACTIVATIONS["GRU"]:
-                raise UnsupportedError(f"activations {self.activations} are not supported")
+        if n.kind == "GRU":
             more["linear_before_reset"] = bool(n.attribute("linear_before_reset", 0))
-        else:
-            name = _EMITTED.get(self.activations[0])
-            if name not in ("tanh", "relu"):
-                raise UnsupportedError(f"activation {self.activations[0]} is not supported")
-            more["activation"] = name
+        elif n.kind == "RNN":
+            more["activation"] = _EMITTED[self.activations[0]]
         operands = (self.x, w, r, *biases, *states, *self.lengths())
         y, *made = n.all(n.spec.name, *operands, **more)
         return y, made[: len(states)]
 
-    def _peephole(
-        self, w: Value, r: Value, b: Value, h: Value, c: Value
+    def _fused(self) -> bool:
+        """Return whether one operator here says all that the layer does."""
+        n = self.n
+        if n.attribute("clip") or n.attribute("input_forget") or n.has(7):
+            return False
+        return self.activations == _ACTIVATIONS[n.kind] or self.activations == ("Relu",)
+
+    def _unrolled(
+        self, w: Value, r: Value, wb: Value, rb: Value, states: list[Value]
     ) -> tuple[Value, list[Value]]:
-        """Unroll an LSTM whose gates see the cell, or with other activations."""
+        """Return the same by operators of each step, for layers that no one operator says."""
         n, (steps, batch, _) = self.n, self.x.shape
         if steps > MOST_STEPS:
-            raise UnsupportedError(f"{steps} steps with peepholes or other activations")
-        names = [_EMITTED.get(activation) for activation in self.activations]
-        if None in names:
-            raise UnsupportedError(f"activations {self.activations} are not supported")
-        gate, cell, out = (str(name) for name in names)
-        sizes = (self.hidden,) * 3
-        sight = n.all("split", self.part(n.value(7)), axis=0, sizes=sizes) if n.has(7) else None
+            raise UnsupportedError(
+                f"{steps} steps with clip, input_forget, peepholes or other activations found;"
+                f" {MOST_STEPS} at most"
+            )
+        lengths = self.lengths()
+        ends = n.reshape(lengths[0], (batch, 1)) if lengths else None
+        cell = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[n.kind]
         outputs: list[Value] = []
         for step in range(steps)[:: -1 if self.backwards else 1]:
-            rows = n("linear", n.row(self.x, 0, step), w, b)
-            both = n("add", rows, n("linear", h, r, bias=False))
-            i, f, g, o = n.all("split", both, axis=1, sizes=(self.hidden,) * 4)
-            if sight is not None:  # ONNX orders them i o f
-                i = n("add", i, n("mul", sight[0], c))
-                f = n("add", f, n("mul", sight[2], c))
-            kept = n("mul", n(gate, f), c)
-            c = n("add", kept, n("mul", n(gate, i), n(cell, g)))
-            if sight is not None:
-                o = n("add", o, n("mul", sight[1], c))
-            h = n("mul", n(gate, o), n(out, c))
-            outputs.append(n.reshape(h, (1, batch, self.hidden)))
+            made = cell(n.row(self.x, 0, step), w, r, wb, rb, *states)
+            y = made[0]
+            if ends is not None:  # after its last step a sample keeps its states, and y is 0
+                there = n("greater", ends, n.like(step, ends))
+                y = n("where", there, y, n.like(0, y))
+                made = [n("where", there, new, old) for new, old in zip(made, states)]
+            states = made
+            outputs.append(n.reshape(y, (1, batch, self.hidden)))
         if self.backwards:
             outputs.reverse()
-        return _joined(n, outputs, 0), [h, c]
+        return _joined(n, outputs, 0), states
+
+    def _activated(self, which: int, x: Value) -> Value:
+        """Return an activation of what is clipped before, as ONNX says of every gate."""
+        name = _EMITTED.get(self.activations[which])
+        if name is None:
+            raise UnsupportedError(f"activation {self.activations[which]!r} is not supported")
+        most = float(self.n.attribute("clip", 0.0))
+        return self.n(name, self.n("clip", x, low=-most, high=most) if most else x)
+
+    def _lstm(
+        self, x: Value, w: Value, r: Value, wb: Value, rb: Value, h: Value, c: Value
+    ) -> list[Value]:
+        n, sizes = self.n, (self.hidden,) * 4
+        both = n("add", n("linear", x, w, n("add", wb, rb)), n("linear", h, r, bias=False))
+        i, f, g, o = n.all("split", both, axis=1, sizes=sizes)
+        sight = n.all("split", self.part(n.value(7)), axis=0, sizes=sizes[1:]) if n.has(7) else ()
+        if sight:  # ONNX orders them i o f
+            i, f = n("add", i, n("mul", sight[0], c)), n("add", f, n("mul", sight[2], c))
+        i = self._activated(0, i)
+        joined = bool(n.attribute("input_forget", 0))
+        f = n("sub", n.like(1, i), i) if joined else self._activated(0, f)
+        c = n("add", n("mul", f, c), n("mul", i, self._activated(1, g)))
+        if sight:
+            o = n("add", o, n("mul", sight[1], c))
+        name = _EMITTED.get(self.activations[2])
+        if name is None:
+            raise UnsupportedError(f"activation {self.activations[2]!r} is not supported")
+        return [n("mul", self._activated(0, o), n(name, c)), c]
+
+    def _gru(self, x: Value, w: Value, r: Value, wb: Value, rb: Value, h: Value) -> list[Value]:
+        n, last = self.n, 2 * self.hidden
+        own = n("linear", x, w, wb)
+        gates = n("linear", h, n.part(r, 1, 0, last), n.part(rb, 0, 0, last))
+        both = self._activated(0, n("add", n.part(own, 1, 0, last), gates))
+        reset, keep = n.all("split", both, axis=1, sizes=(self.hidden,) * 2)
+        new, bias = n.part(r, 1, last, last + self.hidden), n.part(rb, 0, last, last + self.hidden)
+        if n.attribute("linear_before_reset", 0):
+            seen = n("mul", reset, n("linear", h, new, bias))
+        else:
+            seen = n("linear", n("mul", reset, h), new, bias)
+        made = self._activated(1, n("add", n.part(own, 1, last, last + self.hidden), seen))
+        return [n("add", made, n("mul", keep, n("sub", h, made)))]
+
+    def _rnn(self, x: Value, w: Value, r: Value, wb: Value, rb: Value, h: Value) -> list[Value]:
+        n = self.n
+        both = n("add", n("linear", x, w, n("add", wb, rb)), n("linear", h, r, bias=False))
+        return [self._activated(0, both)]

@@ -13,6 +13,7 @@ from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.tensor import Array
 
 _MOST = 1 << 24  # elements of a known matrix
+_MOST_ROWS = 64  # of a matrix whose determinant is computed
 
 
 @rule("DFT")
@@ -103,13 +104,17 @@ def stft(n: Call) -> Value:
 
 @rule("Det")
 def det(n: Call) -> Value:
-    """Return determinants by elimination; without pivots beyond two rows it would be unstable."""
+    """Return determinants: by their formula up to three rows, by elimination beyond."""
     x = n.value()
     size = x.shape[-1] if x.rank >= 2 else 0
     if x.rank < 2 or x.shape[-2] != size:
         raise OnnxError(f"input 0 is {x.spec}; square matrices needed")
-    if not 1 <= size <= 3:
-        raise UnsupportedError(f"matrices of {size} rows are not supported, 1 to 3 are")
+    if size == 0:
+        return n("full", shape=x.shape[:-2], value=1.0, dtype=x.dtype)
+    if size > _MOST_ROWS:
+        raise UnsupportedError(f"matrices of {size} rows found; {_MOST_ROWS} at most")
+    if size > 3:
+        return _eliminated(n, x)
 
     def at(row: int, column: int) -> Value:
         starts = (*(0,) * (x.rank - 2), row, column)
@@ -127,6 +132,31 @@ def det(n: Call) -> Value:
         return minor((0, 1), (0, 1))
     terms = [n("mul", at(0, i), minor((1, 2), c)) for i, c in enumerate(((1, 2), (0, 2), (0, 1)))]
     return n("add", n("sub", terms[0], terms[1]), terms[2])
+
+
+def _eliminated(n: Call, x: Value) -> Value:
+    """Return determinants by elimination, a column at a time, by the largest number in it."""
+    outer, result = x.shape[:-2], None
+    for size in range(x.shape[-1], 1, -1):
+        column = n.row(x, x.rank - 1, 0)
+        place = n("argmax", n("abs", column), axis=x.rank - 2, keepdims=True)
+        rows = n("equal", place, n.known(np.arange(size), place.dtype))
+        rows = n.reshape(rows, (*outer, size, 1))
+        row = n("reduce_sum", n("where", rows, x, n.like(0, x)), axes=(x.rank - 2,), keepdims=True)
+        first, others = n.part(x, x.rank - 2, 0, 1), n.part(x, x.rank - 2, 1, size)
+        others = n("where", n.part(rows, x.rank - 2, 1, size), first, others)
+        pivot = n.part(row, x.rank - 1, 0, 1)
+        nothing = n("equal", pivot, n.like(0, pivot))
+        scale = n("div", row, n("where", nothing, n.like(1, pivot), pivot))
+        right = n.part(scale, x.rank - 1, 1, size)
+        left, rest = n.part(others, x.rank - 1, 0, 1), n.part(others, x.rank - 1, 1, size)
+        x = n("sub", rest, n("mul", left, right))
+        stays = n("equal", n.reshape(place, outer), n.like(0, place))
+        factor = n.reshape(pivot, outer)
+        factor = n("where", stays, factor, n("neg", factor))
+        result = factor if result is None else n("mul", result, factor)
+    last = n.reshape(x, outer)
+    return last if result is None else n("mul", result, last)
 
 
 @rule("MelWeightMatrix")

@@ -125,3 +125,49 @@ def test_a_range_of_bytes_is_divided() -> None:
     x = np.array([-1.5, 0.5, 1.5, -0.5], np.float32)
     scale = as_onnxruntime(*form("DynamicQuantizeLinear", x, outputs=3, opset=11))[1]
     assert scale == np.float32(3) / np.float32(255)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(
+    "kind, more",
+    [
+        ("RNN", {"clip": 0.4}),
+        ("RNN", {"activations": ["Sigmoid"]}),
+        ("GRU", {"clip": 0.4}),
+        ("GRU", {"clip": 0.4, "linear_before_reset": 1, "activations": ["Sigmoid", "Relu"]}),
+        ("LSTM", {"clip": 0.4}),
+        ("LSTM", {"input_forget": 1}),
+        ("LSTM", {"activations": ["Sigmoid", "Relu", "Sigmoid"]}),
+    ],
+)
+def test_layers_that_no_one_recurrent_operator_says(
+    kind: str, more: dict[str, Any], direction: str
+) -> None:
+    """Clipped gates, joined gates and other activations, of sequences of several lengths."""
+    directions, gates = 1 + (direction == "bidirectional"), {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    if "activations" in more:
+        more = {**more, "activations": more["activations"] * directions}
+    draw = np.random.default_rng(3)
+    shapes = [(5, 3, 4), (directions, gates * 6, 4), (directions, gates * 6, 6)]
+    shapes += [(directions, 2 * gates * 6), (), (directions, 3, 6)]
+    if kind == "LSTM":  # with a cell's state, and peepholes
+        shapes += [(directions, 3, 6), (directions, 18)]
+    inputs = [draw.standard_normal(shape).astype(np.float32) for shape in shapes]
+    inputs[4] = np.array([5, 2, 3], np.int32)
+    outputs = 3 if kind == "LSTM" else 2
+    model = form(
+        kind, *inputs, known=(1, 2, 3), outputs=outputs, hidden_size=6, direction=direction, **more
+    )
+    as_onnxruntime(*model)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 7, 16])
+def test_determinants_of_many_rows_are_those_of_elimination_by_pivots(rows: int) -> None:
+    x = np.random.default_rng(rows).standard_normal((3, 2, rows, rows)).astype(np.float32)
+    x[0, 0, 0, 0] = 0  # what comes first is no pivot
+    x[1, 0, :, 0] = 0  # none is there: the determinant is 0
+    x[2, 1] = np.roll(np.eye(rows), 1, 0)  # permutations have signs
+    (found,) = soapstone.InferenceSession(form("Det", x)[0]).run({"x0": x}).values()
+    exact = np.linalg.det(x.astype(np.float64))
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
+    assert found[1, 0] == 0 and found[2, 1] == (-1) ** (rows - 1)
