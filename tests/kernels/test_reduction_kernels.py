@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers.kernel_calls import place, random, reference, served
+from helpers.kernel_calls import place, random, reference, run, served
 
 from soapstone.kernels.cpu.reduction import reduce
 from soapstone.kernels.entry import Call
@@ -62,3 +62,22 @@ def test_reduce_nothing() -> None:
     assert "numba" in served("reduce_max", [none.T], {"axes": (0,), "keepdims": True})
     call = Call("reduce_max", {"axes": (0,)}, (none,), (np.zeros(4, np.float32),))
     assert reduce.reduce(call) is None and variants("reduce_max")
+
+
+@pytest.mark.parametrize("size", [5, 64, 16_384, 40_000])
+def test_scale_of_bytes_of_what_is_no_number(size: int) -> None:
+    """The scale is 1 wherever the NaN is, and is of all parts where there is none."""
+    (kernel,) = variants("byte_scale")
+    x = random(size)
+    scale, zero = np.zeros((), np.float32), np.zeros((), np.uint8)
+    entry = kernel.bind(Call("byte_scale", {}, (x,), (scale, zero), threads=2))
+    for place_of in (None, 0, size // 2, size - 1):
+        values = random(size)
+        values[size - 1], values[size // 3] = 9.0, -7.0
+        if place_of is not None:
+            values[place_of] = np.nan
+        x[...] = values
+        run(entry)
+        expected = reference("byte_scale", [values], {})
+        assert scale == np.float32(expected[0])
+        assert place_of is not None or zero == expected[1]
