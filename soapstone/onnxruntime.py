@@ -7,12 +7,11 @@ from soapstone.frontend.onnxruntime.options import (
     RunOptions,
     SessionOptions,
 )
+from soapstone.frontend.onnxruntime.providers import get_available_providers, get_device
 from soapstone.frontend.onnxruntime.session import (
     InferenceSession,
     IOBinding,
     disable_telemetry_events,
-    get_available_providers,
-    get_device,
     set_default_logger_severity,
     set_default_logger_verbosity,
 )

@@ -23,6 +23,7 @@ from soapstone.frontend.onnxruntime.options import (
     RunOptions,
     SessionOptions,
 )
+from soapstone.frontend.onnxruntime.providers import CPU, GPU, Provider, chosen_providers
 from soapstone.frontend.onnxruntime.values import (
     ModelMetadata,
     NodeArg,
@@ -36,20 +37,6 @@ from soapstone.ir.precision import SINGLE
 from soapstone.ir.tensor import Array
 from soapstone.native.memory import array_at
 
-CPU, GPU = "CPUExecutionProvider", "CUDAExecutionProvider"
-Provider = str | tuple[str, Mapping[str, Any]]
-
-
-def get_available_providers() -> list[str]:
-    """Return the providers of sessions here: a GPU's where there is one, and the CPU's."""
-    from soapstone.runtime import Machine
-
-    try:
-        Machine.local(gpus=1)
-    except Exception:  # no driver, no package for it, or no such GPU
-        return [CPU]
-    return [GPU, CPU]
-
 
 def set_default_logger_severity(severity: int) -> None:
     """Do nothing: nothing is logged. severity: of what would be."""
@@ -61,11 +48,6 @@ def set_default_logger_verbosity(verbosity: int) -> None:
 
 def disable_telemetry_events() -> None:
     """Do nothing: nobody is told of what runs."""
-
-
-def get_device() -> str:
-    """Return "GPU" where sessions may use one, else "CPU"."""
-    return "GPU" if GPU in get_available_providers() else "CPU"
 
 
 class InferenceSession:
@@ -116,7 +98,7 @@ class InferenceSession:
         for name in options._dims.keys() - dims.keys():
             warn(f"{name!r} is no symbolic dim of the model's inputs")
         self._options = options
-        chosen = _chosen(providers, provider_options)
+        chosen = chosen_providers(providers, provider_options)
         self._providers = list(chosen)
         precision = chosen[CPU].get("precision", SINGLE)
         with as_invalid():
@@ -194,7 +176,7 @@ class InferenceSession:
         Raises:
             InvalidArgument: it runs elsewhere.
         """
-        asked = list(_chosen(providers, provider_options))
+        asked = list(chosen_providers(providers, provider_options))
         if asked[0] != self._providers[0]:
             raise InvalidArgument(
                 f"set_providers: {asked[0]} found, {self._providers[0]} needed: a session stays"
@@ -482,33 +464,3 @@ def _listed(values: Sequence[Any], dtype: str) -> Array:
     whole = found.dtype.kind in "iu" and kind in "iuf"
     fits = whole or found.dtype.kind == kind or not found.size
     return np.asarray(values, learn(dtype)) if fits else found
-
-
-def _chosen(
-    providers: Sequence[Provider] | None, provider_options: Sequence[Mapping[str, Any]] | None
-) -> dict[str, Mapping[str, Any]]:
-    """Return the providers of a session, of which the first runs it, and their options."""
-    if isinstance(providers, str) or not isinstance(providers, Sequence | None):
-        raise InvalidArgument(f"providers: {providers!r} found, a list of names needed")
-    options = list(provider_options or [{}] * len(providers or ()))
-    if len(options) != len(providers or ()):
-        raise InvalidArgument(
-            f"provider_options: {len(options)} found, {len(providers or ())} needed, as providers"
-        )
-    available = [CPU] if providers is None else get_available_providers()
-    chosen: dict[str, Mapping[str, Any]] = {}
-    for provider, of in zip(providers or (), options):
-        pair = provider if isinstance(provider, tuple) else (provider, of)
-        if len(pair) != 2 or not isinstance(pair[0], str):
-            raise InvalidArgument(f"providers: {provider!r} found, a name or a pair needed")
-        name, given = pair
-        if name not in available:
-            have = ", ".join(available)
-            warn(f"provider {name!r} is not available; {have} are")
-        elif name not in chosen:
-            chosen[name] = given
-            vain = [str(key) for key in given if (name, key) != (CPU, "precision")]
-            if vain:
-                warn(f"options of {name} change nothing: {', '.join(vain)}")
-    chosen.setdefault(CPU, {})
-    return chosen
