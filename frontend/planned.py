@@ -35,13 +35,12 @@ from soapstone.search.placement.timing import Times
 SECONDS = 30.0  # of search for the plan of a graph, at most
 
 
-def launched(graph: Graph, cpus: int | None = None, threads: int = 1) -> Footprint:
+def launched(graph: Graph, cpus: int | None = None) -> Footprint:
     """Return what the launches of a graph touch, as it is run by default on this computer.
 
-    Args:
-        cpus, threads: processors that it runs on, by default all cores, and threads of each.
+    cpus: processors that it runs on, by default all cores.
     """
-    return Launches(graph, cpus, threads)(frozenset())[0]
+    return Launches(graph, cpus)(frozenset())[0]
 
 
 class Launches:

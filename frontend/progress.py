@@ -189,28 +189,27 @@ def compiling(runtime: Any) -> Iterator[None]:
 
 
 @contextmanager
-def searching(stream: TextIO | None = None) -> Iterator[Callable[[float, int, float], None]]:
+def searching() -> Iterator[Callable[[float, int, float], None]]:
     """Show how far a search for a strategy is."""
-    with _line(stream) as say:
+    with _line() as say:
         yield lambda seconds, proposals, best_us: say(
             f"{seconds:6.1f} s  {proposals:,} proposals  best {best_us:,.1f} us"
         )
 
 
 @contextmanager
-def planning(stream: TextIO | None = None) -> Iterator[Callable[[int, int, int], None]]:
+def planning() -> Iterator[Callable[[int, int, int], None]]:
     """Show how far a search for a memory plan is."""
-    with _line(stream) as say:
+    with _line() as say:
         yield lambda decided, count, nbytes: say(
             f"{decided:,} of {count:,} decisions  best {nbytes:,} bytes"
         )
 
 
 @contextmanager
-def _line(stream: TextIO | None) -> Iterator[Callable[[str], None]]:
+def _line() -> Iterator[Callable[[str], None]]:
     """Show a line that changes, or where there is no terminal one every few seconds."""
-    out = stream or sys.stderr
-    alive = out.isatty()
+    out, alive = sys.stderr, sys.stderr.isatty()
     last = [0.0]
 
     def show(text: str) -> None:

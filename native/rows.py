@@ -11,11 +11,10 @@ from soapstone.cache.compiled import njit
 from soapstone.native.intrinsics import call_entry, f32p, i64p, u8p
 from soapstone.native.moves import copy_bytes
 
-# What each move is of, in this order: source and target, addresses of their first rows; nbytes, of
+# The columns of a move, in this order: source and target, addresses of their first rows; nbytes, of
 # a row; rows; places, the address of int64 rows of the source, or of the target of a sum, 0 for
 # those in order; room, rows of the target, of which the rest become zero, or ADD. A run of entries
 # has the addresses of their functions and of their blocks, how many they are, and RUN as room.
-COLUMNS = 6
 ADD = -1  # to rows of float32
 RUN = -2
 
@@ -52,7 +51,7 @@ def _work(moves: Any) -> int:
 
 
 def work(moves: Sequence[Move]) -> int:
-    """Do some moves and runs of entries, in order; see `COLUMNS`.
+    """Do some moves and runs of entries, in order.
 
     Returns the place of the first run that failed, after which nothing is done, or -1.
     """

@@ -55,8 +55,6 @@ class Verification:
 def verify(
     file: RuleFile,
     *,
-    effort: int = EFFORT,
-    timeout_s: float = TIMEOUT_S,
     processes: int = 1,
     progress: Progress | None = None,
 ) -> Verification:
@@ -64,7 +62,7 @@ def verify(
     start = time.perf_counter()
     report = Verification(rules=len(file.rules))
     with Workers(processes) as workers:
-        given = (file.rules, effort, timeout_s)
+        given = (file.rules, EFFORT, TIMEOUT_S)
         found = workers.each(verify_rule, *given, stage="verify", progress=progress)
         for rule, (verdict, why) in zip(file.rules, found):
             report.proved += verdict == "proved"
@@ -149,7 +147,7 @@ def check_file(file: RuleFile, *, processes: int = 1, progress: Progress | None 
     return report
 
 
-def trusted(path: str | Path, *, processes: int = 1, progress: Progress | None = None) -> RuleFile:
+def trusted(path: str | Path) -> RuleFile:
     """Return the rules of somebody's file, each of whose proofs replays.
 
     A rule that the shipped file has, word for word, is not replayed again.
@@ -160,7 +158,7 @@ def trusted(path: str | Path, *, processes: int = 1, progress: Progress | None =
     file = rulefile.load(path)
     shipped = rulefile.load().by_identity
     own = tuple(rule for rule in file.rules if shipped.get(rule.identity) != rule)
-    report = check_file(replace(file, rules=own), processes=processes, progress=progress)
+    report = check_file(replace(file, rules=own))
     for name, failure in report.failed.items():
         raise RuleError(f"file {str(path)!r}: rule {name}: not proved: {failure}")
     return file

@@ -28,6 +28,7 @@ Verdict: TypeAlias = "Literal['consistent', 'contradictory']"
 Progress: TypeAlias = "Callable[[str, int, int], None]"
 _EXTENT = 3  # of the sizes at which derivations are sought
 _CHOICES = 3  # of parameters for which a derivation is needed
+_EFFORT = 2  # rounds of equality saturation that a derivation is sought in
 _TOGETHER = 32  # laws between two reports of progress
 
 
@@ -73,7 +74,6 @@ def redundant(
     laws: Sequence[Law] | None = None,
     timeout_s: float = 2.0,
     progress: Progress | None = None,
-    effort: int = 2,
     processes: int = 1,
 ) -> tuple[Redundancy, ...]:
     """Return the laws that the others imply, each with those from which it was derived.
@@ -84,7 +84,6 @@ def redundant(
         laws: by default all that operators declare.
         timeout_s: for Z3, for each law that has no derivation; 0 asks it nothing.
         progress: is told the law, how many are done, and of how many.
-        effort: how many rounds of equality saturation.
         processes: that share the laws.
     """
     given = language.laws() if laws is None else tuple(laws)
@@ -92,16 +91,16 @@ def redundant(
     with Workers(processes) as workers:
         for first in range(0, len(given), _TOGETHER):
             some = given[first : first + _TOGETHER]
-            found += workers.map(_redundancy, some, given, timeout_s, effort)
+            found += workers.map(_redundancy, some, given, timeout_s)
             if progress is not None:
                 progress(some[-1].name, len(found), len(given))
     return tuple(each for each in found if each is not None)
 
 
-def _redundancy(law: Law, given: Sequence[Law], timeout_s: float, effort: int) -> Redundancy | None:
+def _redundancy(law: Law, given: Sequence[Law], timeout_s: float) -> Redundancy | None:
     """Return whether a law follows from the others given, as far as is found out."""
     others = [other for other in given if other.name != law.name]
-    used = derivation(law, others, effort)
+    used = derivation(law, others)
     if used is not None:
         return Redundancy(law.name, used, "derivation", bool(law.follows))
     if timeout_s > 0 and _by_z3(law, others, timeout_s):
@@ -109,7 +108,7 @@ def _redundancy(law: Law, given: Sequence[Law], timeout_s: float, effort: int) -
     return None
 
 
-def derivation(law: Law, others: Sequence[Law], effort: int = 2) -> tuple[str, ...] | None:
+def derivation(law: Law, others: Sequence[Law]) -> tuple[str, ...] | None:
     """Return the names of the laws that derive a law, None if no derivation was found."""
     names: set[str] = set()
     several = _instances(law)
@@ -120,7 +119,7 @@ def derivation(law: Law, others: Sequence[Law], effort: int = 2) -> tuple[str, .
             for leaf, type_ in found.at(row).items()
         }
         left, right = found.sides
-        proof = prove.prove(Candidate((left,), (right,), types, ""), effort=effort, laws=others)
+        proof = prove.prove(Candidate((left,), (right,), types, ""), effort=_EFFORT, laws=others)
         if proof is None:
             return None
         names.update(step.law for chain in proof for step in chain)

@@ -100,7 +100,7 @@ def is_polynomial(law: Law) -> bool:
     return all(term.symbol in POLYNOMIAL for term in subterms(law.sides) if term.operands)
 
 
-def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> Validation:
+def validate(law: Law, limit: int = LIMIT) -> Validation:
     """Return whether a law holds for all parameters and all extents up to a limit, exactly."""
     start = time.perf_counter()
     polynomial = is_polynomial(law)
@@ -113,7 +113,7 @@ def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> 
         every = itertools.product(parameter_values(law), rank_choices(law, limit))
         tasks, check = [(*each, limit) for each in every], partial(_symbolic, Symbolic())
     obligations = compared = 0
-    for done, (bindings, ranks, most) in enumerate(tasks):
+    for bindings, ranks, most in tasks:
         found = sizes(law, bindings, ranks, most)
         if found is not None and len(found):
             rows = needed(found)
@@ -123,8 +123,6 @@ def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> 
                 seconds = time.perf_counter() - start
                 return Validation(law, obligations, compared + place, counterexample, seconds)
             obligations, compared = obligations + len(found), compared + len(rows)
-        if progress is not None:
-            progress(law.name, done + 1, len(tasks))
     untyped = _untyped(law, tasks) if polynomial and not obligations else None
     said = covered(law, limit) if obligations else ""
     return Validation(law, obligations, compared, untyped, time.perf_counter() - start, said)

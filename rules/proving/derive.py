@@ -92,11 +92,11 @@ class Smaller:
                 Rewrite(rule.identity, forward, source, target, rule.ranks, tuple(rule.guard))
             )
 
-    def derive(self, rule: Rule, budget: Budget = BUDGET) -> tuple[Derivation, ...] | None:
+    def derive(self, rule: Rule) -> tuple[Derivation, ...] | None:
         """Return how each usable direction of a rule follows, or None if one was not found to."""
         found = []
         for source, target in _directions(rule):
-            derivation = self.reach(rule, source, target, budget)
+            derivation = self.reach(rule, source, target)
             if derivation is None:
                 return None
             found.append(derivation)

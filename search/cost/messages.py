@@ -14,7 +14,6 @@ from types import MappingProxyType
 import numpy as np
 
 from soapstone.cache.sources import stamp
-from soapstone.cache.store import Store
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.exchanges import Exchange, exchanges
 from soapstone.search.cost.database import database
@@ -46,7 +45,7 @@ class MessageTimes:
         return float(found) * max(1.0, nbytes / sizes[-1]) * self.factors[int(nbytes >= SHORT)]
 
 
-def profiled(machine: Machine, store: Store | None = None) -> MessageTimes:
+def profiled(machine: Machine) -> MessageTimes:
     """Return the times of a machine of ranks; those that the cost database lacks are measured.
 
     Every rank must call it; all get the same.
@@ -54,8 +53,7 @@ def profiled(machine: Machine, store: Store | None = None) -> MessageTimes:
     from soapstone.runtime.executors.mpi import links
     from soapstone.runtime.executors.mpi.executor import connect
 
-    store = database() if store is None else store
-    comm = connect()
+    store, comm = database(), connect()
     made = stamp(links.__name__, compiled=True)
     nodes = [processor.node for processor in machine.processors]
     about = [nodes, len(machine.memories), links.SIZES, made]

@@ -28,6 +28,9 @@ from soapstone.search.optimize.normal import Written
 from soapstone.search.optimize.pool import Pool
 
 Orders = Mapping[int, Order]  # by value of a pool
+# Graphs that cost more than this times the best so far are left in the orders given: other orders
+# alone gain less.
+_REACH = 1.5
 NO_ORDERS: Orders = MappingProxyType({})
 Price = Callable[[Written, Orders], float]
 Rule = Callable[[Graph, Mapping[str, Order]], Mapping[str, Order]]
@@ -109,8 +112,6 @@ class Chooser:
         kept: orders to begin with.
         over: whether it is time to stop.
         most: sets of several regions that are tried for one graph, beside each alone.
-        reach: graphs that cost more than this times the best so far are left in the orders given:
-            other orders alone gain less.
         gain: orders are changed for a cost below this times the old one; more is noise.
     """
 
@@ -123,12 +124,11 @@ class Chooser:
         kept: Orders = NO_ORDERS,
         over: Callable[[], bool] = lambda: False,
         most: int = 100,
-        reach: float = 1.5,
         gain: float = 0.995,
     ) -> None:
         self.orders: dict[tuple[int, ...], Orders] = {}  # by outputs: what was chosen
         self._pool, self._price, self._rule = pool, price, rule
-        self._most, self._reach, self._gain = most, reach, gain
+        self._most, self._gain = most, gain
         self._best, self._kept, self._over = math.inf, kept, over
         self._tried: set[tuple[tuple[int, ...], frozenset[int]]] = set()
 
@@ -140,7 +140,7 @@ class Chooser:
         kept = {value: order for value, order in self._kept.items() if value in here}
         if kept and (inherited := self._price(written, {**border, **kept})) < cost:
             orders, cost = kept, inherited
-        if cost <= self._reach * self._best:
+        if cost <= _REACH * self._best:
             orders, cost = self._descended(written, border, orders, cost)
         self.orders[outputs] = orders
         if cost < self._best:

@@ -120,11 +120,9 @@ def write(pool: Pool, frame: Frame, outputs: Sequence[int]) -> Written:
     return _written(pool, outputs, names, copies, frame)
 
 
-def piece(
-    pool: Pool, outputs: Sequence[int], boundary: frozenset[int], name: str = "piece"
-) -> Written:
+def piece(pool: Pool, outputs: Sequence[int], boundary: frozenset[int]) -> Written:
     """Return the graph that makes some values of others, `boundary`, which become its inputs."""
-    frame = Frame(name, (), (), {}, {})
+    frame = Frame("piece", (), (), {}, {})
     return _written(pool, outputs, {}, [], frame, boundary)
 
 

@@ -8,7 +8,7 @@ blocks of the arena planner, and copies in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -227,15 +227,13 @@ def timeline(
     graph: Graph | Footprint,
     capacity_bytes: int,
     *,
-    order: Sequence[int] | None = None,
     workspace: Mapping[str, int] | None = None,
 ) -> Timeline:
-    """Return the timeline of a graph, or of what is launched of it, in its order or another.
+    """Return the timeline of a graph, or of what is launched of it, in its order.
 
-    order: numbers of the nodes. workspace: bytes that nodes need beside their operands, by name.
+    workspace: bytes that nodes need beside their operands, by name.
     """
-    footprint = Footprint.of(graph, workspace)
-    return Timeline(footprint if order is None else footprint.ordered(order), capacity_bytes)
+    return Timeline(Footprint.of(graph, workspace), capacity_bytes)
 
 
 def aligned(nbytes: int) -> int:

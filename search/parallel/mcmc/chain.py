@@ -122,7 +122,6 @@ def _judge(
         _weigh(p, c, k.load[1], s.lists[i].operator, ONE)
     for device in range(p.devices.shape[0]):
         if k.load[1, device] > threshold:  # whatever has to move
-            run.unsimulated += 1
             choices.put_back(p, c, b, s)
             return NO
     choices.reconnect(p, c, s)
@@ -144,7 +143,6 @@ def _decide(p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, co
     """End the proposal that was simulated: its cost is known, PASSED if above the threshold."""
     run = k.run[0]
     if cost == PASSED:
-        run.cut_short += 1
         reject(t)
         choices.undo(p, c, b, s)
         return NO

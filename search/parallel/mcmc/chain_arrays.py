@@ -14,13 +14,11 @@ from soapstone.search.parallel.problem.packing import packed
 AFFORDED = 8  # operators that a change of a whole class has on average
 
 
-# The cost now, and the best; how many proposals were made and accepted, how many were simulated, or
-# needed no simulation, how many came before the best one; tasks that passes did not begin with, and
-# passes cut short. `scarce`: memory is. Of the proposal that waits for CHECK: its threshold, first
-# place, time and move.
+# The cost now, and the best; how many proposals were made, accepted and simulated, and how many
+# came before the best one; tasks that passes did not begin with. `scarce`: memory is. Of the
+# proposal that waits for CHECK: its threshold, first place, time and move.
 RUN = record(
-    "cost best proposals accepted simulated unsimulated before_best"
-    " skipped cut_short scarce threshold first passed move"
+    "cost best proposals accepted simulated before_best skipped scarce threshold first passed move"
 )
 
 
