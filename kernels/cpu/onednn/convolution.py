@@ -340,6 +340,10 @@ def bind(
         else:
             layout = Layout.of(array, order if name in "xy" else None)
         wanted = primitive.descriptor(what, int(name == "bias"))
+        if name in "xy" and _lies_apart(array, order, problem.types["xwy".index(name)]):
+            stage = program.dense_target if name in made.split() else program.dense_source
+            array = stage(array, order)
+            layout = Layout.of(array, order)
         if name in made.split():
             arguments[argument] = program.target(array, layout, wanted)
         else:
@@ -354,6 +358,12 @@ def bind(
         arguments |= scaling.arguments(program)
     program.step(primitive, arguments)
     return program.entry()
+
+
+def _lies_apart(array: Array, order: Shape, kind: str) -> bool:
+    """Return whether an array is of the type, and dense in the axis order but for its rows."""
+    near = array.strides[order[-1]] == array.itemsize and name_of(array.dtype) == kind
+    return near and not array.transpose(order).flags.c_contiguous
 
 
 def _stored(call: Call, x: Array, w: Array, y: Array) -> Array:

@@ -7,7 +7,7 @@ one primitive may run at once. Constant operands are packed when the entry is ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -38,9 +38,11 @@ from soapstone.kernels.cpu.onednn.library import (
     threads,
 )
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
+from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
 from soapstone.native.memory import Block, Scratch, aligned_array, pack, run, scratch
 from soapstone.native.shared import packed
+from soapstone.native.walks import in_places
 from soapstone.records import dataclass
 
 _ALONE = 1 << 20  # bytes of weights for each thread that packs them: fewer are not worth waking it
@@ -114,28 +116,26 @@ class Program:
         self._after.append(_Step(step, {ARG_SRC: staged, ARG_DST: here}))
         return staged
 
-    def dense_source(self, array: Array) -> Array:
-        """Return a private C-contiguous array that is given the array's contents on each run."""
-        own, flat = Layout.of(array), Layout.dense(array.shape, dtype=array.dtype.name)
-        store = private_array(array)
-        here = memory(own.descriptor, array)
-        self.copy(
-            *(here, own.descriptor),
-            *(memory(flat.descriptor, store), flat.descriptor),
-        )
+    def dense_source(self, array: Array, order: Sequence[int] | None = None) -> Array:
+        """Return a private array that is given the array's contents on each run.
+
+        order: of its axes in memory, outermost first; None: their own.
+        """
+        store = private_array(array, order)
+        self._steps.append(self._copied(store, array))
         return store
 
-    def dense_target(self, array: Array) -> Array:
-        """Return a private C-contiguous array whose contents end up in the array."""
-        own, flat = Layout.of(array), Layout.dense(array.shape, dtype=array.dtype.name)
-        store = private_array(array)
-        step = reorder_primitive(flat.descriptor, own.descriptor, self.threads)
-        arguments = {
-            ARG_SRC: memory(flat.descriptor, store),
-            ARG_DST: memory(own.descriptor, array),
-        }
-        self._after.append(_Step(step, arguments))
+    def dense_target(self, array: Array, order: Sequence[int] | None = None) -> Array:
+        """Return a private array, as `dense_source` does, whose contents end up in the array."""
+        store = private_array(array, order)
+        self._after.append(self._copied(array, store))
         return store
+
+    def _copied(self, to: Array, x: Array) -> _Step:
+        """Return the copy between arrays of a type: a reorder takes longer, most so in a team."""
+        made = copy(to, x, self.threads)
+        assert made is not None  # as it is of types that oneDNN lacks
+        return _Step(made)
 
     def step(self, primitive: Primitive, arguments: Mapping[int, Handle]) -> None:
         """Append a primitive; its scratchpad is added here."""
@@ -196,9 +196,14 @@ def arguments(given: Mapping[int, Handle]) -> Block:
     )
 
 
-def private_array(like: Array) -> Array:
-    """Return an uninitialised C-contiguous array of shape and type, on a cache line's bound."""
-    return aligned_array(like.shape, like.dtype).view(Scratch)
+def private_array(like: Array, order: Sequence[int] | None = None) -> Array:
+    """Return an uninitialised dense array of shape and type, on a cache line's bound.
+
+    order: of its axes in memory, outermost first; None: their own.
+    """
+    axes = range(like.ndim) if order is None else order
+    made = aligned_array(tuple(like.shape[axis] for axis in axes), like.dtype).view(Scratch)
+    return made if order is None else in_places(made, tuple(order))
 
 
 def empty() -> Entry:
