@@ -335,7 +335,8 @@ class _NodeTask:
                 name, entry = equal.select(
                     item.node.operator,
                     (item.node.items, chosen),
-                    *(self._tiles(side, 0, arrays, None) for side in (item.inputs, item.outputs)),
+                    self._tiles(item.inputs, 0, arrays, None),
+                    self._tiles(item.outputs, 0, arrays, None),
                     self._constants,
                     lambda: self._selected(context, arrays, chosen),
                 )

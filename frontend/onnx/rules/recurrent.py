@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,10 +151,14 @@ class _Direction:
             )
         lengths = self.lengths()
         ends = n.reshape(lengths[0], (batch, 1)) if lengths else None
-        cell = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[n.kind]
+        cells: Mapping[str, Callable[..., list[Value]]] = {
+            "LSTM": self._lstm,
+            "GRU": self._gru,
+            "RNN": self._rnn,
+        }
         outputs: list[Value] = []
         for step in range(steps)[:: -1 if self.backwards else 1]:
-            made = cell(n.row(self.x, 0, step), w, r, wb, rb, *states)
+            made = cells[n.kind](n.row(self.x, 0, step), w, r, wb, rb, *states)
             y = made[0]
             if ends is not None:  # after its last step a sample keeps its states, and y is 0
                 there = n("greater", ends, n.like(step, ends))
