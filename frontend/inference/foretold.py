@@ -22,7 +22,6 @@ from soapstone.runtime.forks import wait_for
 _FEW = 12  # of which a half and three quarters differ
 _TURNS = 7  # graphs of a group that are made at most
 _SHOWN = 2  # graphs of a group that others foretell, which is enough
-_SEVERAL = (38, 2, 18, 3, 11, 6, 27)  # rows more than came; first many, of which others are cut
 _MANY = 30  # rows
 _MULTIPLES = 8  # of which sides of images are, where each level of a network halves them
 _STEP = 3  # eighths of what lies between that the next one is further
@@ -110,11 +109,11 @@ def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
 
     First of one more row, where there are rows. Then of other lengths: extents beyond 1 that are no
     numbers of rows; of one row, of several, of short ones and of longer ones, of which passes may
-    choose otherwise, the longest first, of which constants are cut; and of many rows, of which less
-    is computed ahead. Each group ends where graphs that were made foretell others. Lengths are odd
-    and even, all but the longer ones are less than what came where they can be, so that no constant
-    that is as long as they is larger, and those that are equal in what came vary apart. Beside each
-    are the same with lengths that are multiples of eight, for models that have no graph of others.
+    choose otherwise, and of many rows, of which less is computed ahead. Each group ends where
+    graphs that were made foretell others. Lengths are odd and even, all but the longer ones are
+    less than what came where they can be, so that no constant that is as long as they is larger,
+    and those that are equal in what came vary apart. Beside each are the same with lengths that are
+    multiples of eight, for models that have no graph of others.
     """
     extents = dict[Dim, int]()
     for field in source.inputs:
@@ -145,14 +144,13 @@ def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
         whole = group(8, 8, [0]) if max(single.values(), default=1) > 1 else []
         groups.append([*whole, *group(4, 7, [0 for _ in turns])])
     if single:
-        groups.append(group(4, 7, _SEVERAL))
+        groups.append(group(4, 7, [2 + turn * turn for turn in turns]))
     if many:
         groups.append(group(1, 2, [0 for _ in turns]))
     if several:
-        groups.append([*group(32, 32, [0]), *group(12, 32, [0 for _ in turns])])
+        groups.append(group(12, 32, [0 for _ in turns]))
     if single and several:
-        groups.append([*group(32, 32, [_TURNS + 2]), *group(12, 32, range(_TURNS + 1, 1, -1))])
-        groups.append(group(4, 7, [_MANY + 9 * turn for turn in reversed(turns)]))
+        groups.append(group(4, 7, [_MANY + 9 * turn for turn in turns]))
     return groups
 
 

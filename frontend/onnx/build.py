@@ -158,7 +158,6 @@ class Importer:
             inputs.append(slot)
         while inputs and inputs[-1] is None:
             inputs.pop()
-        self.emitter.of_extents = any(isinstance(each, Value) and each.follows for each in inputs)
         held = self.source.constants.get(id(node))
         results = held[1] if held else self._call(node, tuple(inputs), scope)
         if node.op_type == "Constant" and not (scope.depth or held):  # its attribute is its own

@@ -19,7 +19,6 @@ from soapstone.frontend.onnx.file.tensors import frozen
 from soapstone.frontend.onnx.texts import PLACE, TextSpec, described, tabled
 from soapstone.frontend.onnx.values import Extent, Value, Wanted, sized
 from soapstone.ir.builder import GraphBuilder
-from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.spec import operator
@@ -28,10 +27,8 @@ from soapstone.ir.tensor import Array, Role, TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-FOLD_BYTES = 1 << 18  # of each operand and result of a folded operator
-# Where they are made of extents, as masks are: graphs for all common ones are to be folded alike.
-FOLD_EVEN_BYTES = 1 << 24
-FOLD_POINTS = 1 << 20  # of its iteration space, where that is larger than what it reads and makes
+FOLD_BYTES = 1 << 18  # of the results of a folded operator, and of each of its operands
+FOLD_POINTS = 1 << 20  # of a folded operator's iteration space
 MOST_CONSTANT_BYTES = 1 << 28  # of all that is folded
 
 
@@ -42,9 +39,6 @@ class Emitter:
         source: the file. keep: gives a folded constant the name of a weight, given what is taken.
         wanted: what is built for training; by default the file's outputs, of weights that stay.
         folds_all: whether operators of known operands are run at once whatever their size.
-
-    Attributes:
-        of_extents: whether what is read by the node that is translated follows from extents.
     """
 
     def __init__(
@@ -59,7 +53,6 @@ class Emitter:
         self._keep = keep
         self._wanted = wanted
         self._folds_all = folds_all
-        self.of_extents = False
         self._placed: dict[int, tuple[Value, str]] = {}
         self._scalars: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._reserved = {*source.weights, *(declared.name for declared in source.inputs)}
@@ -198,7 +191,9 @@ class Emitter:
             items = spec.normalise(attributes)
             signature = spec.bind([value.spec for value in inputs], items)
             made = signature.output_specs
-            if self._folds_all or self._small(signature, inputs):
+            points = math.prod(max(dim.extent, 1) for dim in signature.dims)
+            most = max([s.nbytes for s in made] + [v.spec.nbytes for v in inputs], default=0)
+            if self._folds_all or (most <= FOLD_BYTES and points <= FOLD_POINTS):
                 arrays = [value.array for value in inputs if value.array is not None]
                 with np.errstate(all="ignore"):
                     results = spec.run(items, *arrays)
@@ -212,20 +207,6 @@ class Emitter:
         self._made.update(names)
         specs = [sized(self.builder.spec(name), f"value {label!r}") for name in names]
         return tuple(Value(spec, label, name) for spec, name in zip(specs, names))
-
-    def _small(self, signature: Signature, inputs: Sequence[Value]) -> bool:
-        """Return whether an operator on known values is better run at once."""
-        read, made = [value.spec for value in inputs], signature.output_specs
-        most = FOLD_EVEN_BYTES if self.of_extents else FOLD_BYTES
-        weights = [value.spec for value in inputs if value.weight]
-        if any(spec.nbytes > most for spec in (*read, *made)):
-            return False
-        if any(spec.nbytes > FOLD_BYTES for spec in weights):
-            return False
-        room = MOST_CONSTANT_BYTES // 4 - self._folded_bytes
-        points = math.prod(max(dim.extent, 1) for dim in signature.dims)
-        largest = max([spec.size for spec in (*read, *made)], default=0)
-        return sum(spec.nbytes for spec in made) <= room and points <= max(FOLD_POINTS, largest)
 
     def _emit_places(
         self, name: str, inputs: Sequence[Value], attributes: Mapping[str, Any], label: str
