@@ -227,8 +227,8 @@ def promised(constants: Mapping[str, Array], name: str) -> Array:
     return constants.promised(name) if isinstance(constants, Constants) else constants[name]
 
 
-def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Array:
-    """Return a value of a graph that weights alone determine; only those are asked for."""
+def determining(graph: Graph, name: str) -> Graph:
+    """Return the graph of a value, of what it is made of alone."""
     nodes: dict[str, Node] = {}
     values = [name]
     while values:
@@ -238,8 +238,14 @@ def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Arra
             values += node.inputs
     read = {i: graph.roles[i] for node in nodes.values() for i in node.inputs if i in graph.roles}
     order = topological(reversed(nodes.values()), read)
-    part = replace(graph, nodes=order, roles=read, outputs=(name,), updates={})
-    made: Array = np.asarray(interpret(part, {n: weights(n) for n in read})[name])
+    return replace(graph, nodes=order, roles=read, outputs=(name,), updates={})
+
+
+def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Array:
+    """Return a value of a graph that weights alone determine; only those are asked for."""
+    part = determining(graph, name)
+    with np.errstate(all="ignore"):  # of what is not selected afterwards
+        made: Array = np.asarray(interpret(part, {n: weights(n) for n in part.roles})[name])
     return made  # of no axes, it was a number
 
 
@@ -285,4 +291,4 @@ def _move(array: Array, room: Array) -> None:
     let_go(array)  # and those that two pieces share
 
 
-__all__ = ["Constants", "Found", "determined", "promised", "resident", "whole_file"]
+__all__ = ["Constants", "Found", "determined", "determining", "promised", "resident", "whole_file"]

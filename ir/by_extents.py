@@ -1,4 +1,5 @@
-"""What is chosen by extents, such as a kernel for few rows: noted where it is asked for.
+"""What is chosen by extents, such as a kernel for few rows, or by contents that go along them, such
+as a mask that is causal: noted where it is asked for.
 
 A graph for other extents that is arithmetic on some (`ir/extents.py`) is written as these, so it is
 one that passes would make only where they would choose alike.
@@ -11,6 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
+from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Array
+
 Rule = Callable[..., Hashable]  # of extents
 
 
@@ -22,7 +26,19 @@ class Choice(NamedTuple):
     chosen: Hashable
 
 
-_NOTED: ContextVar[list[Choice] | None] = ContextVar("choices by extents", default=None)
+class Said(NamedTuple):
+    """What a rule said of contents that constants determine.
+
+    Attributes:
+        rule: of contents. made: the graph whose one output they are.
+    """
+
+    rule: Callable[[Array], Hashable]
+    made: Graph
+    chosen: Hashable
+
+
+_NOTED: ContextVar[list[Choice | Said] | None] = ContextVar("choices by extents", default=None)
 
 
 def by_extents(rule: Callable[..., bool], *extents: int) -> bool:
@@ -37,10 +53,19 @@ def by_extents(rule: Callable[..., bool], *extents: int) -> bool:
     return chosen
 
 
+def by_contents(rule: Callable[[Array], Hashable], made: Graph, contents: Array) -> Hashable:
+    """Return what a rule says of the contents that a graph makes, and take note of it."""
+    chosen = rule(contents)
+    noted = _NOTED.get()
+    if noted is not None:
+        noted.append(Said(rule, made, chosen))
+    return chosen
+
+
 @contextmanager
-def noted() -> Iterator[list[Choice]]:
+def noted() -> Iterator[list[Choice | Said]]:
     """Yield the choices that passes make inside, in their order, in this thread."""
-    found: list[Choice] = []
+    found: list[Choice | Said] = []
     token = _NOTED.set(found)
     try:
         yield found
@@ -48,4 +73,4 @@ def noted() -> Iterator[list[Choice]]:
         _NOTED.reset(token)
 
 
-__all__ = ["Choice", "by_extents", "noted"]
+__all__ = ["Choice", "Said", "by_contents", "by_extents", "noted"]

@@ -125,22 +125,24 @@ def _mask(site: Site, value: str | None, shape: tuple[int, ...]) -> tuple[list[s
     """Return the masks, at most one, that are added to scores, and whether they are causal."""
     if value is None:
         return [], False
-    spec, known = site.builder.spec(value), site.constants.get(value)
+    spec = site.builder.spec(value)
     aligned = (1,) * (len(shape) - spec.rank) + spec.shape
     if spec.rank > len(shape) or any(a not in (1, s) for a, s in zip(aligned, shape)):
         return None
-    if known is not None and not known.any():
-        return [], False
-    if known is not None and _is_causal(known, shape):
-        return [], True
+    said = site.says(value, _hidden)
+    if said == "nothing" or (said == "later" and spec.shape[-2:] == shape[-2:]):
+        return [], said == "later"
     if spec.rank == len(shape) == 3:  # of one head
         value = site.emit("reshape", value, shape=(aligned[0], 1, *aligned[1:]))
     return [value], False
 
 
-def _is_causal(mask: Array, shape: tuple[int, ...]) -> bool:
-    """Return whether a mask hides from each query the keys after it, and no others."""
-    if mask.shape[-2:] != shape[-2:]:
-        return False
-    later = np.triu(np.ones(shape[-2:], bool), 1)
-    return bool(np.all((mask <= _HIDES) == later) and not np.any(mask[..., ~later]))
+def _hidden(mask: Array) -> str:
+    """Return what a mask hides from each query: "nothing", the keys "later", or else "some"."""
+    if not mask.any():
+        return "nothing"
+    if mask.ndim < 2:
+        return "some"
+    later = np.triu(np.ones(mask.shape[-2:], bool), 1)
+    hides = np.all((mask <= _HIDES) == later) and not np.any(mask[..., ~later])
+    return "later" if hides else "some"

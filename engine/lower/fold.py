@@ -6,15 +6,17 @@ A rule sees a node and the graph that is rebuilt so far (`Site`); `weights.py`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import field
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import field, replace
 from typing import Any
 
+from soapstone.engine.constants import determined, determining
 from soapstone.engine.lower.rebuild import kept, rebuild
 from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.by_extents import by_contents
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, Role
 from soapstone.records import dataclass
 
 # The axis of the weights, operand 1, that runs over the result's channels; and the result's.
@@ -29,6 +31,27 @@ class Site:
     constants: Mapping[str, Array]
     fixed: set[str]  # values that constants alone determine
     readers: dict[str, int]  # of values with no other use, how many read them
+    _said: dict[tuple[str, object], Hashable] = field(default_factory=dict)
+
+    def says(self, value: str, rule: Callable[[Array], Hashable]) -> Hashable:
+        """Return what a rule says of contents that constants determine; None of others.
+
+        rule: a function of a module.
+        """
+        if value in self.constants:
+            return rule(self.constants[value])
+        if value not in self.fixed:
+            return None
+        if (value, rule) not in self._said:
+            graph = self.builder.build()
+            made = determining(graph, value)
+            if not made.roles.keys() <= self.constants.keys():
+                return None  # contents may change
+            contents = determined(made, value, self.constants.__getitem__)
+            given = dict.fromkeys(graph.inputs(Role.INPUT), Role.INPUT)  # whose extents it goes by
+            made = replace(made, roles={**given, **made.roles})
+            self._said[value, rule] = by_contents(rule, made, contents)
+        return self._said[value, rule]
 
     def host(self, value: str) -> Node | None:
         """Return the product with constant weights that makes a value nobody else reads."""

@@ -23,7 +23,7 @@ from soapstone.frontend.inference.extended import Extended, Known
 from soapstone.frontend.inference.followed import Followed
 from soapstone.frontend.inference.foretold import Foretold
 from soapstone.frontend.inference.sources import Notes, Source
-from soapstone.ir.by_extents import Choice, noted
+from soapstone.ir.by_extents import Choice, Said, noted
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.precision import SINGLE
@@ -143,7 +143,8 @@ class Binder:
         found = extended.at(shapes, self._plain) if len(arrays) == len(given) else None
         if found is not None:
             return found, NOTHING
-        graph, contents, notes = self.source.noted(given)
+        told = {} if self.extends else {"lasting": False}
+        graph, contents, notes = self.source.noted(given, **told)
         known = self.folded(replace(graph, updates={}), notes=notes)
         if self.extends and known.layouts is None and not contents:
             extended.note(shapes, known, self.source.weights())
@@ -176,7 +177,7 @@ class Binder:
         """
         layouts, pruned = self._orders(graph), graph.pruned()
         held = _held(graph, {**self.source.weights(), **constants})
-        choices = list[Choice]()
+        choices = list[Choice | Said]()
         if self.plans is None and not self.plain:
             kind = self.machine.processors[0].kind
             with noted() as choices:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.engine.constants import determined
 from soapstone.engine.served import Served, ServedFamily
 from soapstone.frontend.inference.sources import Notes
-from soapstone.ir.by_extents import Choice
+from soapstone.ir.by_extents import Choice, Said
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import Family, Numbers, Term
 from soapstone.ir.graph import Graph
@@ -43,7 +44,7 @@ class Known:
             called.
         given: the graph as it was, None where it was never made. layouts: see `InferenceSession`.
         notes: see `Source`; None where extents may matter otherwise than by shapes.
-        choices: what passes chose by its extents.
+        choices: what passes chose by its extents, or by contents that go along these.
         served: what is bound of it, where that is known.
     """
 
@@ -52,7 +53,7 @@ class Known:
     given: Graph | None = None
     layouts: Layouts | None = None
     notes: Notes | None = field(default=None)
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[Choice | Said, ...] = ()
     served: Served | None = None
 
     @staticmethod
@@ -152,7 +153,7 @@ def alike(one: Notes | None, other: Notes | None, *, cut: bool = True) -> bool:
     )
 
 
-def _choices(known: Known) -> list[Choice]:
+def _choices(known: Known) -> list[Choice | Said]:
     """Return what was chosen by extents for a graph: by its translation, then by passes."""
     return [*(note.cut for note in known.notes or () if note.cut is not None), *known.choices]
 
@@ -215,6 +216,7 @@ class _Family:
             found = family(of)
         self._of = [known for _, known in of]
         self._family = found
+        self._said = self._of_contents(weights)
         self.served: ServedFamily | bool | None = None  # None: not known yet, False: it is not
         _check_vary(self._family.given)
         _check_apart([shape for shape, _ in of], [known.notes or () for known in self._of])
@@ -231,8 +233,40 @@ class _Family:
         found = dict.fromkeys(
             (choices[0], tuple(zip(*(each.extents for each in choices))))
             for choices in zip(*map(_choices, self._of), strict=True)
+            if isinstance(choices[0], Choice)
         )
         return [(first, [numbers.term(each) for each in columns]) for first, columns in found]
+
+    def _of_contents(self, weights: Mapping[str, Array]) -> list[tuple[Said, Family, Any]]:
+        """Return what was chosen by contents, what makes these, and of which constants.
+
+        Raises:
+            GraphError: contents are made otherwise in another graph.
+        """
+        held = [{**weights, **known.constants} for known in self._of]
+        found = dict[Any, tuple[Said, Family, Any]]()
+        for several in zip(*map(_choices, self._of), strict=True):
+            first = several[0]
+            if isinstance(first, Said):
+                key = first.rule, first.made.outputs
+                found[key] = found.get(key) or (
+                    first,
+                    Family([each.made for each in several], held),
+                    held[0],
+                )
+        return list(found.values())
+
+    def _check_said(self, shapes: Shapes) -> None:
+        """Check that rules say the same of contents for inputs of these shapes.
+
+        Raises:
+            GraphError: they do not.
+        """
+        for first, family, held in self._said:
+            made, others, _ = family.at(shapes)
+            (name,) = made.outputs
+            if first.rule(determined(made, name, {**held, **others}.__getitem__)) != first.chosen:
+                raise GraphError(f"value {name!r}: contents found of which something else is said")
 
     def serve(self, make: Callable[[Known], Served]) -> None:
         """Find out how the graphs that they foretell are launched; see `Extended.serve`."""
@@ -250,6 +284,7 @@ class _Family:
             self._check_early(shapes)
             served, numbers = self.served.at(shapes)
             _check_chosen(self._served_rules, numbers)
+            self._check_said(shapes)
         except GraphError:
             return None
         first = self._of[0]
@@ -272,6 +307,7 @@ class _Family:
             self._check_early(shapes)
             graph, weights, numbers = self._family.at(shapes)
             _check_chosen(self._rules, numbers)
+            self._check_said(shapes)
         except GraphError:
             return None
         first = self._of[0]

@@ -19,9 +19,9 @@ from soapstone.engine.session import Bound
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.extended import Known, alike
 from soapstone.frontend.inference.sources import Source
+from soapstone.ir.by_extents import Said
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import differs
-from soapstone.ir.graph import Graph
 from soapstone.ir.samples import meeting_samples
 from soapstone.ir.tensor import Array, Role
 
@@ -83,7 +83,7 @@ class InRows:
             return  # what is bound of one is known alone
         kind.apart = alike(other.notes, known.notes)
         weights = {**self._source.weights(), **other.constants, **known.constants}
-        if kind.apart and not _lengthens(*graphs) and not differs(*graphs, weights):
+        if kind.apart and not _lengthens(other, known) and not differs(*graphs, weights):
             several = known if number > 1 else other
             kind.apart = not meeting_samples(several.graph, weights)
             kind.numbers |= {first, number}
@@ -154,13 +154,21 @@ class InRows:
         return kind, numbers.pop() if len(numbers) == 1 else 0
 
 
-def _lengthens(one: Graph, other: Graph) -> bool:
+def _lengthens(one: Known, other: Known) -> bool:
     """Return whether constants go along rows: what those of further ones hold is not known."""
-    return any(
-        one.tensors[x].shape != other.tensors[y].shape
-        for x, y in zip(one.roles, other.roles)
-        if one.roles[x] is not Role.INPUT
-    )
+    graphs = one.graph, other.graph
+    found = [
+        (graphs[0].tensors[x], graphs[1].tensors[y])
+        for x, y in zip(*(g.roles for g in graphs))
+        if graphs[0].roles[x] is not Role.INPUT
+    ]
+    said = [
+        [each.made for each in known.choices if isinstance(each, Said)] for known in (one, other)
+    ]
+    if len(said[0]) != len(said[1]):
+        return True
+    found += [tuple(made.tensors[made.outputs[0]] for made in each) for each in zip(*said)]
+    return any(a.shape != b.shape for a, b in found)
 
 
 def _steps(rows: int, numbers: Iterable[int]) -> list[tuple[int, int]]:

@@ -53,20 +53,21 @@ class Source:
 
     `graph` also returns those inputs on whose contents, not only shapes, the graph depends. `noted`
     returns beside both what was noted of extents: where that is the same for two graphs, and not
-    None, the graph depends on them by shapes alone.
+    None, the graph depends on them by shapes alone. It has operators for constants that go along
+    extents, which in that of `graph` are weights, for those who look at contents.
     """
 
     name: str
     inputs: tuple[Field, ...]
     outputs: tuple[str, ...]
-    noted: Callable[[Mapping[str, Array]], tuple[Graph, Mapping[str, Array], Notes | None]]
+    noted: Callable[..., tuple[Graph, Mapping[str, Array], Notes | None]]
     weights: Callable[[], Mapping[str, Array]]
     layouts: Layouts | None = None  # axis orders that came with the model
     onnx: OnnxSource | None = None  # the file, which can be run in pieces
 
     def graph(self, given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
         """Return the graph for inputs, and those on whose contents it depends."""
-        return self.noted(given)[:2]
+        return self.noted(given, lasting=False)[:2]
 
     @property
     def rows(self) -> str | None:
@@ -177,15 +178,17 @@ def _of_graph(graph: Graph, weights: Mapping[str, Array]) -> Source:
         for name in graph.inputs(Role.INPUT)
     )
     noted = (graph, dict[str, Array](), None)
-    return Source(graph.name, fields, graph.outputs, lambda given: noted, lambda: weights)
+    return Source(
+        graph.name, fields, graph.outputs, lambda given, lasting=True: noted, lambda: weights
+    )
 
 
 def _of_onnx(
-    model: OnnxModel, given: Mapping[str, Array]
+    model: OnnxModel, given: Mapping[str, Array], lasting: bool = True
 ) -> tuple[Graph, Mapping[str, Array], Notes | None]:
     from soapstone.frontend.onnx.even import UNEVEN
 
-    graph, contents, notes = model.noted_for(given, rare=True)
+    graph, contents, notes = model.noted_for(given, rare=True, lasting=lasting)
     return graph, contents, None if UNEVEN in notes else notes
 
 
@@ -196,7 +199,9 @@ def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
         for name in graph.inputs(Role.INPUT)
     )
 
-    def build(given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array], Notes]:
+    def build(
+        given: Mapping[str, Array], lasting: bool = True
+    ) -> tuple[Graph, Mapping[str, Array], Notes]:
         sizes = {name: array.shape[0] for name, array in given.items()}
         if len(set(sizes.values())) > 1:
             raise DataError(f"model {model.name!r}: batch sizes {sizes} found; one needed")

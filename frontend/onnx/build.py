@@ -50,6 +50,7 @@ class Importer:
         wanted: what is built for training; by default the file's outputs, of weights that stay.
         generators: of random numbers, by node, where one is carried out between pieces: then all
             operators of known operands are run at once, not the small ones only.
+        lasting: see `OnnxModel.noted_for`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Importer:
         wanted: Wanted | None = None,
         *,
         generators: dict[Hashable, np.random.RandomState] | None = None,
+        lasting: bool = False,
     ) -> None:
         self.source = source
         self._dims = dims
@@ -68,6 +70,8 @@ class Importer:
         self._wanted = wanted
         self.generators = generators
         self.emitter = Emitter(source, keep, wanted, folds_all=generators is not None)
+        symbolic = any(isinstance(d, str) for each in source.inputs for d in each.shape)
+        self._lasting = lasting and symbolic
         self._steps = 0
         self.notes: list[Note] = []  # of what is done with extents
 
@@ -158,6 +162,9 @@ class Importer:
             inputs.append(slot)
         while inputs and inputs[-1] is None:
             inputs.pop()
+        self.emitter.shaped = self._lasting and any(
+            isinstance(each, Value) and each.told for each in inputs
+        )
         held = self.source.constants.get(id(node))
         results = held[1] if held else self._call(node, tuple(inputs), scope)
         if node.op_type == "Constant" and not (scope.depth or held):  # its attribute is its own

@@ -1,7 +1,9 @@
 """The values of a graph that is built of an ONNX file: known ones, and those that operators make.
 
 An operator whose operands are all known and small is run at once by its reference, so chains that
-compute shapes leave nothing behind.
+compute shapes leave nothing behind. What has a shape that follows from extents of inputs, as masks
+have, is an operator in the graph as well where that is wanted, however small it is: so graphs for
+other extents are alike.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ class Emitter:
         self._outputs = {declared.name for declared in source.outputs}
         self._folded_bytes = 0
         self._once: dict[tuple[object, ...], Value] = {}  # what several nodes need, by their key
+        self.shaped = False  # whether the node at hand is given a number made of extents
 
     def offered(self, spec: TensorSpec, label: str, name: str) -> Value:
         """Return an input of the graph; of texts, which the graph does not have, a value alone."""
@@ -176,6 +179,8 @@ class Emitter:
     ) -> tuple[Value, ...]:
         """Apply an operator, or run it at once where its operands are known and small.
 
+        What goes along extents of inputs is applied, and known too where it is small.
+
         fold: whether it may be run; what is to be recognised in the graph is not.
 
         Raises:
@@ -187,6 +192,7 @@ class Emitter:
             raise UnsupportedError(f"soapstone has no operator {name!r}") from None
         if any(value.is_text for value in inputs):
             return self._emit_places(name, inputs, attributes, label)
+        known: tuple[Value, ...] = ()
         if fold and all(value.array is not None and not value.trained for value in inputs):
             items = spec.normalise(attributes)
             signature = spec.bind([value.spec for value in inputs], items)
@@ -197,7 +203,9 @@ class Emitter:
                 arrays = [value.array for value in inputs if value.array is not None]
                 with np.errstate(all="ignore"):
                     results = spec.run(items, *arrays)
-                return tuple(self.known(r, label, s.dtype) for r, s in zip(results, made))
+                known = tuple(self.known(r, label, s.dtype) for r, s in zip(results, made))
+                if not self._along_extents(inputs):
+                    return known
         base = label
         while base in self._reserved:
             base += "_"
@@ -205,8 +213,19 @@ class Emitter:
             name, *(self.place(value) for value in inputs), name=base, **attributes
         )
         self._made.update(names)
+        if known:
+            return tuple(replace(value, name=name) for value, name in zip(known, names))
         specs = [sized(self.builder.spec(name), f"value {label!r}") for name in names]
         return tuple(Value(spec, label, name) for spec, name in zip(specs, names))
+
+    def _along_extents(self, inputs: Sequence[Value]) -> bool:
+        """Return whether what known operands make may go along extents of inputs.
+
+        Numbers that are made of these do not, whose results are numbers too.
+        """
+        if self._folds_all or any(value.told for value in inputs):
+            return False
+        return self.shaped or any(value.name is not None for value in inputs)
 
     def _emit_places(
         self, name: str, inputs: Sequence[Value], attributes: Mapping[str, Any], label: str

@@ -161,14 +161,19 @@ class OnnxModel:
         return self._built(dims or {}, contents or {}, wanted)[0]
 
     def _built(
-        self, dims: Mapping[str, int], contents: Mapping[str, Array], wanted: Wanted | None = None
+        self,
+        dims: Mapping[str, int],
+        contents: Mapping[str, Array],
+        wanted: Wanted | None = None,
+        *,
+        lasting: bool = False,
     ) -> tuple[Graph, tuple[Note, ...]]:
         extents = {**self._dims, **dims}
         used: dict[str, Array] = {}
         with self._lock:
             self._last.append(used)
         keep = partial(self._keep, used)
-        importer = Importer(self._source, extents, contents, keep, wanted)
+        importer = Importer(self._source, extents, contents, keep, wanted, lasting=lasting)
         return importer.build(), tuple(importer.notes)
 
     def graph_for(self, arrays: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
@@ -182,7 +187,7 @@ class OnnxModel:
         return self.noted_for(arrays)[:2]
 
     def noted_for(
-        self, arrays: Mapping[str, Array], *, rare: bool = False
+        self, arrays: Mapping[str, Array], *, rare: bool = False, lasting: bool = False
     ) -> tuple[Graph, dict[str, Array], tuple[Note, ...]]:
         """Return what `graph_for` does, and what is noted of extents in it (`even.py`).
 
@@ -196,7 +201,7 @@ class OnnxModel:
         contents: dict[str, Array] = {}
         while True:
             try:
-                graph, notes = self._built(dims, contents)
+                graph, notes = self._built(dims, contents, lasting=lasting)
                 return graph, contents, notes
             except UnboundError as error:
                 new = [n for n in error.inputs if n in arrays and n not in contents]

@@ -42,7 +42,7 @@ Extents = frozenset[Extent]  # that one follows from
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value while a graph is built: made by the graph (`name`), or known (`array`).
+    """A value while a graph is built: made by the graph (`name`), known (`array`), or both.
 
     Of texts, the graph makes places in a `table`; without one, a run is given them.
     """

@@ -69,6 +69,10 @@ def range_(n: Call) -> Value:
     if not math.isfinite(count):
         raise OnnxError(f"{count} elements found; a number needed")
     count = n.room(max(0, math.ceil(count)))
+    if n.emitter.shaped and start.dtype.kind in "iu" and step.item() == 1:
+        ones = n("full", shape=(count,), value=1.0, dtype=start.dtype.name)
+        places = n("cumsum", ones, axis=0, exclusive=True)
+        return n("add", places, n.known(start.reshape(()))) if start.item() else places
     made = start.reshape(()) + np.arange(count).astype(start.dtype) * step.reshape(())
     return n.known(made, start.dtype.name)
 

@@ -10,6 +10,7 @@ from soapstone import InferenceSession, from_onnx
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import Family
 from soapstone.ir.graph import Graph
+from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
 
 RANDOM = np.random.default_rng(0)
@@ -385,11 +386,11 @@ def test_what_two_graphs_do_not_foretell_is_never_made_of_them() -> None:
 
 
 def test_weights_that_go_along_are_cut_and_never_made_up() -> None:
-    """Places of a sequence are a constant as long as it: of a longer one there is none."""
+    """Even numbers that no operator makes are a constant: of a longer one nothing is known."""
     model = from_onnx(
         model_of(
-            LENGTH + "r = Range(i0, t, i1)  f = Cast<to = 1>(r)  c = Unsqueeze(f, v1)"
-            "  h = Add(x, c)  y = MatMul(h, w)"
+            LENGTH + "both = Add(t, t)  two = Add(i1, i1)  r = Range(i0, both, two)"
+            "  f = Cast<to = 1>(r)  c = Unsqueeze(f, v1)  h = Add(x, c)  y = MatMul(h, w)"
         )
     )
     two = [model.graph({"n": 2, "t": length}) for length in (5, 9)]
@@ -397,7 +398,25 @@ def test_weights_that_go_along_are_cut_and_never_made_up() -> None:
     graph, weights, _ = family.at({"x": (2, 7, 8)})
     assert str(graph) == str(model.graph({"n": 2, "t": 7})).replace("c.2", "c").replace("c.1", "c")
     (cut,) = weights.values()
-    np.testing.assert_array_equal(cut[:, 0], np.arange(7))
+    np.testing.assert_array_equal(cut.ravel(), 2 * np.arange(7))
     for shape in ((2, 10, 8), (2, 1, 8), (3, 7, 8), (2, 7)):
         with pytest.raises(GraphError):
             family.at({"x": shape})
+
+
+def test_what_operators_make_of_extents_is_made_of_longer_ones() -> None:
+    """Places of a sequence are operators in its graph, which no input goes into."""
+    model = from_onnx(
+        model_of(
+            LENGTH
+            + "r = Range(i0, t, i1)  f = Cast<to = 1>(r)  c = Unsqueeze(f, v1)  y = Add(x, c)"
+        )
+    )
+    inputs = [{"x": np.zeros((2, length, 8), np.float32)} for length in (5, 9)]
+    two = [model.noted_for(each, lasting=True)[0] for each in inputs]
+    family = Family(two, [model.weights] * 2)
+    graph, cut, _ = family.at({"x": (2, 30, 8)})
+    weights = {name: model.weights[name] for name in graph.roles if name != "x"}
+    found = interpret(graph, {**weights, "x": np.zeros((2, 30, 8), np.float32)})["y"]
+    np.testing.assert_array_equal(found, np.tile(np.arange(30.0)[:, None], (2, 1, 8)))
+    assert not cut

@@ -71,6 +71,35 @@ def test_rows_and_lengths_that_come_together_need_no_graph() -> None:
         assert len(made) == many
 
 
+CAUSAL = """s = Shape(x)  b = Gather(s, i0)  t = Gather(s, i1)  r = Range(i0, t, i1)
+    column = Unsqueeze(r, v1)  hidden = Greater(r, column)
+    low = Constant<value_float = -1e38>()  none = Constant<value_float = 0.0>()
+    square = Where(hidden, low, none)  bv = Unsqueeze(b, v0)  tv = Unsqueeze(t, v0)
+    whole = Concat<axis = 0>(bv, tv, tv)  mask = Expand(square, whole)
+    turned = Transpose<perm = [0, 2, 1]>(x)  met = MatMul(x, turned)"""
+MASKS = {
+    "dropped": f"{CAUSAL} masked = Add(met, mask)  p = Softmax(masked)  y = MatMul(p, x)",
+    "added": f"{CAUSAL} masked = Add(met, mask)  y = Neg(masked)",
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_are_made_for_longer_inputs_and_more_rows_than_any_that_came(name: str) -> None:
+    """They are of any size: those of the last are larger than what is folded."""
+    model = model_of(MASKS[name])
+    with InferenceSession(from_onnx(model), threads=1, tune=False) as session:
+        made = told(session)
+        session.run({"x": reals(1, 40, 8)})
+        settled(session)
+        many = len(made)
+        for rows, length in ((4, 40), (3, 31), (5, 64), (2, 300)):
+            feeds = {"x": reals(rows, length, 8)}
+            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
+                expected = fresh.run(feeds)["y"]
+            np.testing.assert_allclose(session.run(feeds)["y"], expected, rtol=2e-5, atol=2e-5)
+        assert len(made) == many
+
+
 def test_short_and_long_inputs_are_run_as_passes_choose_for_them() -> None:
     """Of so short ones scores are products of their own; graphs of long ones foretell none."""
     with InferenceSession(from_onnx(MIXED), threads=1, tune=False) as session:
