@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,11 +151,8 @@ class _Direction:
             )
         lengths = self.lengths()
         ends = n.reshape(lengths[0], (batch, 1)) if lengths else None
-        cells: Mapping[str, Callable[..., list[Value]]] = {
-            "LSTM": self._lstm,
-            "GRU": self._gru,
-            "RNN": self._rnn,
-        }
+        cells: dict[str, Callable[..., list[Value]]]
+        cells = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}
         outputs: list[Value] = []
         for step in range(steps)[:: -1 if self.backwards else 1]:
             made = cells[n.kind](n.row(self.x, 0, step), w, r, wb, rb, *states)
