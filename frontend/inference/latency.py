@@ -119,7 +119,16 @@ def measure(
             raise DataError("dims found with inputs, which have theirs; one of both needed")
         inputs = _drawn(session, dims or {}) if arrays is None else given(session, arrays)
         inputs = session.checked(inputs)
-        session.run(inputs)
+        try:
+            session.run(inputs)
+        except ValueError as error:
+            left = _symbolic(session) - set(dims or {})
+            if arrays is not None or not left:
+                raise
+            names = ", ".join(sorted(left))
+            raise DataError(
+                f"{error}; dims {names} are 1, the default: --dim gives others"
+            ) from error
         bound = time.perf_counter()
         warm = WARM * session.requests  # of each request's processors
         asked(session, inputs, lambda count, spent: count >= warm)
@@ -168,9 +177,14 @@ def asked(
     return times, time.perf_counter() - began
 
 
+def _symbolic(session: InferenceSession) -> set[str]:
+    """Return the names of the symbolic dims of a session's inputs."""
+    return {d for field in session.inputs for d in field.shape if isinstance(d, str)}
+
+
 def _drawn(session: InferenceSession, dims: Mapping[str, int]) -> dict[str, Array]:
     """Return arrays for the inputs of a session."""
-    symbolic = {d for field in session.inputs for d in field.shape if isinstance(d, str)}
+    symbolic = _symbolic(session)
     for name in dims:
         if name not in symbolic:
             have = ", ".join(sorted(symbolic)) or "none"

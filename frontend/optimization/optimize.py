@@ -304,7 +304,8 @@ def taken(
             extent = dim if isinstance(dim, int) else extents.get(dim)
             if extent is None:
                 what = f"axis {axis} is {dim or 'unknown'}"
-                raise DataError(f"input {each.name!r}: {what}; a number needed, from dims")
+                how = f" (--dim {dim}=N)" if dim else ""
+                raise DataError(f"input {each.name!r}: {what}; a number needed, from dims{how}")
             if not isinstance(dim, int):
                 frozen[dim or f"{each.name}[{axis}]"] = extent
             shape.append(extent)

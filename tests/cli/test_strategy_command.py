@@ -75,7 +75,7 @@ def test_strategies_are_for_extents_of_symbolic_dims(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     symbolic(path, ("b", "t"))
     common = ("strategy", "simulate", path, "-s", "data", "-m", "p100", "--devices", "2")
-    assert "axis 1 is t; a number needed, from dims" in error_of(*common)
+    assert "axis 1 is t; a number needed, from dims (--dim t=N)" in error_of(*common)
     assert "dims: 's' found; symbolic dims are b, t" in error_of(*common, "--dim", "s=3")
     assert invoke(*common, "--dim", "b=4", "--dim", "t=7").exit_code == 0
     found = invoke(*common, "--dim", "t=7", "--batch-size", "4", "--json")

@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from helpers.commands import TINY, error_of, invoke, trained
+from onnx import helper
 
 from soapstone.frontend.app import AppError, load_app, train_app
 
@@ -210,6 +212,20 @@ def test_runs_are_measured(tiny: Path, tmp_path: Path) -> None:
     given = ("predict", onnx, "--input", tmp_path / "named.npz")
     assert "unknown input 'other'; inputs are sample" in error_of(*given)
     assert "--dim found with --input" in error_of(*given, "--dim", "batch=3")
+
+
+def test_dims_that_no_run_can_have_by_default_are_named(tmp_path: Path) -> None:
+    """An image of one row has no window of three: the error says which option gives more."""
+    path = tmp_path / "rows.onnx"
+    x, y = (helper.make_tensor_value_info(n, 1, ["n", 1, h, 8]) for n, h in (("x", "h"), ("y", "")))
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
+    weights = [onnx.numpy_helper.from_array(np.ones((1, 1, 3, 3), np.float32), "w")]
+    graph = helper.make_graph([node], "rows", [x], [y], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    benchmark = ("predict", path, "--benchmark", "--runs", "1")
+    assert "dims h, n are 1, the default: --dim gives others" in error_of(*benchmark)
+    assert "default" not in error_of(*benchmark, "--dim", "h=2", "--dim", "n=1")
+    assert invoke(*benchmark, "--dim", "h=5").exit_code == 0
 
 
 def test_an_executor_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
