@@ -20,7 +20,7 @@ from typing import Any
 import numba
 from numba.core import config
 
-from soapstone.cache.linked import LinkedCompiler
+from soapstone.cache.linked import LinkedCompiler, QuietCompiler
 from soapstone.cache.places import closed_over, place_of, say
 from soapstone.locks import Lock
 from soapstone.system import locked
@@ -35,8 +35,10 @@ def njit(**options: Any) -> Decorator:
     Numba's wrapper for C is left out: none is called, and each takes time to compile.
     """
 
+    options = {"no_cfunc_wrapper": True, "pipeline_class": QuietCompiler, **options}
+
     def wrap(function: Callable[..., Any]) -> Any:
-        return _kept(lambda: numba.njit(no_cfunc_wrapper=True, **options)(function), function)
+        return _kept(lambda: numba.njit(**options)(function), function)
 
     return wrap
 

@@ -47,7 +47,16 @@ class LinkedLibrary(JITCodeLibrary):  # type: ignore[misc, unused-ignore]
         """Do nothing: where there is no machine code, there is nothing to point there."""
 
 
-class LinkedCompiler(Compiler):  # type: ignore[misc, unused-ignore]
+class QuietCompiler(Compiler):  # type: ignore[misc, unused-ignore]
+    """Numba's compiler, without collections: what it leaves behind is let go of later, at once."""
+
+    def compile_extra(self, func: Any) -> Any:
+        """Return what is compiled of a function."""
+        with paused():
+            return super().compile_extra(func)
+
+
+class LinkedCompiler(QuietCompiler):
     """Numba's compiler, into a `LinkedLibrary`."""
 
     def compile_extra(self, func: Any) -> Any:
@@ -71,7 +80,7 @@ def object_code(function: Callable[..., Any], signature: str, name: str) -> byte
     context, flags = cpu_target.target_context, Flags()
     cpu_target.options.parse_as_flags(flags, {"nopython": True, "error_model": "numpy"})
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
-    with global_compiler_lock, paused():  # what is left behind is let go of later, all at once
+    with global_compiler_lock:
         made = compile_extra(
             cpu_target.typing_context,
             context,
