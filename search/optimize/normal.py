@@ -120,10 +120,10 @@ def write(pool: Pool, frame: Frame, outputs: Sequence[int]) -> Written:
     return _written(pool, outputs, names, copies, frame)
 
 
-def piece(pool: Pool, outputs: Sequence[int], boundary: frozenset[int]) -> Written:
-    """Return the graph that makes some values of others, `boundary`, which become its inputs."""
+def piece(pool: Pool, outputs: Sequence[int]) -> Written:
+    """Return the graph that makes some values of the leaves that they depend on."""
     frame = Frame("piece", (), (), {}, {})
-    return _written(pool, outputs, {}, [], frame, boundary)
+    return _written(pool, outputs, {}, [], frame)
 
 
 def _written(
@@ -132,7 +132,6 @@ def _written(
     names: dict[int, str],
     copies: Sequence[tuple[str, int]],
     frame: Frame,
-    boundary: frozenset[int] = frozenset(),
 ) -> Written:
     taken = {*frame.inputs, *frame.outputs}
     tensors: dict[str, TensorSpec] = {}
@@ -156,16 +155,14 @@ def _written(
         maker = pool.makers[value]
         assert isinstance(maker, Leaf)
         names[value], roles[name], tensors[name] = name, maker.role, pool.specs[value]
-    for value in pool.order(outputs, boundary):
+    for value in pool.order(outputs):
         maker = pool.makers[value]
-        if value in boundary or isinstance(maker, Leaf):
+        if isinstance(maker, Leaf):
             if value not in names:
-                leaf = maker if isinstance(maker, Leaf) and value not in boundary else None
-                name = names[value] = unique(leaf.name if leaf else f"v{value}")
-                roles[name] = leaf.role if leaf else Role.INPUT
-                tensors[name] = pool.specs[value]
-                if leaf is not None and leaf.contents is not None:
-                    contents[name] = leaf.contents
+                name = names[value] = unique(maker.name)
+                roles[name], tensors[name] = maker.role, pool.specs[value]
+                if maker.contents is not None:
+                    contents[name] = maker.contents
             continue
         if maker.outputs in emitted:
             continue

@@ -393,7 +393,7 @@ class _Run:
             def price(outputs: Values) -> float:
                 if not self.options.layouts:
                     return self.alone(outputs, border(outputs))
-                written = normal.piece(self.pool, outputs, frozenset())
+                written = normal.piece(self.pool, outputs)
                 return chooser.least(outputs, written, border(outputs))
 
             best = self.known[copy] = self.best(copy, price, self.budget)
@@ -422,7 +422,7 @@ class _Run:
 
     def alone(self, outputs: Values, layouts: Orders | None = None) -> float:
         """Return what a part of a graph costs."""
-        written = normal.piece(self.pool, outputs, frozenset())
+        written = normal.piece(self.pool, outputs)
         return self.objective.weighted(self.price(written, layouts))
 
     def spans(self, outputs: Values) -> Counter[int]:

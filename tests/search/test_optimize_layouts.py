@@ -191,7 +191,7 @@ class TestChooser:
     ) -> None:
         graph, weights = images(fork=fork)
         pool, outputs = read(graph, weights)
-        written = normal.piece(pool, outputs, frozenset())
+        written = normal.piece(pool, outputs)
         model = Ordered(drawn(seed), turning=0.2, rule=rule)
         known = {name: weights[name] for name in written.graph.roles if name in weights}
 
@@ -209,7 +209,7 @@ class TestChooser:
     def test_what_was_tried_before_is_not_tried_again(self) -> None:
         graph, weights = images()
         pool, outputs = read(graph, weights)
-        written = normal.piece(pool, outputs, frozenset())
+        written = normal.piece(pool, outputs)
         prices: list[Orders] = []
 
         def price(written: normal.Written, orders: Orders) -> float:

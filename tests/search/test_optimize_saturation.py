@@ -51,7 +51,7 @@ class Launched(Pooled):
         return Launches().cost(self.written(values).graph, self.weights).time_us
 
     def part(self, values: Values) -> float:
-        written = normal.piece(self.pool, values, frozenset())
+        written = normal.piece(self.pool, values)
         fixed = {n: np.zeros(()) for n, v in written.values.items() if self.pool.fixed[v]}
         return Launches().cost(written.graph, fixed).time_us
 
