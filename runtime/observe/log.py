@@ -27,7 +27,7 @@ from soapstone.runtime.analysis.operation import Operation, Sink
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import PointContext, Privilege
-from soapstone.runtime.observe.log_part import Part, _value, now_ns, privilege_text
+from soapstone.runtime.observe.log_part import Part, now_ns, privilege_text, value_text
 from soapstone.runtime.tracing.step import Fill
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Log(Part):
         for request in trace.requests:
             if isinstance(request, Fill):
                 name = self._region(request.region)
-                launches.append({"region": name, "value": _value(request.value)})
+                launches.append({"region": name, "value": value_text(request.value)})
             else:
                 launch = self._next("launch")
                 known.setdefault(id(request), []).append(launch)

@@ -109,7 +109,7 @@ class Part:
     def fill(self, region: Region, value: Any) -> None:
         """Take a fill that is about to be analysed, untraced."""
         with self._lock:
-            self._put("fill", region=self._region(region), value=_value(value))
+            self._put("fill", region=self._region(region), value=value_text(value))
 
     def host(self, action: str, region: Region, seen: Iterable[tuple[Storage, Box]]) -> None:
         """Take what Python does to a region: "read" it, "write" it, or "claim" its array."""
@@ -170,7 +170,7 @@ class Part:
                 id=number,
                 name=region.name,
                 shape=list(region.shape),
-                zero=_value(np.zeros((), region.dtype)),
+                zero=value_text(np.zeros((), region.dtype)),
                 transient=region.transient,
                 known=known,
                 **fields,
@@ -230,7 +230,7 @@ class Part:
                 "reduction": privilege.reduction,
                 "identity": None
                 if privilege.reduction is None
-                else _value(identity(privilege.reduction, partition.region.dtype)),
+                else value_text(identity(privilege.reduction, partition.region.dtype)),
                 "tiling": self._tiling(partition.tiling),
             }
             for partition, privilege in zip(launch.partitions, launch.task.privileges)
@@ -267,14 +267,14 @@ class Part:
             "uses": uses,
         }
         if found["what"] == "fill":
-            found["value"] = _value(given.scalars[0])
+            found["value"] = value_text(given.scalars[0])
         if moves:
             found["messages"] = [message.number for message in given.scalars]
         if launch is None and isinstance(task, FoldTask):
             found["fresh"] = (
                 None
                 if task.privileges[0].reads
-                else _value(identity(task.reduction, given.partitions[0].region.dtype))
+                else value_text(identity(task.reduction, given.partitions[0].region.dtype))
             )
             found["parts"] = [
                 [part.argument, part.place, _slices(part.target), _slices(part.source)]
@@ -288,7 +288,7 @@ def now_ns() -> int:
     return time.perf_counter_ns()
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A scalar as text; equal scalars of one dtype have equal texts."""
     return repr(np.asarray(value)[()].item())
 
