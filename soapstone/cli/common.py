@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
+from types import FrameType
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
@@ -74,8 +77,10 @@ def _hushed() -> AbstractContextManager[None]:
 @contextmanager
 def _reported(debug: bool) -> Iterator[None]:
     """Turn errors into one line on standard error and an exit code."""
+    came: list[int] = []  # interrupts: a library that calls back may lose one, and fail by it
     try:
-        yield
+        with _interrupts_in(came):
+            yield
     except KeyboardInterrupt as error:
         _end(f"interrupted{error}", error, _INTERRUPTED)
     except BrokenPipeError:
@@ -87,6 +92,8 @@ def _reported(debug: bool) -> Iterator[None]:
         if isinstance(error, OSError) and error.strerror and error.filename is not None:
             said = f"file {str(error.filename)!r}: {error.strerror.lower()}"
         text = " ".join(said.split()) or type(error).__name__
+        if came:
+            _end(f"interrupted; error: {text}", error, _INTERRUPTED)
         _end(f"error: {text}", error, 1)
     except Exception as error:  # of a user's script, or a fault of ours
         if debug:
@@ -94,6 +101,27 @@ def _reported(debug: bool) -> Iterator[None]:
         from soapstone.errors import fault
 
         _end(f"error: {fault(error)}; --debug shows the traceback", error, 1)
+
+
+@contextmanager
+def _interrupts_in(came: list[int]) -> Iterator[None]:
+    """Note interrupts of this process in a list, besides raising them as ever."""
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield  # somebody else says what an interrupt means
+        return
+    signal.signal(signal.SIGINT, noted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end(text: str, error: BaseException, code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,9 +15,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import typer
 from helpers.commands import TINY, error_of, invoke, trained
 from onnx import helper
+from typer.testing import CliRunner
 
+from soapstone.cli.common import command
 from soapstone.frontend.app import AppError, load_app, train_app
 
 
@@ -226,6 +230,22 @@ def test_dims_that_no_run_can_have_by_default_are_named(tmp_path: Path) -> None:
     assert "dims h, n are 1, the default: --dim gives others" in error_of(*benchmark)
     assert "default" not in error_of(*benchmark, "--dim", "h=2", "--dim", "n=1")
     assert invoke(*benchmark, "--dim", "h=5").exit_code == 0
+
+
+def test_an_interrupt_that_a_library_loses_is_still_an_interrupt() -> None:
+    """LLVM calls Python back, where an interrupt is printed, and the compilation fails after it."""
+    app = typer.Typer()
+
+    @command(app)
+    def lost() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("no compiled object yet")
+
+    done = CliRunner().invoke(app, [])
+    assert done.exit_code == 130
+    assert done.stderr == "interrupted; error: no compiled object yet\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_executor_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
