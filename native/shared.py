@@ -63,18 +63,25 @@ def packed(
     promise, notes = promise_of(array), noting()
     with Notes().taken():  # what is read here is in what is made
         if promise is None:
-            found = shared(make())
+            found = _closed(make())
         else:
             key = layout, promise.place(array), *map(_mark, others)
             with promise.lock:  # of several processors that bind the constant at once, one makes it
                 known = promise.known.get(key)
                 if known is None:
                     with promise.lending():
-                        known = promise.known[key] = shared(make())
+                        known = promise.known[key] = _closed(make())
             found = known
     if notes is not None:
         notes.read = notes.read or promise is None or bool(others)
         notes.packed.append((found, array, (layout, array.shape, array.strides)))
+    return found
+
+
+def _closed(made: Array) -> Array:
+    """Return an array that is shared, which nobody can write to by what is returned."""
+    found: Array = shared(made)[...]
+    found.flags.writeable = False
     return found
 
 

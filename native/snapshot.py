@@ -112,8 +112,9 @@ def taken(
 ) -> tuple[Callable[[], Data], Array]:
     """Return what makes the data of an entry, and contents of arrays, both as they are now.
 
-    The first may be called later, while the entry runs. Copies are made without letting go of the
-    interpreter: each time another thread that computes would have it for some milliseconds.
+    The first may be called later, while the entry runs, and completes the second by what is in
+    arrays that nobody may write to. The others are copied without letting go of the interpreter:
+    each time another thread that computes would have it for some milliseconds.
 
     Args:
         ends: arrays that are read or written from outside, by name.
@@ -130,6 +131,7 @@ def taken(
     kept.block(entry.arguments)
     kept.arrays += ends.values()
     found, held = _segments(kept.arrays, [extent(each) for each in (*free, *ends.values())])
+    written = _written(kept.arrays)
     begin, end = (0, 0) if lying is None else extent(lying)
     there = [(low, high) for low, high in found if begin <= low and high <= end]
     held -= len(there)  # nobody writes there
@@ -145,13 +147,16 @@ def taken(
     targets = _Targets(ranges)
     words = np.frombuffer(b"".join(memoryview(block.words) for block in blocks), np.int64)
     contents = np.zeros(_offsets(segments)[1][held], np.uint8)
-    copied = contents.data
-    for (low, high), offset in zip(segments[:held], _offsets(segments)[0]):
-        copied[offset : offset + high - low] = array_at(low, (high - low,), np.uint8).data
+    copied, pieces = contents.data, list(zip(segments[:held], _offsets(segments)[0]))
+    for (low, high), offset in pieces:
+        if written(low, high):
+            copied[offset : offset + high - low] = array_at(low, (high - low,), np.uint8).data
 
     def told() -> Data:
         moved: list[tuple[int, ...]] = []  # words of the contents that are addresses
-        for (low, high), offset in zip(segments[:held], _offsets(segments)[0]):
+        for (low, high), offset in pieces:
+            if not written(low, high):
+                contents[offset : offset + high - low] = array_at(low, (high - low,), np.uint8)
             skipped = -low % 8
             piece = contents[offset + skipped : offset + high - low]
             at, *move = targets.moves(np.frombuffer(piece.data, np.int64, piece.size // 8))
@@ -273,6 +278,13 @@ def _segments(
         found.append((low, high, counts))
     held = [(low, high) for low, high, counts in found if counts]
     return held + [(low, high) for low, high, counts in found if not counts], len(held)
+
+
+def _written(arrays: Sequence[Array]) -> Callable[[int, int], bool]:
+    """Return a function that tells of memory whether somebody may write there to an array."""
+    open_ = np.array([extent(each) for each in arrays if each.flags.writeable and each.size])
+    low, high = open_.reshape(-1, 2).astype(np.int64).T
+    return lambda first, past: bool(((low < past) & (high > first)).any())
 
 
 def _counts(array: Array, free: Sequence[tuple[int, int]]) -> bool:
