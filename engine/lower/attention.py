@@ -18,9 +18,8 @@ from soapstone.ir.graph import Node
 from soapstone.ir.tensor import Array
 from soapstone.kernels.registry import variants
 
-# Scores of a head, of fewer of which one product of all heads is faster, beside a kernel's own
-# products of few rows, and beside a library's.
-_LEAST, _LEAST_OF_LIBRARY = 16 * 16, 64 * 64
+# Scores of a head, of fewer of which products of all heads are faster than a library's of each.
+_LEAST_OF_LIBRARY = 64 * 64
 _BY_TIME = (0, 2, 1, 3)  # heads and positions in each other's place
 _HIDES = -1e30  # beside it a score is lost: adding it and putting it there are the same
 
@@ -37,7 +36,10 @@ def joined(site: Site, node: Node) -> str | None:
     scores = site.builder.spec(softmax.inputs[0])
     if scores.dtype != "float32" or scores.rank not in (3, 4):
         return None
-    if softmax.attributes["axis"] != scores.rank - 1 or not by_extents(_pays, *scores.shape[-2:]):
+    own = any(found.name == "blocks" for found in variants("attention", "cpu"))
+    if softmax.attributes["axis"] != scores.rank - 1:
+        return None
+    if not own and not by_extents(_pays, *scores.shape[-2:]):
         return None
     for value, hides, steps in _unmasked(site, softmax.inputs[0]):
         before, scale, scaling = unscaled(site.builder, value, site.constants)
@@ -68,11 +70,7 @@ def joined(site: Site, node: Node) -> str | None:
 
 
 def _pays(queries: int, keys: int) -> bool:
-    """Return whether attention of so many is faster than products of all heads."""
-    each = queries * keys
-    if not _LEAST <= each < _LEAST_OF_LIBRARY:
-        return each >= _LEAST
-    return any(found.name == "blocks" for found in variants("attention", "cpu"))
+    return queries * keys >= _LEAST_OF_LIBRARY
 
 
 def _operands(site: Site, product: Node, values: str) -> tuple[list[str], float] | None:

@@ -101,7 +101,7 @@ def test_masks_are_made_for_longer_inputs_and_more_rows_than_any_that_came(name:
 
 
 def test_short_and_long_inputs_are_run_as_passes_choose_for_them() -> None:
-    """Of so short ones scores are products of their own; graphs of long ones foretell none."""
+    """Where a library's attention is all there is, short ones have products of their own."""
     with InferenceSession(from_onnx(MIXED), threads=1, tune=False) as session:
         made = told(session)
         session.run({"x": reals(1, 60, 8)})
