@@ -192,7 +192,8 @@ class OnnxModel:
         """Return what `graph_for` does, and what is noted of extents in it (`even.py`).
 
         arrays: as of `graph_for`. rare: whether the contents have to be such as seldom change, a
-        few integers that are a shape, not data.
+        few integers that are a shape, not data. lasting: whether constants that go along extents
+        of inputs, such as masks, stay operators in the graph.
         """
         self._source.files.check()
         most = MOST_SHAPE if rare else MOST_CONTENTS

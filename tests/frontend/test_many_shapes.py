@@ -35,7 +35,7 @@ def _forget() -> None:
     from soapstone.kernels.cpu.onednn import descriptors
 
     for kept in gc.get_objects():
-        if isinstance(kept, descriptors.Kept):
+        if issubclass(type(kept), descriptors.Kept):  # not that of a proxy, which may be stale
             kept.forget()
     gc.collect()
 
