@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from soapstone.locks import Lock
-from soapstone.native.memory import Array, Notes, noting, promise_of
+from soapstone.native.memory import Array, Notes, extent, noting, promise_of
 
 LEAST = 4096  # bytes, of which keeping account pays
 _SAMPLES = 256  # bytes that are looked at first, evenly spaced
@@ -63,14 +63,14 @@ def packed(
     promise, notes = promise_of(array), noting()
     with Notes().taken():  # what is read here is in what is made
         if promise is None:
-            found = _closed(make())
+            found = shared(make())
         else:
             key = layout, promise.place(array), *map(_mark, others)
             with promise.lock:  # of several processors that bind the constant at once, one makes it
                 known = promise.known.get(key)
                 if known is None:
                     with promise.lending():
-                        known = promise.known[key] = _closed(make())
+                        known = promise.known[key] = shared(make())
             found = known
     if notes is not None:
         notes.read = notes.read or promise is None or bool(others)
@@ -78,11 +78,11 @@ def packed(
     return found
 
 
-def _closed(made: Array) -> Array:
-    """Return an array that is shared, which nobody can write to by what is returned."""
-    found: Array = shared(made)[...]
-    found.flags.writeable = False
-    return found
+def places() -> list[tuple[int, int]]:
+    """Return the addresses of what was given here and is still kept, and those past its ends."""
+    with _lock:
+        arrays = [known() for several in _known.values() for known in several]
+    return [extent(array) for array in arrays if array is not None]
 
 
 def _mark(array: Array) -> Hashable:

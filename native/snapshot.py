@@ -16,6 +16,7 @@ import numpy as np
 
 from soapstone import system
 from soapstone.dtypes import learn, name_of
+from soapstone.native import shared
 from soapstone.native.memory import (
     LINE,
     Array,
@@ -131,7 +132,6 @@ def taken(
     kept.block(entry.arguments)
     kept.arrays += ends.values()
     found, held = _segments(kept.arrays, [extent(each) for each in (*free, *ends.values())])
-    written = _written(kept.arrays)
     begin, end = (0, 0) if lying is None else extent(lying)
     there = [(low, high) for low, high in found if begin <= low and high <= end]
     held -= len(there)  # nobody writes there
@@ -147,15 +147,16 @@ def taken(
     targets = _Targets(ranges)
     words = np.frombuffer(b"".join(memoryview(block.words) for block in blocks), np.int64)
     contents = np.zeros(_offsets(segments)[1][held], np.uint8)
-    copied, pieces = contents.data, list(zip(segments[:held], _offsets(segments)[0]))
-    for (low, high), offset in pieces:
-        if written(low, high):
+    copied, written = contents.data, _written(segments, kept.arrays)
+    pieces = list(zip(segments[:held], _offsets(segments)[0], written))
+    for (low, high), offset, changes in pieces:
+        if changes:
             copied[offset : offset + high - low] = array_at(low, (high - low,), np.uint8).data
 
     def told() -> Data:
         moved: list[tuple[int, ...]] = []  # words of the contents that are addresses
-        for (low, high), offset in pieces:
-            if not written(low, high):
+        for (low, high), offset, changes in pieces:
+            if not changes:
                 contents[offset : offset + high - low] = array_at(low, (high - low,), np.uint8)
             skipped = -low % 8
             piece = contents[offset + skipped : offset + high - low]
@@ -280,11 +281,18 @@ def _segments(
     return held + [(low, high) for low, high, counts in found if not counts], len(held)
 
 
-def _written(arrays: Sequence[Array]) -> Callable[[int, int], bool]:
-    """Return a function that tells of memory whether somebody may write there to an array."""
-    open_ = np.array([extent(each) for each in arrays if each.flags.writeable and each.size])
-    low, high = open_.reshape(-1, 2).astype(np.int64).T
-    return lambda first, past: bool(((low < past) & (high > first)).any())
+def _written(segments: Sequence[tuple[int, int]], arrays: Sequence[Array]) -> list[bool]:
+    """Return of each piece of the memory of arrays whether somebody may write there."""
+    first, past = np.array([(0, 0), *sorted(shared.places())], np.int64).T
+    ends = {extent(each) for each in arrays if each.flags.writeable and each.size}
+    low, high = np.array([*ends], np.int64).reshape(-1, 2).T
+    low = low[high > past[np.searchsorted(first, low, "right") - 1]]
+    begins = np.array([(0, 0), *segments], np.int64)[:, 0]
+    order = np.argsort(begins)
+    made = np.zeros(len(begins), bool)
+    made[order[np.searchsorted(begins[order], low, "right") - 1]] = True
+    found: list[bool] = made[1:].tolist()
+    return found
 
 
 def _counts(array: Array, free: Sequence[tuple[int, int]]) -> bool:
