@@ -42,7 +42,7 @@ def test_libraries_that_are_off_are_told_and_the_self_test_passes_without_them(o
     assert "onednn" not in served and ("openblas" in served) != bool(more)
     names = {name for family in found["reference"].values() for name in family}
     assert names < {spec.name for spec in operators()}
-    assert ("conv1d" in names) == bool(more) and ("lstm" in names) == bool(more)
+    assert ("conv3d" in names) == bool(more) and ("lstm" in names) == bool(more)
     assert code == bool(found["problems"])
 
 
