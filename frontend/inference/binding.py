@@ -143,8 +143,7 @@ class Binder:
         found = extended.at(shapes, self._plain) if len(arrays) == len(given) else None
         if found is not None:
             return found, NOTHING
-        told = {} if self.extends else {"lasting": False}
-        graph, contents, notes = self.source.noted(given, **told)
+        graph, contents, notes = self.source.noted(given, self.extends)
         known = self.folded(replace(graph, updates={}), notes=notes)
         if self.extends and known.layouts is None and not contents:
             extended.note(shapes, known, self.source.weights())

@@ -53,21 +53,21 @@ class Source:
 
     `graph` also returns those inputs on whose contents, not only shapes, the graph depends. `noted`
     returns beside both what was noted of extents: where that is the same for two graphs, and not
-    None, the graph depends on them by shapes alone. It has operators for constants that go along
-    extents, which in that of `graph` are weights, for those who look at contents.
+    None, the graph depends on them by shapes alone. Asked for a lasting graph, it has operators for
+    constants that go along extents; in that of `graph` they are weights, whose contents are known.
     """
 
     name: str
     inputs: tuple[Field, ...]
     outputs: tuple[str, ...]
-    noted: Callable[..., tuple[Graph, Mapping[str, Array], Notes | None]]
+    noted: Callable[[Mapping[str, Array], bool], tuple[Graph, Mapping[str, Array], Notes | None]]
     weights: Callable[[], Mapping[str, Array]]
     layouts: Layouts | None = None  # axis orders that came with the model
     onnx: OnnxSource | None = None  # the file, which can be run in pieces
 
     def graph(self, given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
         """Return the graph for inputs, and those on whose contents it depends."""
-        return self.noted(given, lasting=False)[:2]
+        return self.noted(given, False)[:2]
 
     @property
     def rows(self) -> str | None:
@@ -178,13 +178,11 @@ def _of_graph(graph: Graph, weights: Mapping[str, Array]) -> Source:
         for name in graph.inputs(Role.INPUT)
     )
     noted = (graph, dict[str, Array](), None)
-    return Source(
-        graph.name, fields, graph.outputs, lambda given, lasting=True: noted, lambda: weights
-    )
+    return Source(graph.name, fields, graph.outputs, lambda given, lasting: noted, lambda: weights)
 
 
 def _of_onnx(
-    model: OnnxModel, given: Mapping[str, Array], lasting: bool = True
+    model: OnnxModel, given: Mapping[str, Array], lasting: bool
 ) -> tuple[Graph, Mapping[str, Array], Notes | None]:
     from soapstone.frontend.onnx.even import UNEVEN
 
@@ -200,7 +198,7 @@ def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
     )
 
     def build(
-        given: Mapping[str, Array], lasting: bool = True
+        given: Mapping[str, Array], lasting: bool
     ) -> tuple[Graph, Mapping[str, Array], Notes]:
         sizes = {name: array.shape[0] for name, array in given.items()}
         if len(set(sizes.values())) > 1:

@@ -202,9 +202,9 @@ def graphs_made(session: InferenceSession) -> list[object]:
     made: list[object] = []
     noted = session._source.noted
 
-    def told(given: dict[str, Array]) -> object:
+    def told(given: dict[str, Array], lasting: bool) -> object:
         made.append({name: array.shape for name, array in given.items()})
-        return noted(given)
+        return noted(given, lasting)
 
     object.__setattr__(session._source, "noted", told)
     return made
@@ -377,7 +377,7 @@ def test_what_two_graphs_do_not_foretell_is_never_made_of_them() -> None:
     """As if nothing were noted: the third graph shows that the model goes by a threshold."""
     with InferenceSession(from_onnx(UNEVEN["least"]), threads=1, tune=False) as session:
         noted = session._source.noted
-        unnoted = lambda given: (*noted(given)[:2], ())  # noqa: E731
+        unnoted = lambda *given: (*noted(*given)[:2], ())  # noqa: E731
         object.__setattr__(session._source, "noted", unnoted)
         for length in (8, 9, 4, 5, 7, 3):
             feeds = arrays(session, 2, length)

@@ -35,9 +35,9 @@ def told(session: InferenceSession) -> list[tuple[int, ...]]:
     made: list[tuple[int, ...]] = []
     noted = session._source.noted
 
-    def wrapped(given: Mapping[str, Array]) -> object:
+    def wrapped(given: Mapping[str, Array], lasting: bool) -> object:
         made.append(given["x"].shape)
-        return noted(given)
+        return noted(given, lasting)
 
     object.__setattr__(session._source, "noted", wrapped)
     return made
@@ -252,12 +252,12 @@ def test_of_a_closed_session_no_more_are_made_and_runs_meanwhile_do_not_wait() -
         begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
         made: list[int] = []
 
-        def slow(given: Mapping[str, Array]) -> object:
+        def slow(given: Mapping[str, Array], lasting: bool) -> object:
             made.append(given["x"].shape[1])
             if threading.current_thread().name == "soapstone-foretold":
                 begun.set()
                 assert goes_on.wait(60)
-            return noted(given)
+            return noted(given, lasting)
 
         object.__setattr__(session._source, "noted", slow)
         session.run(arrays(session, 2, 20))
@@ -274,13 +274,13 @@ def test_a_fork_waits_for_the_graph_that_is_being_made() -> None:
     with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
         held, begun, noted = threading.Lock(), threading.Event(), session._source.noted
 
-        def slow(given: Mapping[str, Array]) -> object:
+        def slow(given: Mapping[str, Array], lasting: bool) -> object:
             if threading.current_thread().name != "soapstone-foretold":
-                return noted(given)
+                return noted(given, lasting)
             with held:
                 begun.set()
                 time.sleep(0.05)
-                return noted(given)
+                return noted(given, lasting)
 
         object.__setattr__(session._source, "noted", slow)
         feeds = arrays(session, 2, 20)
