@@ -285,11 +285,8 @@ def aligned(nbytes: int, *, zero: bool = False) -> Array:
         from soapstone.native.checked import guarded
 
         return guarded(nbytes, zero)
-    if pages.LEAST <= nbytes < pages.MOST:
-        found = pages.piece(nbytes)
-        if zero:
-            found[:] = 0
-        return found
+    if nbytes >= pages.LEAST:
+        return pages.piece(nbytes, zero)
     raw: Array = (np.zeros if zero else np.empty)(nbytes + LINE, np.uint8)
     start = -raw.ctypes.data % LINE
     return raw[start : start + nbytes]

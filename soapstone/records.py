@@ -86,9 +86,8 @@ def _init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Any:
     """Return the function that sets the fields of an instance."""
     missing = dataclasses.MISSING
     known: dict[str, Any] = {"__name__": cls.__module__, "_missing": missing}
-    known["_set"] = object.__setattr__
     arguments: dict[bool, list[str]] = {False: [], True: []}  # by whether by name alone
-    lines = []
+    values = dict[str, str]()
     for number, field in enumerate(fields):
         name, default, value = field.name, f"_{number}", field.name
         known[default] = field.default
@@ -103,7 +102,12 @@ def _init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Any:
             arguments[bool(field.kw_only)].append(name + given)
         elif value == name:
             continue
-        lines.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+        values[name] = value
+    if frozen:  # and so without a call of `__setattr__` for each
+        told = ", ".join(f"{name}={value}" for name, value in values.items())
+        lines = [f"self.__dict__.update({told})"] if told else []
+    else:
+        lines = [f"self.{name} = {value}" for name, value in values.items()]
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     listed = ["self", *arguments[False], *(["*", *arguments[True]] if arguments[True] else ())]

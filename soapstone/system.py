@@ -305,10 +305,10 @@ def deep_recursion() -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_STACK, before)
 
 
-def use_large_pages(memory: mmap.mmap) -> None:
-    """Ask for large pages under a mapping, where the system has them."""
+def use_large_pages(memory: mmap.mmap, first: int = 0, nbytes: int | None = None) -> None:
+    """Ask for large pages under a mapping or a part of it, where the system has them."""
     with contextlib.suppress(AttributeError, OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE, first, len(memory) - first if nbytes is None else nbytes)
 
 
 def drop_pages(memory: mmap.mmap, first: int, nbytes: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ class ArenaPlan:
 
 def _columns(blocks: Sequence[Block]) -> tuple[Array, Array, Array]:
     """The bytes of blocks, padded, their first and their last steps. Returns int64 (blocks,)."""
-    sizes, starts, ends = np.array(blocks, dtype=np.int64).reshape(-1, 3).T
+    sizes, starts, ends = np.array(blocks, dtype=np.int64).reshape(-1, 3).T.copy()
     return (sizes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT, starts, ends
 
 
@@ -55,36 +55,6 @@ def fixed(blocks: Sequence[Block], offsets: Sequence[int]) -> ArenaPlan:
     return ArenaPlan(at, peak, _bound(*columns))
 
 
-def _pack(order: Sequence[int], sizes: Array, starts: Array, ends: Array) -> tuple[Array, int]:
-    """Offsets when blocks are placed in this order, each into the smallest gap that fits."""
-    offsets = np.zeros(sizes.size, dtype=np.int64)
-    placed = np.zeros(sizes.size, dtype=np.int64)
-    count = peak = 0
-    for block in order:
-        size = int(sizes[block])
-        if size == 0:
-            continue
-        others = placed[:count]
-        alive = others[(starts[others] <= ends[block]) & (ends[others] >= starts[block])]
-        best_gap, best, top = -1, 0, 0
-        if alive.size:
-            lows = offsets[alive]
-            by_offset = np.argsort(lows, kind="stable")
-            lows = lows[by_offset]
-            tops = np.maximum.accumulate(lows + sizes[alive][by_offset])
-            gaps = lows - np.concatenate([[0], tops[:-1]])
-            fitting = np.nonzero(gaps >= size)[0]
-            top = int(tops[-1])
-            if fitting.size:
-                chosen = int(fitting[np.argmin(gaps[fitting])])
-                best_gap, best = int(gaps[chosen]), int(tops[chosen - 1]) if chosen else 0
-        offsets[block] = best if best_gap >= 0 else top
-        placed[count] = block
-        count += 1
-        peak = max(peak, int(offsets[block]) + size)
-    return offsets, peak
-
-
 def plan(blocks: Sequence[Block], within: int | None = None) -> ArenaPlan:
     """Offsets such that no two blocks alive at the same step overlap, with a low peak.
 
@@ -100,31 +70,33 @@ def plan(blocks: Sequence[Block], within: int | None = None) -> ArenaPlan:
             raise ValueError(f"arena block {index}: {block}, needed nbytes >= 0 and start <= end")
     if not blocks:
         return ArenaPlan(np.zeros(0, dtype=np.int64), 0, 0)
+    from soapstone.runtime.tracing.packing import pack
+
     sizes, starts, ends = _columns(blocks)
     bound = _bound(sizes, starts, ends)
-    keys: tuple[Callable[[int], tuple[int, ...]], ...] = (
-        lambda b: (-int(sizes[b]), int(starts[b]), b),
-        lambda b: (int(starts[b]), -int(sizes[b]), b),
-        lambda b: (int(starts[b] - ends[b]), -int(sizes[b]), b),
-        lambda b: (-int(sizes[b] * (ends[b] - starts[b] + 1)), int(starts[b]), b),
+    areas = sizes * (ends - starts + 1)
+    orders = (
+        np.lexsort((starts, -sizes)),
+        np.lexsort((-sizes, starts)),
+        np.lexsort((-sizes, starts - ends)),
+        np.lexsort((starts, -areas)),
     )
-    order: list[int] = []
-    best: tuple[Array, int] = np.zeros(0, dtype=np.int64), 0
-    for key in keys:
-        given = sorted(range(len(blocks)), key=key)
-        found = _pack(given, sizes, starts, ends)
-        if not order or found[1] < best[1]:
-            order, best = given, found
+    best: tuple[Array, int] | None = None
+    for each in orders:
+        found = pack(each, sizes, starts, ends)
+        if best is None or found[1] < best[1]:
+            order, best = each, found
         if best[1] == bound:
             break
+    assert best is not None
     found = best
     limit = 0 if within is None else within
     for _ in range(_TRIES if bound <= limit else 0):
-        beyond = found[0] + sizes > limit
+        beyond = (found[0] + sizes > limit)[order]
         if not beyond.any():
             break
-        order = [b for b in order if beyond[b]] + [b for b in order if not beyond[b]]
-        found = _pack(order, sizes, starts, ends)
+        order = np.concatenate([order[beyond], order[~beyond]])
+        found = pack(order, sizes, starts, ends)
         if found[1] < best[1]:
             best = found
     return ArenaPlan(*best, bound)

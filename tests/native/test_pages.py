@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from soapstone.native import pages
-from soapstone.native.memory import CHECKED, aligned
+from soapstone.native.memory import CHECKED, aligned, mapping
 
 
 @pytest.fixture(autouse=True)
 def _own_chunks(monkeypatch):
     gc.collect()
     monkeypatch.setattr(pages, "_CHUNKS", [])
+    monkeypatch.setattr(pages, "_LARGE", [])
 
 
 def place(piece):
@@ -98,3 +99,45 @@ def test_aligned_memory_is_of_pages_where_pages_are_larger():
     gc.collect()
     assert not aligned(100_000, zero=True).any()
     assert not np.shares_memory(aligned(100), aligned(8 << 20))
+
+
+def test_a_large_piece_has_pages_of_its_own():
+    piece = pages.piece(pages.MOST + 100, zero=True)
+    assert not piece.any()
+    assert piece.nbytes == pages.MOST + 100
+    assert place(piece) % pages.LINE == 0
+    assert mapping(piece) is None  # it is no file's: nothing may let go of what it holds
+    assert not pages._CHUNKS
+    piece[:] = 7
+    part = piece[100:200]
+    del piece
+    gc.collect()
+    assert (part == 7).all()
+    other = pages.piece(pages.MOST)
+    other[:] = 3
+    assert (part == 7).all()
+
+
+def test_a_large_piece_that_nobody_has_is_given_out_again_for_one_hardly_smaller():
+    first = pages.piece(2 * pages.MOST)
+    first[:] = 7
+    where = place(first)
+    del first
+    gc.collect()
+    small = pages.piece(pages.MOST)
+    assert place(small) != where
+    second = pages.piece(2 * pages.MOST - 100, zero=True)
+    assert place(second) == where
+    assert not second.any()
+
+
+def test_large_pieces_are_kept_within_bounds():
+    pieces = [pages.piece(pages._KEPT // 4) for _ in range(6)]
+    del pieces
+    gc.collect()
+    pages.piece(pages.LEAST)
+    assert sum(large.nbytes for large in pages._LARGE) == pages._KEPT
+    assert pages.piece(2 * pages._KEPT).nbytes == 2 * pages._KEPT
+    gc.collect()
+    pages.piece(pages.LEAST)
+    assert sum(large.nbytes for large in pages._LARGE) <= pages._KEPT
