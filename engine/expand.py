@@ -82,6 +82,8 @@ class Operand:
         """Return a point's tile of the operand, given those of the launch's arguments."""
         if self.constant is None and (self.view is None or not self.view.steps):
             return arrays[self.argument]
+        if self.constant is not None and len(self.lo) == 1:  # the point has all of it
+            return promised(constants, self.constant)
         box: tuple[Any, ...] = tuple(map(slice, self.lo[point].tolist(), self.hi[point].tolist()))
         if self.constant is not None:
             tile: Array = promised(constants, self.constant)[(*box, ...)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,7 +40,8 @@ class Equal:
         if memory.CHECKED:
             return bind()
         operands = (*inputs, *outputs)
-        key = operator, of, len(inputs), constants, _forms(operands, constants)
+        starts = [memory.start(array) for array in operands]
+        key = operator, of, len(inputs), constants, _forms(operands, starts, constants)
         first = self._first.get(key)
         if first is None:
             with Notes().taken() as notes:
@@ -50,7 +51,7 @@ class Equal:
         moved = first.moved((operator, first.name))
         if moved is None:
             return bind()
-        found = moved.at(operands)
+        found = moved.at(operands, starts)
         if found is not None:
             return first.name, found
         name, entry = bind()
@@ -78,17 +79,18 @@ class _First:
         return self.made
 
 
-def _forms(operands: tuple[Array, ...], constants: frozenset[int]) -> Hashable:
+def _forms(
+    operands: tuple[Array, ...], starts: Sequence[int], constants: frozenset[int]
+) -> Hashable:
     """Return how operands lie, each and those that are no constants to each other."""
     forms, spans = list[Any](), list[tuple[int, int]]()
-    for number, array in enumerate(operands):
+    for number, (array, start) in enumerate(zip(operands, starts)):
         shape, strides = array.shape, array.strides
         forms += shape, strides, array.dtype.num
         if number in constants:
             if array.size == 1:  # which a kernel may make part of its code
                 forms.append(memory.contents(array).tobytes())
             continue
-        start = memory.start(array)
         low, high = memory.reach(shape, strides, array.itemsize)
         low, high = start + low, start + high
         forms.append(start % LINE)

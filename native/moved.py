@@ -78,12 +78,16 @@ class Moved:
         how = of, self.entry.address, self._count, *moves
         self._shown = _SHOWN.setdefault(how, set())
 
-    def at(self, operands: Sequence[Array]) -> Entry | None:
-        """Return the entry of a call of other operands of the same forms, or None: to be bound."""
+    def at(self, operands: Sequence[Array], starts: Sequence[int]) -> Entry | None:
+        """Return the entry of a call of other operands of the same forms, or None: to be bound.
+
+        starts: where their first elements are.
+        """
         found = self._found(operands)
         if found is None:
             return None
-        places, kept = _starts(found), list[Any](found)
+        own = [s if one is x else _start(one) for one, x, s in zip(found, operands, starts)]
+        places, kept = own + _starts(found[self._count :]), list[Any](found)
         if not self._moved(places) <= self._shown or not self._together(places):
             return None
         block = self.entry.arguments
@@ -263,13 +267,19 @@ def _overlaps(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _starts(arrays: Sequence[Array | None]) -> list[int]:
-    return [0 if array is None else start(array) for array in arrays]
+    return [_start(array) for array in arrays]
+
+
+def _start(array: Array | None) -> int:
+    return 0 if array is None else start(array)
 
 
 def _there(array: Array) -> Array | None:
     """Return an operand's contents, unless they are promised and nobody has them."""
     promise = promise_of(array)
-    return contents(array) if promise is None or "contents" in promise.known else None
+    if promise is None:
+        return array
+    return contents(array) if "contents" in promise.known else None
 
 
 def _part(array: Array, operands: Sequence[Array]) -> tuple[int, int]:

@@ -155,12 +155,7 @@ class Partition:
     def cut(region: Region, tiling: Tiling, grid: tuple[int, ...]) -> Partition:
         """The partition with a tiling that is known to fit region and grid: nothing is checked."""
         found = object.__new__(Partition)
-        hold = object.__setattr__
-        hold(found, "region", region)
-        hold(found, "lo", tiling.lo)
-        hold(found, "hi", tiling.hi)
-        hold(found, "grid", grid)
-        hold(found, "tiling", tiling)
+        found.__dict__.update(region=region, lo=tiling.lo, hi=tiling.hi, grid=grid, tiling=tiling)
         return found
 
     @staticmethod
