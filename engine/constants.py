@@ -23,7 +23,7 @@ from soapstone.ir.graph import Graph, Node, topological
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.limits import check_bytes
-from soapstone.native.memory import Promise, aligned, let_go, mapping
+from soapstone.native.memory import Promise, aligned, forget_made, let_go, mapping
 from soapstone.native.shared import LEAST, shared
 from soapstone.system import give_back_freed
 
@@ -200,6 +200,7 @@ class Constants(Mapping[str, Array]):
     def bound(self) -> None:
         """Say that all that kernels keep has been made, and the files of weights have been read."""
         self._room = threading.local()
+        forget_made()
         read, self._told_bytes = self.read_bytes - self._told_bytes, self.read_bytes
         if read > _MANY:
             files = {id(base): base for base in map(mapping, self._weights.values())}

@@ -259,7 +259,7 @@ class Model(Trainable):
         strategy: Strategy | str | Path | None = None,
         requests: int = 1,
         plain: bool = False,
-        bound_shapes: int = 8,
+        bound_shapes: int | None = None,
         fast_memory: int | None = None,
         plan: MemoryPlan | str | Path | None = None,
         tune: Tune = True,

@@ -105,6 +105,14 @@ def address(array: Array, offset: int = 0) -> Address:
     return Address.of(array.ctypes.data + offset, array)
 
 
+_MADE: list[Array] = []  # the contents that were made last: several variants may ask for them
+
+
+def forget_made() -> None:
+    """Let go of the contents that were promised and made last, unless somebody has them."""
+    _MADE.clear()
+
+
 class Promise(mmap.mmap):
     """Where a constant would be whose contents are made when they are first asked for.
 
@@ -155,7 +163,9 @@ class Promise(mmap.mmap):
         if found is None and (lent := self._lent) is not None and lent[0] == threading.get_ident():
             found = lent[1]
         if found is None:
+            forget_made()  # before there are others
             found = self.known["contents"] = self.make()
+            _MADE.append(found)
         return found
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,21 +21,26 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import NOTHING, Array
 
 Key = tuple[object, ...]
+MOST, _MOST_BYTES = 128, 256 << 20  # of what stays bound, where nobody says how many do
+_LAUNCH_BYTES = 1 << 14  # that Python and kernels keep of a launch, about
 
 
 class Bounds:
     """Graphs of a model, bound to one session of the engine.
 
     Args:
-        binder: what binds them. most: how many stay bound; the least recently used one goes.
+        binder: what binds them. asked: how many stay bound; by default those that fit in 256 MB,
+            `MOST` at most. The least recently used one goes.
 
     Attributes:
+        most: how many stay bound at most.
         session: what runs them. held: they, by shapes of inputs or a key of one's own, those used
             last behind. rows: what is known of the model's rows, where they may be run in steps.
     """
 
-    def __init__(self, binder: Binder, most: int) -> None:
-        self.most = most
+    def __init__(self, binder: Binder, asked: int | None) -> None:
+        self.asked = asked
+        self.most, self._most_bytes = (MOST, _MOST_BYTES) if asked is None else (asked, math.inf)
         self.held: OrderedDict[Key, Bound] = OrderedDict()
         stepwise = binder.tune is not False and binder.plans is None and not binder.plain
         self.rows = InRows(binder.source) if stepwise and binder.source.rows else None
@@ -173,12 +179,17 @@ class Bounds:
 
     def _leave_room(self, runs: int = 1) -> None:
         if len(self.held) >= self.most * runs:
-            key, bound = self.held.popitem(last=False)
-            beside = self._beside.pop(key, None)
-            if beside is None:
-                self.session.forget(bound)
-            else:
-                beside.close()
+            self._forget_one()
+        while sum(map(_own_bytes, self.held.values())) > self._most_bytes:
+            self._forget_one()
+
+    def _forget_one(self) -> None:
+        key, bound = self.held.popitem(last=False)
+        beside = self._beside.pop(key, None)
+        if beside is None:
+            self.session.forget(bound)
+        else:
+            beside.close()
 
     def _begin(self, given: Mapping[str, Array]) -> bool:
         """Let a thread bind the graph for inputs; return whether it does, or will be asked again.
@@ -224,3 +235,9 @@ class Bounds:
     def _key(self, given: Mapping[str, Array]) -> Key:
         shapes = tuple(getattr(array, "shape", None) for array in given.values())
         return shapes, tuple(given[name].tobytes() for name in sorted(self._telling))
+
+
+def _own_bytes(bound: Bound) -> int:
+    """Return about how many bytes go with a bound graph: arenas and weights are shared."""
+    ends = (array.nbytes for ends in (bound.feeds, bound.results) for array in ends.values())
+    return sum(ends) + _LAUNCH_BYTES * len(bound.trace.operations)

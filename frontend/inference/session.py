@@ -73,7 +73,8 @@ class InferenceSession:
         plain: run one kernel an operator, without folding or fusing, for comparison.
         layouts: axis orders of values, such as `OptimizeResult.layouts`, the rest in C order; by
             default those of the model's file, or where there are none what `channels_last` says.
-        bound_shapes: how many shapes of inputs stay bound; the least recently used one goes.
+        bound_shapes: how many shapes of inputs stay bound; the least recently used one goes. By
+            default as many as fit in 256 MB, 128 at most.
         fast_memory: bytes of a memory that the threads work in, with the computer's behind it
             (docs/memory.md). Weights are then streamed like any value, so none is folded or packed,
             and all shapes share them and that memory.
@@ -115,7 +116,7 @@ class InferenceSession:
         requests: int = 1,
         plain: bool = False,
         layouts: Layouts | None = None,
-        bound_shapes: int = 8,
+        bound_shapes: int | None = None,
         fast_memory: int | None = None,
         plan: MemoryPlan | str | Path | None = None,
         tune: Tune = True,
@@ -123,7 +124,7 @@ class InferenceSession:
     ) -> None:
         if tune not in (True, False, "now"):
             raise GraphError(f"tune: {tune!r} found; True, False or 'now' needed")
-        if bound_shapes < 1:
+        if bound_shapes is not None and bound_shapes < 1:
             raise GraphError(f"bound_shapes: {bound_shapes} found, 1 or more needed")
         if gpus > 1:
             raise GraphError(f"gpus: {gpus} found; a session runs on one GPU, so 1 at most")
@@ -149,7 +150,7 @@ class InferenceSession:
     def _open(
         self,
         model: Model | OnnxModel | Graph | str | Path,
-        bound_shapes: int,
+        bound_shapes: int | None,
         tune: Tune,
         precision: str,
         threads: int | None,
@@ -203,12 +204,12 @@ class InferenceSession:
                     raise
         return object.__getattribute__(self, name)
 
-    def _begin(self, binder: Binder, most: int, requests: int = 1) -> None:
+    def _begin(self, binder: Binder, bound_shapes: int | None, requests: int = 1) -> None:
         from soapstone.frontend.inference.bounds import Bounds
         from soapstone.runtime.forks import tell
 
         self._binder, self._source, self._machine = binder, binder.source, binder.machine
-        self._bounds = Bounds(binder, most)
+        self._bounds = Bounds(binder, bound_shapes)
         self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
         self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one
@@ -223,7 +224,7 @@ class InferenceSession:
         """Return a session of the same model on another machine, which shares weights."""
         other = object.__new__(InferenceSession)
         other._snapshot = other._keeper = None
-        other._begin(self._binder.on(machine), self.most_bound)
+        other._begin(self._binder.on(machine), self._bounds.asked)
         return other
 
     def _all_free(self) -> queue.LifoQueue[int]:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from soapstone.native.memory import Array, aligned
+from soapstone.native.memory import CHECKED, Array, aligned
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.errors import MemoryExhausted
 from soapstone.runtime.machines.machine import PROCESS, Machine
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 _LOOK_BYTES = 64 << 20  # claims between two looks at what this computer has available
 _RESERVE_BYTES = 256 << 20  # left for what is not a region: the interpreter, kernels, the system
+
+
+class Arena:
+    """Bytes in which nothing outlives a replay, in one memory.
+
+    buffer: uint8, at a 64-byte boundary.
+    """
+
+    __slots__ = ("__weakref__", "buffer")
+    buffer: Array
 
 
 class MemoryPool:
@@ -38,6 +48,7 @@ class MemoryPool:
         self._released: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
         self._arenas: dict[int, Array] = {}
+        self._shared: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
         self._pools: dict[int, DevicePool] = {}  # of GPUs
         self.sources: dict[int, Callable[[int, bool], Array]] = {}  # as `buffer`, of some memories
         self._storages: weakref.WeakSet[Storage] = weakref.WeakSet()
@@ -142,6 +153,25 @@ class MemoryPool:
             who = "driver" if memory in self._devices else "operating system"
             refused = f"the {who} refuses them ({error})"
             raise self._exhausted(memory, nbytes, what, refused) from None
+
+    def arena(self, memory: int, nbytes: int, what: str) -> Arena:
+        """The bytes, or more, of a trace's transient instances; those of the host are shared.
+
+        Traces of one runtime replay one after another, so that any may use what another left. On a
+        GPU the end of one may still be running when the next begins, and in checked mode each has
+        guard zones of its own.
+
+        Raises: MemoryExhausted.
+        """
+        alone = memory in self._devices or CHECKED
+        found = None if alone else self._shared.get(memory)
+        if found is None or found.buffer.nbytes < nbytes:
+            found = Arena()
+            self.claim(found, memory, nbytes, what)
+            found.buffer = self.buffer(memory, nbytes, False, what)
+            if not alone:
+                self._shared[memory] = found
+        return found
 
     def _pool(self, memory: int) -> DevicePool:
         found = self._pools.get(memory)

@@ -36,19 +36,11 @@ from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
     from soapstone.runtime.core import Runtime
+    from soapstone.runtime.machines.memory import Arena
     from soapstone.runtime.model.region import Region
     from soapstone.runtime.tracing.step import Request
 
 STOPPED = -2  # of an entry that waits for another process: something else has failed
-
-
-class _Arena:
-    """The bytes of a trace's transient instances in one memory."""
-
-    __slots__ = ("__weakref__", "buffer")
-
-    def __init__(self) -> None:
-        self.buffer: Array | None = None
 
 
 class Trace:
@@ -84,27 +76,26 @@ class Trace:
 
     # -- compiling
 
-    def _allocate(self) -> list[_Arena]:
-        arenas = []
+    def _allocate(self) -> dict[int, tuple[Arena, Array]]:
+        """Return the arena of each memory and what of it this trace uses."""
+        arenas: dict[int, tuple[Arena, Array]] = {}
+        pool = self._runtime.memory
         for memory, plan in enumerate(self.layout.plans):
+            placed = self.layout.placed[memory]
             if memory in self._analysis.spaces:
-                for storage, _ in self.layout.placed[memory]:
-                    self._runtime.memory.allocate(storage)
-                continue
-            arena = _Arena()
-            if plan.peak_bytes:
-                held = sorted(self.layout.placed[memory], key=lambda item: -item[0].nbytes)
+                for storage, _ in placed:
+                    pool.allocate(storage)
+            elif plan.peak_bytes:
+                held = sorted(placed, key=lambda item: -item[0].nbytes)
                 most = ", ".join(f"{s.name or '?'} {s.nbytes} bytes" for s, _ in held[:5])
-                pool = self._runtime.memory
                 what = f"the arena of trace {self.name!r} (largest: {most})"
-                pool.claim(arena, memory, plan.peak_bytes, what)
-                arena.buffer = pool.buffer(memory, plan.peak_bytes, False, what)
-                for storage, offset in self.layout.placed[memory]:
+                arena = pool.arena(memory, plan.peak_bytes, what)
+                arenas[memory] = arena, arena.buffer[: plan.peak_bytes]
+                for storage, offset in placed:
                     storage.attach(arena.buffer[offset : offset + storage.nbytes])
             else:
-                for storage, _ in self.layout.placed[memory]:
+                for storage, _ in placed:
                     storage.attach(np.zeros(0, dtype=np.uint8))
-            arenas.append(arena)
         return arenas
 
     def _assemble(self) -> Any:
@@ -297,7 +288,7 @@ class Trace:
     @property
     def transient(self) -> list[Array]:
         """The bytes in which nothing outlives a replay."""
-        return [arena.buffer for arena in self._arenas if arena.buffer is not None]
+        return [used for _, used in self._arenas.values()]
 
     def fits(self) -> bool:
         """Whether the instances it was compiled for are still those of the runtime."""
@@ -357,9 +348,9 @@ class Trace:
             enqueues.timed = timeline is not None
         if native_memory.CHECKED:
             devices = self._runtime.machine.devices
-            for memory, arena in enumerate(self._arenas):  # nothing outlives a replay there
+            for memory, (_, used) in self._arenas.items():  # nothing outlives a replay there
                 if memory not in devices:
-                    native_memory.spoil(arena.buffer)
+                    native_memory.spoil(used)
         stamps: list[Array | None] = [
             np.zeros((mine.fn.size, 3), dtype=np.int64) if timeline is not None else None
             for mine in program.workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,21 @@ def test_weights_of_a_file_are_what_it_has_at_any_byte(tmp_path: Path, at: int) 
     constants.bound()
     np.testing.assert_array_equal(constants["w"], values)
     np.testing.assert_array_equal(held(constants.promised("w")[5:77]), values[5:77])
+
+
+def test_contents_that_several_ask_for_are_made_once_and_one_at_a_time(tmp_path: Path) -> None:
+    constants, _ = _weights(tmp_path / "w.bin", 0)
+    other, _ = _weights(tmp_path / "other.bin", 0)
+    one, two = constants.promised("w"), other.promised("w")
+    for _ in range(3):
+        held(one)
+    assert constants.read_bytes == 4 * COUNT
+    gone = weakref.ref(held(one).base)
+    held(two)
+    assert gone() is None
+    kept = weakref.ref(held(two).base)
+    other.bound()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("at", [0, 4099])

@@ -266,6 +266,46 @@ def test_shapes_are_bound_as_they_come_and_forgotten_in_turn() -> None:
         assert threading.active_count() == before + 1
 
 
+@pytest.mark.skipif(CHECKED, reason="in checked mode each arena has guard zones of its own")
+def test_bound_shapes_share_what_nothing_outlives_a_run_in() -> None:
+    """Largest first, so that there is one arena; each answers as before the others were bound."""
+    model = residual_network()
+    weights = weights_of(model.graph)
+    with InferenceSession(model, weights, threads=1, tune=False) as session:
+        given = [{"image": inputs_of(model.build(size))["image"]} for size in (4, 3, 2)]
+        first, held = [], []
+        for each in given:
+            first.append(session.run(each))
+            session._binder.packed.foretold.wait()
+            session._bounds._meanwhile.wait()
+            held.append(session.peak_bytes)
+        ends = [
+            sum(array.nbytes for array in (*each.values(), *found.values()))
+            for each, found in zip(given, first)
+        ]
+        assert all(b - a <= end + 256 for a, b, end in zip(held, held[1:], ends[1:]))
+        for each, expected in zip(given, first):
+            for name, found in session.run(each).items():
+                np.testing.assert_array_equal(found, expected[name])
+
+
+def test_by_default_few_shapes_with_large_ends_stay_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = residual_network()
+    weights, whole = weights_of(model.graph), inputs_of(model.build(6))["image"]
+    image = whole[0].nbytes
+    monkeypatch.setattr("soapstone.frontend.inference.bounds._MOST_BYTES", 7 * image)
+    monkeypatch.setattr("soapstone.frontend.inference.bounds._LAUNCH_BYTES", 1)
+    with InferenceSession(model, weights, tune=False) as session:
+        for size in (1, 2, 3, 4, 6, 5):
+            session._bounds.of({"image": whole[:size]})
+        kept = [key[0][0][0] for key in session._bounds.held]
+        assert kept == [6, 5]
+    with InferenceSession(model, weights, tune=False, bound_shapes=6) as session:
+        for size in (1, 2, 3, 4, 6, 5):
+            session._bounds.of({"image": whole[:size]})
+        assert len(session._bounds.held) == 6
+
+
 @pytest.mark.onednn
 @pytest.mark.skipif(CHECKED, reason="checked mode runs entries on copies of their arrays")
 def test_weights_are_read_one_at_a_time_and_not_for_another_batch(
