@@ -157,6 +157,7 @@ NEWER = {
     }.items()
 }
 _ALL = {**MODELS, **NEWER}
+OF_TOKENS = ("bert_12", "gpt2", "llama")  # whose inputs are (batch, length)
 
 
 def arrays(name: str) -> dict[str, np.ndarray]:
@@ -187,7 +188,7 @@ def network(name: str) -> Any:
 def export(name: str, folder: Path, symbolic: bool = False) -> Path:
     """Return the ONNX file of a model, made with torch's exporter unless it is there.
 
-    symbolic: with a batch of any size, and of BERT a length, in place of the numbers of `inputs`.
+    symbolic: with a batch of any size, and of tokens a length, in place of the numbers of `inputs`.
     """
     path = folder / f"{name}{'.symbolic' * symbolic}.onnx"
     if path.exists():
@@ -195,19 +196,26 @@ def export(name: str, folder: Path, symbolic: bool = False) -> Path:
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    given = arrays(name)
-    dims = {0: "batch", 1: "length"} if name.startswith("bert") else {0: "batch"}
+    given, dynamo, options = arrays(name), _ALL[name].dynamo, dict[str, Any]()
+    dims = {0: "batch", 1: "length"} if name in OF_TOKENS else {0: "batch"}
+    if dynamo:
+        options = {"external_data": False, "verbose": False}
+    if symbolic and dynamo:  # one row would be taken for a number
+        given = {field: np.concatenate([array] * 2) for field, array in given.items()}
+        dynamic = dict.fromkeys(dims, torch.export.Dim.DYNAMIC)
+        options["dynamic_shapes"] = ((dynamic,) * len(given),)
+    elif symbolic:
+        options["dynamic_axes"] = dict.fromkeys(given, dims)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             network(name),
             tuple(torch.from_numpy(array) for array in given.values()),
             str(path),
-            dynamo=_ALL[name].dynamo,
-            opset_version=OPSET + _ALL[name].dynamo,
+            dynamo=dynamo,
+            opset_version=OPSET + dynamo,
             input_names=list(given),
-            **({"external_data": False, "verbose": False} if _ALL[name].dynamo else {}),
-            dynamic_axes=dict.fromkeys(given, dims) if symbolic else None,
+            **options,
         )
     return path
 

@@ -30,6 +30,7 @@ from soapstone.native.memory import CHECKED
 from soapstone.records import dataclass
 from soapstone.runtime import Machine, Profile, ProfileError, Region, Runtime, Trace
 from soapstone.runtime.machines.machine import CUDA
+from soapstone.runtime.machines.memory import Arena
 from soapstone.runtime.machines.start import start
 from soapstone.runtime.tracing.alike import Alike
 from soapstone.runtime.tracing.planned import PlannedStep
@@ -111,6 +112,7 @@ class Session:
         self._values = {} if values is None else values  # first contents, of which each is taken
         self._carried: dict[str, Region] = {}
         self._bounds: list[Bound] = []
+        self._results: dict[int, Arena] = {}  # of graphs that are bound in turn, by number
         self._alike = Alike()
         self._adopted: set[str] = set()  # inputs whose data are Legate's own
         self._timeline: Profile | None = None
@@ -158,10 +160,12 @@ class Session:
         *,
         names: Sequence[str] | None = None,
         lent: Mapping[str, Array] = NOTHING,
+        in_turn: bool = False,
     ) -> Bound:
         """Return what `bind` does of a graph that is prepared.
 
-        graph: that one, or another of its inputs and outputs.
+        graph: that one, or another of its inputs and outputs. in_turn: results lie where those of
+        all graphs that are bound so do, each run of which overwrites them.
         """
         if CHECKED:
             check_graph(prepared.graph)
@@ -176,6 +180,8 @@ class Session:
             for name in lowered.outputs:
                 if name not in constants and name not in regions:
                     regions[name] = _region(lowered, name)
+            if in_turn and self.runtime.borrows and not self.runtime.many_instances:
+                self._share_results(lowered, regions)
             self.mapper.adopt(prepared.strategy)
             results = {
                 name: constants[low] if low in constants else self.runtime.array(regions[low])
@@ -210,6 +216,18 @@ class Session:
             bound = Bound(graph, prepared, program, trace, feeds, results, inputs, plans, lent)
             self._bounds.append(bound)
             return bound
+
+    def _share_results(self, graph: Graph, regions: Mapping[str, Region]) -> None:
+        """Let what a graph makes as its outputs lie in memory that other graphs use too."""
+        memory = self.runtime.analysis.world.home
+        for number, name in enumerate(dict.fromkeys(graph.outputs)):
+            spec = graph.tensors[name]
+            if name in graph.producers and spec.nbytes:
+                what = f"output {name!r}"
+                arena = self.runtime.memory.arena(memory, spec.nbytes, what, ("output", number))
+                self._results[number] = arena
+                array = arena.buffer[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
+                self.runtime.lend(regions[name], array)
 
     def forget(self, bound: Bound | None = None) -> None:
         """Let go of a bound graph, or of all; what they carry stays."""
@@ -357,6 +375,7 @@ class Session:
         """Stop the workers and free the memory."""
         self._bounds.clear()
         self._carried.clear()
+        self._results.clear()
         self.runtime.close()
 
 

@@ -247,7 +247,7 @@ class Host(ABC):
             return found
 
     def lend(self, region: Region, array: Array) -> bool:
-        """Let an array be the host's memory of a region that nobody writes; return whether it is.
+        """Let an array be the host's memory of a region; return whether it is.
 
         It is not where the region has been used before, where tasks need memory of another kind (on
         GPUs, in worker processes), or where the array lies otherwise than the region would.
@@ -258,7 +258,7 @@ class Host(ABC):
             self._outside_capture("lend")
             analysis = self.analysis
             fits = array.flags.c_contiguous and address(array) % ALIGNMENT == 0
-            if not (fits and self._borrows) or analysis.policy.order(region) is not None:
+            if not (fits and self.borrows) or analysis.policy.order(region) is not None:
                 return False
             if analysis.state(region).by_key:
                 return False
@@ -266,8 +266,8 @@ class Host(ABC):
             return True
 
     @property
-    def _borrows(self) -> bool:
-        """Whether tasks may read arrays wherever they are in this process' memory."""
+    def borrows(self) -> bool:
+        """Whether tasks may use arrays wherever they are in this process' memory."""
         machine = self.analysis.machine
         return not machine.devices and all(each.kind != PROCESS for each in machine.processors)
 

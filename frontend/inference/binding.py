@@ -183,10 +183,13 @@ class Binder:
                 pruned = fold_weights(pruned, held, processor=kind, precision=self.precision)
         return Known.of(pruned, held, graph.outputs, graph, layouts, notes, tuple(choices))
 
-    def bind(self, session: Session, values: dict[str, Array], known: Known) -> Bound:
+    def bind(
+        self, session: Session, values: dict[str, Array], known: Known, in_turn: bool = False
+    ) -> Bound:
         """Return a graph compiled to a trace, over constant or streamed weights.
 
-        session, values: of `session`. known: of `known` or `folded`.
+        session, values: of `session`. known: of `known` or `folded`. in_turn: see
+        `Session.bind_prepared`.
 
         Raises:
             DataError: a weight is missing, or of another type or shape.
@@ -196,7 +199,9 @@ class Binder:
                 served = known.served or self._served(session, known)
                 self.packed.found.bound()
                 bound = session.bind_prepared(
-                    served.prepared.graph, served.prepared, served.constants, names=known.outputs
+                    *(served.prepared.graph, served.prepared, served.constants),
+                    names=known.outputs,
+                    in_turn=in_turn,
                 )
                 served.constants.bound()
                 return bound

@@ -40,7 +40,8 @@ class Bounds:
 
     def __init__(self, binder: Binder, asked: int | None) -> None:
         self.asked = asked
-        self.most, self._most_bytes = (MOST, _MOST_BYTES) if asked is None else (asked, math.inf)
+        self.most = MOST if asked is None else asked
+        self._most_bytes = _MOST_BYTES if asked is None else math.inf
         self.held: OrderedDict[Key, Bound] = OrderedDict()
         stepwise = binder.tune is not False and binder.plans is None and not binder.plain
         self.rows = InRows(binder.source) if stepwise and binder.source.rows else None
@@ -95,7 +96,7 @@ class Bounds:
             self._leave_room()
             with self._binder.packed.lock, paused():
                 known = self._known(given)
-                bound = self._binder.bind(self.session, self._values, known)
+                bound = self._binder.bind(self.session, self._values, known, in_turn=True)
                 self._to_begin = partial(self._foretell, given, known)
             self._made = None
             self.held[self._key(given)] = bound
@@ -238,6 +239,6 @@ class Bounds:
 
 
 def _own_bytes(bound: Bound) -> int:
-    """Return about how many bytes go with a bound graph: arenas and weights are shared."""
-    ends = (array.nbytes for ends in (bound.feeds, bound.results) for array in ends.values())
-    return sum(ends) + _LAUNCH_BYTES * len(bound.trace.operations)
+    """Return about how many bytes go with a bound graph: arenas, outputs and weights are shared."""
+    fed = sum(array.nbytes for array in bound.feeds.values())
+    return fed + _LAUNCH_BYTES * len(bound.trace.operations)

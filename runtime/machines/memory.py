@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from soapstone.native.memory import CHECKED, Array, aligned
@@ -24,7 +24,7 @@ _RESERVE_BYTES = 256 << 20  # left for what is not a region: the interpreter, ke
 
 
 class Arena:
-    """Bytes in which nothing outlives a replay, in one memory.
+    """Bytes in one memory that several may use in turn.
 
     buffer: uint8, at a 64-byte boundary.
     """
@@ -48,7 +48,8 @@ class MemoryPool:
         self._released: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
         self._arenas: dict[int, Array] = {}
-        self._shared: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
+        self._shared: weakref.WeakValueDictionary[tuple[int, Hashable], Arena]
+        self._shared = weakref.WeakValueDictionary()
         self._pools: dict[int, DevicePool] = {}  # of GPUs
         self.sources: dict[int, Callable[[int, bool], Array]] = {}  # as `buffer`, of some memories
         self._storages: weakref.WeakSet[Storage] = weakref.WeakSet()
@@ -154,23 +155,26 @@ class MemoryPool:
             refused = f"the {who} refuses them ({error})"
             raise self._exhausted(memory, nbytes, what, refused) from None
 
-    def arena(self, memory: int, nbytes: int, what: str) -> Arena:
-        """The bytes, or more, of a trace's transient instances; those of the host are shared.
+    def arena(self, memory: int, nbytes: int, what: str, of: Hashable = None) -> Arena:
+        """The bytes, or more, that traces of one runtime share: each may overwrite all of them.
 
-        Traces of one runtime replay one after another, so that any may use what another left. On a
-        GPU the end of one may still be running when the next begins, and in checked mode each has
-        guard zones of its own.
+        Of a trace's transient instances, or under another key `of`. They replay one after another.
+        On a GPU the end of one may still be running when the next begins, and in checked mode each
+        has guard zones of its own: there nothing is shared.
 
         Raises: MemoryExhausted.
         """
         alone = memory in self._devices or CHECKED
-        found = None if alone else self._shared.get(memory)
+        found = None if alone else self._shared.get((memory, of))
         if found is None or found.buffer.nbytes < nbytes:
+            if found is not None:  # whoever has it keeps it, so there are to be few of them
+                more = found.buffer.nbytes * 3 // 2
+                nbytes = max(nbytes, min(more, self.free(memory)))
             found = Arena()
             self.claim(found, memory, nbytes, what)
             found.buffer = self.buffer(memory, nbytes, False, what)
             if not alone:
-                self._shared[memory] = found
+                self._shared[memory, of] = found
         return found
 
     def _pool(self, memory: int) -> DevicePool:

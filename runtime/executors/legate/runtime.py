@@ -211,7 +211,7 @@ class LegateRuntime(Runtime):
             self._hosted.add(region)
             return held.host
 
-    _borrows = False  # regions are stores
+    borrows = False  # regions are stores
 
     # -- other libraries of Legate
 
