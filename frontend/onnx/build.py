@@ -16,7 +16,7 @@ from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.declared import entry_of
 from soapstone.frontend.onnx.emit import Emitter
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
-from soapstone.frontend.onnx.even import Note, marked
+from soapstone.frontend.onnx.even import UNEVEN, Note, marked
 from soapstone.frontend.onnx.file.read import Declared, Source
 from soapstone.frontend.onnx.file.schema import (
     check_call,
@@ -104,6 +104,10 @@ class Importer:
             outputs.append((name, slot))
         remember()
         return self.emitter.graph(outputs)
+
+    def uneven(self) -> None:
+        """Take note that the node at hand goes by contents that may differ for others."""
+        self.notes.append(UNEVEN)
 
     def _input(self, declared: Declared) -> Value:
         _check_tensor("input", declared)

@@ -113,6 +113,8 @@ class Call:
         """
         value = self.value(value) if isinstance(value, int) else value
         if value.array is not None:
+            if value.lasting is None:
+                self.importer.uneven()
             return value.array
         raise self.emitter.unknown(value, apart=apart or value.is_text)
 

@@ -58,6 +58,15 @@ class Value:
     follows: tuple[Extents, ...] = ()  # by axis, or by element of what is `told`; () of none
 
     @property
+    def lasting(self) -> Array | None:
+        """The contents that it has for all extents of inputs, or None.
+
+        What is known and made by the graph too goes along these. So do numbers that are `told`, but
+        what becomes of those is noted (`even.py`).
+        """
+        return self.array if self.name is None or self.told else None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self.spec.shape
 

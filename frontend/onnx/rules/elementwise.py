@@ -17,11 +17,12 @@ from soapstone.frontend.onnx.values import ALIGNED, Even, Value, rule
 
 def scalar_of(value: Value, rank: int) -> float | None:
     """Return a known scalar that broadcasts to any shape of a rank, or None."""
-    if value.array is None or value.trained or value.array.size != 1 or value.rank > rank:
+    array = value.lasting
+    if array is None or value.trained or array.size != 1 or value.rank > rank:
         return None
     if not value.spec.is_float:
         return None
-    number = float(value.array.reshape(()).item())
+    number = float(array.reshape(()).item())
     return number if math.isfinite(number) else None
 
 
@@ -96,7 +97,7 @@ def clip(n: Call) -> Value:
     low = high = None
     for position, name in ((1, "min"), (2, "max")):
         given = n.maybe(position)
-        if given is not None and (given.array is None or not x.spec.is_float):
+        if given is not None and (given.lasting is None or not x.spec.is_float):
             # Not known, or of integers, which the attributes could not hold: two operators.
             result = x if not n.has(1) else n("maximum", x, n.value(1))
             return result if not n.has(2) else n("minimum", result, n.value(2))

@@ -37,9 +37,9 @@ def _places(n: Call, extents: int | Sequence[int]) -> Value:
 
 def _in_order(ids: Value, extents: Sequence[int]) -> bool:
     """Return whether indices are known, and name all places of axes, each once and in order."""
-    if ids.array is None or ids.array.size != math.prod(extents) * len(extents):
+    if ids.lasting is None or ids.lasting.size != math.prod(extents) * len(extents):
         return False
-    places = ids.array.reshape(-1, len(extents))
+    places = ids.lasting.reshape(-1, len(extents))
     return bool((places == np.stack(np.unravel_index(np.arange(len(places)), extents), 1)).all())
 
 
@@ -48,9 +48,9 @@ def gather(n: Call) -> Value:
     x = n.value(0)
     axis = n.axis(x.rank, 0)
     ids = _places(n, x.shape[axis])
-    if ids.array is not None and ids.array.size == 1:
+    if ids.lasting is not None and ids.lasting.size == 1:
         # One known place: a slice, which is a view.
-        place = n.axis_of(int(ids.array.reshape(())), x.shape[axis])
+        place = n.axis_of(int(ids.lasting.reshape(())), x.shape[axis])
         part = n.part(x, axis, place, place + 1)
         return n.reshape(part, (*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]))
     if _in_order(ids, x.shape[axis : axis + 1]):

@@ -111,7 +111,10 @@ class _Direction:
     def lengths(self) -> tuple[Value, ...]:
         """Return how many steps samples have, if some have less than all."""
         value = self.n.maybe(4)
-        if value is None or (value.array is not None and (value.array == self.x.shape[0]).all()):
+        if value is None:
+            return ()
+        known = value.lasting
+        if known is not None and (known == self.x.shape[0]).all():
             return ()
         return (value,)
 

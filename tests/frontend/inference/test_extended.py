@@ -185,6 +185,20 @@ CUT = {
     a = ReduceSum<keepdims = 0>(p)  y = Add(one, a)""",
 }
 BENT |= CUT
+# Contents that go along extents, by which a translation goes: the same between some lengths.
+LEAST = PLACE + "r = Range(i0, t, i1)  m = Min(r, i6)  "
+TOLD = {
+    "a range as long as the most": LEAST
+    + """n = ReduceMax<keepdims = 0>(m)  u = Range(i0, n, i1)  f = Cast<to = 1>(u)
+    a = ReduceSum<keepdims = 0>(f)  y = Add(one, a)""",
+    "the place of the most": LEAST
+    + """n = ReduceMax<keepdims = 0>(m)  g = Gather<axis = 1>(x, n)  h = MatMul(g, w)
+    y = Unsqueeze(h, v1)""",
+    "times the most": LEAST
+    + "n = ReduceMax<keepdims = 0>(m)  f = Cast<to = 1>(n)  h = Mul(x, f)  y = Relu(h)",
+    "all in order": LEAST + "g = Gather<axis = 1>(x, m)  y = MatMul(g, w)",
+}
+BENT |= TOLD
 UNEVEN |= {name: model_of(body) for name, body in BENT.items()}
 
 
@@ -242,6 +256,18 @@ def test_lengths_after_one_another(name: str) -> None:
             found = session.run(feeds)["y"]
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("lengths", [(7, 6, 5, 4, 16), (16, 15, 13, 12, 4)])
+@pytest.mark.parametrize("name", TOLD)
+def test_contents_that_are_the_same_for_some_lengths(name: str, lengths: tuple[int, ...]) -> None:
+    with InferenceSession(from_onnx(UNEVEN[name]), threads=1, tune=False) as session:
+        graphs_made(session)
+        for length in lengths:
+            feeds = arrays(session, 2, length)
+            found = session.run(feeds)["y"]
+    with InferenceSession(from_onnx(UNEVEN[name]), threads=1, tune=False) as fresh:
+        np.testing.assert_allclose(found, fresh.run(feeds)["y"], rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", CUT)
