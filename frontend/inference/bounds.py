@@ -151,6 +151,11 @@ class Bounds:
         self._beside.clear()
         self.session.close()
 
+    def wait(self) -> None:
+        """Wait for threads that make more, of which none begins once this is closed."""
+        self._binder.packed.foretold.wait()
+        self._meanwhile.wait()
+
     def _known(self, given: Mapping[str, Array]) -> Known:
         """Return the graph for inputs, and take note of what it shows."""
         if self._made is not None and self._made[0] == self._key(given):

@@ -79,6 +79,8 @@ class Foretold:
                     foretold += known is not None and known.given is None
                     if known is None or foretold == _SHOWN:
                         break
+                if self._stopped:
+                    return
                 then()
                 if group and not foretold:
                     return  # so others would not be

@@ -213,6 +213,7 @@ class InferenceSession:
         self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
         self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one
+        self._keeping: threading.Thread | None = None  # who keeps what answered first
         self._close = weakref.finalize(self, self._bounds.close)
         self._lock = threading.Lock()  # who finds it finds what is above
         tell(self)
@@ -338,8 +339,10 @@ class InferenceSession:
             self._bounds.answered()
             keeper, self._keeper = self._keeper, None
             if keeper is not None:
+                keeping = threading.Thread(target=self._keep, args=(keeper, bound))
                 with suppress(RuntimeError):  # no more threads, or the interpreter ends
-                    threading.Thread(target=self._keep, args=(keeper, bound)).start()
+                    keeping.start()
+                    self._keeping = keeping
             return found
 
     def _keep(self, keeper: Keeper, bound: Bound) -> None:
@@ -493,7 +496,8 @@ class InferenceSession:
     def close(self) -> None:
         """Stop the workers and free the memory; a closed session runs no more.
 
-        What was asked of `run_async` before is done first.
+        What was asked of `run_async` before is done first. No thread reads the model's file from
+        then on, so that it may be written to.
         """
         with self._opened:
             if self._snapshot is not None:
@@ -506,6 +510,10 @@ class InferenceSession:
         for each in (self, *self._others):
             with each._lock:
                 each._close()
+            each._bounds.wait()
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            keeping.join()
 
     def __enter__(self) -> InferenceSession:
         return self

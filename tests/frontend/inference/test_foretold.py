@@ -263,9 +263,33 @@ def test_of_a_closed_session_no_more_are_made_and_runs_meanwhile_do_not_wait() -
         session.run(arrays(session, 2, 20))
         assert begun.wait(60)
         session.run(arrays(session, 2, 9))  # while the other thread is making a graph
-    goes_on.set()
-    settled(session)
+        session._binder.packed.foretold.close()
+        goes_on.set()
     assert len(made) == 3
+
+
+def test_no_thread_reads_the_model_of_a_closed_session() -> None:
+    """Its file may be written to, which would end a process that reads it."""
+    with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
+        begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
+
+        def slow(given: Mapping[str, Array], lasting: bool) -> object:
+            if threading.current_thread().name == "soapstone-foretold":
+                begun.set()
+                assert goes_on.wait(60)
+            return noted(given, lasting)
+
+        object.__setattr__(session._source, "noted", slow)
+        session.run(arrays(session, 2, 20))
+        assert begun.wait(60)
+        foretold = session._binder.packed.foretold
+        closing = threading.Thread(target=session.close)
+        closing.start()
+        while not foretold._stopped:
+            time.sleep(0.001)
+        goes_on.set()
+        closing.join()
+        assert foretold._thread is not None and not foretold._thread.is_alive()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no forks")
