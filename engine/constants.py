@@ -133,7 +133,7 @@ class Constants(Mapping[str, Array]):
         return len(self._made) + len(self._weights)
 
     def __getitem__(self, name: str) -> Array:
-        made = self._value(name, resident)
+        made = np.require(self._value(name, resident), requirements=["C", "A"])
         return made if name in self._made and made.flags.writeable else shared(made)
 
     def keep_promises(self) -> None:

@@ -164,7 +164,7 @@ class Promise(mmap.mmap):
             found = lent[1]
         if found is None:
             forget_made()  # before there are others
-            found = self.known["contents"] = self.make()
+            found = self.known["contents"] = kept_by_views(self.make())
             _MADE.append(found)
         return found
 
@@ -201,6 +201,21 @@ def contents(array: Array) -> Array:
     """Return an array with its contents, which only compiled code reads."""
     promise = promise_of(array)
     return array if promise is None else _part(promise, promise.contents(), array)
+
+
+def kept_by_views(array: Array) -> Array:
+    """Return an array in C order, or one like it on its memory, that all views of it keep.
+
+    NumPy's views keep what has the memory, so a weak reference to what is a view itself ends while
+    others look at it.
+    """
+    if not isinstance(array.base, np.ndarray):
+        return array
+    raw: Any = (ctypes.c_uint8 * array.nbytes).from_address(start(array))
+    raw.keep = array
+    found: Array = np.ndarray(array.shape, array.dtype, raw)
+    found.flags.writeable = array.flags.writeable
+    return found
 
 
 def lying(array: Array) -> Array:

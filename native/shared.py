@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from soapstone.locks import Lock
-from soapstone.native.memory import Array, Notes, extent, noting, promise_of
+from soapstone.native.memory import Array, Notes, extent, kept_by_views, noting, promise_of
 
 LEAST = 4096  # bytes, of which keeping account pays
 _SAMPLES = 256  # bytes that are looked at first, evenly spaced
@@ -38,6 +38,8 @@ def shared(array: Array) -> Array:
                 if (other.shape, other.dtype) == (array.shape, array.dtype):
                     return other
                 return other.reshape(-1).view(array.dtype).reshape(array.shape)
+
+        array = kept_by_views(array)
 
         def forget(gone: weakref.ref[Array]) -> None:
             with _lock:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from soapstone.native import memory
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import bind, native, sequence
 from soapstone.native.intrinsics import f32p
-from soapstone.native.memory import Entry, address, held, run
+from soapstone.native.memory import Entry, Promise, address, held, run
 
 pytestmark = pytest.mark.skipif(memory.CHECKED, reason="checked entries are bound one by one")
 
@@ -164,6 +166,25 @@ def test_what_reads_a_constant_is_bound():
         x, c = numbers(seed), numbers(seed + 10)
         np.testing.assert_allclose(calls(x, c), x * c[0], rtol=1e-6)
     assert calls.bound == 4
+
+
+def test_what_is_read_of_a_promised_constant_moves_though_it_is_a_view():
+    """What was read of one is not taken for what is read of another."""
+
+    def promised(whole: np.ndarray) -> np.ndarray:
+        @contextmanager
+        def lend():
+            yield whole
+
+        known = weakref.WeakValueDictionary()
+        return Promise.of((8,), np.float32, lambda: whole[:8], lend, known, threading.RLock())
+
+    calls = Calls(lambda x, w, y: sequence([scaled(x, y), scaled(w, y)]), frozenset({1}))
+    whole = np.random.default_rng(0).random((2, 16), np.float32)
+    one, two = map(promised, whole)
+    for seed, (w, expected) in enumerate([(one, 0), (one, 0), (one, 0), (two, 1)]):
+        np.testing.assert_array_equal(calls(numbers(seed), w), 2 * whole[expected, :8])
+    assert memory.start(memory.contents(one)) == memory.start(memory.contents(one[2:])) - 8
 
 
 def test_a_number_that_differs_between_equal_calls_is_not_taken_over():

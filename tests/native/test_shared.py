@@ -32,6 +32,14 @@ def test_equal_bytes_are_one_array_while_somebody_has_it() -> None:
     assert len(module._known) < size
 
 
+def test_what_is_a_view_is_kept_by_views_of_it() -> None:
+    whole = np.arange(9000, dtype=np.float32)
+    first = shared(whole[1:5001])[3:]
+    other = shared(np.arange(1, 5001, dtype=np.float32))
+    assert np.shares_memory(first, other)
+    assert not shared(np.frombuffer(bytes(8192), np.float32)).flags.writeable
+
+
 def test_sessions_and_shapes_share_what_they_packed() -> None:
     random = np.random.default_rng(0)
     w = random.standard_normal((256, 512)).astype(np.float32)
