@@ -32,6 +32,7 @@ import numpy as np
 
 from soapstone.dtypes import BITS, name_of
 from soapstone.native import pages
+from soapstone.native.files import MappedFile
 from soapstone.system import drop_pages
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -226,6 +227,9 @@ def lying(array: Array) -> Array:
     promise = promise_of(array)
     if promise is None or promise.there is None or "contents" in promise.known:
         return held(array)
+    file = mapping(promise.there)
+    if isinstance(file, MappedFile):
+        file.read_in_runs = True
     raw: np.dtype[Any] = np.dtype((np.void, array.itemsize))
     return _part(promise, promise.there, array, raw)
 

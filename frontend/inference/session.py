@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from soapstone.ir.plan import MemoryPlan
     from soapstone.ir.strategy import Strategy
     from soapstone.kernels.choices import Tune
+    from soapstone.native.files import MappedFile
     from soapstone.runtime import Machine, Profile
 
 _OPENED = (  # what a session has once its model is open
@@ -142,7 +143,7 @@ class InferenceSession:
                 self._snapshot, self._keeper = find(model, options)
             if self._snapshot is not None:
                 self._source, self._opened = self._snapshot.source, Lock()
-                self._opening = partial(opening, lying=self._snapshot.lying)
+                self._opening = partial(opening, file=self._snapshot.file)
                 return
         self._opened = Lock()
         opening()
@@ -164,15 +165,15 @@ class InferenceSession:
         layouts: Layouts | None,
         fast_memory: int | None,
         plan: MemoryPlan | str | Path | None,
-        lying: Array | None = None,
+        file: MappedFile | None = None,
     ) -> None:
-        """Read the model, and make ready to bind graphs of it; lying: see `Source.of`."""
+        """Read the model, and make ready to bind graphs of it; file: see `Source.of`."""
         from soapstone.frontend.inference.binding import Binder, Packed
         from soapstone.frontend.inference.followed import Followed
         from soapstone.frontend.precision import check_precision
 
         with paused():
-            source = Source.of(model, weights, lying)
+            source = Source.of(model, weights, file)
         followed = Followed(strategy, source, machine, cpus, threads, gpus, requests)
         machine, plans = followed.machine, None
         streamed = fast_memory is not None or plan is not None
@@ -317,6 +318,7 @@ class InferenceSession:
         from soapstone.engine.session import Bound
 
         with self._lock:
+            self._source.check()
             stepped = self._bounds.in_rows(given, out)
             if stepped is not None:
                 return stepped
@@ -588,6 +590,7 @@ class InferenceSession:
 
     def run_bound(self, bound: Bound) -> None:
         """Run a bound graph once on what its feeds hold. bound: of `bound_as`."""
+        self._source.check()
         self._bounds.session.run(bound)
 
     @property

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import marshal
-import mmap
 import os
 import stat
 import sys
@@ -32,11 +31,13 @@ from soapstone.cache.told import late
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.sources import Field, Source
+from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.locks import Lock
 from soapstone.native import openmp, snapshot, teams
 from soapstone.native.entries import Native, sequence
+from soapstone.native.files import MappedFile
 from soapstone.native.memory import CHECKED, Array, call, mapping, spoil
 from soapstone.system import usable_cores
 
@@ -65,19 +66,19 @@ class Place(NamedTuple):
 
     Attributes:
         path: named by the file's bytes, the options and the environment. state: of the file.
-        lying: its bytes, mapped.
+        file: its bytes.
     """
 
     path: Path
     state: tuple[int, ...]
-    lying: Array
+    file: MappedFile
 
 
 class Snapshot:
     """A bound model from disk: it answers inputs of one shape each, and nothing else.
 
     Attributes:
-        source: what the model declares. options: of the session. lying: the bytes of its file.
+        source: what the model declares. options: of the session. file: its bytes.
     """
 
     def __init__(self, place: Place, header: Mapping[str, Any], options: Options) -> None:
@@ -85,7 +86,7 @@ class Snapshot:
         inputs = tuple(Field(*field) for field in fields)
         self.source = Source(name, inputs, outputs, _unknown, _unknown)
         self.options = options
-        self.lying = place.lying
+        self.file = place.file
         self._path, self._header = place.path, header
         self._restored: snapshot.Restored | None = None
         self._lock, self._process = Lock(), os.getpid()
@@ -104,12 +105,15 @@ class Snapshot:
             if self._restored is None:
                 try:
                     self._restored = _restored(
-                        self._header, self._fill, self.lying, self.options.threads
+                        *(self._header, self._fill, np.frombuffer(self.file, np.uint8)),
+                        self.options.threads,
                     )
                 except (OSError, LookupError, ValueError, onednn.OneDnnError):
                     with contextlib.suppress(OSError):  # it may be another user's
                         self._path.unlink()  # damaged, or of kernels that are gone
                     return None
+            if self._header["data"]["there"]:
+                self.file.check(OnnxError)
             results = _answer(self._restored, given, self.options.threads)
             if results is None:
                 return None
@@ -265,20 +269,18 @@ def _place(model: str | Path, options: Options) -> Place | None:
     No other file, and not this one once it was written to, has the same path and state.
     """
     try:
-        with open(model, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= _MOST_BYTES:
-                return None
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError:
+        status = os.stat(model)
+        if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= _MOST_BYTES:
+            return None
+        data = MappedFile.of(model)
+    except (OSError, ValueError):
         return None
     content = hashlib.sha256(data).hexdigest()
     told = sorted(f"{n}={v}" for n, v in os.environ.items() if n.startswith(_SETTINGS))
     named = (Path(model).stem, str(options), str(usable_cores()), str(_FORMAT))
     code = __file__, onednn.path()  # another tree, or another library, has others in its place
     path = folder() / FOLDER / digest(content, *named, *code, key(environment()), *told)
-    state = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-    return Place(path, state, np.frombuffer(data, np.uint8))
+    return Place(path, (*data.state, status.st_ctime_ns), data)
 
 
 def _mapped(source: Source) -> Array | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx.file.read import Source as OnnxSource
     from soapstone.ir.files.layouts import Layouts
     from soapstone.ir.graph import Graph
+    from soapstone.native.files import MappedFile
 
 Notes = tuple["Note", ...]  # of what is done with extents
 Dims = tuple[int | str | None, ...]
@@ -47,6 +48,10 @@ class Field:
         return f"{self.name}: {''.join(f'{each} ' for each in self.holds)}{self.dtype}[{dims}]"
 
 
+def _no_file() -> None:
+    """Check nothing: runs read no file."""
+
+
 @dataclass(frozen=True)
 class Source:
     """What a session serves: declared inputs, weights, and a graph for the inputs of a run.
@@ -64,6 +69,7 @@ class Source:
     weights: Callable[[], Mapping[str, Array]]
     layouts: Layouts | None = None  # axis orders that came with the model
     onnx: OnnxSource | None = None  # the file, which can be run in pieces
+    check: Callable[[], None] = _no_file  # that files which runs read are as they were opened
 
     def graph(self, given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
         """Return the graph for inputs, and those on whose contents it depends."""
@@ -118,11 +124,11 @@ class Source:
     def of(
         model: Model | OnnxModel | Graph | str | Path,
         weights: Mapping[str, Array],
-        lying: Array | None = None,
+        file: MappedFile | None = None,
     ) -> Source:
         """Return the source of a model, an ONNX file, or a graph with its weights.
 
-        lying: the bytes of the file, where they have been mapped: whatever has become of it since.
+        file: its bytes, where they have been mapped: another may have taken its place since.
         """
         if not isinstance(model, str | Path):  # a file needs nothing of layers
             from soapstone.frontend.model import Model
@@ -132,16 +138,18 @@ class Source:
                 return _of_graph(model, dict(weights))
             if isinstance(model, Model):
                 return _of_model(model, weights)
-        from soapstone.frontend.onnx import OnnxModel, from_onnx
+        from soapstone.frontend.onnx import OnnxError, OnnxModel, from_onnx
 
         if weights:
             raise DataError("weights found with an ONNX model, which has its own; none needed")
         if isinstance(model, OnnxModel):
             found = model
-        elif lying is None:
+        elif file is None:
             found = from_onnx(model)
         else:
-            found = from_onnx(lying.data, name=Path(model).stem)
+            file.check(OnnxError)
+            found = from_onnx(memoryview(file), name=Path(model).stem)
+            found.source.files.add(file)
         return Source(
             found.name,
             tuple(Field(v.name, v.dtype, v.shape, v.holds) for v in found.inputs),
@@ -150,6 +158,7 @@ class Source:
             lambda: found.weights,
             found.layouts,
             found.source,
+            partial(found.source.files.check, running=True),
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.texts import TEXT, is_text
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
+from soapstone.native.files import MappedFile
 
 if TYPE_CHECKING:
     import onnx
@@ -120,28 +120,30 @@ class Files:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder.resolve() if folder is not None else None
         self._mapped: dict[str, Array] = {}
-        self._stamps: dict[Path, tuple[int, int, int]] = {}
+        self._files: list[MappedFile] = []
 
     def map(self, path: Path) -> Array:
         """Return a file's bytes, read-only and mapped."""
-        path = path.absolute()
-        self._stamps[path] = _stamp(path)
-        return mapped(path)
+        if path.stat().st_size == 0:
+            return np.empty(0, np.uint8)
+        return self.add(MappedFile.of(path))
 
-    def check(self) -> None:
+    def add(self, file: MappedFile) -> Array:
+        """Return the bytes of a file that has been mapped, to be checked with the others."""
+        self._files.append(file)
+        return np.frombuffer(file, np.uint8)
+
+    def check(self, *, running: bool = False) -> None:
         """Check that no file was written to since it was mapped; others may stand in its place.
+
+        running: of those alone that kernels read in each run.
 
         Raises:
             OnnxError: one was.
         """
-        for path, (file, *stamp) in self._stamps.items():
-            with suppress(FileNotFoundError):
-                now, *found = _stamp(path)
-                if now == file and found != stamp:
-                    raise OnnxError(
-                        f"file {str(path)!r}: it was written to after it was opened, and weights"
-                        " are read from it; a new session needed"
-                    )
+        for file in self._files:
+            if file.read_in_runs or not running:
+                file.check(OnnxError)
 
     @property
     def opened(self) -> bool:
@@ -182,23 +184,10 @@ class Files:
         return self._mapped[location]
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
-    """Return which file there is, and what changes when it is written to."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def _number(text: str, where: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise OnnxError(f"{where}: {text!r} found, a number of bytes needed")
     return int(text)
-
-
-def mapped(path: Path) -> Array:
-    """Return a file's bytes, read-only and mapped."""
-    if path.stat().st_size == 0:
-        return np.empty(0, np.uint8)
-    return np.asarray(np.memmap(path, np.uint8, "r"))
 
 
 def view(data: Array, shape: tuple[int, ...], dtype: str) -> Array:

@@ -1,0 +1,52 @@
+"""A file's bytes, mapped: they are others, or gone, once somebody writes to that file.
+
+Whoever reads a page that a file no longer has is ended by the system (SIGBUS), so what is read asks
+before whether the file is what it was.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+
+class MappedFile(mmap.mmap):
+    """The bytes of a file that is not empty, to be read where they lie.
+
+    path: where the file was opened. state: which it is, and what changes when it is written to.
+    read_in_runs: whether kernels read it in each run, and not only when they are bound.
+    """
+
+    path: str
+    state: tuple[int, ...]
+    read_in_runs = False
+
+    @staticmethod
+    def of(path: str | Path) -> MappedFile:
+        """Return the bytes of a file.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is empty.
+        """
+        with open(path, "rb") as file:
+            made = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
+            made.path, made.state = os.path.abspath(path), _state(os.fstat(file.fileno()))
+        return made
+
+    def check(self, error: type[ValueError]) -> None:
+        """Raise the error if the file was written to; another may stand in its place."""
+        try:
+            now = _state(os.stat(self.path))
+        except OSError:
+            return  # it is gone from there, and stays where it is mapped
+        if now != self.state and now[:2] == self.state[:2]:
+            raise error(
+                f"file {self.path!r}: it was written to after it was opened, and weights are read"
+                " from it; a new session needed"
+            )
+
+
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
