@@ -111,11 +111,16 @@ class GraphData:
         """Return the data set of a step over the whole graph: features, and labels of each part.
 
         Raises:
-            DataError: it lacks features, labels, or the part to train or to test on.
+            DataError: it lacks features, labels, the part to train or to test on, or labels there.
         """
         if self.features is None:
             raise DataError(f"graph {self.name!r}: no features found; needed to train on")
         train, test = self.labels_of("train"), self.labels_of("test")
+        if not (train != UNLABELLED).any():
+            raise DataError(
+                f"graph {self.name!r}: part 'train' of {len(self.parts['train'])} vertices, none of"
+                " which has a label, found; needed to train on"
+            )
         return Splits(self.features, train, self.features, test, self.name, self.synthetic)
 
     def row_normalised(self) -> GraphData:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.errors import DataError
+from soapstone.errors import DataError, hint
 from soapstone.files import naming, write
 from soapstone.frontend.data import npz
 from soapstone.frontend.data.sets import VARIABLE, data_folder
@@ -21,8 +21,12 @@ from soapstone.frontend.graphs.generate import PRESETS, named
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
-LISTS = (".txt", ".tsv", ".edges", ".el")
+LISTS = (".txt", ".tsv", ".edges", ".el", ".csv")
 SUFFIXES = (".npz", ".mtx", lux.SUFFIX, *LISTS)
+_FIELDS = (  # of an npz file
+    *("edges", "vertices", "labels", "features", "synthetic", *PARTS),
+    *("feature_data", "feature_indices", "feature_indptr", "num_features"),
+)
 _FEATURES = ".features.npy"  # beside a file whose own features there are none
 
 
@@ -31,9 +35,10 @@ def read_graph(name_or_path: str | Path) -> GraphData:
 
     Args:
         name_or_path: a path that ends in .npz, .mtx, .lux or as a list of edges (.txt, .tsv,
-            .edges, .el); "cora" for `cora.npz` in the folder; or such as "reddit-like:0.01".
+            .edges, .el, .csv); "cora" for `cora.npz` in the folder; or such as "reddit-like:0.01".
 
-    A list has an edge a line, source and target, ids from 0; `#` and `%` begin a comment. In a
+    A list has an edge a line, source and target, ids from 0; `#` and `%` begin a comment. In .csv
+    files a comma is between them, and a first line of two names is left out, as in .tsv. In a
     Matrix Market file an entry (i, j), counted from 1, is an edge from i to j; a `symmetric` one
     goes both ways. An npz file has `edges`, (e, 2) integers, and may have `vertices`; `labels`;
     `features`, or `feature_data`, `feature_indices`, `feature_indptr` and `num_features`, a sparse
@@ -87,7 +92,8 @@ def _parsed(path: Path, label: str) -> GraphData:
         text = path.read_text("utf-8")
     if suffix == ".mtx":
         return GraphData(path.stem, _matrix_market(text))
-    sources, targets = ends = _columns(text)
+    comma, named = "," if suffix == ".csv" else None, suffix in (".csv", ".tsv")
+    sources, targets = ends = _columns(text, _heading(text, comma) if named else 0, comma)
     count = int(ends.max(initial=-1)) + 1
     return GraphData(path.stem, Adjacency.from_edges(sources, targets, count))
 
@@ -107,8 +113,21 @@ def _mapped(path: Path) -> Array:
     return np.asarray(found) if found.size == 0 else found
 
 
-def _columns(text: str, skip: int = 0) -> Array:
-    """Return sources and targets, (2, e) int64, of lines that each have two integers."""
+def _heading(text: str, between: str | None) -> int:
+    """Return 1 where the first line has the names of two columns, else 0."""
+    words = [word.strip() for word in text.partition("\n")[0].split(between)]
+    return int(len(words) == 2 and not any(map(_is_integer, words)) and words[0][:1] not in "#%")
+
+
+def _is_integer(word: str) -> bool:
+    return word.strip().removeprefix("-").isdecimal()
+
+
+def _columns(text: str, skip: int = 0, between: str | None = None) -> Array:
+    """Return sources and targets, (2, e) int64, of lines that each have two integers.
+
+    skip: lines before them. between: what is between two numbers; by default, blanks.
+    """
     lines = io.StringIO(text)
     for _ in range(skip):
         lines.readline()
@@ -118,12 +137,19 @@ def _columns(text: str, skip: int = 0) -> Array:
     for _ in range(skip):
         lines.readline()
     try:
-        found = np.loadtxt(lines, np.int64, comments=("#", "%"), ndmin=2)
+        found = np.loadtxt(lines, np.int64, comments=("#", "%"), delimiter=between, ndmin=2)
+        if found.shape[1] == 2:
+            return found.T
+        fault = f"{found.shape[1]} numbers a line"
     except (ValueError, OverflowError) as error:
-        raise DataError(f"{error}; two integers a line needed") from None
-    if found.shape[1] != 2:
-        raise DataError(f"{found.shape[1]} numbers a line found, a source and a target needed")
-    return found.T
+        fault = str(error)
+    for number, line in enumerate(text.split("\n")[skip:], skip + 1):
+        words = line.split("#")[0].split("%")[0].strip().split(between)
+        if words != [""] and words and (len(words) != 2 or not all(map(_is_integer, words))):
+            fault = f"line {number}: {line.strip()[:80]!r}"
+            break
+    form = "a comma between them" if between else "blanks between them"
+    raise DataError(f"{fault} found; a source and a target, {form}, and nothing else needed")
 
 
 def _matrix_market(text: str) -> Adjacency:
@@ -144,7 +170,10 @@ def _matrix_market(text: str) -> Adjacency:
     if rows != columns:
         raise DataError(f"{rows} rows and {columns} columns found; as many of both needed")
     assert at is not None
-    sources, targets = _columns(text, at + 1) - 1
+    entries = _columns(text, at + 1)
+    if entries.min(initial=1) < 1:
+        raise DataError(f"id {entries.min()} found; ids from 1 needed")
+    sources, targets = entries - 1
     if len(sources) != count:
         raise DataError(f"{len(sources)} entries found, {count} needed")
     if words[4] == "symmetric":
@@ -155,6 +184,10 @@ def _matrix_market(text: str) -> Adjacency:
 
 def _of_arrays(name: str, arrays: Mapping[str, Array]) -> GraphData:
     """Return the graph of an npz file's arrays."""
+    for field in arrays:
+        if field not in _FIELDS:
+            known = ", ".join(_FIELDS)
+            raise DataError(f"field {field!r}: it is not known{hint(field, _FIELDS)}; {known} are")
     edges = arrays.get("edges")
     if edges is None or edges.ndim != 2 or edges.shape[1] != 2:
         found = "no field" if edges is None else f"shape {edges.shape}"
@@ -241,7 +274,8 @@ def write_graph(path: str | Path, graph: GraphData) -> None:
     elif path.suffix.lower() == lux.SUFFIX:
         lux.write_lux(path, graph)
     else:
-        write(path, lambda stream: np.savetxt(stream, pairs, "%d"))
+        between = "," if path.suffix.lower() == ".csv" else " "
+        write(path, lambda stream: np.savetxt(stream, pairs, "%d", delimiter=between))
 
 
 def check_suffix(path: str | Path) -> None:

@@ -13,6 +13,7 @@ from soapstone.frontend.data.synthetic import generator, need
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.ir.tensor import Array
+from soapstone.limits import check_bytes
 
 _AT_ONCE = 1 << 22  # edges that are drawn together
 _GROUPS = 16  # of vertices that have labels in common, where they have several
@@ -72,6 +73,7 @@ def rmat(
     need("rmat", vertices=vertices, edges=edges)
     if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
         raise DataError(f"rmat: shares {shares} found, 4 numbers of sum 1 needed")
+    check_bytes(2 * 4 * edges, f"rmat: {edges:,} edges", DataError)
     random, levels = generator(seed), (vertices - 1).bit_length()
     both, right, low, _ = shares
     drawn: list[tuple[Array, Array]] = []
@@ -126,6 +128,8 @@ def block_model(
             f"block_model: homophily {homophily}, skew {skew} and {shape.edges} edges found; 0 to"
             " 1, above 1, and 0 or more needed"
         )
+    needed = 4 * (shape.vertices * shape.features + 2 * shape.edges)
+    check_bytes(needed, f"block_model: {shape}", DataError)
     random, count, classes = generator(seed), shape.vertices, shape.classes
     labels = (np.arange(count) % classes).astype(np.int32)
     edges = Adjacency.from_edges(

@@ -157,12 +157,29 @@ def predict(
         )
 
 
+def check_model(model: str) -> None:
+    """Refuse what is neither an ONNX file nor an app or script, as its name says.
+
+    Raises:
+        DataError: names what was found, and what is needed.
+    """
+    path = Path(model)
+    kind = path.suffix.lower()
+    if kind not in ("", ".onnx", ".py") or path.is_dir():
+        arrays = "; arrays are what --input takes" if kind in (".npz", ".npy") else ""
+        raise DataError(
+            f"model {model!r} found; an .onnx file, a .py script or an app (`soapstone apps` lists"
+            f" them) needed{arrays}"
+        )
+
+
 def source_of(model: str, checkpoint: Path | None, *, initial: bool = False) -> Model | Path:
     """Return an ONNX file, or an app with a checkpoint's weights; or, if `initial`, its first ones.
 
     Raises:
-        DataError: a checkpoint with a file, or none with an app.
+        DataError: a checkpoint with a file, or none with an app; or neither.
     """
+    check_model(model)
     if model.lower().endswith(".onnx"):
         if checkpoint is not None:
             raise DataError(f"model {model!r}: an ONNX file has its own weights; no checkpoint")

@@ -455,9 +455,22 @@ def compile(
     """
     made = Backend(threads, precision)
     compiled = torch.compile(model, backend=made, **options)
+    _set_apart(compiled)
     with suppress(AttributeError):
         compiled._soapstone = made
     return compiled
+
+
+def _set_apart(compiled: Any) -> None:
+    """Let the graphs of a layer of PyTorch's own not count as another's.
+
+    PyTorch keeps graphs by the code of what is called, eight at most, and runs what comes then
+    itself. What it calls for each layer of its own is of the same code, so here that is copied.
+    """
+    called = getattr(getattr(compiled, "forward", compiled), "_torchdynamo_orig_callable", None)
+    code = getattr(called, "__code__", None)
+    if code is not None and code.co_filename == torch._dynamo.external_utils.__file__:
+        called.__code__ = code.replace(co_name=f"{code.co_name}_of_soapstone")
 
 
 def report(compiled: Any) -> CompileReport:

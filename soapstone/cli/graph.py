@@ -15,7 +15,7 @@ app = typer.Typer(
 Source = Annotated[
     str, typer.Argument(metavar="GRAPH", help="A file, a name in SOAPSTONE_DATA, or a preset.")
 ]
-Target = Annotated[Path, typer.Argument(help="The file to write: .npz, .lux, .mtx, .txt.")]
+Target = Annotated[Path, typer.Argument(help="The file to write: .npz, .lux, .mtx, .txt, .csv.")]
 
 
 @command(app)

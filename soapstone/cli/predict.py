@@ -87,6 +87,7 @@ def predict(
         )
         tell(latency, latency.as_dict(), as_json)
         return
+    task.check_model(model)
     if inputs is None:
         raise DataError("no --input found; an npz file of the inputs needed, or --benchmark")
     if dim:

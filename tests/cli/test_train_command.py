@@ -212,6 +212,11 @@ def test_runs_are_measured(tiny: Path, tmp_path: Path) -> None:
     assert "dim 'bacth' found; did you mean 'batch'?" in wrong
     assert "-o found with --benchmark" in error_of("predict", onnx, "--benchmark", "-o", "x.npz")
     assert "no --input found" in error_of("predict", onnx)
+    said = error_of("predict", "x.npz", "--input", "x.npz")
+    assert "model 'x.npz' found; an .onnx file, a .py script or an app" in said
+    assert "arrays are what --input takes" in said
+    assert "model 'x.npz' found" in error_of("predict", "x.npz")
+    assert "model 'net.pt' found" in error_of("predict", "net.pt", "--benchmark")
     np.savez(tmp_path / "named.npz", other=np.zeros((1, 6), np.float32))
     given = ("predict", onnx, "--input", tmp_path / "named.npz")
     assert "unknown input 'other'; inputs are sample" in error_of(*given)

@@ -90,7 +90,7 @@ def test_generators_follow_from_their_seed() -> None:
     }
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".mtx", ".txt", ".lux"])
+@pytest.mark.parametrize("suffix", [".npz", ".mtx", ".txt", ".csv", ".lux"])
 def test_files_give_back_what_was_written(tmp_path: Path, suffix: str) -> None:
     data = block_model(Shape(50, 300, 4, 3))
     write_graph(tmp_path / f"a{suffix}", data)
@@ -191,6 +191,13 @@ def arrays(**changed: Any) -> dict[str, Any]:
     return given | changed
 
 
+def unlabelled() -> GraphData:
+    """Return a graph in which no vertex to train on has a label."""
+    parts = {"train": np.array([0, 1]), "test": np.array([2])}
+    edges = Adjacency.from_edges([0], [1], 3)
+    return GraphData("a", edges, np.ones((3, 2), np.float32), np.array([-1, -1, 1]), parts)
+
+
 BAD: dict[str, tuple[str, Any, str]] = {
     "outside": ("a.npz", arrays(edges=[[0, 3]]), "edge 0: target 3 found, 0 to 2 needed"),
     "negative": ("a.npz", arrays(edges=[[1, 1], [-1, 0]]), "edge 1: source -1 found"),
@@ -202,8 +209,16 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "part": ("a.npz", arrays(val=[0, 3]), "val: ids from 0 to 2 needed"),
     "vertices": ("a.npz", arrays(vertices=np.int64(-1)), "-1 vertices found"),
     "sparse": ("a.npz", {"edges": [[0, 0]], "feature_data": [1.0]}, "'feature_indices': it is mis"),
-    "words": ("a.txt", "0 1\n1 x\n", "could not convert string 'x'"),
-    "three": ("a.txt", "0 1 5\n", "3 numbers a line found"),
+    "unknown": ("a.npz", arrays(train_mask=[1]), "'train_mask': .*did you mean 'train'"),
+    "words": ("a.txt", "0 1\n1 x\n", "line 2: '1 x' found"),
+    "three": ("a.txt", "0 1 5\n", "line 1: '0 1 5' found; a source and a target"),
+    "commas": ("a.txt", "# edges\n0,1\n", "line 2: '0,1' found; .*blanks between"),
+    "names": ("a.csv", "from,to\n0,1\nanna,otto\n", "line 3: 'anna,otto' found; .*a comma"),
+    "zero": (
+        "a.mtx",
+        "%%MatrixMarket matrix coordinate pattern general\n2 2 1\n0 1\n",
+        "id 0 found; ids from 1",
+    ),
     "below": ("a.txt", "# edges\n0 -1\n", "target -1 found"),
     "values": ("a.mtx", "%%MatrixMarket matrix coordinate real general\n", "pattern"),
     "count": (
@@ -238,12 +253,30 @@ def test_bad_files_are_refused(tmp_path: Path, kind: str) -> None:
         (lambda: read_graph("reddit-like:0"), "scale '0' found"),
         (lambda: rmat(0, 3), "vertices: 0 found"),
         (lambda: block_model(Shape(0, 9, 3, 4)), "vertices"),
+        (lambda: rmat(9, 1 << 60), "rmat: .* edges needs .* bytes"),
+        (lambda: block_model(Shape(1 << 30, 9, 1 << 30, 4)), "block_model: .* needs .* bytes"),
         (lambda: GraphData("a", Adjacency.from_edges([], [], 2)).splits(), "no features"),
+        (lambda: unlabelled().splits(), "part 'train' of 2 vertices, none of which has a label"),
     ],
 )
 def test_bad_arguments_are_refused(call: Callable[[], object], said: str) -> None:
     with pytest.raises(DataError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "source,target\n0,1\n1, 2\n"),
+        ("a.csv", "0,1\n1,2"),
+        ("a.csv", "# edges\n0,1\n1,2\n"),
+        ("a.tsv", "source\ttarget\n0\t1\n1\t2\n"),
+    ],
+)
+def test_lists_of_edges_may_have_names_of_columns(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    edges = read_graph(tmp_path / name).adjacency
+    assert [*zip(edges.indices.tolist(), edges.targets.tolist())] == [(0, 1), (1, 2)]
 
 
 def test_empty_graphs_are_graphs(tmp_path: Path) -> None:

@@ -86,6 +86,16 @@ def test_masks_of_an_encoder_layer() -> None:
         assert [(each.parts, dict(each.left)) for each in report.graphs] == [(1, {})], report
 
 
+def test_many_models_made_of_layers_alone_are_compiled() -> None:
+    """PyTorch keeps eight graphs of one code, and calls all such models by the same."""
+    for width in range(1, 11):
+        model = torch.nn.Sequential(torch.nn.Linear(width, 3)).eval()
+        compiled = soapstone.torch.compile(model)
+        with torch.no_grad():
+            compiled(torch.ones(2, width))
+        assert soapstone.torch.report(compiled).graphs, width
+
+
 def test_the_backend_has_a_name() -> None:
     if "soapstone" not in torch._dynamo.list_backends():
         pytest.skip("the package was installed before it had this entry point")
