@@ -127,6 +127,29 @@ def _product(site: Site, node: Node) -> str | None:
     return site.emit(product.name, *inputs, name=node.name, **at)
 
 
+def _unsigned(site: Site, node: Node) -> str | None:
+    """Signed bytes that are rounded to be read as numbers are unsigned ones of a zero 128 higher.
+
+    Instructions multiply unsigned bytes by signed ones, which are the weights: a product would have
+    to shift others each time that it reads them.
+    """
+    source, scale, _ = node.inputs
+    maker = site.builder.maker(source)
+    if maker is None or maker.operator != "quantize" or maker.attributes["to"] != "int8":
+        return None
+    zeros = [_contents(site, each.inputs[2]) for each in (maker, node)]
+    if source in site.fixed or not site.readers.get(source) or None in zeros:
+        return None
+    first, second = (
+        site.emit("full", shape=(), value=zero[1] + 128, dtype="uint8") for zero in zeros if zero
+    )
+    unsigned = f"{source}.unsigned"
+    if not site.builder.has(unsigned):
+        inputs = (*maker.inputs[:2], first)
+        site.builder.apply("quantize", *inputs, name=unsigned, sources=maker.work_of, to="uint8")
+    return site.emit("dequantize", unsigned, scale, second, name=node.name)
+
+
 def _moved(site: Site, node: Node) -> str | None:
     """What bytes stand for, moved, is what the moved bytes stand for."""
     found = _bytes_of(site, node.inputs[0])
@@ -161,6 +184,8 @@ def _contents(site: Site, value: str) -> tuple[str, float] | None:
     maker = site.builder.maker(value)
     if maker is not None and maker.operator == "reshape":
         return _contents(site, maker.inputs[0])
+    if maker is not None and maker.operator == "full" and site.builder.spec(value).size == 1:
+        return site.builder.spec(value).dtype, float(maker.attributes["value"])
     array = site.constants.get(value)
     if array is None or array.size != 1:
         return None
@@ -299,6 +324,7 @@ def _scale(site: Site, node: Node) -> tuple[str, str]:
 _QUANTIZED = {quantized: name for name, quantized in _PRODUCTS.items()}
 
 IN_BYTES = (
+    Fold("read_unsigned", ("dequantize",), _unsigned),
     Fold("multiply_groups", tuple(_QUANTIZED), _apart),
     Fold("move_bytes", _MOVES, _moved),
     Fold("join_bytes", ("concat",), _concat),
