@@ -9,6 +9,7 @@ import pytest
 from helpers.elementwise_calls import fused, run
 from helpers.kernel_calls import random
 
+from soapstone.dtypes import learn
 from soapstone.ir.spec import operator
 from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
 from soapstone.kernels.entry import Call
@@ -62,6 +63,19 @@ def test_layouts(shape: tuple[int, ...], layouts: str, threads: int) -> None:
         outside = np.ones(big.shape, bool)
         outside[inside] = False
         assert (big[outside] == 9).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("to", ["uint8", "bfloat16"])
+def test_narrow_results_in_another_layout(to: str, threads: int) -> None:
+    """A second operand lies as the first, as the result, or is repeated."""
+    shape, kind = (2, 3, 33, 40), learn(to)
+    a, last = np.abs(random(*shape)), _last(shape)
+    last[...] = np.abs(random(*shape, seed=1))
+    for b in (np.ascontiguousarray(last), last, last[:1, :, :1, :1], last[..., :1, :1]):
+        y = np.zeros((2, 33, 40, 3), kind).transpose(0, 3, 1, 2)
+        fused([a, b], [y], [("add", (0, 1), {}), ("cast", (2,), {"to": to})], (3,), threads)
+        np.testing.assert_array_equal(y, (a + b).astype(kind))
 
 
 BROADCASTS = [

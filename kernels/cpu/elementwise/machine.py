@@ -31,11 +31,12 @@ from soapstone.kernels.cpu.elementwise.whole_numbers import chain
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
+from soapstone.native.copies import copy
 from soapstone.native.entries import native, noop, sequence
 from soapstone.native.intrinsics import i64p, stack, words
 from soapstone.native.memory import aligned_array, pack
 from soapstone.native.parallel import parallel_for, useful_threads
-from soapstone.native.walks import walk
+from soapstone.native.walks import in_places, memory_order, walk
 
 _DIRECT, _SPLAT, _PACK = 0, 1, 2
 _MAX_OUTER, _MAX_REGISTERS = 8, 60
@@ -149,6 +150,22 @@ def _kind(strides: Sequence[int], length: int, floats: bool, many: bool) -> int:
     return _PACK
 
 
+def _order_apart(
+    inputs: Sequence[Array], outputs: Sequence[Array], strides: Sequence[Sequence[int]]
+) -> Sequence[int] | None:
+    """Return the axes of inputs as all of them lie in memory, where a narrow output lies otherwise.
+
+    Results are then narrowed along the inputs, and copied: each by itself would take longer.
+    strides: of all, from row to row and along a row of the output.
+    """
+    whole = [(x, s[-1]) for x, s in zip(inputs, strides) if x.shape == outputs[0].shape]
+    orders = [memory_order(x.strides) for x, _ in whole]
+    if len(outputs) > 1 or outputs[0].itemsize >= 4 or not whole:
+        return None
+    dense = all(x.transpose(orders[0]).flags.c_contiguous for x, _ in whole)
+    return orders[0] if dense and all(step > x.itemsize for x, step in whole) else None
+
+
 def bind_program(
     program: Program, inputs: Sequence[Array], outputs: Sequence[Array], threads: int
 ) -> Entry | None:
@@ -171,6 +188,12 @@ def bind_program(
     made = walk(shape, arrays, lead=len(inputs))
     extents = made.extents if len(made.extents) > 1 else (1, *made.extents)
     strides = [s if len(made.extents) > 1 else (0, *s) for s in made.strides]
+    order = _order_apart(inputs, outputs, strides)
+    if order is not None:
+        (output,) = outputs
+        beside = in_places(aligned_array([shape[axis] for axis in order], output.dtype), order)
+        first = bind_program(program, inputs, [beside], threads)
+        return sequence([first, copy(output, beside, threads)]) if first is not None else None
     outer, rows, length = extents[:-2], extents[-2], extents[-1]
     most = len(arrays) + program.registers
     if len(outer) > _MAX_OUTER or most > _MAX_REGISTERS:

@@ -98,16 +98,17 @@ def rounded(x: str, name: str, number: int) -> list[onnx.NodeProto]:
 
 
 def network(
-    channels_signed: bool, middle: float = 0.09, groups: int = 4
+    channels_signed: bool, middle: float = 0.09, groups: int = 4, values: str = "uint8"
 ) -> tuple[bytes, dict[str, Array]]:
     """Return a residual network of convolutions, a pool, a reshape and a product, as QDQ.
 
-    middle: the scale of a sum's operand. groups: of the second convolution.
+    middle: the scale of a sum's operand. groups: of the second convolution. values: their type.
     """
     held: dict[str, Array] = {}
     nodes: list[onnx.NodeProto] = []
     for number, (scale, zero) in enumerate(((0.03, 120), (0.05, 0), (middle, 128), (0.1, 100))):
-        held |= {f"s{number}": real(scale), f"z{number}": byte(zero)}
+        whole = byte(zero) if values == "uint8" else np.asarray(zero - 128, np.int8)
+        held |= {f"s{number}": real(scale), f"z{number}": whole}
 
     def weights(name: str, array: Array, axis: int) -> str:
         count = array.shape[axis]
@@ -143,13 +144,14 @@ def network(
     feeds = {"x": numbers(2, 3, 6, 6)}
     nodes.pop()
     nodes[-1].output[0] = "y"
-    return model(nodes, feeds, held, "uint8"), feeds
+    return model(nodes, feeds, held, values), feeds
 
 
+@pytest.mark.parametrize("values", ["uint8", "int8"])
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("channels_signed", [True, False])
-def test_a_network_has_the_runtimes_bytes(channels_signed: bool, groups: int) -> None:
-    file, feeds = network(channels_signed, groups=groups)
+def test_a_network_has_the_runtimes_bytes(channels_signed: bool, groups: int, values: str) -> None:
+    file, feeds = network(channels_signed, groups=groups, values=values)
     within_a_step(*both(file, feeds))
 
 
@@ -163,8 +165,9 @@ def test_a_scale_of_zero_is_no_error() -> None:
 
 
 @able
-def test_a_network_runs_in_bytes() -> None:
-    file, feeds = network(True, groups=1)
+@pytest.mark.parametrize("values", ["uint8", "int8"])
+def test_a_network_runs_in_bytes_whose_values_have_no_sign(values: str) -> None:
+    file, feeds = network(True, groups=1, values=values)
     graph, _ = split(file, feeds, "cpu")
     operators = [node.operator for node in graph.nodes]
     assert not {"conv2d", "linear", "matmul"} & set(operators)
@@ -172,6 +175,8 @@ def test_a_network_runs_in_bytes() -> None:
     for node in graph.nodes:
         if node.operator in ("max_pool2d", "reshape"):
             assert graph.tensors[node.outputs[0]].dtype == "uint8"
+        if node.operator.startswith("quantized_"):
+            assert graph.tensors[node.inputs[0]].dtype == "uint8"
     with soapstone.InferenceSession(soapstone.from_onnx(file)) as session:
         assert "reference" not in session.variants(feeds).values()
 
