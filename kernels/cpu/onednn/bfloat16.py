@@ -10,17 +10,22 @@ where that is missing. What is subnormal counts as 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from soapstone.dtypes import name_of
+from soapstone.dtypes import learn, name_of
+from soapstone.kernels.cpu.elementwise.machine import bind_program
+from soapstone.kernels.cpu.elementwise.programs import Node, compile_program
 from soapstone.kernels.cpu.onednn import convolution, matmul
 from soapstone.kernels.cpu.onednn.descriptors import Step
 from soapstone.kernels.cpu.onednn.library import gains_by_bfloat16, multiplies_bfloat16
 from soapstone.kernels.cpu.onednn.sequences import as_image
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.memory import held
+from soapstone.native.copies import copy
+from soapstone.native.entries import noop, sequence
+from soapstone.native.memory import aligned_array, held
 from soapstone.native.shared import packed
 
 NAME = "onednn_bfloat16"
@@ -62,7 +67,47 @@ def conv(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     """Return the entry of a convolution, then the steps; one of single channels gains nothing."""
     if not _allowed(call) or call.inputs[1].shape[1] == 1:
         return None
-    return convolution.convolution(call, steps, BFLOAT16)
+    first, call = _paired(call) or (noop(), call)
+    return sequence([first, convolution.convolution(call, steps, BFLOAT16)])
+
+
+def _paired(call: Call) -> tuple[Entry | None, Call] | None:
+    """Return what writes an image by pairs of pixels, and the convolution of that; None: as it is.
+
+    Of an odd number of channels, half of an instruction is idle once for each pixel of a window. A
+    window of pairs reads no more than one pixel on either side, whose weights are 0.
+    """
+    (x, w, *bias), (y,), at = call.inputs, call.outputs, call.attributes
+    if x.ndim != 4 or x.shape[1] != w.shape[1] or min(at["padding"]) < 0 or 0 in (x.size, y.size):
+        return None
+    (n, channels, height, width), (filters, _, rows, columns) = x.shape, w.shape
+    (down, along), (top, low, bottom, _) = at["stride"], at["padding"]
+    pairs = -(-(low % 2 + columns) // 2)
+    fewer = pairs * 2 * channels < columns * (channels + 1)
+    if not fewer or channels % 2 == 0 or along % 2 or at["dilation"][1] != 1:
+        return None
+    before = (low + 1) // 2
+    reach = (y.shape[3] - 1) * along // 2 + pairs - before
+    inside = min(reach, -(-width // 2))
+    image = aligned_array((n, height, inside * 2, channels), learn(BFLOAT16), zero=True)
+    kept = min(width, inside * 2)
+    first = _written(np.moveaxis(image, -1, 1)[..., :kept], x[..., :kept], call.threads)
+    wide = np.zeros((filters, rows, pairs * 2, channels), w.dtype)
+    wide[:, :, low % 2 : low % 2 + columns] = held(w).transpose(0, 2, 3, 1)
+    shapes = (n, height, inside, 2 * channels), (filters, rows, pairs, 2 * channels)
+    operands = (np.moveaxis(a.reshape(s), -1, 1) for a, s in zip((image, wide), shapes))
+    padding = (top, before, bottom, reach - inside)
+    attributes = {**at, "stride": (down, along // 2), "padding": padding}
+    return first, replace(call, inputs=(*operands, *bias), attributes=attributes)
+
+
+def _written(to: Array, x: Array, threads: int) -> Entry | None:
+    """Return the entry that rounds an array to another one's type, where that is not its own."""
+    if x.dtype == to.dtype:
+        return copy(to, x, threads)
+    nodes: list[Node] = [("cast", (0,), {"to": BFLOAT16})]
+    program = compile_program(1, nodes, (1,), [name_of(x.dtype)])
+    return None if program is None else bind_program(program, [x], [to], threads)
 
 
 def linear(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
