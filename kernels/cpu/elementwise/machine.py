@@ -191,7 +191,7 @@ def bind_program(
     order = _order_apart(inputs, outputs, strides)
     if order is not None:
         (output,) = outputs
-        beside = in_places(aligned_array([shape[axis] for axis in order], output.dtype), order)
+        beside = in_places(aligned_array(tuple(shape[axis] for axis in order), output.dtype), order)
         first = bind_program(program, inputs, [beside], threads)
         return sequence([first, copy(output, beside, threads)]) if first is not None else None
     outer, rows, length = extents[:-2], extents[-2], extents[-1]
