@@ -16,8 +16,8 @@ Program = tuple[tuple[str, tuple[int, ...], Items], ...]  # operator, operands, 
 def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
     """Return the graph with chains of element-wise operators merged into single nodes.
 
-    A producer joins its consumer when it has no other reader, when its reader's output `follows`
-    its own, when both have one configuration, and when nothing but the merged node needs its value.
+    A producer joins its readers when all of them are in one group, when their outputs `follow` its
+    own, when all have one configuration, and when nothing but the merged node needs its value.
     Groups grow from consumers to producers, so a merged group has one output and no cycle can
     close.
     """
@@ -27,16 +27,13 @@ def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
         if not node.spec.elementwise or node.operator == FUSED:
             continue
         (output, *_), root = node.outputs, node.name
-        reader = graph.only_reader(output)
-        if reader is not None:
-            near = group_of.get(reader.name)
-            if (
-                near is not None
-                and follows(graph, output, reader.outputs[0])
-                and strategy.configuration(graph, node)
-                == strategy.configuration(graph, graph.by_name[near])
-            ):
-                root = near
+        readers = graph.only_readers(output)
+        near = {group_of.get(reader.name) for reader in readers}
+        if len(near) == 1 and all(follows(graph, output, each.outputs[0]) for each in readers):
+            (group,) = near
+            own = strategy.configuration(graph, node)
+            if group is not None and own == strategy.configuration(graph, graph.by_name[group]):
+                root = group
         group_of[node.name] = root
         members.setdefault(root, []).append(node)
     groups = [nodes[::-1] for nodes in members.values() if len(nodes) > 1]

@@ -189,6 +189,18 @@ def test_gates_are_two_products_and_one_pass() -> None:
     check(graph)
 
 
+@pytest.mark.parametrize("returned", [False, True])
+def test_what_one_chain_alone_reads_twice_joins_it(returned: bool) -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", (4, 6))
+    (y,) = builder.apply("tanh", x)
+    (z,) = builder.apply("mul", y, *builder.apply("exp", y))
+    builder.output(z, *((y,) if returned else ()))
+    graph = builder.build()
+    assert operators(graph) == ["tanh"] * returned + ["fused_elementwise"]
+    check(graph)
+
+
 def test_nested_concatenations_and_splits_are_one() -> None:
     builder = GraphBuilder()
     x = builder.input("x", (1, 4, 6, 6))

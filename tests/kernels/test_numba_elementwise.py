@@ -193,6 +193,36 @@ def test_sums_of_any_number_of_operands_have_the_bits_of_one(
         np.testing.assert_allclose(output, whole, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("to", ["uint8", "int8"])
+@pytest.mark.parametrize("source", ["uint8", "int8"])
+def test_bytes_of_bytes(source: str, to: str, threads: int) -> None:
+    """As many as a table is made for, and of those that lie apart, whatever the scale is."""
+    drawn = np.random.default_rng(0).integers(0, 256, (4, 301, 150)).astype(np.uint8)
+    scale, zero, after = np.array(0.05, np.float32), np.array(7, source), np.array(3, to)
+    program: list[Any] = [
+        ("dequantize", (0, 1, 2), {}),
+        ("sigmoid", (4,), {}),
+        ("mul", (4, 5), {}),
+        ("quantize", (6, 1, 3), {"to": to}),
+    ]
+    for x in (drawn, drawn[:1, :1], drawn[:, :, 1:149], drawn.transpose(2, 0, 1)):
+        x, made = x.view(source), np.zeros_like(x.view(to))
+        steps = tuple((o, i, tuple(a.items())) for o, i, a in program)
+        attributes = {"program": steps, "results": (7,)}
+        operands = (x, scale, zero, after)
+        entry = fused_elementwise(Call("fused_elementwise", attributes, operands, (made,), threads))
+        assert entry is not None
+        for scale[...] in (0.05, 0.02):
+            assert memory.run(entry) == 0
+            real = (x.astype(np.float32) - zero.astype(np.float32)) * scale
+            real = real / (1 + np.exp(-real.astype(np.float64)))
+            wanted = np.rint(real / scale) + after
+            limits = np.iinfo(to)
+            apart = made - np.clip(wanted, limits.min, limits.max)
+            assert np.abs(apart).max() <= 1 and (apart != 0).mean() < 0.01
+
+
 def test_what_is_not_served() -> None:
     a = random(4)
     wide = a.astype(np.float64)

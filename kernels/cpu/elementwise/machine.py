@@ -27,6 +27,7 @@ from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, fill_floats
 from soapstone.kernels.cpu.elementwise.long_sums import MOST, Split, split
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
 from soapstone.kernels.cpu.elementwise.steps import run_steps, step_rows
+from soapstone.kernels.cpu.elementwise.tables import by_table
 from soapstone.kernels.cpu.elementwise.whole_numbers import chain
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -317,4 +318,5 @@ def _bind_program(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> 
         return chain(call, nodes, results)
     if len(results) != len(call.outputs):
         return None
-    return bind_program(program, call.inputs, call.outputs, call.threads)
+    served = call.inputs, call.outputs, call.threads
+    return by_table(program, *served, bind_program) or bind_program(program, *served)
