@@ -11,6 +11,7 @@ from helpers.kernel_calls import bound, run
 from soapstone.ir.spec import operator
 from soapstone.kernels.cpu.onednn.library import available, multiplies_bytes
 from soapstone.kernels.entry import Call
+from soapstone.native.memory import Notes
 
 pytestmark = pytest.mark.skipif(
     not (available() and multiplies_bytes()), reason="no products of bytes by oneDNN"
@@ -32,3 +33,18 @@ def test_ties_are_rounded_to_even_before_the_zero_is_added(zero: int, program: A
     y = np.zeros_like(expected)
     run(bound(Call("with_epilogue", at, inputs, (y,), 2, frozenset(range(1, 6)))))
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_weights_are_packed_for_a_single_row_too(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    x, w = rng.integers(0, 256, (rows, 96), np.uint8), rng.integers(-128, 128, (96, 40), np.int8)
+    inputs = x, w, np.array(7, np.uint8), rng.random(40, np.float32)
+    at = operator("quantized_linear").normalise({"to": "float"})
+    (expected,) = operator("quantized_linear").run(at, *inputs)
+    y = np.zeros_like(expected)
+    with Notes().taken() as notes:
+        entry = bound(Call("quantized_linear", at, inputs, (y,), 1, frozenset((1, 2, 3))))
+    assert any(array is w for _, array, _ in notes.packed)
+    run(entry)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)

@@ -151,7 +151,8 @@ def product(
 
     Form "first" is oneDNN's own choice, "gemm" its classic product where that is not the first, and
     "packed" reorders b into oneDNN's format on every run. Form "first" packs constant weights once,
-    so they have no form "packed"; "gemm" reads them as they are, which is best for single rows.
+    so they have no form "packed"; "gemm" reads them as they are, which is best for single rows, and
+    so does "first" for these, unless they are bytes: those would take five times as long.
     "bfloat16" packs them too, and rounds a and b where they are not of that type.
     Operands with neither rows nor columns contiguous, or in layouts that oneDNN would serve by
     plain loops, or many matrices by its classic product, are staged through dense copies.
@@ -168,7 +169,7 @@ def product(
         else Binary(step[0], Layout.dense(step[1].shape, dtype=name_of(step[1].dtype)))
         for step in steps
     )
-    several = form == "first" and a.shape[-2] > 1
+    several = form == "first" and (a.shape[-2] > 1 or scaling is not None)
     packed = form == "packed" or (constant and (several or form == BFLOAT16))
     if _misread(posts, y):
         layouts[2] = None
