@@ -7,14 +7,21 @@ products there may be scales, and a mask that is added or chosen by (`attention_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from soapstone.engine.lower.attention_parts import before_swap, number, unguarded, unscaled
+from soapstone.engine.lower.attention_parts import (
+    before_swap,
+    number,
+    unguarded,
+    unrepeated,
+    unscaled,
+)
 from soapstone.engine.lower.fold import Site
 from soapstone.ir.by_extents import by_extents
 from soapstone.ir.graph import Node
+from soapstone.ir.ops.products.attention import shared
 from soapstone.ir.tensor import Array
 from soapstone.kernels.registry import variants
 
@@ -69,19 +76,40 @@ def joined(site: Site, node: Node) -> str | None:
     return None
 
 
+def with_shared_heads(site: Site, node: Node) -> Sequence[str] | None:
+    """Return attention that reads heads of keys and values before they were repeated, or None.
+
+    Repeated, all of them are written and read once more for each head of queries.
+    """
+    q, k, v, *mask = node.inputs
+    few = [unrepeated(site.builder, value, axis=2) for value in (k, v)]
+    if few[0] is None or few[1] is None:
+        return None
+    heads = [site.builder.spec(value).shape[2] for value in (q, *few) if value]
+    if heads[1] != heads[2] or shared(*heads[:2]) * heads[1] != heads[0]:
+        return None
+    inputs = (q, few[0], few[1], *mask)
+    sources, at = node.work_of, node.attributes
+    return site.builder.apply("attention", *inputs, name=node.name, sources=sources, **at)
+
+
 def _pays(queries: int, keys: int) -> bool:
     return queries * keys >= _LEAST_OF_LIBRARY
 
 
 def _operands(site: Site, product: Node, values: str) -> tuple[list[str], float] | None:
-    """Return queries, keys and values (b, t, heads, d), and the scale of the first two."""
+    """Return queries, keys and values (b, t, heads, d), and the scale of the first two.
+
+    Keys and values may be of one head, for all of those of queries.
+    """
     (q, by, _), (k, twice, _) = (unscaled(site.builder, n, site.constants) for n in product.inputs)
     turned = not product.attributes["transpose_b"]
     swapped = before_swap(site.builder, k) if turned else None
     if swapped is not None:
         k, thrice, _ = unscaled(site.builder, swapped, site.constants)
         turned, twice = False, twice * thrice
-    if len({site.builder.spec(name).shape[:-2] for name in (q, k, values)}) > 1:
+    heads, few, same = (site.builder.spec(name).shape[:-2] for name in (q, k, values))
+    if few != same or few not in (heads, (*heads[:-1], 1)):
         return None
     turns = ((q, False), (k, turned), (values, False))
     return [_by_time(site, *operand) for operand in turns], by * twice

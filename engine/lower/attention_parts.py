@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from soapstone.ir.builder import GraphBuilder
@@ -69,3 +70,55 @@ def before_swap(builder: GraphBuilder, value: str) -> str | None:
     before, rows = (builder.spec(node.inputs[0]).shape for node in (joined, turned))
     fits = joined.spec.view == "reshape" and before == (*shape[:2], *rows[1:])
     return joined.inputs[0] if fits else None
+
+
+def unrepeated(builder: GraphBuilder, value: str, axis: int) -> str | None:
+    """Return a value before each index of an axis was repeated, what follows done to it; or None.
+
+    Files repeat each head of keys and values so for all heads of queries that share it.
+    """
+    node = builder.maker(value)
+    if node is None:
+        return None
+    shape = builder.spec(value).shape
+    if node.operator == "transpose":
+        order = node.attributes["permutation"]
+        least = unrepeated(builder, node.inputs[0], order[axis])
+        return None if least is None else _done(builder, node, least)
+    if node.spec.elementwise and len(node.outputs) == 1:
+        whole = [name for name in node.inputs if builder.spec(name).size > 1]
+        if len(whole) != 1 or builder.spec(whole[0]).shape != shape:
+            return None
+        least = unrepeated(builder, whole[0], axis)
+        return None if least is None else _done(builder, node, least, whole[0])
+    swapped = before_swap(builder, value)
+    if swapped is not None and axis < len(shape) - 2:
+        least, order = unrepeated(builder, swapped, axis), [*range(len(shape))]
+        order[-2:] = order[:-3:-1]
+        return least and builder.apply("transpose", least, permutation=tuple(order))[0]
+    if node.spec.view != "reshape":
+        return None
+    many = builder.spec(node.inputs[0]).shape
+    least = _once(builder, node.inputs[0], axis + 1)
+    joined = (*many[:axis], math.prod(many[axis : axis + 2]), *many[axis + 2 :])
+    if least is None or shape != joined:
+        return None
+    return builder.apply("reshape", least, shape=(*many[: axis + 1], *many[axis + 2 :]))[0]
+
+
+def _once(builder: GraphBuilder, value: str, axis: int) -> str | None:
+    """Return what a value is several times along an axis, or None."""
+    maker, many = builder.maker(value), builder.spec(value).shape
+    if maker is None or axis >= len(many):
+        return None
+    one = (*many[:axis], 1, *many[axis + 1 :])
+    repeats = maker.operator == "broadcast" or (
+        maker.operator == "concat" and len({*maker.inputs}) == 1
+    )
+    return maker.inputs[0] if repeats and builder.spec(maker.inputs[0]).shape == one else None
+
+
+def _done(builder: GraphBuilder, node: Node, to: str, instead: str | None = None) -> str:
+    """Return what a node makes of another value, which stands in the place of its one operand."""
+    inputs = (to if name == (instead or name) else name for name in node.inputs)
+    return builder.apply(node.operator, *inputs, **node.attributes)[0]

@@ -65,7 +65,7 @@ CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
     *(Pass(each.name, partial(fold, each), multiplies=False) for each in IN_REAL),
     Pass(IN_FEW_BITS.name, partial(fold, IN_FEW_BITS), processor="cpu"),
     *(Pass(each.name, partial(fold, each)) for each in FOLDS),
-    Pass(ATTENTION.name, partial(fold, ATTENTION), processor="cpu"),
+    *(Pass(each.name, partial(fold, each), processor="cpu") for each in ATTENTION),
     Pass("widen_weights", lambda graph, _: widen_halves(graph, Strategy({})), processor="cpu"),
     Pass(IN_HALVES.name, partial(fold, IN_HALVES), processor="cpu"),
     Pass(ROUNDED_ROWS.name, partial(fold, ROUNDED_ROWS), processor="cpu", precision=BFLOAT16),

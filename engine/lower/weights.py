@@ -12,11 +12,12 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from soapstone.engine.lower.attention import joined
+from soapstone.engine.lower.attention import joined, with_shared_heads
 from soapstone.engine.lower.branches import grouped
 from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.fold import CHANNELS, Fold, Site, fold
 from soapstone.engine.lower.norms import grouped as _group_norm, named as _norm
+from soapstone.engine.lower.rotary import rotated
 from soapstone.ir.activations import Made, Recogniser
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.products.matmul import ACTIVATIONS, is_of_result
@@ -236,7 +237,11 @@ FOLDS = (
     Fold("fold_scales", ("mul", "affine"), _scale),
     Fold("fold_biases", ("add",), _bias),
 )
-ATTENTION = Fold("join_attention", ("matmul",), joined)
+ATTENTION = (
+    Fold("join_rotations", ("add", "concat", "reshape"), rotated),
+    Fold("join_attention", ("matmul",), joined),
+    Fold("share_heads", ("attention",), with_shared_heads),
+)
 
 _PRODUCTS = (
     Fold("fold_products", ("matmul",), _plain_product),

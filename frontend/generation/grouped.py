@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from soapstone.engine.lower.attention_parts import before_swap, unguarded, unscaled
+from soapstone.engine.lower.attention_parts import before_swap, unguarded, unrepeated, unscaled
 from soapstone.engine.lower.rebuild import called, rebuild
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.products.attention import scale_of
 from soapstone.ir.tensor import Array
 
-_SWAP = (0, 1, 3, 2)  # the last two axes in each other's place
 _OF_ALL_HEADS = ((), (1,), (1, 1))  # the last extents of a mask but that of keys
 _BY_TIME = (0, 2, 1, 3)  # heads and positions in each other's place
 
@@ -69,25 +68,26 @@ def _attention(
     keys, twice, _ = unscaled(builder, before_swap(builder, turned) or "", weights)
     if not keys:
         return None
-    values = _unrepeated(builder, values) or values
+    values = unrepeated(builder, values, 1) or values
     held = builder.spec(keys).shape
     if len(held) != 4 or held[0] != samples or builder.spec(values).shape[:3] != held[:3]:
         return None
     if heads % held[1] or builder.spec(first.inputs[0]).size != samples * heads * held[3]:
         return None
     scale *= once * twice
-    y = _attended(builder, first.inputs[0], keys, values, masks[0], heads, scale=scale, empty=empty)
+    k, v = (builder.apply("transpose", each, permutation=_BY_TIME)[0] for each in (keys, values))
+    y = _attended(builder, first.inputs[0], k, v, masks[0], heads, scale=scale, empty=empty)
     return (_reshaped(builder, y, (samples, heads, 1, builder.spec(y).shape[3])),)
 
 
 def _attended(
     builder: GraphBuilder, q: str, k: str, v: str, mask: str, heads: int, **attributes: Any
 ) -> str:
-    """Return attention (b, few, heads / few, d) of a query a head over keys (b, few, t, d)."""
-    samples, few, _, depth = builder.spec(k).shape
+    """Return attention (b, few, heads / few, d) of a query a head over keys (b, t, few, d)."""
+    samples, _, few, depth = builder.spec(k).shape
     asked = _reshaped(builder, q, (samples, few, heads // few, depth))
-    operands = [builder.apply("transpose", n, permutation=_BY_TIME)[0] for n in (asked, k, v)]
-    y, _ = builder.apply("attention", *operands, mask, **attributes)
+    (asked,) = builder.apply("transpose", asked, permutation=_BY_TIME)
+    y, _ = builder.apply("attention", asked, k, v, mask, **attributes)
     return builder.apply("transpose", y, permutation=_BY_TIME)[0]
 
 
@@ -97,13 +97,10 @@ def _few_heads(builder: GraphBuilder, node: Node) -> tuple[str, ...] | None:
     samples, rows, heads, depth = builder.spec(q).shape
     if len(held) != 2 or rows != 1 or builder.spec(mask).shape[:-1][-2:] not in _OF_ALL_HEADS:
         return None
-    makers = [builder.maker(value) for value in held]
-    few = [
-        _unrepeated(builder, maker.inputs[0])
-        for maker in makers
-        if maker is not None and maker.attributes.get("permutation") == _BY_TIME
-    ]
-    if len(few) != 2 or few[0] is None or few[1] is None:
+    few = held
+    if builder.spec(held[0]).shape[2] == heads:
+        few = [unrepeated(builder, value, 2) or "" for value in held]
+    if "" in few or len({builder.spec(value).shape[2] for value in few}) > 1:
         return None
     attributes = {**node.attributes, "scale": scale_of(node.attributes, depth)}
     y = _attended(builder, q, few[0], few[1], mask, heads, **attributes)
@@ -116,7 +113,7 @@ def _product(builder: GraphBuilder, node: Node) -> tuple[str, ...] | None:
     shape, other = builder.spec(a).shape, builder.spec(b).shape
     if len(shape) != 4 or shape[2] != 1 or shape[:2] != other[:2]:
         return None
-    least = _unrepeated(builder, b)
+    least = unrepeated(builder, b, 1)
     if least is None:
         return None
     samples, heads, _, depth = shape
@@ -124,37 +121,6 @@ def _product(builder: GraphBuilder, node: Node) -> tuple[str, ...] | None:
     rows = _reshaped(builder, a, (samples, few, heads // few, depth))
     (y,) = builder.apply("matmul", rows, least)
     return (_reshaped(builder, y, (samples, heads, 1, other[3])),)
-
-
-def _unrepeated(builder: GraphBuilder, value: str) -> str | None:
-    """Return a value (b, heads, …) before its heads were repeated, what follows done to it."""
-    node = builder.maker(value)
-    if node is None:
-        return None
-    shape, source = builder.spec(value).shape, node.inputs[0]
-    swapped = before_swap(builder, value)
-    if swapped is not None:
-        least = _unrepeated(builder, swapped)
-        return None if least is None else builder.apply("transpose", least, permutation=_SWAP)[0]
-    if node.spec.elementwise and len(node.outputs) == 1:
-        whole = [name for name in node.inputs if builder.spec(name).size > 1]
-        if len(whole) != 1 or builder.spec(whole[0]).shape != shape:
-            return None
-        least = _unrepeated(builder, whole[0])
-        if least is None:
-            return None
-        inputs = (least if name == whole[0] else name for name in node.inputs)
-        return builder.apply(node.operator, *inputs, **node.attributes)[0]
-    if node.spec.view != "reshape":
-        return None
-    maker = builder.maker(source)
-    if maker is None or maker.operator != "broadcast":
-        return None
-    few, many = builder.spec(maker.inputs[0]).shape, builder.spec(source).shape
-    fits = len(few) == len(many) == 5 and few[2] == 1 and few == (*many[:2], 1, *many[3:])
-    if not fits or shape != (many[0], many[1] * many[2], *many[3:]):
-        return None
-    return _reshaped(builder, maker.inputs[0], (*few[:2], *few[3:]))
 
 
 def _reshaped(builder: GraphBuilder, value: str, shape: tuple[int, ...]) -> str:

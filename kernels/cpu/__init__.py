@@ -44,6 +44,7 @@ _FAMILIES = (
     "attention.variants",
     "attention.few",
     "attention.blocks",
+    "attention.rotary",
     "winograd.variants",
     "elementwise.machine",
     "reduction.reduce",

@@ -257,14 +257,75 @@ def test_attention_of_few_scores_is_joined_where_there_are_kernels_of_its_own() 
     check(graph)
 
 
-def test_shared_keys_of_all_heads_stay_products() -> None:
+def test_keys_of_one_head_are_shared_by_all() -> None:
     builder = GraphBuilder("shared")
-    q, k, v = (builder.input(n, (1, h, T, 16)) for n, h in (("q", 4), ("k", 1), ("v", 1)))
+    q, k, v = (builder.input(n, (2, h, T, 16)) for n, h in (("q", 4), ("k", 1), ("v", 1)))
     (scores,) = builder.apply("matmul", q, k, transpose_b=True)
     (weights,) = builder.apply("softmax", scores, axis=3)
     builder.output(*builder.apply("matmul", weights, v))
     graph = builder.build()
-    assert "attention" not in operators(graph)
+    (node,) = (node for node in joined(graph).nodes if node.operator == "attention")
+    assert [graph_heads(joined(graph), name) for name in node.inputs] == [4, 1, 1]
+    check(graph)
+
+
+def graph_heads(graph: Graph, value: str) -> int:
+    return graph.tensors[value].shape[2]
+
+
+def repeated(builder: GraphBuilder, x: str, how: str, times: int) -> str:
+    """Return x (b, heads, t, d) with each head so often, or with all of them so often."""
+    b, heads, t, d = builder.spec(x).shape
+    one, axis = ((b, heads, 1, t, d), 2) if how != "beside" else ((b, 1, heads, t, d), 1)
+    (x,) = builder.apply("reshape", x, shape=one)
+    if how == "concat":
+        (x,) = builder.apply("concat", *[x] * times, axis=axis)
+    else:
+        wide = (*one[:axis], times, *one[axis + 1 :])
+        (x,) = builder.apply("broadcast", x, shape=wide)
+    return builder.apply("reshape", x, shape=(b, heads * times, t, d))[0]
+
+
+def grouped(how: str, queries: int, known: bool, mask: tuple[int, ...] = ()) -> Graph:
+    """Attention of six heads of queries by two of keys. known: it is one operator already."""
+    builder = GraphBuilder("grouped")
+    q = builder.input("q", (2, 6, queries, 16))
+    k, v = (builder.input(name, (2, 2, T, d)) for name, d in (("k", 16), ("v", 24)))
+    hides = [builder.input("mask", mask)] if mask else []
+    k, v = (repeated(builder, x, how, 3) for x in (k, v))
+    if known:
+        each = [builder.apply("transpose", x, permutation=(0, 2, 1, 3))[0] for x in (q, k, v)]
+        y, _ = builder.apply("attention", *each, *hides)
+        builder.output(y)
+        return builder.build()
+    (k,) = builder.apply("affine", k, scale=0.5)
+    (k,) = builder.apply("transpose", k, permutation=(0, 1, 3, 2))
+    (scores,) = builder.apply("matmul", q, k)
+    if hides:
+        (scores,) = builder.apply("add", scores, *hides)
+    (weights,) = builder.apply("softmax", scores, axis=3)
+    builder.output(*builder.apply("matmul", weights, v))
+    return builder.build()
+
+
+@pytest.mark.parametrize(("known", "queries"), [(False, T), (True, 1), (True, 9), (True, T)])
+@pytest.mark.parametrize("how", ["broadcast", "concat"])
+@pytest.mark.parametrize("mask", [(), (1, 1, 1, T), (2, 6, 1, T)])
+def test_heads_that_share_keys_read_them_where_they_are(
+    known: bool, how: str, queries: int, mask: tuple[int, ...]
+) -> None:
+    graph = grouped(how, queries, known, mask)
+    made = joined(graph)
+    (node,) = (node for node in made.nodes if node.operator == "attention")
+    assert [graph_heads(made, name) for name in node.inputs[:3]] == [6, 2, 2]
+    assert not {"broadcast", "concat"} & {node.operator for node in made.nodes}
+    check(graph)
+
+
+def test_heads_that_are_repeated_beside_each_other_are_copied() -> None:
+    graph = grouped("beside", T, known=True)
+    (node,) = (node for node in joined(graph).nodes if node.operator == "attention")
+    assert graph_heads(joined(graph), node.inputs[1]) == 6
     check(graph)
 
 

@@ -10,6 +10,7 @@ from soapstone.frontend.onnx.declared import write_declared
 from soapstone.frontend.onnx.errors import UnsupportedError
 from soapstone.frontend.onnx.export.rules import Given, export
 from soapstone.frontend.onnx.file.tensors import as_tensor
+from soapstone.ir.ops.products.attention_lower import shared
 
 _LEAST = -(1 << 62)
 
@@ -211,7 +212,9 @@ def _attention(g: Given) -> None:
         scale = g.specs[0].shape[-1] ** -0.5
     heads = (0, 2, 1, 3)
     queries = g("Mul", g("Transpose", q, perm=heads), g.number(scale))
-    scores = g("MatMul", queries, g("Transpose", k, perm=(0, 2, 3, 1)))
+    group = shared(g.specs[0].shape[2], g.specs[1].shape[2])
+    keys = _repeated(g, g("Transpose", k, perm=(0, 2, 3, 1)), group, g.specs[0].shape[3])
+    scores = g("MatMul", queries, keys)
     if g["causal"]:
         tq, tk = g.specs[0].shape[1], g.specs[1].shape[1]
         later = np.triu(np.full((tq, tk), -np.inf, g.specs[0].dtype), 1)
@@ -221,5 +224,15 @@ def _attention(g: Given) -> None:
     weights = g("Softmax", scores, axis=-1)
     if mask and g["empty"] == "zeros":
         weights = g("Where", g("IsNaN", weights), g.number(0), weights)
-    made = g("MatMul", weights, g("Transpose", v, perm=heads))
+    made = g(
+        "MatMul", weights, _repeated(g, g("Transpose", v, perm=heads), group, g.specs[2].shape[1])
+    )
     g("Transpose", made, to=g.outputs[0], perm=heads)
+
+
+def _repeated(g: Given, x: str, group: int, rows: int) -> str:
+    """Write x (b, heads, rows, …) with each head so many times."""
+    if group == 1:
+        return x
+    wide = g("Expand", g("Unsqueeze", x, g.ints((2,))), g.ints((1, 1, group, 1, 1)))
+    return g("Reshape", wide, g.ints((0, g.specs[0].shape[2], rows, -1)))

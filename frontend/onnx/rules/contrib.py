@@ -291,8 +291,8 @@ def _places(n: Call, starts: Value, count: int) -> Value:
     return n("add", n.reshape(starts, (*starts.shape, 1)), steps)
 
 
-def _mask(n: Call, places: Value, group: int, rows: int, window: int, dtype: str) -> Value:
-    """Return what hides keys from queries at places (b, t): (b, 1, group * t, rows)."""
+def _mask(n: Call, places: Value, rows: int, window: int, dtype: str) -> Value:
+    """Return what hides keys from queries at places (b, t): (b, 1, t, rows)."""
     samples, count = places.shape
     own = n.known(np.arange(n.room(rows)).reshape(1, 1, rows).astype(dtype))
     at = n.reshape(n.cast(places, dtype), (samples, count, 1))
@@ -301,9 +301,7 @@ def _mask(n: Call, places: Value, group: int, rows: int, window: int, dtype: str
         early = n("less_equal", own, n("affine", at, shift=-window))
         hidden = n("logical_or", hidden, early)
     mask = n("where", hidden, n.like(-np.inf, at), n.like(0, at))
-    mask = n.reshape(mask, (samples, 1, 1, count, rows))
-    mask = n.broadcast(mask, (samples, 1, group, count, rows))
-    return n.reshape(mask, (samples, 1, group * count, rows))
+    return n.reshape(mask, (samples, 1, count, rows))
 
 
 def _split_qkv(n: Call, heads: int, kv_heads: int) -> tuple[Value, Value, Value]:
@@ -330,20 +328,8 @@ def _longer(n: Call, x: Value, rows: int) -> Value:
 
 
 def _grouped(n: Call, q: Value, held: list[Value], places: Value, window: int) -> Value:
-    """Return attention of queries (b, t, heads, d) at places (b, t) over keys up to theirs.
-
-    Queries that share a head of keys are queries of that head, one after the other.
-    """
-    samples, count, heads, width = q.shape
-    _, kv_heads, rows, _ = held[0].shape
-    group = heads // kv_heads
-    mask = n.once(_mask, places, group, rows, window, q.dtype)
-    apart = n.reshape(q, (samples, count, kv_heads, group, width))
-    asked = n.reshape(
-        n.transpose(apart, (0, 3, 1, 2, 4)), (samples, group * count, kv_heads, width)
-    )
+    """Return attention of queries (b, t, heads, d) at places (b, t) over keys up to theirs."""
+    mask = n.once(_mask, places, held[0].shape[2], window, q.dtype)
     keys, values = (n.transpose(each, (0, 2, 1, 3)) for each in held)
     scale = n.attribute("scale", 0.0) or None
-    y = n("attention", asked, keys, values, mask, scale=scale)
-    y = n.reshape(y, (samples, group, count, kv_heads, width))
-    return n.transpose(y, (0, 2, 3, 1, 4))
+    return n("attention", q, keys, values, mask, scale=scale)

@@ -4,6 +4,9 @@ Dims: b, samples; heads; tq and tk, positions of queries and of keys; d, element
 elements of values. Split over tk, d or dv the forward operator is lowered. The gradients take the
 logarithm of each row's sum, `lse`, to make the weights again, so that they split over tk as well.
 
+Several heads of queries may share one of keys and values, those beside each other: then `heads` are
+those of keys, and `group` is how many of queries each has.
+
 Source: Vaswani et al. 2017; the saved sums are those of Dao et al. 2022.
 """
 
@@ -14,11 +17,23 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
+from soapstone.ir.builder import Emitter
+from soapstone.ir.dims import (
+    Axis,
+    DimTable,
+    Kind,
+    Operand,
+    Product,
+    Signature,
+    Whole,
+    along,
+    finish,
+)
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.operands import named
 from soapstone.ir.ops.products import attention_lower
+from soapstone.ir.ops.products.attention_lower import apart, shared as shared
 from soapstone.ir.ops.recurrent.rnn import define_counted
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
@@ -26,21 +41,37 @@ from soapstone.ir.tensor import Array, TensorSpec
 _ATTRIBUTES = {"scale": Attribute("float", None), "causal": Attribute("bool", False)}
 # What a row is of which every key is hidden: zeros, or as softmax makes it, not a number.
 _EMPTY = {"empty": Attribute("str", "zeros", choices=("zeros", "nan"))}
-_Q, _K, _V = "b tq heads d", "b tk heads d", "b tk heads dv"
+# Of keys and values the axis of heads is `few`, as they may have fewer.
+_Q, _K, _V = "b tq heads d", "b tk few d", "b tk few dv"
 _Y, _LSE = "b tq heads dv", "b heads tq"
 _SCORES = ("b", "heads", "tq", "tk")
 
 
-def _mask_axes(table: DimTable, spec: TensorSpec, where: str) -> Operand:
+def _axis(table: DimTable, name: str, extent: int, group: int, where: str) -> Axis:
+    """Return an operand's axis, where `group` heads of queries share one of keys.
+
+    Raises:
+        ShapeError: it has another extent elsewhere; names the dim.
+    """
+    if name != "heads" or group == 1:
+        return along(table, "heads" if name == "few" else name, extent, where)
+    if extent % group:
+        raise ShapeError(f"dim heads: {extent} in {where} found, a multiple of {group} needed")
+    few = table.add("heads", extent // group, where)
+    return Product((few, table.add("group", group, where)), (extent // group, group))
+
+
+def _mask_axes(table: DimTable, spec: TensorSpec, group: int, where: str) -> Operand:
     """Return the axes of a mask, which broadcasts to (b, heads, tq, tk)."""
     if spec.rank > 4:
         raise ShapeError(f"{where} has rank {spec.rank} (shape {spec.shape}); at most 4 needed")
     axes: list[Axis] = []
     for name, extent in zip(_SCORES[4 - spec.rank :], spec.shape):
-        if extent == 1 and table.extent(name) != 1:
+        whole = table.extent(name) * (group if name == "heads" else 1)
+        if extent == 1 and whole != 1:
             axes.append(Whole(1))
         else:
-            axes.append(along(table, name, extent, where))
+            axes.append(_axis(table, name, extent, group, where))
     return Operand(tuple(axes))
 
 
@@ -59,16 +90,24 @@ def _bind(
         raise ShapeError(f"{len(inputs)} inputs found, {len(texts)} or {len(texts) + 1} needed")
     need_float(inputs, *range(len(inputs)))
     table = DimTable()
+    for position, text in enumerate(texts):
+        need_rank(inputs, position, text.replace("few", "heads"))
+    group = shared(inputs[0].shape[2], inputs[1].shape[2]) if texts[0] == _Q else 1
     operands = []
+    known: dict[str, Axis] = {}
     for position, (text, spec) in enumerate(zip(texts, inputs)):
-        need_rank(inputs, position, text)
-        operands.append(named(table, text.split(), spec.shape, f"input {position}"))
+        axes = [
+            _axis(table, name, extent, group, f"input {position}")
+            for name, extent in zip(text.split(), spec.shape)
+        ]
+        known |= dict(zip(text.split(), axes))
+        operands.append(Operand(tuple(axes)))
     if len(inputs) > len(texts):
         where = f"input {len(texts)}"
-        operands.append(_mask_axes(table, inputs[-1], where))
+        operands.append(_mask_axes(table, inputs[-1], group, where))
     results = [
-        operands[-1] if text == "mask" else named(table, names, map(table.extent, names), "output")
-        for text, names in ((text, text.split()) for text in made)
+        operands[-1] if text == "mask" else Operand(tuple(known[name] for name in text.split()))
+        for text in made
     ]
     return finish(table, operands, results, [inputs[0].dtype] * len(results), kinds)
 
@@ -82,6 +121,11 @@ def scale_of(attributes: Attributes, width: int) -> float:
 def _localize(attributes: Attributes, tile: Tile) -> Attributes:
     ahead = tile.intervals["tq"][0] - tile.intervals["tk"][0]
     return {**attributes, "ahead": ahead}
+
+
+def _repeated(x: Array, heads: int) -> Array:
+    """Return keys or values with as many heads as queries have."""
+    return np.repeat(x, shared(heads, x.shape[2]), axis=2)
 
 
 def _scores(attributes: Attributes, q: Array, k: Array, mask: tuple[Array, ...]) -> Array:
@@ -100,6 +144,7 @@ def _scores(attributes: Attributes, q: Array, k: Array, mask: tuple[Array, ...])
 def _attention(
     attributes: Attributes, q: Array, k: Array, v: Array, *mask: Array
 ) -> tuple[Array, Array]:
+    k, v = (_repeated(each, q.shape[2]) for each in (k, v))
     scores = _scores(attributes, q, k, mask)
     top = np.maximum(scores.max(axis=-1, initial=-np.inf), np.finfo(scores.dtype).min)
     weights = np.exp(scores - top[..., None])
@@ -164,17 +209,32 @@ def _mask_grad(
 def _gradient(g: GradientContext) -> Sequence[str | None]:
     dy = g.only_grad()
     q, k, v, *mask = g.inputs
+    group = shared(g.spec(q).shape[2], g.spec(k).shape[2])
+    emit = g.emit if group == 1 else g.emit.renamed({})
+    if group > 1:
+        k, v = apart(emit, k, group), apart(emit, v, group, "dv")
     operands = (dy, q, k, v, *g.outputs, *mask)
     attributes = {name: g.attributes[name] for name in _ATTRIBUTES}
-    made: list[str | None] = list(g.emit.all("attention_grad", *operands, **attributes))
+    dq, dk, dv = emit.all("attention_grad", *operands, **attributes)
+    if group > 1:
+        dk, dv = (_summed(emit, each, group) for each in (dk, dv))
+    made: list[str | None] = [dq, dk, dv]
     if mask:
-        made.append(g.emit("attention_mask_grad", *operands, **attributes))
+        made.append(emit("attention_mask_grad", *operands, **attributes))
     return made
+
+
+def _summed(emit: Emitter, x: str, group: int) -> str:
+    """Emit the gradient of what `apart` repeats."""
+    b, t, heads, d = emit.spec(x).shape
+    wide = emit("reshape", x, shape=(b, t, heads // group, group, d))
+    return emit("reduce_sum", wide, axes=(3,), keepdims=False)
 
 
 def _flops(e: Mapping[str, int], products: int) -> float:
     """Return the operations of that many products over all scores, and of the weights."""
-    return e["b"] * e["heads"] * e["tq"] * e["tk"] * (products * (e["d"] + e["dv"]) + 10.0)
+    heads = e["heads"] * e.get("group", 1)
+    return e["b"] * heads * e["tq"] * e["tk"] * (products * (e["d"] + e["dv"]) + 10.0)
 
 
 _GRAD_INPUTS = (_Y, _Q, _K, _V, _Y, _LSE)
@@ -209,6 +269,8 @@ define_counted(
         Case(("1 1 1 1", "1 1 1 1", "1 1 1 1")),
         Case(("2 0 1 3", "2 4 1 3", "2 4 1 2")),
         Case(("2 21 3 18", "2 35 3 18", "2 35 3 17", "1 3 21 35"), _CAUSAL, ()),
+        Case(("2 3 6 4", "2 5 2 4", "2 5 2 3", "2 6 3 5")),
+        Case(("1 13 4 5", "1 13 2 5", "1 13 2 3", "1 1 1 13"), _CAUSAL, ()),
     ),
     doc="softmax(q k' scale + mask) v, and the logarithm of each row's sum (saved)",
 )

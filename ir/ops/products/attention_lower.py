@@ -16,27 +16,50 @@ def _over(*names: str, prefix: str = "d") -> dict[str, str]:
     return {f"{prefix}{axis}": name for axis, name in enumerate(names)}
 
 
-class _Heads:
-    """Emits the parts of attention with heads before positions: (b, heads, t, …)."""
+def shared(queries: int, keys: int) -> int:
+    """Return how many heads of queries share one of keys, given how many there are of each; or 1.
 
-    def __init__(self, emit: Emitter) -> None:
-        self.emit = emit
-        self.scores = emit.renamed(_over("b", "heads", "tq", "tk"))
+    Where they cannot, the extents of their dim differ.
+    """
+    return queries // keys if keys and queries > keys and queries % keys == 0 else 1
+
+
+def apart(emit: Emitter, x: str, group: int, element: str = "d") -> str:
+    """Emit keys or values (b, t, heads, d) with each head as often as queries share it.
+
+    element: what their last dim follows.
+    """
+    b, t, heads, d = emit.spec(x).shape
+    wide = emit("reshape", x, shape=(b, t, heads, 1, d), rename={})
+    along = _over("b", "tk", "heads", "group", element)
+    wide = emit("broadcast", wide, shape=(b, t, heads, group, d), rename=along)
+    return emit("reshape", wide, shape=(b, t, heads * group, d), rename={})
+
+
+class _Heads:
+    """Emits the parts of attention with heads before positions: (b, heads, t, …).
+
+    heads: what their dim follows; nothing where those of queries share those of keys.
+    """
+
+    def __init__(self, emit: Emitter, heads: str = "heads") -> None:
+        self.emit, self.heads = emit, heads
+        self.scores = emit.renamed(_over("b", heads, "tq", "tk"))
 
     def moved(self, value: str, t: str, d: str) -> str:
         """Return (b, t, heads, d) as (b, heads, t, d)."""
-        rename = _over("b", "heads", t, d)
+        rename = _over("b", self.heads, t, d)
         return self.emit("transpose", value, permutation=_SWAP, rename=rename)
 
     def back(self, value: str, t: str, d: str) -> str:
         """Return (b, heads, t, d) as (b, t, heads, d)."""
-        rename = _over("b", t, "heads", d)
+        rename = _over("b", t, self.heads, d)
         return self.emit("transpose", value, permutation=_SWAP, rename=rename)
 
     def product(self, a: str, b: str, dims: str, **transposes: bool) -> str:
         """Return the product of two of them; `dims` names what its m, k and n follow."""
         m, k, n = dims.split()
-        rename = {"b0": "b", "b1": "heads", "m": m, "k": k, "n": n}
+        rename = {"b0": "b", "b1": self.heads, "m": m, "k": k, "n": n}
         return self.emit("matmul", a, b, rename=rename, **transposes)
 
     def scored(self, node: Node, q: str, k: str, mask: Sequence[str]) -> str:
@@ -63,7 +86,10 @@ class _Heads:
 def forward(emit: Emitter, node: Node) -> Sequence[str]:
     """Return y and lse of `attention`."""
     q, k, v, *mask = node.inputs
-    heads = _Heads(emit)
+    group = shared(emit.spec(q).shape[2], emit.spec(k).shape[2])
+    if group > 1:
+        k, v = apart(emit, k, group), apart(emit, v, group, "dv")
+    heads = _Heads(emit, "heads" if group == 1 else "")
     queries, keys = heads.moved(q, "tq", "d"), heads.moved(k, "tk", "d")
     scores = heads.scored(node, queries, keys, mask)
     top = heads.scores("clip", heads.row("reduce_max", scores), low=_LEAST)
@@ -73,7 +99,7 @@ def forward(emit: Emitter, node: Node) -> Sequence[str]:
     # A row has a weight of 1, or it is all hidden and sums to 0.
     zeros = node.attributes["empty"] == "zeros"
     divisor = heads.scores("clip", total, low=1e-30) if zeros else total
-    mixed = emit("div", mixed, divisor, rename=_over("b", "heads", "tq", "dv"))
+    mixed = emit("div", mixed, divisor, rename=_over("b", heads.heads, "tq", "dv"))
     lse = heads.scores("add", heads.scores("log", total), top)
     return [heads.back(mixed, "tq", "dv"), heads.row("reduce_max", lse, keepdims=False)]
 

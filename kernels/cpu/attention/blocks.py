@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.cache.objects import features
-from soapstone.ir.ops.products.attention import scale_of
+from soapstone.ir.ops.products.attention import scale_of, shared
 from soapstone.kernels.cpu.attention.blocks_lanes import (
     HALF_PRODUCT,
     HALF_WEIGHTS,
@@ -45,8 +45,8 @@ _PANEL = WIDTH * LANES
 # `pieces` of each head's queries, of `rows` each; parts and items: of the whole work; records: the
 # addresses of the parts' buffers. Steps in bytes along samples, positions and heads.
 _BLOCKS = Fields(
-    "parts items heads pieces rows tq tk d dv ahead q q_step(b t h) k k_step(b t h) v v_step(b t h)"
-    " y y_step(b t h) mask mask_step(b h q k) lse lse_step(b h q) factors records",
+    "parts items heads group pieces rows tq tk d dv ahead q q_step(b t h) k k_step(b t h)"
+    " v v_step(b t h) y y_step(b t h) mask mask_step(b h q k) lse lse_step(b h q) factors records",
     reals="empty",
 )
 # Of a part: keys in panels of (d, 64), values (tk, dv), each to whole vectors; of a block of rows
@@ -93,7 +93,8 @@ def _up(n: int) -> Any:
 @helper
 def _hold_halves(w: Any, part: Any, b: int, h: int, begin: int, end: int) -> None:
     """As `_hold`, in words."""
-    k, v = w.k + b * w.k_step_b + h * w.k_step_h, w.v + b * w.v_step_b + h * w.v_step_h
+    few = h // w.group
+    k, v = w.k + b * w.k_step_b + few * w.k_step_h, w.v + b * w.v_step_b + few * w.v_step_h
     words = w.d // 2
     deep, wide = _up(words), _up(w.dv)
     for t in range(begin, end, 16):
@@ -112,7 +113,8 @@ def _hold_halves(w: Any, part: Any, b: int, h: int, begin: int, end: int) -> Non
 @helper
 def _hold(w: Any, part: Any, b: int, h: int, begin: int, end: int) -> None:
     """Bring keys and values of a head into the buffers of a part; begin is a multiple of 16."""
-    k, v = w.k + b * w.k_step_b + h * w.k_step_h, w.v + b * w.v_step_b + h * w.v_step_h
+    few = h // w.group
+    k, v = w.k + b * w.k_step_b + few * w.k_step_h, w.v + b * w.v_step_b + few * w.v_step_h
     deep, wide = _up(w.d), _up(w.dv)
     for t in range(begin, end, 16):
         to = part.keys + (t // _PANEL * deep * _PANEL + t % _PANEL) * 4
@@ -141,7 +143,7 @@ def _attend(halves: bool) -> Native:
         have: Any = np.int64(0)  # keys of the head in the buffers
         for item in range(begin, end):
             b, h, number = item // pieces // w.heads, item // pieces % w.heads, item % pieces
-            have = np.int64(0) if number == 0 else have
+            have = np.int64(0) if number == 0 and h % w.group == 0 else have
             stop = min(w.tq, (number + 1) * w.rows)
             q, y = w.q + b * w.q_step_b + h * w.q_step_h, w.y + b * w.y_step_b + h * w.y_step_h
             for start in range(number * w.rows, stop, ROWS):
@@ -267,6 +269,7 @@ def _bind(call: Call, halves: bool = False) -> Entry | None:
         parts=parts,
         items=items,
         heads=heads,
+        group=shared(heads, k.shape[2]),
         pieces=pieces,
         rows=rows,
         tq=tq,

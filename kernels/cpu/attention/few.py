@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.ops.products.attention import scale_of
+from soapstone.ir.ops.products.attention import scale_of, shared
 from soapstone.kernels.cpu.attention.heads import floor, mask_at, scaled, weights
 from soapstone.kernels.cpu.attention.variants import ahead_of, empty_of, mask_fields
 from soapstone.kernels.cpu.elementwise.lane_loops import add_scaled, fill_floats
@@ -28,7 +28,7 @@ _MOST = 8  # queries
 _HIDES = -1e30  # a mask that is less leaves a key no weight beside one that is seen
 # Steps in bytes along samples, positions and heads; of the mask and the sums as in `heads.py`.
 _FEW = Fields(
-    "heads tq tk d dv ahead q q_step(b t h) k k_step(b t h) v v_step(b t h) y y_step(b t h)"
+    "heads group tq tk d dv ahead q q_step(b t h) k k_step(b t h) v v_step(b t h) y y_step(b t h)"
     " mask mask_step(b h q k) lse lse_step(b h q) scores",
     reals="scale empty",
 )
@@ -56,8 +56,8 @@ def _few(block: Any, begin: int, end: int) -> int:
         b, h = item // heads, item % heads
         scores = w.scores + item * tq * tk * 4
         q = w.q + b * w.q_step_b + h * w.q_step_h
-        k = w.k + b * w.k_step_b + h * w.k_step_h
-        v = w.v + b * w.v_step_b + h * w.v_step_h
+        k = w.k + b * w.k_step_b + h // w.group * w.k_step_h
+        v = w.v + b * w.v_step_b + h // w.group * w.v_step_h
         y = w.y + b * w.y_step_b + h * w.y_step_h
         most = np.int64(0)
         for i in range(tq):
@@ -101,6 +101,7 @@ def attention(call: Call) -> Entry | None:
     steps = {f"{n}_step": a.strides[:3] for n, a in zip("qkvy", (q, k, v, y))}
     block = _FEW.pack(
         heads=heads,
+        group=shared(heads, k.shape[2]),
         tq=tq,
         tk=tk,
         d=d,

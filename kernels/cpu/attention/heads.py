@@ -44,12 +44,13 @@ from soapstone.native.simd import (
     vmax,
 )
 
-# rows: queries at a time, in so many blocks; ahead: how many keys after its own place a query sees;
+# group: heads of queries that share one of keys and values, forward; rows: queries at a time, in so
+# many blocks; ahead: how many keys after its own place a query sees;
 # halves: whether products read bfloat16; mask (0: none) and lse, with their steps; stretches: a
 # table of the blocks of queries; records: addresses of the parts'; empty: by what a row without
 # weights is multiplied. Then the operands: q, k, v, y and, backward, dy, dq, dk, dv.
 BLOCK = Fields(
-    "parts items heads rows blocks tq tk d dv ahead halves mask mask_step(b h q k) lse"
+    "parts items heads group rows blocks tq tk d dv ahead halves mask mask_step(b h q k) lse"
     " lse_step(b h q) stretches records",
     reals="scale empty",
 )
@@ -221,15 +222,16 @@ def forward(block: Any, begin: int, end: int) -> Any:
         count = min(rows, tq - first)
         stretch = _stretch(w, number)
         which, tk, width = stretch.product, stretch.keys, stretch.width
-        have = np.int64(0) if number == 0 else have
+        few = h // w.group
+        have = np.int64(0) if number == 0 and h % w.group == 0 else have
         if w.halves:
             _rounded(part.queries - first * d * 2, operands, Q, b, first, h, first + count, d)
-            _rounded(part.keys, operands, K, b, have, h, tk, d)
-            _rounded(part.values, operands, V, b, have, h, tk, dv)
+            _rounded(part.keys, operands, K, b, have, few, tk, d)
+            _rounded(part.values, operands, V, b, have, few, tk, dv)
         else:
             _collect(part.queries - first * d * 4, operands, Q, b, first, h, first + count, d)
-            _collect(part.keys, operands, K, b, have, h, tk, d)
-            _collect(part.values, operands, V, b, have, h, tk, dv)
+            _collect(part.keys, operands, K, b, have, few, tk, d)
+            _collect(part.values, operands, V, b, have, few, tk, dv)
         have = max(have, tk)
         status = _product(record, which)
         if status != 0:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import learn
-from soapstone.ir.ops.products.attention import scale_of
+from soapstone.ir.ops.products.attention import scale_of, shared
 from soapstone.kernels.cpu.attention.heads import (
     BLOCK,
     OPERAND,
@@ -169,6 +169,7 @@ def _bind(
         parts=parts,
         items=items,
         heads=q.shape[2],
+        group=shared(q.shape[2], k.shape[2]),
         rows=rows,
         blocks=len(blocks),
         tq=q.shape[1],

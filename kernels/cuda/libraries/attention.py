@@ -52,6 +52,8 @@ def described(call: Call, inputs: tuple[View, ...], y: View) -> Attention | None
     """
     if len(inputs) != 3 or inputs[0].dtype not in HALVES:
         return None
+    if inputs[0].shape[2] != inputs[1].shape[2]:  # heads that share keys
+        return None
     tensors = [_heads(x) for x in (*inputs, y)]
     for x in (*inputs, y):
         if x.strides[-1] != 1 or x.shape[-1] % WIDTHS or x.shape[-1] > MOST_WIDTH or not x.size:
