@@ -1,4 +1,4 @@
-"""How graphs of a served model are bound: over constant, folded weights, or over streamed ones.
+"""How graphs of a model are bound for inference: over constant weights, or over streamed ones.
 
 Sessions of one model that run at once share what is here, so weights are packed once for all.
 """
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from soapstone.engine.constants import Constants, Found
+from soapstone.engine.inference import InferenceGraph
 from soapstone.engine.lower import fold_weights, split_constants
 from soapstone.engine.lower.few_bits import ROUNDING
 from soapstone.engine.mapper import GraphMapper
-from soapstone.engine.served import Served
 from soapstone.engine.session import Bound, Session
 from soapstone.errors import DataError
-from soapstone.frontend.inference.extended import Extended, Known
-from soapstone.frontend.inference.followed import Followed
-from soapstone.frontend.inference.foretold import Foretold
+from soapstone.frontend.inference.families import GraphFamilies, Known
+from soapstone.frontend.inference.session_strategy import SessionStrategy
+from soapstone.frontend.inference.shape_warmup import ShapeWarmup
 from soapstone.frontend.inference.sources import Notes, Source
 from soapstone.ir.by_extents import Choice, Said, noted
 from soapstone.ir.files.layouts import Layouts
@@ -44,8 +44,10 @@ class Packed:
     """What kernels have made of a model's weights, for all its shapes and all its sessions.
 
     Attributes:
-        found: it. lock: is held while a graph is made and bound. extended: graphs of the model.
-        foretold: those of inputs that have not come.
+        found: packed weights, by what they were packed of.
+        lock: held while a graph is made and bound.
+        families: the graphs of the model for the shapes that were met.
+        warmup: the thread that makes graphs for shapes that are likely to come.
     """
 
     def __init__(self) -> None:
@@ -54,8 +56,8 @@ class Packed:
 
     def forked(self) -> None:
         """In a child process nobody holds the lock, and weights are packed anew."""
-        self.found, self.lock, self.extended = Found(), threading.Lock(), Extended()
-        self.foretold = Foretold()
+        self.found, self.lock, self.families = Found(), threading.Lock(), GraphFamilies()
+        self.warmup = ShapeWarmup()
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +66,14 @@ class Binder:
 
     Attributes:
         source, packed: the model, and what its sessions share.
-        followed, machine: the strategy, and what runs it.
+        strategy, machine: the strategy, and what runs it.
         plans: how weights are streamed, None where they are constant.
         plain, layouts, tune, precision: see `InferenceSession`.
     """
 
     source: Source
     packed: Packed
-    followed: Followed
+    strategy: SessionStrategy
     machine: Machine
     plans: Plans | None
     plain: bool
@@ -83,8 +85,8 @@ class Binder:
         """Return the same on another machine, over the same weights."""
         if machine == self.machine:
             return self
-        followed = Followed(None, self.source, machine, None, None, 0, 1)
-        return replace(self, machine=machine, followed=followed)
+        strategy = SessionStrategy(None, self.source, machine, None, None, 0, 1)
+        return replace(self, machine=machine, strategy=strategy)
 
     def session(self, values: dict[str, Array]) -> Session:
         """Return a new session that graphs are bound in. values: what is streamed begins with."""
@@ -127,7 +129,7 @@ class Binder:
     @property
     def extends(self) -> bool:
         """Whether the graph for a shape may be made of those for others."""
-        return self.plans is None and not self.plain and self.followed.given is None
+        return self.plans is None and not self.plain and self.strategy.given is None
 
     def known(self, given: Mapping[str, Array]) -> tuple[Known, Mapping[str, Array]]:
         """Return the graph for inputs, and those on whose contents it depends.
@@ -139,14 +141,14 @@ class Binder:
         # Of sequences and optional values no graph is made, which the source says.
         arrays = {name: each for name, each in given.items() if isinstance(each, np.ndarray)}
         shapes = {name: array.shape for name, array in arrays.items()}
-        extended = self.packed.extended
-        found = extended.at(shapes, self._plain) if len(arrays) == len(given) else None
+        families = self.packed.families
+        found = families.at(shapes, self._plain) if len(arrays) == len(given) else None
         if found is not None:
             return found, NOTHING
         graph, contents, notes = self.source.noted(given, self.extends)
         known = self.folded(replace(graph, updates={}), notes=notes)
         if self.extends and known.layouts is None and not contents:
-            extended.note(shapes, known, self.source.weights())
+            families.note(shapes, known, self.source.weights())
         return known, contents
 
     @property
@@ -154,15 +156,15 @@ class Binder:
         """Whether graphs are launched alike for all extents, as far as passes see to it."""
         return self.extends and len(self.machine.workers) == 1
 
-    def serve(self, session: Session) -> None:
-        """Let graphs for inputs that have not come be launched without passes, where they may."""
+    def prepare_families(self, session: Session) -> None:
+        """Lower the graphs of each family, so that graphs derived from it need no passes."""
         if self._plain:
-            self.packed.extended.serve(lambda known: self._served(session, known))
+            self.packed.families.prepare(lambda known: self._inference_graph(session, known))
 
     @property
-    def serves(self) -> bool:
-        """Whether there is something for `serve` to do."""
-        return self._plain and self.packed.extended.waits
+    def has_unprepared(self) -> bool:
+        """Whether there is a family for `prepare_families` to prepare."""
+        return self._plain and self.packed.families.has_unprepared
 
     def folded(
         self, graph: Graph, constants: Mapping[str, Array] = NOTHING, notes: Notes | None = None
@@ -196,14 +198,14 @@ class Binder:
         """
         try:
             if self.plans is None and not self.plain:
-                served = known.served or self._served(session, known)
+                ready = known.inference or self._inference_graph(session, known)
                 self.packed.found.bound()
                 bound = session.bind_prepared(
-                    *(served.prepared.graph, served.prepared, served.constants),
+                    *(ready.prepared.graph, ready.prepared, ready.constants),
                     names=known.outputs,
                     in_turn=in_turn,
                 )
-                served.constants.bound()
+                ready.constants.bound()
                 return bound
             graph, held = known.graph, self._held(known)
             fixed: Mapping[str, Array]
@@ -214,7 +216,7 @@ class Binder:
                 self.packed.found.bound()
                 prologue = replace(graph, nodes=(), outputs=())
                 fixed = Constants(held, prologue, self.packed.found)
-            strategy = self.followed.of(known.given or graph, graph, known.layouts)
+            strategy = self.strategy.of(known.given or graph, graph, known.layouts)
             bound = session.bind(graph, strategy, fixed, names=known.outputs, fuse=not self.plain)
             if isinstance(fixed, Constants):
                 fixed.bound()
@@ -225,13 +227,15 @@ class Binder:
     def _held(self, known: Known) -> dict[str, Array]:
         return _held(known.graph, {**self.source.weights(), **known.constants})
 
-    def _served(self, session: Session, known: Known) -> Served:
-        """Return what is bound of a graph over constant weights."""
+    def _inference_graph(self, session: Session, known: Known) -> InferenceGraph:
+        """Return a graph over constant weights, lowered."""
         graph, held = known.graph, self._held(known)
         prologue, rest = split_constants(graph, graph.roles.keys() & held.keys())
         constants = Constants(held, prologue, self.packed.found)
-        strategy = self.followed.of(known.given or graph, rest, known.layouts)
-        return Served(held, prologue, constants, session.prepared(rest, strategy, {*constants}))
+        strategy = self.strategy.of(known.given or graph, rest, known.layouts)
+        return InferenceGraph(
+            held, prologue, constants, session.prepared(rest, strategy, {*constants})
+        )
 
     def _orders(self, graph: Graph) -> Layouts | None:
         """Return the axis orders of a graph's values; a file's are for all extents of its dims."""

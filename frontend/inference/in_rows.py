@@ -17,7 +17,7 @@ import numpy as np
 
 from soapstone.engine.session import Bound
 from soapstone.frontend.exchange import targets
-from soapstone.frontend.inference.extended import Known, alike
+from soapstone.frontend.inference.families import Known, alike
 from soapstone.frontend.inference.sources import Source
 from soapstone.ir.by_extents import Said
 from soapstone.ir.errors import GraphError

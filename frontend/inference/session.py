@@ -169,12 +169,12 @@ class InferenceSession:
     ) -> None:
         """Read the model, and make ready to bind graphs of it; file: see `Source.of`."""
         from soapstone.frontend.inference.binding import Binder, Packed
-        from soapstone.frontend.inference.followed import Followed
+        from soapstone.frontend.inference.session_strategy import SessionStrategy
         from soapstone.frontend.precision import check_precision
 
         with paused():
             source = Source.of(model, weights, file)
-        followed = Followed(strategy, source, machine, cpus, threads, gpus, requests)
+        followed = SessionStrategy(strategy, source, machine, cpus, threads, gpus, requests)
         machine, plans = followed.machine, None
         streamed = fast_memory is not None or plan is not None
         check_precision(precision, machine.processors[0].kind, streamed, plain)
@@ -206,11 +206,11 @@ class InferenceSession:
         return object.__getattribute__(self, name)
 
     def _begin(self, binder: Binder, bound_shapes: int | None, requests: int = 1) -> None:
-        from soapstone.frontend.inference.bounds import Bounds
+        from soapstone.frontend.inference.bound_graphs import BoundGraphs
         from soapstone.runtime.forks import tell
 
         self._binder, self._source, self._machine = binder, binder.source, binder.machine
-        self._bounds = Bounds(binder, bound_shapes)
+        self._bounds = BoundGraphs(binder, bound_shapes)
         self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
         self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one

@@ -28,7 +28,7 @@ from soapstone.frontend.strategies.task_times import Progress as Stage
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.strategy.following import followed, told
+from soapstone.ir.strategy.transfer import to_original, to_rewritten
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine
@@ -43,42 +43,44 @@ _SECONDS = 10.0  # of the search for one kind of group
 
 
 @dataclass(frozen=True)
-class Served:
-    """A forward graph as sessions serve it.
+class FoldedGraph:
+    """A forward graph whose constant weights are folded, as inference sessions run it.
 
     Attributes:
-        given: the graph of the model. made: what is left of it when its weights are folded.
-        contents: of those.
+        original: the graph of the model. rewritten: what folding leaves of it.
+        contents: the weights that `rewritten` reads.
     """
 
-    given: Graph
-    made: Graph
+    original: Graph
+    rewritten: Graph
     contents: Mapping[str, Array]
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph of `made` by itself: weights are its constants, nodes do their own work."""
-        roles = {name: role for name, role in self.made.roles.items() if role is Role.INPUT}
-        fixed = dict.fromkeys(self.made.roles.keys() - roles.keys(), Role.CONSTANT)
-        nodes = tuple(replace(node, sources=()) for node in self.made.nodes)
-        return replace(self.made, nodes=nodes, roles={**roles, **fixed})
+        """`rewritten` as a graph of its own, with weights as constants and no `sources`."""
+        rewritten = self.rewritten
+        roles = {name: role for name, role in rewritten.roles.items() if role is Role.INPUT}
+        fixed = dict.fromkeys(rewritten.roles.keys() - roles.keys(), Role.CONSTANT)
+        nodes = tuple(replace(node, sources=()) for node in rewritten.nodes)
+        return replace(rewritten, nodes=nodes, roles={**roles, **fixed})
 
     @staticmethod
-    def of(graph: Graph, weights: Mapping[str, Array]) -> Served:
-        """Return a forward graph as it is served; weights that are not given are drawn."""
+    def of(graph: Graph, weights: Mapping[str, Array]) -> FoldedGraph:
+        """Return a forward graph with its weights folded; weights that are not given are drawn."""
         graph = replace(graph, updates={})
         names = [name for name, role in graph.roles.items() if role is not Role.INPUT]
         held = {name: weights[name] if name in weights else drawn(graph, name) for name in names}
-        first, made = folded(graph, held)
-        return Served(graph, made, Constants(held, first))
+        prologue, rewritten = folded(graph, held)
+        return FoldedGraph(graph, rewritten, Constants(held, prologue))
 
-    def told(self, result: StrategyResult) -> StrategyResult:
-        """Return what a search of `graph` has found, its strategy one of the model's graph."""
-        return replace(result, strategy=told(result.strategy, self.made, self.given))
+    def to_original(self, result: StrategyResult) -> StrategyResult:
+        """Return the result of a search on `graph` with its strategy stated for `original`."""
+        strategy = to_original(result.strategy, self.rewritten, self.original)
+        return replace(result, strategy=strategy)
 
-    def followed(self, strategy: Strategy) -> Strategy:
-        """Return a strategy of the model's graph as one of `graph`."""
-        return followed(strategy, self.given, self.made)
+    def to_rewritten(self, strategy: Strategy) -> Strategy:
+        """Return a strategy of `original` as one of `graph`."""
+        return to_rewritten(strategy, self.original, self.rewritten)
 
 
 @dataclass(frozen=True)
@@ -204,31 +206,34 @@ def find_serving(
         else forward_of(model, batch_size, sizes=sizes, dims=dims)
     )
     held = {n: known[n] if n in known else drawn(graph, n) for n in graph.roles}
-    served = Served.of(graph, held)
+    folded_graph = FoldedGraph.of(graph, held)
     options, deadline = options or Options(seconds=_SECONDS), deadline or Deadline()
     found: dict[tuple[int, int], tuple[StrategyResult, MeasuredMachine]] = {}
     ways = divisions(cores or usable_cores())
     for cpus, threads in dict.fromkeys((p, t) for _, p, t in ways):
         machine = measured_machine(cpus, threads)
-        measure_tasks(served.graph, machine, stage, deadline, served.contents)
+        measure_tasks(folded_graph.graph, machine, stage, deadline, folded_graph.contents)
         if deadline.stopped:
             options = replace(options, seconds=0.0)
-        result = search(served.graph, machine, options, progress=progress)
+        result = search(folded_graph.graph, machine, options, progress=progress)
         if result.interrupted:
             deadline.stop()
-        found[cpus, threads] = served.told(result), machine
-    kind = step_kind(served.graph)
+        found[cpus, threads] = folded_graph.to_original(result), machine
+    kind = step_kind(folded_graph.graph)
     slower = {t: m.times.step(kind).slower for (p, t), (_, m) in found.items() if p > 1}
     with ExitStack() as stack:
         sessions = [
             stack.enter_context(
                 InferenceSession(
-                    served.given, held, strategy=found[p, t][0].strategy, requests=requests
+                    folded_graph.original, held, strategy=found[p, t][0].strategy, requests=requests
                 )
             )
             for requests, p, t in ways
         ]
-        given = {name: drawn(served.given, name) for name in served.given.inputs(Role.INPUT)}
+        given = {
+            name: drawn(folded_graph.original, name)
+            for name in folded_graph.original.inputs(Role.INPUT)
+        }
         taken: list[list[tuple[float, float]]] = [[] for _ in ways]
         for _ in range(1 + _ROUNDS):
             for session, times in zip(sessions, taken):

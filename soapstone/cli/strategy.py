@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from soapstone.deadline import Deadline
-    from soapstone.frontend.strategies.serving import Served
+    from soapstone.frontend.strategies.serving import FoldedGraph
     from soapstone.ir.graph import Graph
     from soapstone.ir.strategy import Strategy
     from soapstone.ir.tensor import Array
@@ -76,24 +76,24 @@ def _prepared(
     return graph, where if memory is None else where.limited(memory)
 
 
-def _served(
+def _folded(
     model: str,
     machine: Machine,
     batch_size: int | None,
     size: list[str] | None,
     dim: list[str] | None,
     inference: bool,
-) -> Served | None:
+) -> FoldedGraph | None:
     """Return a model as it is served, where that is asked for and the machine is this one."""
     from soapstone.search.cost.tasks import MeasuredMachine
 
     if not (inference and isinstance(machine, MeasuredMachine)):
         return None
     from soapstone.frontend.strategies import finding
-    from soapstone.frontend.strategies.serving import Served
+    from soapstone.frontend.strategies.serving import FoldedGraph
 
     sizes = finding.parse_sizes(size)
-    return Served.of(*finding.forward_of(model, batch_size, sizes=sizes, dims=dims_of(dim)))
+    return FoldedGraph.of(*finding.forward_of(model, batch_size, sizes=sizes, dims=dims_of(dim)))
 
 
 def _measure(
@@ -226,19 +226,19 @@ def search(
         seed=seed,
     )
     options.check()
-    served = _served(model, where, batch_size, size, dim, inference)
-    split = graph if served is None else served.graph
-    if served is not None and given is not None:
-        given = dict(served.followed(Strategy(given)).configurations)
-    _measure(split, where, half, None if served is None else served.contents)
+    folded = _folded(model, where, batch_size, size, dim, inference)
+    split = graph if folded is None else folded.graph
+    if folded is not None and given is not None:
+        given = dict(folded.to_rewritten(Strategy(given)).configurations)
+    _measure(split, where, half, None if folded is None else folded.contents)
     if half.stopped:  # by Ctrl-C: the best of what needs no search
         options = replace(options, seconds=0.0)
     elif proposals is None and budget is not None:
         options = replace(options, seconds=deadline.left)
     with searching() as progress:
         result = find(split, where, options, start=given, progress=progress)
-    if served is not None:
-        result = served.told(result)
+    if folded is not None:
+        result = folded.to_original(result)
     _write(result.strategy, graph, output, picture)
     if timeline is not None:
         result.simulation.timeline.save(timeline)
@@ -268,11 +268,11 @@ def simulate(
     check_targets(timeline)
     graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference, memory)
     given = finding.given(graph, where, strategy)
-    served = _served(model, where, batch_size, size, dim, inference)
-    if served is not None:
-        graph = served.graph
-        given = given if isinstance(given, str) else served.followed(given)
-    _measure(graph, where, constants=None if served is None else served.contents)
+    folded = _folded(model, where, batch_size, size, dim, inference)
+    if folded is not None:
+        graph = folded.graph
+        given = given if isinstance(given, str) else folded.to_rewritten(given)
+    _measure(graph, where, constants=None if folded is None else folded.contents)
     result = finding.simulated(graph, where, given)
     if timeline is not None:
         result.timeline.save(timeline)

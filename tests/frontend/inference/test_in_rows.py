@@ -12,7 +12,7 @@ import pytest
 from soapstone import DataError, InferenceSession, Model, from_onnx
 from soapstone.engine.session import Bound, Session
 from soapstone.frontend.inference.binding import Binder
-from soapstone.frontend.inference.extended import Known
+from soapstone.frontend.inference.families import Known
 from soapstone.frontend.inference.in_rows import MOST_STEPS
 from soapstone.frontend.onnx import OnnxModel
 from soapstone.ir.tensor import Array, Role
@@ -120,7 +120,7 @@ def counted(
 ) -> Iterator[tuple[InferenceSession, list[int]]]:
     """A session, and the numbers of rows that it binds graphs for."""
     with InferenceSession(model, threads=1, **options) as session:  # type: ignore[arg-type]
-        session._binder.packed.foretold.close()  # see test_foretold.py
+        session._binder.packed.warmup.close()  # see test_shape_warmup.py
         numbers: list[int] = []
         bind = Binder.bind
 
@@ -139,7 +139,7 @@ def equal_fresh(model: str, session: InferenceSession, feeds: dict[str, Array]) 
     with InferenceSession(model, threads=1, tune=False) as fresh:
         expected = fresh.run(feeds)
     found = session.run(feeds)
-    session._bounds._meanwhile.wait()
+    session._bounds._background.wait()
     for name, array in found.items():
         assert array.shape == expected[name].shape and array.dtype == expected[name].dtype
         np.testing.assert_allclose(array, expected[name], rtol=2e-5, atol=2e-5)

@@ -261,8 +261,8 @@ def test_shapes_are_bound_as_they_come_and_forgotten_in_turn() -> None:
         for size in (1, 6, 2, 6, 1):
             found = session.run({"image": whole["image"][:size]})[output]
             np.testing.assert_allclose(found, expected[output][:size], atol=2e-5)
-        session._binder.packed.foretold.wait()
-        session._bounds._meanwhile.wait()
+        session._binder.packed.warmup.wait()
+        session._bounds._background.wait()
         assert threading.active_count() == before + 1
 
 

@@ -12,11 +12,11 @@ from helpers.session_runs import assert_near
 
 from soapstone import InferenceSession, Model
 from soapstone.errors import DataError
-from soapstone.frontend.strategies.serving import Division, Served, Serving, divisions, loaded
+from soapstone.frontend.strategies.serving import Division, FoldedGraph, Serving, divisions, loaded
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Configuration, Strategy
-from soapstone.ir.strategy.following import followed, told
+from soapstone.ir.strategy.transfer import to_original, to_rewritten
 from soapstone.ir.tensor import Array
 from soapstone.native import shared
 from soapstone.runtime import Machine
@@ -54,13 +54,15 @@ def images(batch: int, seed: int = 1) -> dict[str, Array]:
     return {"image": np.random.default_rng(seed).standard_normal((batch, 3, 10, 10), np.float32)}
 
 
-def random_strategy(served: Served, seed: int, machine: Machine) -> Strategy:
+def random_strategy(folded: FoldedGraph, seed: int, machine: Machine) -> Strategy:
     """Return a random strategy of the graph that is served, as one of the model's."""
-    model = prepare(served.graph, described(machine))
+    model = prepare(folded.graph, described(machine))
     settled = Settled(model)
     settled.set(randomly(model, seed))
-    strategy = as_strategy(served.graph, model, settled.configurations(), {})
-    return told(replace(strategy, machine=machine.describe()), served.made, served.given)
+    strategy = as_strategy(folded.graph, model, settled.configurations(), {})
+    return to_original(
+        replace(strategy, machine=machine.describe()), folded.rewritten, folded.original
+    )
 
 
 def described(machine: Machine) -> Machine:
@@ -76,8 +78,8 @@ def described(machine: Machine) -> Machine:
 def test_results_are_those_of_the_sequential_run_under_any_strategy(seed: int) -> None:
     with branches() as model:
         weights, machine = trained(model), Machine.local(cpus=2 + seed % 2)
-        served = Served.of(model.graph, weights)
-        strategy = random_strategy(served, seed, machine)
+        folded = FoldedGraph.of(model.graph, weights)
+        strategy = random_strategy(folded, seed, machine)
         given = images(2)
         expected = interpret(model.graph, {**weights, **given})
         with InferenceSession(model.graph, weights, machine=machine, strategy=strategy) as session:
@@ -89,15 +91,15 @@ def test_results_are_those_of_the_sequential_run_under_any_strategy(seed: int) -
 @pytest.mark.parametrize("seed", range(4))
 def test_a_strategy_of_what_is_served_is_found_again_in_one_of_the_model(seed: int) -> None:
     with branches() as model:
-        served = Served.of(model.graph, trained(model))
+        folded = FoldedGraph.of(model.graph, trained(model))
         machine = Machine.local(cpus=2)
-        strategy = random_strategy(served, seed, machine)
+        strategy = random_strategy(folded, seed, machine)
         strategy.check(model.graph, machine.describe())
-        there = followed(strategy, served.given, served.made)
-        back = told(there, served.made, served.given)
+        there = to_rewritten(strategy, folded.original, folded.rewritten)
+        back = to_original(there, folded.rewritten, folded.original)
         assert back.configurations == strategy.configurations
         split = [name for name, item in there.configurations.items() if item.points > 1]
-        assert {"conv2d", "dense"} & {served.made.by_name[n].operator for n in split} or split
+        assert {"conv2d", "dense"} & {folded.rewritten.by_name[n].operator for n in split} or split
 
 
 def test_samples_are_split_over_processors_for_batches_of_any_size() -> None:
@@ -119,8 +121,8 @@ def test_a_strategy_is_fitted_to_other_shapes(tmp_path: Path) -> None:
         weights = trained(model)
         model.set_weights(weights)
         machine, graph = Machine.local(cpus=2), model.build(6)
-        served = Served.of(graph, weights)
-        strategy = random_strategy(served, 1, machine)
+        folded = FoldedGraph.of(graph, weights)
+        strategy = random_strategy(folded, 1, machine)
         assert strategy.inputs == {"image": (6, 3, 10, 10)}
         strategy.save(tmp_path / "six.json")
         with InferenceSession(model, strategy=tmp_path / "six.json") as session:
@@ -140,8 +142,8 @@ def test_a_strategy_is_fitted_to_other_shapes(tmp_path: Path) -> None:
 def test_strategies_of_other_graphs_and_machines_are_refused() -> None:
     with branches() as model, branches(3) as other:
         weights = trained(model)
-        served = Served.of(model.graph, weights)
-        strategy = random_strategy(served, 0, Machine.local(cpus=2))
+        folded = FoldedGraph.of(model.graph, weights)
+        strategy = random_strategy(folded, 0, Machine.local(cpus=2))
         with pytest.raises(StrategyError, match="strategy is for graph 'branches' with hash"):
             InferenceSession(other.graph, weights, strategy=strategy)
         with pytest.raises(StrategyError, match="with 2 processors; 3 found"):

@@ -14,9 +14,9 @@ from test_in_rows import TAGGER, given
 from soapstone import InferenceSession
 from soapstone.engine.session import Bound, Session
 from soapstone.errors import DataError
+from soapstone.frontend.inference.background import Background
 from soapstone.frontend.inference.binding import Binder
-from soapstone.frontend.inference.extended import Known
-from soapstone.frontend.inference.meanwhile import Meanwhile
+from soapstone.frontend.inference.families import Known
 from soapstone.ir.tensor import Array
 
 BIND = Binder.bind
@@ -37,7 +37,7 @@ def test_runs_go_on_in_steps_while_a_thread_binds(monkeypatch: pytest.MonkeyPatc
     begun, goes_on = threading.Event(), threading.Event()
 
     def slow(binder: Binder, engine: Session, values: dict[str, Array], known: Known) -> Bound:
-        if threading.current_thread().name == "soapstone-meanwhile":
+        if threading.current_thread().name == "soapstone-background":
             begun.set()
             assert goes_on.wait(60)
         return BIND(binder, engine, values, known)
@@ -52,7 +52,7 @@ def test_runs_go_on_in_steps_while_a_thread_binds(monkeypatch: pytest.MonkeyPatc
         right(session, 6)
         assert held(session) == [2]
         goes_on.set()
-        session._bounds._meanwhile.wait()
+        session._bounds._background.wait()
         less = session.peak_bytes
         right(session, 6)
         assert held(session) == [2, 6] and session.peak_bytes > less
@@ -71,7 +71,7 @@ def test_what_a_thread_fails_at_is_told_by_a_run(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(DataError, match="no room"):
             for _ in range(8):
                 session.run(feeds)
-                session._bounds._meanwhile.wait()
+                session._bounds._background.wait()
         monkeypatch.setattr(Binder, "bind", BIND)
         for _ in range(3):
             right(session, 6)
@@ -85,7 +85,7 @@ def test_what_was_bound_so_is_let_go_of_as_all_else() -> None:
         for rows in (6, 7):
             while rows not in held(session):
                 right(session, rows)
-                session._bounds._meanwhile.wait()
+                session._bounds._background.wait()
             if let_go is None:
                 let_go = weakref.ref(session._bounds.held[next(reversed(session._bounds.held))])
         right(session, 6 if 6 in held(session) else 2)
@@ -111,8 +111,8 @@ def test_a_session_may_be_closed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> N
         while not begun.is_set():
             session.run(feeds)
     goes_on.set()
-    session._bounds._meanwhile.wait()
-    assert session._bounds._meanwhile.take() is None
+    session._bounds._background.wait()
+    assert session._bounds._background.take() is None
 
 
 def test_what_was_bound_so_is_in_timelines(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_was_bound_so_is_in_timelines(tmp_path: Path) -> None:
         right(session, 2)
         while 6 not in held(session):
             right(session, 6)
-            session._bounds._meanwhile.wait()
+            session._bounds._background.wait()
         with session.profile(tmp_path / "timeline.json"):
             right(session, 6)
         told = (tmp_path / "timeline.json").read_text()
@@ -128,7 +128,7 @@ def test_what_was_bound_so_is_in_timelines(tmp_path: Path) -> None:
 
 
 def test_one_thing_is_made_at_a_time_and_none_that_failed_again() -> None:
-    meanwhile, goes_on = Meanwhile[int](), threading.Event()
+    meanwhile, goes_on = Background[int](), threading.Event()
     assert meanwhile.begin(("a",), lambda: int(goes_on.wait(60)))
     assert meanwhile.begin(("b",), lambda: 2)  # later
     assert meanwhile.take() is None
@@ -142,7 +142,7 @@ def test_one_thing_is_made_at_a_time_and_none_that_failed_again() -> None:
 
 
 def test_what_could_not_be_made_is_remembered_within_bounds() -> None:
-    meanwhile = Meanwhile[int]()
+    meanwhile = Background[int]()
 
     def make() -> int:
         raise ValueError("none")

@@ -1,8 +1,9 @@
-"""A served graph as it is launched, and that for other extents out of those for some.
+"""A graph over constant weights as it is launched, and its derivation for other extents.
 
-What passes make of a graph is a graph too (`engine.prepare`): where it differs between extents as
-shapes do alone, that for others is arithmetic on it (`ir/extents.py`) and takes no pass. So are
-the boxes and shapes by which values are seen in others' memory.
+The lowering passes make a graph of a graph (`engine.prepare`). Where the lowered graphs for several
+input shapes differ in extents alone, the one for another shape follows by arithmetic on extents
+(`ir/extents.py`), without running a pass. The same holds for its views: the boxes and shapes by
+which values lie in the memory of others.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from soapstone.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
-    """What is bound of a graph whose weights are constant.
+class InferenceGraph:
+    """A graph whose weights are constant, ready to be bound.
 
     Attributes:
-        weights: by name. prologue: the graph of what they alone determine.
-        constants: both, for kernels. prepared: the rest as it is launched.
+        weights: by name.
+        prologue: the nodes that weights alone determine; they run when the graph is bound.
+        constants: the weights and the results of the prologue, as kernels read them.
+        prepared: the other nodes, lowered.
     """
 
     weights: Mapping[str, Array]
@@ -37,7 +40,7 @@ class Served:
 
     @cached_property
     def whole(self) -> Graph:
-        """Both graphs as one.
+        """The prologue and the lowered nodes as one graph.
 
         Raises:
             GraphError: they have names in common.
@@ -57,20 +60,20 @@ class Served:
         )
 
 
-class ServedFamily:
-    """What is bound of a model for extents of its inputs, by that for some.
+class InferenceFamily:
+    """Graphs of one model for several input shapes, from which that for another is derived.
 
     Args:
-        made: of graphs that are a `Family`, two or more.
+        made: two graphs or more, which are a `Family`.
 
     Attributes:
-        numbers: that extents are made of.
+        numbers: the numbers of which all extents are composed.
 
     Raises:
-        GraphError: they differ in more than extents.
+        GraphError: the graphs differ in more than extents.
     """
 
-    def __init__(self, made: Sequence[Served]) -> None:
+    def __init__(self, made: Sequence[InferenceGraph]) -> None:
         one, *others = made
         self._one = one
         self._family = Family([each.whole for each in made], [each.weights for each in made])
@@ -104,11 +107,11 @@ class ServedFamily:
         self._first = 0 if other_ones else len(one.prologue.nodes)
         one.constants.keep_promises()
 
-    def at(self, shapes: Mapping[str, Ints]) -> tuple[Served, list[int]]:
-        """Return what is bound for inputs of these shapes, and the numbers there.
+    def at(self, shapes: Mapping[str, Ints]) -> tuple[InferenceGraph, list[int]]:
+        """Return the graph for inputs of these shapes, and the values of `numbers` for them.
 
         Raises:
-            GraphError: it is not known.
+            GraphError: it cannot be derived.
         """
         whole, cut, numbers = self._family.at(shapes, self._first)
         one, before = self._one, self._one.prepared
@@ -135,7 +138,7 @@ class ServedFamily:
         weights = {**one.weights, **cut}
         found = one.constants.found
         constants = Constants(weights, prologue, found, others=one.constants, same=self._same)
-        return Served(weights, prologue, constants, prepared), numbers
+        return InferenceGraph(weights, prologue, constants, prepared), numbers
 
 
 def _check_alike(one: Prepared, other: Prepared, names: Mapping[str, str]) -> None:
@@ -182,4 +185,4 @@ def _moved(view: View, numbers: Iterable[int]) -> View:
     return View(view.root, steps, box)  # type: ignore[arg-type]
 
 
-__all__ = ["Served", "ServedFamily"]
+__all__ = ["InferenceFamily", "InferenceGraph"]

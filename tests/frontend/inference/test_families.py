@@ -212,7 +212,7 @@ def arrays(session: InferenceSession, *extents: int) -> dict[str, Array]:
 
 def graphs_made(session: InferenceSession) -> list[object]:
     """The shapes of inputs that a session's model is translated for from now on."""
-    session._binder.packed.foretold.close()  # see test_foretold.py
+    session._binder.packed.warmup.close()  # see test_shape_warmup.py
     made: list[object] = []
     noted = session._source.noted
 
@@ -368,12 +368,12 @@ def test_extents_that_grow_together_are_not_taken_for_each_other(name: str) -> N
             with InferenceSession(model, threads=1, tune=False) as fresh:
                 expected = fresh.run(feeds)["y"]
             found = session.run(feeds)["y"]
-            session._binder.serve(session._bounds.session)
+            session._binder.prepare_families(session._bounds.session)
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_what_graphs_foretell_outlives_others_that_foretell_nothing() -> None:
+def test_a_family_outlives_graphs_that_form_none() -> None:
     with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
         made = graphs_made(session)
         lengths = [(2, 31), (2, 22), (2, 20)]
@@ -399,7 +399,7 @@ def test_several_extents_are_told_apart_by_products() -> None:
         Family([graph(2, 6), graph(3, 9)], [model.weights] * 2)
 
 
-def test_what_two_graphs_do_not_foretell_is_never_made_of_them() -> None:
+def test_a_graph_that_two_others_do_not_determine_is_not_derived_from_them() -> None:
     """As if nothing were noted: the third graph shows that the model goes by a threshold."""
     with InferenceSession(from_onnx(UNEVEN["least"]), threads=1, tune=False) as session:
         noted = session._source.noted

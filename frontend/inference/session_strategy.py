@@ -1,4 +1,4 @@
-"""The strategy that a session follows: which machine it needs, and what it says of each graph."""
+"""The strategy of a session: the machine that it needs, and its form for each graph."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
-from soapstone.ir.strategy.following import followed
+from soapstone.ir.strategy.transfer import to_rewritten
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.start import warn_of_turns
 from soapstone.system import usable_cores
 
 
-class Followed:
-    """What the graphs of a model run under: a given strategy, or data parallelism.
+class SessionStrategy:
+    """The strategy under which the graphs of a model run: a given one, or data parallelism.
 
     Args:
-        strategy: a given one, or its file. source: whose graphs they are.
-        machine: what they run on; by default this computer, with processors as the strategy was
-            made for, or as the numbers say.
-        cpus, threads: how many processors, of how many threads each. gpus: GPUs instead.
-        requests: how many such machines work at once.
+        strategy: a strategy, the path of its file, or None for data parallelism.
+        source: the model.
+        machine: what the graphs run on; by default this computer, with the processors that the
+            strategy was made for, or as `cpus`, `threads` and `gpus` say.
+        cpus, threads: the number of processors, and of threads of each.
+        gpus: the number of GPUs, which are used instead of processors where it is not 0.
+        requests: the number of such machines that work at once.
 
     Raises:
-        StrategyError: it is of another graph or machine; found here where the graph is known.
-        GraphError: numbers that do not fit.
+        StrategyError: the strategy is of another graph or machine. A strategy of a graph that is
+            only known when inputs come is checked by `of`.
+        GraphError: a count that is less than 1, or counts that contradict each other.
     """
 
     def __init__(
@@ -91,13 +94,13 @@ class Followed:
             warn_of_turns(cpus * requests, threads)
         return machine
 
-    def of(self, graph: Graph, served: Graph, layouts: Layouts | None) -> Strategy:
-        """Return the strategy of what is served of a graph.
+    def of(self, graph: Graph, rewritten: Graph, layouts: Layouts | None) -> Strategy:
+        """Return the strategy of a rewritten graph.
 
         Args:
             graph: of the model, for some shapes of inputs.
-            served: what passes have made of it.
-            layouts: axis orders of values that it is to have, whatever the strategy says.
+            rewritten: what passes have made of it.
+            layouts: axis orders of values, which replace those of the strategy.
 
         Raises:
             StrategyError: the strategy is of another graph or machine.
@@ -107,8 +110,8 @@ class Followed:
             if len(self.machine.workers) > 1:
                 from soapstone.mappers.plugins import DataParallelMapper
 
-                items |= DataParallelMapper().configure(served, self.machine)
-            strategy = Strategy(items, layouts=channels_last(served))
+                items |= DataParallelMapper().configure(rewritten, self.machine)
+            strategy = Strategy(items, layouts=channels_last(rewritten))
         else:
             if self._made_for is None:
                 self._check(graph)
@@ -116,17 +119,17 @@ class Followed:
             fitted = self.given
             if graph.structural_hash != self._made_for.structural_hash:
                 fitted = fitted.fitted(self._made_for, graph)
-            strategy = followed(fitted, graph, served)
+            strategy = to_rewritten(fitted, graph, rewritten)
             if not strategy.layouts:
-                strategy = replace(strategy, layouts=channels_last(served))
+                strategy = replace(strategy, layouts=channels_last(rewritten))
         if layouts is None:
             return strategy
-        outlive = stored(served)
+        outlive = stored(rewritten)
         free = {name: order for name, order in layouts.items() if name not in outlive}
-        return replace(strategy, layouts=boundary_orders(served, free))
+        return replace(strategy, layouts=boundary_orders(rewritten, free))
 
     def _check(self, graph: Graph) -> None:
-        """Take note of the graph that the strategy is of."""
+        """Check the strategy against its graph and the machine, and keep the graph."""
         assert self.given is not None
         self.given.check(graph, self.machine.describe())
         self._made_for = replace(graph, updates={})

@@ -1,4 +1,4 @@
-"""What is bound of a model: a graph for each shape of inputs that came, of the last of them."""
+"""The graphs of a model that are bound: one for each of the input shapes that came last."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from soapstone.collection import paused
 from soapstone.engine.session import Bound, Session
+from soapstone.frontend.inference.background import Background
 from soapstone.frontend.inference.binding import Binder
-from soapstone.frontend.inference.extended import Known
-from soapstone.frontend.inference.foretold import shapes_of
+from soapstone.frontend.inference.families import Known
 from soapstone.frontend.inference.in_rows import InRows, Shapes
-from soapstone.frontend.inference.meanwhile import Meanwhile
+from soapstone.frontend.inference.shape_warmup import shapes_of
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
@@ -25,17 +25,19 @@ MOST, _MOST_BYTES = 128, 256 << 20  # of what stays bound, where nobody says how
 _LAUNCH_BYTES = 1 << 14  # that Python and kernels keep of a launch, about
 
 
-class Bounds:
+class BoundGraphs:
     """Graphs of a model, bound to one session of the engine.
 
     Args:
-        binder: what binds them. asked: how many stay bound; by default those that fit in 256 MB,
-            `MOST` at most. The least recently used one goes.
+        binder: what binds them.
+        asked: how many stay bound; by default those that fit in 256 MB, `MOST` at most. The least
+            recently used one is released.
 
     Attributes:
         most: how many stay bound at most.
-        session: what runs them. held: they, by shapes of inputs or a key of one's own, those used
-            last behind. rows: what is known of the model's rows, where they may be run in steps.
+        session: the engine's session that runs them.
+        held: the bound graphs in order of use, by the shapes of inputs or by a key of `under`.
+        rows: what is known of the model's rows; None where batches are not run in steps.
     """
 
     def __init__(self, binder: Binder, asked: int | None) -> None:
@@ -56,7 +58,7 @@ class Bounds:
         """Begin a session of the engine, in which nothing is bound."""
         self.held.clear()
         self._beside: dict[Key, Session] = {}  # of those that were bound meanwhile
-        self._meanwhile = Meanwhile[tuple[Bound, Session, Callable[[InRows], None]]]()
+        self._background = Background[tuple[Bound, Session, Callable[[InRows], None]]]()
         self.session = self._binder.session(self._values)
 
     def in_rows(
@@ -71,9 +73,9 @@ class Bounds:
         self._take()
         if self._key(given) in self.held:
             return None
-        foretold = self._binder.packed.foretold.rows
-        if foretold is not None and self.rows.undecided(given):
-            self.rows.note(*foretold)
+        warmed = self._binder.packed.warmup.rows
+        if warmed is not None and self.rows.undecided(given):
+            self.rows.note(*warmed)
         if self.rows.undecided(given):
             try:
                 with self._binder.packed.lock, paused():
@@ -97,7 +99,7 @@ class Bounds:
             with self._binder.packed.lock, paused():
                 known = self._known(given)
                 bound = self._binder.bind(self.session, self._values, known, in_turn=True)
-                self._to_begin = partial(self._foretell, given, known)
+                self._to_begin = partial(self._warm_up, given, known)
             self._made = None
             self.held[self._key(given)] = bound
         self.held.move_to_end(self._key(given))
@@ -122,7 +124,7 @@ class Bounds:
         return bound
 
     def answered(self) -> None:
-        """Let what is foretold of other inputs be made, where these were the first."""
+        """Begin the warm-up for other shapes, if a graph was bound since the last call."""
         begin = self._to_begin
         self._to_begin = None
         if begin is not None:
@@ -140,11 +142,11 @@ class Bounds:
 
     def close(self) -> None:
         """Stop the workers and free the memory."""
-        self._binder.packed.foretold.close()
-        if (made := self._meanwhile.take()) is not None:
+        self._binder.packed.warmup.close()
+        if (made := self._background.take()) is not None:
             _, (_, session, _) = made
             session.close()
-        self._meanwhile.close()
+        self._background.close()
         self.held.clear()
         for each in self._beside.values():
             each.close()
@@ -169,7 +171,7 @@ class Bounds:
         self._made = self._key(given), known
         return known
 
-    def _foretell(self, given: Mapping[str, Array], known: Known) -> None:
+    def _warm_up(self, given: Mapping[str, Array], known: Known) -> None:
         def make(inputs: Mapping[str, Array]) -> Known | None:
             known, contents = self._binder.known(inputs)
             return None if contents else known
@@ -177,11 +179,11 @@ class Bounds:
         source = self._binder.source
         plain = all(not field.holds and field.dtype != TEXT for field in source.inputs)
         if known.notes is not None and self._binder.extends and plain and not self._telling:
-            foretold = self._binder.packed.foretold
-            serve = partial(self._binder.serve, self.session)
-            foretold.begin(source, given, make, serve)
-            if self._binder.serves:
-                foretold.later(serve)
+            warmup = self._binder.packed.warmup
+            prepare = partial(self._binder.prepare_families, self.session)
+            warmup.begin(source, given, make, prepare)
+            if self._binder.has_unprepared:
+                warmup.later(prepare)
 
     def _leave_room(self, runs: int = 1) -> None:
         if len(self.held) >= self.most * runs:
@@ -216,11 +218,11 @@ class Bounds:
             session.runtime.executor.here = False
             return bound, session, lambda rows: rows.note(shapes, known)
 
-        return self._meanwhile.begin(self._key(given), make)
+        return self._background.begin(self._key(given), make)
 
     def _take(self) -> None:
         """Take over what was bound meanwhile."""
-        made = self._meanwhile.take()
+        made = self._background.take()
         if made is not None:
             key, (bound, session, note) = made
             if key in self.held:

@@ -1,8 +1,9 @@
-"""A model's graph for a new shape of inputs, out of those for others.
+"""Families of graphs of one model: the graph for a new input shape is derived from earlier ones.
 
-A graph is translated and folded for the first shapes that come. Where three such graphs or more
-differ in extents alone (`ir/extents.py`), and the model is known to depend on these by shapes alone
-(`Source.noted`), the graph for another is the first one with other extents.
+The model is translated and folded for the first shapes that come. Three or more such graphs are a
+family where they differ in extents alone (`ir/extents.py`) and the model is known to depend on
+extents only through shapes (`Source.noted`). A member of the family with other extents is then the
+graph for another shape.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.engine.constants import determined
-from soapstone.engine.served import Served, ServedFamily
+from soapstone.engine.inference import InferenceFamily, InferenceGraph
 from soapstone.frontend.inference.sources import Notes
 from soapstone.ir.by_extents import Choice, Said
 from soapstone.ir.errors import GraphError
@@ -39,13 +40,14 @@ class Known:
     """A graph that is ready to be bound.
 
     Attributes:
-        make: returns the graph, with what its weights allow to fold, and the contents of what it
-            was made with, and of what is another than the model's. outputs: what its results are
-            called.
-        given: the graph as it was, None where it was never made. layouts: see `InferenceSession`.
-        notes: see `Source`; None where extents may matter otherwise than by shapes.
-        choices: what passes chose by its extents, or by contents that go along these.
-        served: what is bound of it, where that is known.
+        make: returns the graph with its weights folded, and the contents of constants that are
+            not weights of the model.
+        outputs: the names of its results.
+        given: the graph before folding; None where the graph was derived from others.
+        layouts: see `InferenceSession`.
+        notes: see `Source`; None where extents may matter other than through shapes.
+        choices: what passes decided by extents, or by contents that depend on extents.
+        inference: the lowered graph, where that is derived too.
     """
 
     make: Callable[[], tuple[Graph, Mapping[str, Array]]]
@@ -54,11 +56,11 @@ class Known:
     layouts: Layouts | None = None
     notes: Notes | None = field(default=None)
     choices: tuple[Choice | Said, ...] = ()
-    served: Served | None = None
+    inference: InferenceGraph | None = None
 
     @staticmethod
     def of(graph: Graph, constants: Mapping[str, Array], *others: Any) -> Known:
-        """Return a graph that is made already; others: the fields that follow `make`."""
+        """Return a graph that exists already; others: the fields that follow `make`."""
         return Known(lambda: (graph, constants), *others)
 
     @cached_property
@@ -70,26 +72,26 @@ class Known:
         """The graph.
 
         Raises:
-            GraphError: it is not known, although what is bound of it is.
+            GraphError: it cannot be derived, although its lowered graph can.
         """
         return self._made[0]
 
     @property
     def constants(self) -> Mapping[str, Array]:
-        """The contents that come with it."""
+        """The contents of constants that are not weights of the model."""
         return self._made[1]
 
 
-class Extended:
-    """The graphs of a model that were made last, and families of such."""
+class GraphFamilies:
+    """The graphs of a model that were made last, and the families that they form."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[Shapes, Known]] = []
         self._families: list[_Family] = []
-        self._lock = threading.Lock()  # of who takes note; who asks waits for none
+        self._lock = threading.Lock()  # of `note`; `at` takes no lock
 
     def note(self, shapes: Shapes, known: Known, weights: Mapping[str, Array]) -> None:
-        """Take note of a graph that was made for inputs of these shapes."""
+        """Add a graph that was made for inputs of these shapes."""
         if known.notes is None:
             return
         with self._lock:
@@ -106,13 +108,13 @@ class Extended:
     def at(self, shapes: Shapes, plain: bool = False) -> Known | None:
         """Return the graph for inputs of these shapes, or None where it has to be made.
 
-        plain: whether it is launched as those of `serve` are.
+        plain: whether graphs are lowered as those of `prepare` are.
         """
         families = self._families
         for family in families if plain else ():
-            served = family.served_at(shapes)
-            if served is not None:
-                return served
+            prepared = family.prepared_at(shapes)
+            if prepared is not None:
+                return prepared
         for seen, known in self._seen:
             if seen == shapes:
                 return known
@@ -123,17 +125,17 @@ class Extended:
         return None
 
     @property
-    def waits(self) -> bool:
-        """Whether there are families of which it is not known yet how others are launched."""
-        return any(family.served is None for family in self._families)
+    def has_unprepared(self) -> bool:
+        """Whether there are families whose graphs are not lowered yet."""
+        return any(family.inference is None for family in self._families)
 
-    def serve(self, make: Callable[[Known], Served]) -> None:
-        """Find out how graphs are launched that families foretell.
+    def prepare(self, make: Callable[[Known], InferenceGraph]) -> None:
+        """Lower the graphs of all families, so that those derived from them need no passes.
 
-        make: returns how a graph is.
+        make: returns a graph lowered.
         """
-        for family in [each for each in self._families if each.served is None]:
-            family.serve(make)
+        for family in [each for each in self._families if each.inference is None]:
+            family.prepare(make)
 
 
 def alike(one: Notes | None, other: Notes | None, *, cut: bool = True) -> bool:
@@ -182,15 +184,15 @@ def _operators(known: Known) -> list[str]:
 
 
 class _Family:
-    """Graphs of a model, three or more, that foretell others.
+    """Three or more graphs of a model, from which others are derived.
 
     Args:
-        like: they, with the shapes of their inputs; the one made last first. Others that are not
-            like it are left out.
+        like: graphs with the shapes of their inputs, the one made last first. Graphs that differ
+            from that one in more than extents are left out.
         weights: of the model.
 
     Raises:
-        GraphError: too few are, or they do not foretell others.
+        GraphError: too few graphs are left, or no others can be derived from them.
     """
 
     def __init__(self, like: Sequence[tuple[Shapes, Known]], weights: Mapping[str, Array]) -> None:
@@ -217,7 +219,7 @@ class _Family:
         self._of = [known for _, known in of]
         self._family = found
         self._said = self._of_contents(weights)
-        self.served: ServedFamily | bool | None = None  # None: not known yet, False: it is not
+        self.inference: InferenceFamily | bool | None = None  # None: not tried; False: impossible
         _check_vary(self._family.given)
         _check_apart([shape for shape, _ in of], [known.notes or () for known in self._of])
         self._rules = self._chosen(self._family.numbers)
@@ -268,28 +270,31 @@ class _Family:
             if first.rule(determined(made, name, {**held, **others}.__getitem__)) != first.chosen:
                 raise GraphError(f"value {name!r}: contents found of which something else is said")
 
-    def serve(self, make: Callable[[Known], Served]) -> None:
-        """Find out how the graphs that they foretell are launched; see `Extended.serve`."""
-        self.served = False
+    def prepare(self, make: Callable[[Known], InferenceGraph]) -> None:
+        """Lower the graphs; see `GraphFamilies.prepare`."""
+        self.inference = False
         with suppress(GraphError):
-            served = ServedFamily([make(known) for known in self._of])
-            self._served_rules = self._chosen(served.numbers)
-            self.served = served
+            inference = InferenceFamily([make(known) for known in self._of])
+            self._inference_rules = self._chosen(inference.numbers)
+            self.inference = inference
 
-    def served_at(self, shapes: Shapes) -> Known | None:
-        """Return the graph for inputs of these shapes and what is bound of it, or None."""
-        if not isinstance(self.served, ServedFamily):
+    def prepared_at(self, shapes: Shapes) -> Known | None:
+        """Return the graph for inputs of these shapes and its lowered form; None if underivable."""
+        if not isinstance(self.inference, InferenceFamily):
             return None
         try:
             self._check_early(shapes)
-            served, numbers = self.served.at(shapes)
-            _check_chosen(self._served_rules, numbers)
+            inference, numbers = self.inference.at(shapes)
+            _check_chosen(self._inference_rules, numbers)
             self._check_said(shapes)
         except GraphError:
             return None
         first = self._of[0]
         return Known(
-            lambda: self._family.at(shapes)[:2], first.outputs, notes=first.notes, served=served
+            lambda: self._family.at(shapes)[:2],
+            first.outputs,
+            notes=first.notes,
+            inference=inference,
         )
 
     def _check_early(self, shapes: Shapes) -> None:
@@ -302,7 +307,7 @@ class _Family:
         _check_chosen(self._early, numbers)
 
     def at(self, shapes: Shapes) -> Known | None:
-        """Return the graph for inputs of these shapes with its own weights, or None: not known."""
+        """Return the graph for inputs of these shapes and its constants; None if underivable."""
         try:
             self._check_early(shapes)
             graph, weights, numbers = self._family.at(shapes)

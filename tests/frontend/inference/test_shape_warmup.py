@@ -1,4 +1,4 @@
-"""Graphs that are made once a model has answered: other shapes are then answered without any."""
+"""Shape warm-up: after it, other shapes are answered without translating the model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_extended import EVEN, UNEVEN, arrays, model_of
+from test_families import EVEN, UNEVEN, arrays, model_of
 from test_in_rows import APART, MEETING, given
 
 from soapstone import InferenceSession, from_onnx
 from soapstone.engine import prepare
-from soapstone.frontend.inference.foretold import _FEW, _TURNS, _between
+from soapstone.frontend.inference.shape_warmup import _FEW, _TURNS, _between
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
@@ -44,7 +44,7 @@ def told(session: InferenceSession) -> list[tuple[int, ...]]:
 
 
 def settled(session: InferenceSession) -> None:
-    session._binder.packed.foretold.wait()
+    session._binder.packed.warmup.wait()
 
 
 @pytest.mark.parametrize("name", EVEN)
@@ -165,7 +165,7 @@ def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str, firs
         for rows, *extents in shapes:
             feeds = arrays(session, rows, *extents)
             with InferenceSession(from_onnx(NAMES[name]), threads=1, tune=False) as fresh:
-                fresh._binder.packed.foretold.close()
+                fresh._binder.packed.warmup.close()
                 try:
                     expected = fresh.run(feeds)["y"]
                 except ValueError:
@@ -193,7 +193,7 @@ def test_what_a_mask_says_of_short_lengths_is_not_taken_to_be_so_of_others(hides
         for length in (30, 24, 20, 60, 25, 45):
             feeds = arrays(session, 2, length)
             with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
-                fresh._binder.packed.foretold.close()
+                fresh._binder.packed.warmup.close()
                 expected = fresh.run(feeds)["y"]
             found = session.run(feeds)["y"]
             settled(session)
@@ -219,7 +219,7 @@ def test_masks_of_many_rows_and_lengths_need_no_graph() -> None:
         for rows, length in ((3, 90), (2, 99), (8, 180), (1, 333), (6, 41)):
             feeds = {"x": reals(rows, length, 8)}
             with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
-                fresh._binder.packed.foretold.close()
+                fresh._binder.packed.warmup.close()
                 expected = fresh.run(feeds)["y"]
             found = session.run(feeds)["y"]
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
@@ -254,7 +254,7 @@ def test_of_a_closed_session_no_more_are_made_and_runs_meanwhile_do_not_wait() -
 
         def slow(given: Mapping[str, Array], lasting: bool) -> object:
             made.append(given["x"].shape[1])
-            if threading.current_thread().name == "soapstone-foretold":
+            if threading.current_thread().name == "soapstone-shape-warmup":
                 begun.set()
                 assert goes_on.wait(60)
             return noted(given, lasting)
@@ -299,7 +299,7 @@ def test_a_fork_waits_for_the_graph_that_is_being_made() -> None:
         held, begun, noted = threading.Lock(), threading.Event(), session._source.noted
 
         def slow(given: Mapping[str, Array], lasting: bool) -> object:
-            if threading.current_thread().name != "soapstone-foretold":
+            if threading.current_thread().name != "soapstone-shape-warmup":
                 return noted(given, lasting)
             with held:
                 begun.set()
@@ -318,7 +318,7 @@ def test_a_fork_waits_for_the_graph_that_is_being_made() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_what_is_foretold_is_odd_and_even_and_no_longer() -> None:
+def test_extents_of_the_warm_up_are_odd_and_even_and_not_longer() -> None:
     for extent in range(2, 2000):
         found = {_between(extent, turn, 4, 7) for turn in range(_TURNS)}
         assert len(found | {extent}) > 3 and {each % 2 for each in found} == {0, 1}

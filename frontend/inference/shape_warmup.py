@@ -1,7 +1,7 @@
-"""Graphs of a model for inputs that have not come: a thread makes them once it has answered.
+"""Shape warm-up: a thread makes graphs for other input shapes, once a session has answered.
 
-What graphs for several extents show of all others (`extended.py`, `in_rows.py`) is then known when
-the first other length or number of rows comes, which waits for no translation.
+They form the families (`families.py`, `in_rows.py`) from which graphs of further shapes are
+derived, so the first input of another length or number of rows waits for no translation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.inference.extended import Known
+from soapstone.frontend.inference.families import Known
 from soapstone.frontend.inference.sources import Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
@@ -21,27 +21,27 @@ from soapstone.runtime.forks import wait_for
 
 _FEW = 12  # of which a half and three quarters differ
 _TURNS = 7  # graphs of a group that are made at most
-_SHOWN = 2  # graphs of a group that others foretell, which is enough
+_DERIVED = 2  # graphs of a group that need only be derived from others, which ends it
 _MANY = 30  # rows
 _MULTIPLES = 8  # of which sides of images are, where each level of a network halves them
-_STEP = 3  # eighths of what lies between that the next one is further
+_STEP = 3  # eighths of the range from one extent to the next
 
 Given = Mapping[str, Array]
 Dim = int | str | None
 
 
-class Foretold:
-    """The graphs that are made so, of one model; a few, once.
+class ShapeWarmup:
+    """The warm-up of one model, which happens once.
 
     Attributes:
-        rows: inputs of another number of rows than those that came, and the graph for them.
+        rows: inputs of one row more than those that came, and the graph for them, once made.
     """
 
     def __init__(self) -> None:
         self.rows: tuple[Given, Known] | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._first = threading.Lock()  # is taken by the first session that begins, for good
+        self._first = threading.Lock()  # taken for good by the first session that begins
         wait_for(self)
 
     def begin(
@@ -51,14 +51,14 @@ class Foretold:
         make: Callable[[Given], Known | None],
         then: Callable[[], None],
     ) -> None:
-        """Begin to make them, if that has not begun.
+        """Begin the warm-up, unless it has begun.
 
-        given: the inputs that came. make: returns the graph for others and takes note of it, or
-        None where it depends on their contents. then: is done when some are made.
+        given: the inputs that came. make: makes the graph for other inputs and returns it, or None
+        if it depends on their contents. then: called after each group of graphs.
         """
         if self._stopped or not self._first.acquire(blocking=False):
             return
-        rows, *groups = _others(source, given)  # none keeps what came
+        rows, *groups = _others(source, given)  # copies of types and shapes: `given` is let go
 
         def made(inputs: Given) -> Known | None:
             if self._stopped:
@@ -73,49 +73,51 @@ class Foretold:
                 if known is not None and source.rows:
                     self.rows = inputs, known
             for group in groups:
-                foretold = 0
+                derived = 0
                 for inputs, rounded in group:
                     known = made(inputs) or made(rounded)
-                    foretold += known is not None and known.given is None
-                    if known is None or foretold == _SHOWN:
+                    derived += known is not None and known.given is None
+                    if known is None or derived == _DERIVED:
                         break
                 if self._stopped:
                     return
                 then()
-                if group and not foretold:
-                    return  # so others would not be
+                if group and not derived:
+                    return  # nor would those of later groups be
 
         self._start(work)
 
     def later(self, work: Callable[[], None]) -> None:
-        """Let something be done, unless anything is."""
+        """Run `work` in the thread, unless that is busy."""
         if not self._stopped and not (self._thread is not None and self._thread.is_alive()):
             self._start(work)
 
     def _start(self, work: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=work, name="soapstone-foretold", daemon=True)
+        self._thread = threading.Thread(target=work, name="soapstone-shape-warmup", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until those that were begun are made."""
+        """Wait until the thread is done."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """Begin no more; the one that is being made is finished."""
+        """Make no further graphs; the one that is under way is finished."""
         self._stopped = True
 
 
 def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
-    """Return inputs without contents of other extents than those given, in groups.
+    """Return inputs without contents whose extents differ from those given, in groups.
 
-    First of one more row, where there are rows. Then of other lengths: extents beyond 1 that are no
-    numbers of rows; of one row, of several, of short ones and of longer ones, of which passes may
-    choose otherwise, and of many rows, of which less is computed ahead. Each group ends where
-    graphs that were made foretell others. Lengths are odd and even, all but the longer ones are
-    less than what came where they can be, so that no constant that is as long as they is larger,
-    and those that are equal in what came vary apart. Beside each are the same with lengths that are
-    multiples of eight, for models that have no graph of others.
+    A length is a symbolic extent beyond 1 that is no number of rows. The groups are: one row more;
+    other lengths with one row; several rows; short lengths; long lengths; and many rows. They are
+    apart because passes may decide differently for them. The warm-up leaves a group as soon as its
+    graphs can be derived from earlier ones.
+
+    Lengths are odd and even in turns, and lengths that are equal in `given` differ from each other.
+    All but the long ones are below those given where possible, so that constants as long as the
+    inputs do not grow. Each entry has a second form whose lengths are multiples of eight, for
+    models that have no graph for others.
     """
     extents = dict[Dim, int]()
     for field in source.inputs:
@@ -157,7 +159,7 @@ def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
 
 
 def shapes_of(given: Given, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Given:
-    """Return inputs of the types of those given, and their shapes or others, without contents."""
+    """Return inputs without contents, of the types of those given and of their or other shapes."""
     shapes = shapes or {}
     return {
         name: np.broadcast_to(np.zeros((), array.dtype), shapes.get(name, array.shape))
@@ -166,7 +168,7 @@ def shapes_of(given: Given, shapes: Mapping[str, tuple[int, ...]] | None = None)
 
 
 def _between(extent: int, turn: int, least: int, most: int) -> int:
-    """Return the extent of a turn, between so many eighths of one; odd and even ones in turns."""
+    """Return the extent of a turn, from `least` to `most` eighths of one; odd and even in turns."""
     low, high = least * extent // 8, most * extent // 8
     if least == most:
         return low
@@ -175,4 +177,4 @@ def _between(extent: int, turn: int, least: int, most: int) -> int:
     return low + (1 + turn * (_STEP * (high - low) // 8 | 1)) % (high - low + 1)
 
 
-__all__ = ["Foretold", "shapes_of"]
+__all__ = ["ShapeWarmup", "shapes_of"]

@@ -1,4 +1,4 @@
-"""What a thread makes while others answer: one at a time, each taken over by who asks next."""
+"""Objects that a background thread makes while others answer, one at a time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from soapstone.runtime.forks import wait_for
 
 T = TypeVar("T")
 Key = tuple[object, ...]
-_REFUSED = 256  # keys that are remembered as such of which nothing was made
+_REFUSED = 256  # keys that are remembered because making their object failed
 
 
-class Meanwhile(Generic[T]):
-    """Things that are made so, by key. All but the making is done by one thread at a time."""
+class Background(Generic[T]):
+    """A background thread that makes objects, and those that wait to be taken, each by its key.
+
+    The methods may be called by one thread at a time.
+    """
 
     def __init__(self) -> None:
         self._made: deque[tuple[Key, T]] = deque()
@@ -25,9 +28,15 @@ class Meanwhile(Generic[T]):
         wait_for(self)
 
     def begin(self, key: Key, make: Callable[[], T]) -> bool:
-        """Let something be made, unless another thing is; return False where it was not to be made.
+        """Begin to make an object, unless one is being made or waits to be taken.
 
-        key: under which it is taken. make: returns it; what it raises, who makes it himself sees.
+        Args:
+            key: under which `take` returns it.
+            make: returns the object. An exception of it is dropped and the key is refused from
+                then on, so the caller meets the error when it makes the object itself.
+
+        Returns:
+            False if the key is refused.
         """
         if key in self._refused:
             return False
@@ -38,29 +47,29 @@ class Meanwhile(Generic[T]):
                     made = make()
                 except Exception:
                     if len(self._refused) >= _REFUSED:
-                        self._refused.clear()  # to be tried once more
+                        self._refused.clear()  # each may be tried once more
                     self._refused.add(key)
                     return
                 if not self._closed:
                     self._made.append((key, made))
 
-            self._thread = threading.Thread(target=work, name="soapstone-meanwhile", daemon=True)
+            self._thread = threading.Thread(target=work, name="soapstone-background", daemon=True)
             self._thread.start()
         return True
 
     def take(self) -> tuple[Key, T] | None:
-        """Return what was made, with its key, once; None where nothing is there."""
+        """Return an object that was made, with its key, and forget it; None if there is none."""
         return self._made.popleft() if self._made else None
 
     def wait(self) -> None:
-        """Wait until nothing is being made."""
+        """Wait until the thread is done."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """Keep nothing that is made from now on."""
+        """Drop what was made, and what is being made."""
         self._closed = True
         self._made.clear()
 
 
-__all__ = ["Meanwhile"]
+__all__ = ["Background"]
