@@ -1,9 +1,10 @@
-"""Constant operands of an inference graph, made when a kernel asks and kept by nobody else.
+"""Constant operands of an inference graph, computed when a kernel asks for them.
 
-Kernels pack weights in their own layout when they are bound, one after another, so no more than one
-weight need be in memory besides what is packed: a mapped file is read where it is, its pages are
-then let go, and what is computed from weights is computed then. The next graph over the same
-weights, for inputs of other shapes, finds what kernels made of them (`Found`) and reads none again.
+A kernel packs its weight in a layout of its own when it is bound, and kernels are bound one after
+another. So at most one weight need be in memory beside the packed ones: a mapped file is read in
+place and its pages are released afterwards, and what operators compute from weights is computed at
+that moment and not kept. The next graph over the same weights, for inputs of other shapes, finds
+what kernels packed (`Found`) and reads no weight again.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _MOST = 1 << 16  # constants that are told apart before all are forgotten
 
 
 class Found:
-    """What kernels made of constants, by which constant that is, for as long as somebody has it.
+    """What kernels have packed of constants, for as long as some kernel holds it.
 
-    A constant is a weight, or operators on constants: graphs of several shapes have the same ones.
+    A constant is identified by a number: that of a weight array, or of an operator applied to
+    constants. So graphs for several input shapes share their constants.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ class Found:
         self._locks: dict[int, threading.RLock] = defaultdict(threading.RLock)
 
     def weight(self, array: Array) -> int:
-        """Return the number of a weight, which is forgotten with it."""
+        """Return the number of a weight. It becomes invalid when the array is collected."""
         place = id(array)
         if place not in self._weights:
             number = self._number(("weight", place))
@@ -56,20 +58,20 @@ class Found:
         return self._number(("weight", place))
 
     def outputs(self, node: Node, inputs: tuple[int, ...]) -> list[int]:
-        """Return the numbers of a node's outputs, by those of its inputs."""
+        """Return the numbers of a node's outputs, given the numbers of its inputs."""
         of = (node.operator, node.items, inputs)
         return [self._number((*of, position)) for position in range(len(node.outputs))]
 
     def known(self, number: int) -> MutableMapping[Hashable, Array]:
-        """Return what has been made of the constant of a number, by what that is."""
+        """Return what has been made of a constant: a mapping by what kernels call it."""
         return self._known.setdefault(number, WeakValueDictionary())
 
     def lock(self, number: int) -> threading.RLock:
-        """Return what one of several processors holds while it makes something of a constant."""
+        """Return the lock that a processor holds while it makes something of a constant."""
         return self._locks[number]
 
     def bound(self) -> None:
-        """Forget all, where constants of many shapes are known: weights are then packed anew."""
+        """Forget everything if very many constants are known; weights are then packed again."""
         if len(self._numbers) > _MOST:
             for each in (self._weights, self._known, self._numbers, self._locks):
                 each.clear()
@@ -85,11 +87,19 @@ class Found:
 
 
 class Constants(Mapping[str, Array]):
-    """Weights, and the outputs of a graph of weights alone; each is made anew when asked for.
+    """Weights, and the results of a graph of weights alone, each computed whenever it is asked for.
 
-    `read_bytes` counts what has been made.
+    Args:
+        weights: by name.
+        prologue: the graph of weights alone.
+        found: what kernels have made of constants of the same model.
+        others, same: constants of another graph, and the names whose contents are the same there.
 
-    others, same: constants of another graph, and the names of those that are the same in both.
+    Attributes:
+        read_bytes: the bytes of all that was computed or read so far.
+
+    Raises:
+        DataError: the results of the prologue exceed the limit on memory.
     """
 
     def __init__(
@@ -119,7 +129,7 @@ class Constants(Mapping[str, Array]):
 
     @property
     def found(self) -> Found:
-        """What kernels made of them."""
+        """What kernels have made of constants."""
         return self._found
 
     def __contains__(self, name: object) -> bool:
@@ -137,11 +147,11 @@ class Constants(Mapping[str, Array]):
         return made if name in self._made and made.flags.writeable else shared(made)
 
     def keep_promises(self) -> None:
-        """Promise each constant once: many graphs are bound to them."""
+        """Make one promise for each constant from now on: many graphs will be bound to them."""
         self._promised = {}
 
     def promised(self, name: str) -> Array:
-        """Return a constant whose contents are promised, where it is large enough to be shared."""
+        """Return a constant as a promise of its contents; a small one is returned itself."""
         if self._others is not None and name in self._same:
             return self._others.promised(name)
         if self._promised is not None and name in self._promised:
@@ -165,10 +175,10 @@ class Constants(Mapping[str, Array]):
 
     @contextmanager
     def lent(self, name: str) -> Iterator[Array]:
-        """Give a constant to be read in this block: weights are read where they are.
+        """Yield a constant's contents for reading inside the block, in place where possible.
 
-        In a file they may lie at any byte; then they are copied first, to memory that is reused,
-        unless somebody has their contents. Of several large constants one is lent at a time.
+        Data of a file that are not aligned are copied to a buffer that is reused, unless their
+        contents are in memory already. Only one large constant is lent at a time.
         """
         read: list[Array] = []
         nbytes = self._like(name).nbytes
@@ -198,7 +208,7 @@ class Constants(Mapping[str, Array]):
             let_go(array)
 
     def bound(self) -> None:
-        """Say that all that kernels keep has been made, and the files of weights have been read."""
+        """Release buffers and pages of weight files, once all kernels have packed their weights."""
         self._room = threading.local()
         forget_made()
         read, self._told_bytes = self.read_bytes - self._told_bytes, self.read_bytes
@@ -210,11 +220,11 @@ class Constants(Mapping[str, Array]):
             give_back_freed()  # what weights were before they were packed
 
     def _like(self, name: str) -> TensorSpec | Array:
-        """Return what has a constant's shape and type."""
+        """Return an object with the shape and dtype of a constant."""
         return self._prologue.tensors[name] if name in self._made else self._weights[name]
 
     def _value(self, name: str, weight: Callable[[Array], Array]) -> Array:
-        """Return a constant, made of weights as they are given."""
+        """Return a constant, computed from weights that `weight` has prepared for reading."""
         if name in self._made:
             made = determined(self._prologue, name, lambda other: weight(self._weights[other]))
         else:
@@ -224,12 +234,12 @@ class Constants(Mapping[str, Array]):
 
 
 def promised(constants: Mapping[str, Array], name: str) -> Array:
-    """Return a constant, as a promise where it is made when asked for."""
+    """Return a constant: a promise if `constants` computes it on demand, else its contents."""
     return constants.promised(name) if isinstance(constants, Constants) else constants[name]
 
 
 def determining(graph: Graph, name: str) -> Graph:
-    """Return the graph of a value, of what it is made of alone."""
+    """Return the part of a graph that a value depends on, with that value as its output."""
     nodes: dict[str, Node] = {}
     values = [name]
     while values:
@@ -243,7 +253,7 @@ def determining(graph: Graph, name: str) -> Graph:
 
 
 def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Array:
-    """Return a value of a graph that weights alone determine; only those are asked for."""
+    """Return a value that weights alone determine; only the weights that it needs are read."""
     part = determining(graph, name)
     with np.errstate(all="ignore"):  # of what is not selected afterwards
         made: Array = np.asarray(interpret(part, {n: weights(n) for n in part.roles})[name])
@@ -251,7 +261,7 @@ def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Arra
 
 
 def whole_file(array: Array) -> bool:
-    """Return whether an array is all that has been mapped of a file, and not some rows of it."""
+    """Return whether an array is the whole of a file's mapping, and not a part of it."""
     base: object = array
     while isinstance(base, np.ndarray) and isinstance(base.base, np.ndarray):
         base = base.base
@@ -260,17 +270,16 @@ def whole_file(array: Array) -> bool:
 
 
 def _in_file(array: Array) -> Array | None:
-    """Return an array if it is part of a mapped file that nobody here writes to."""
+    """Return the array if it is part of a mapped file and not writeable, else None."""
     flags = array.flags
     fixed = flags.c_contiguous and not flags.writeable and mapping(array) is not None
     return array if fixed else None
 
 
 def resident(array: Array) -> Array:
-    """Return the array's contents, which nobody will change.
+    """Return an array with the same contents that nobody will change.
 
-    They are copied from arrays that may be written to, and from mapped files, whose pages are then
-    let go.
+    Arrays that are writeable or in a mapped file are copied, and the pages of the file released.
     """
     if mapping(array) is None:
         own = array.flags.aligned and not array.flags.writeable
@@ -283,7 +292,7 @@ def resident(array: Array) -> Array:
 
 
 def _move(array: Array, room: Array) -> None:
-    """Copy an array's bytes to memory, and let the pages of its file go on the way."""
+    """Copy an array's bytes to `room`, and release the pages of its file meanwhile."""
     data = array.reshape(-1).view(np.uint8)
     for first in range(0, data.size, _PIECE):
         piece = data[first : first + _PIECE]

@@ -1,7 +1,7 @@
-"""What a mapper of graphs is: a strategy for a graph, and the runtime's policies that follow it.
+"""Graph mappers: the strategy for a graph, and the runtime's mapping policies that carry it out.
 
 A mapper plugin subclasses `GraphMapper` and overrides `configure`, or any policy of the runtime's
-mapper. Plugins are found through the entry-point group `soapstone.mappers`.
+`Mapper`. Plugins are found through the entry-point group `soapstone.mappers`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from soapstone.runtime.model.mapper import by_point
 
 
 class Everyone(Protocol):
-    """The processes of a run, as an executor speaks for them."""
+    """The processes of a run, as an executor represents them."""
 
     processors: Sequence[int]  # of this process
 
     def exchanged(self, value: Any) -> list[Any]:
-        """Return what each process gives here; every one must.
+        """Return the values of all processes, each of which must call this.
 
         value: of this process.
         """
 
 
 class GraphMapper(DefaultMapper):
-    """A mapper that configures every operator of a graph, then places the points as configured."""
+    """A mapper that configures every operator of a graph, and places points as configured."""
 
     name = "graph"
 
@@ -52,9 +52,9 @@ class GraphMapper(DefaultMapper):
         self._behind: Mapping[str, str] = {}
 
     def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
-        """Return the configuration of each node; a node left out runs as one point task.
+        """Return the configuration of nodes by name; a node left out runs as one point task.
 
-        graph: what is to be run, a training step or inference. machine: what it runs on.
+        graph: a training step or an inference graph. machine: what it runs on.
         """
         return {}
 
@@ -62,8 +62,8 @@ class GraphMapper(DefaultMapper):
         """Return the whole strategy of a graph on a machine.
 
         Raises:
-            MapperError: what `configure` answers is no configuration, or of no operator of the
-                graph.
+            MapperError: `configure` returned something other than configurations of the graph's
+                operators.
         """
         return Strategy(
             configurations={DEFAULT: Configuration(), **_configured(self, graph, machine)},
@@ -76,10 +76,10 @@ class GraphMapper(DefaultMapper):
         )
 
     def adopt(self, strategy: Strategy) -> None:
-        """Follow the layouts of a strategy in the launches that come next, and what is offloaded.
+        """Use the layouts and the offloaded values of a strategy in the launches that follow.
 
         Raises:
-            StrategyError: a value is offloaded and a memory has no backing one.
+            StrategyError: a value is offloaded, and a memory has no backing memory.
         """
         self._layouts = strategy.layouts
         kept = strategy.tensors.items()
@@ -89,47 +89,47 @@ class GraphMapper(DefaultMapper):
     def planned(
         self, prepared: Prepared, images: Images, everyone: Everyone
     ) -> Mapping[str, MemoryPlan]:
-        """Return the memory plans that the launches which come next follow, by memory.
+        """Return the memory plans that the launches which follow obey, by memory.
 
-        They are of the memories in which processors of this process work; none: none is followed,
-        in any process. All plans run the nodes in one order, and so are they launched.
+        There is one for each memory in which processors of this process work, or none in any
+        process. All plans run the nodes in the same order, in which they are then launched.
 
-        prepared: the graph whose launches come next. images: those launches. everyone: the
-        processes of the run, who call this alike.
+        prepared: the graph whose launches follow. images: those launches. everyone: the processes
+        of the run, all of which call this.
 
         Raises:
-            GraphError: there is no plan for it.
+            GraphError: there is no plan for the graph.
         """
         return {}
 
     def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
-        """The backing memory for what is offloaded, else the processor's own."""
+        """The backing memory for an offloaded value, else the processor's own memory."""
         if self._offloaded and launch.partitions[argument].region.name in self._offloaded:
             return self._behind[processor.memory]
         return super().memory(launch, argument, processor)
 
     def order(self, region: Region) -> tuple[int, ...] | None:
-        """The strategy's layout of the value, or C order."""
+        """The axis order that the strategy gives the value, or C order."""
         return self._layouts.get(region.name)
 
     def place(self, launch: Launch, point: int) -> int:
-        """The configured device of a point, else blocks of consecutive points."""
+        """The configured device of a point; by default, points are placed in consecutive blocks."""
         devices = _devices(launch)
         return devices[point] if devices else super().place(launch, point)
 
     def place_all(self, launch: Launch) -> Array:
-        """The configured devices of all points, else blocks; what `place` says in a subclass."""
+        """The placement of all points; a subclass that overrides `place` need not override this."""
         devices = () if by_point(self) else _devices(launch)
         return np.asarray(devices, np.int64) if devices else super().place_all(launch)
 
 
 def backing_memories(machine: Machine) -> dict[str, str]:
-    """Return the memory behind each in which processors work: the fastest reachable larger one.
+    """Return the backing memory of each memory in which processors work, where there is one.
 
-    Memories without a larger one are left out.
+    It is the larger memory that the fastest link reaches.
 
     Args:
-        machine: whose memories, and links between them.
+        machine: whose memories and links these are.
     """
     capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
     rates = {(link.source, link.target): link.bytes_per_s for link in machine.links}
@@ -142,14 +142,14 @@ def backing_memories(machine: Machine) -> dict[str, str]:
 
 
 def check_backing(machine: Machine, offloaded: Collection[str]) -> Mapping[str, str]:
-    """Return the memory behind each in which processors work, for values that are offloaded.
+    """Return the backing memories for values that are offloaded; see `backing_memories`.
 
     Args:
-        machine: where they are offloaded.
-        offloaded: their names; where there are none, nothing is asked of the machine.
+        machine: where values are offloaded.
+        offloaded: their names; if there are none, the result is empty.
 
     Raises:
-        StrategyError: there are such values, and a memory has none; names both.
+        StrategyError: a value is offloaded, and a memory has no backing memory; names both.
     """
     if not offloaded:
         return {}
@@ -164,7 +164,7 @@ def check_backing(machine: Machine, offloaded: Collection[str]) -> Mapping[str, 
 
 
 def without_backing(machine: Machine) -> Processor | None:
-    """Return a processor of a machine whose memory has none behind it; None if all have one."""
+    """Return a processor whose memory has no backing memory; None if there is none."""
     behind = backing_memories(machine)
     return next((each for each in machine.processors if each.memory not in behind), None)
 
@@ -175,11 +175,11 @@ def _devices(launch: Launch) -> tuple[int, ...]:
 
 
 def strategy_of(mapper: GraphMapper, graph: Graph, machine: Machine) -> Strategy:
-    """Return what a mapper answers for a graph on a machine.
+    """Return the strategy of a mapper for a graph on a machine.
 
     Raises:
-        MapperError: it raised something else, or the answer is no strategy; names both.
-        GraphError, StrategyError: what the mapper says of the graph or its strategy.
+        MapperError: the mapper raised another error, or did not return a strategy; names both.
+        GraphError, StrategyError: raised by the mapper.
     """
     who = f"{name_of(mapper)}, graph {graph.name!r}"
     strategy = _answer(mapper, who, "strategy", graph, machine)
@@ -198,7 +198,7 @@ def _answer(mapper: GraphMapper, who: str, question: str, graph: Graph, machine:
 
 
 def _configured(mapper: GraphMapper, graph: Graph, machine: Machine) -> dict[str, Configuration]:
-    """Return the checked answer to `configure`."""
+    """Return the result of `configure`, checked."""
     who = f"{name_of(mapper)}, graph {graph.name!r}"
     configurations = _answer(mapper, who, "configure", graph, machine)
     if not isinstance(configurations, Mapping):
@@ -218,9 +218,9 @@ def _configured(mapper: GraphMapper, graph: Graph, machine: Machine) -> dict[str
 
 
 def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:
-    """Return the bytes that all point tasks of a node touch; partial results count twice.
+    """Return the bytes that all point tasks of a node access; partial results count twice.
 
-    graph: that of the node. degrees: into how many tiles each dim is cut.
+    graph: that of the node. degrees: the number of tiles along each dim.
     """
     signature = graph.signature(node)
     _, lo, hi = signature.points(degrees)
@@ -240,9 +240,10 @@ _LEAST_BYTES = 1 << 17  # that a tile of what folds much to little reads
 
 
 def summed_dims(graph: Graph, node: Node, parts: int) -> list[str]:
-    """Return the dims that cut a node which folds much to little, such as a norm of gradients.
+    """Return the dims to split where a node reduces much to little, such as the norm of a gradient.
 
-    graph: that of the node. parts: how many tiles, of which each reads at least `_LEAST_BYTES`.
+    graph: that of the node. parts: the number of tiles, each of which reads at least
+    `_LEAST_BYTES`.
     """
     signature = graph.signature(node)
     read, made = (
@@ -261,9 +262,9 @@ def summed_dims(graph: Graph, node: Node, parts: int) -> list[str]:
 
 
 def row_dims(graph: Graph, node: Node, parts: int, least: int = 16) -> list[str]:
-    """Return the dims but samples that cut a node into final tiles of at least `least` indices.
+    """Return the dims other than samples that split a node into final tiles of `least` rows.
 
-    graph: that of the node. parts: how many tiles.
+    graph: that of the node. parts: the number of tiles.
     """
     signature = graph.signature(node)
     names = []

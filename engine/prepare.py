@@ -1,8 +1,8 @@
-"""From a graph and a strategy to what is launched: one arrangement for all who run or price graphs.
+"""From a graph and a strategy to what is launched, for everything that runs or prices graphs.
 
-Training, inference, measuring and the cost models of searches come through here, so what is priced
-is what runs. An inference graph is first divided into what its weights alone determine, and the
-rest, whose weights are constant (`folded`).
+Training, inference, measurements and the cost models of searches all use `prepare`, so what is
+priced is what runs. An inference graph is first divided into the part that its weights alone
+determine and the rest, for which that part is constant (`folded`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ from soapstone.records import dataclass
 
 @dataclass(frozen=True)
 class Prepared:
-    """A graph as it is launched: lowered, with the values that are constants or views of others.
+    """A lowered graph, as it is launched.
 
-    What the strategy says of values is nodes by now, and `strategy` has their configurations.
+    Attributes:
+        graph: the lowered graph. What the strategy says beyond configurations has become nodes.
+        strategy: the configurations of these nodes.
+        constants: the values whose contents never change.
+        seen: the values that are views of others' memory, and so are not launched.
     """
 
     graph: Graph
@@ -45,17 +49,17 @@ class Prepared:
 
     @cached_property
     def copies(self) -> Mapping[str, int]:
-        """How many copies of a value there are, where there are several."""
+        """The number of copies of each value that has several."""
         return self.strategy.copies(self.graph)
 
     def region(self, value: str) -> TensorSpec:
-        """Return what memory holds of a value: its copies, one after the other along axis 0."""
+        """Return the shape and type of a value's region: its copies are stacked along axis 0."""
         spec, count = self.graph.tensors[value], self.copies.get(value, 1)
         return spec if count == 1 else replace(spec, shape=(count * spec.shape[0], *spec.shape[1:]))
 
     @cached_property
     def launches(self) -> tuple[NodeLaunch, ...]:
-        """The launches of these nodes: point tasks, their tiles and privileges.
+        """The launches of these nodes: point tasks with their tiles and privileges.
 
         Raises:
             StrategyError: a configuration is not legal.
@@ -76,11 +80,11 @@ def prepare(
     """Return a graph as it is launched under a strategy.
 
     Args:
-        constants: inputs that never change.
-        fuse: let several operators be one launch, and look at reshaped and transposed values in
-            place; without it, each operator is a launch.
-        halves: whether the processors' kernels take halves.
-        watch: is told each pass, the graph before it and the graph after it.
+        constants: the names of inputs that never change.
+        fuse: whether one launch may run several operators, and reshaped and transposed values may
+            be views; otherwise each operator is a launch.
+        halves: whether the processors' kernels take half-precision operands.
+        watch: called after each pass with its name, the graph before it and the graph after it.
 
     Raises:
         StrategyError: what the strategy says of a value cannot be carried out.
@@ -103,11 +107,11 @@ def folded(
     *,
     processor: str = "cpu",
 ) -> tuple[Graph, Graph]:
-    """Return the graph of what constant weights alone determine, and the rest, which takes it.
+    """Divide a graph: return what constant weights alone determine, and the rest, which reads it.
 
-    Batch norms, scales and biases go into the weights first, so outputs may be called otherwise.
+    Batch norms, scales and biases are folded into the weights first, which may rename outputs.
 
-    processor: the kind that will run it.
+    processor: the kind of processor that will run the graph.
     """
     known = fold_weights(graph, weights, watch, processor=processor)
     parts = split_constants(known, graph.roles.keys() & weights.keys())
@@ -119,9 +123,10 @@ def folded(
 def evaluated(
     graph: Graph, weights: Mapping[str, Array], outputs: Sequence[str]
 ) -> tuple[Graph, dict[str, Array]]:
-    """Return a graph with what its weights alone determine as weights, its outputs called so.
+    """Evaluate what weights alone determine; return the rest of the graph, and all weights by name.
 
-    The weights that are returned are all that were given and made, by their names in the graph.
+    outputs: names for the outputs of the graph that is returned. The weights are those given and
+    those evaluated, by their names in that graph.
     """
     first, rest = split_constants(graph, graph.roles.keys() & weights.keys())
     made = interpret(first, {name: weights[name] for name in first.roles}) if first.nodes else {}

@@ -1,4 +1,4 @@
-"""Bound graphs on a runtime: regions that outlive a step, and one trace for each graph."""
+"""Sessions: graphs bound to a runtime, each as one trace, over parameters that outlive a step."""
 
 from __future__ import annotations
 
@@ -45,10 +45,14 @@ _NONE = np.zeros(0)  # contents that nobody reads
 class Bound:
     """A graph bound to regions and compiled to a trace.
 
-    `feeds` and `results` are the live arrays of its step inputs and outputs; `inputs` the regions
-    of the former; `lent` those feeds that are given arrays themselves; `prepared` is the graph as
-    it is launched, and `plans` the memory plans that this follows, if any, of the memories in which
-    processors of this process work.
+    Attributes:
+        graph, prepared: the graph that was given, and its lowered form that is launched.
+        program, trace: its launches, and the trace that replays them.
+        feeds, results: the live arrays of the step's inputs, by their names, and of its outputs.
+        inputs: the regions of the inputs.
+        plans: the memory plans that the trace follows, by memory; only of memories in which
+            processors of this process work.
+        lent: the inputs whose arrays belong to the caller and are read in place.
     """
 
     graph: Graph
@@ -63,14 +67,14 @@ class Bound:
 
     @cached_property
     def batch(self) -> tuple[str, ...]:
-        """The inputs that come with each batch."""
+        """The names of the inputs that are fed with each batch."""
         return self.graph.inputs(Role.INPUT)
 
     @property
     def moved_bytes(self) -> tuple[int, int] | None:
-        """What a run copies between this process' memories, by plan and as it is compiled.
+        """The bytes that a run copies between this process' memories: as planned, and as compiled.
 
-        None where no plan is followed.
+        None where no memory plan is followed.
         """
         planned = sum(plan.moved_bytes for plan in self.plans.values())
         return (planned, self.trace.copied_bytes) if self.plans else None
@@ -82,13 +86,17 @@ class Bound:
 
 
 class Session:
-    """A runtime, the parameters and states of a model in it, and its bound graphs.
+    """A runtime, the parameters and states of a model in it, and the graphs bound to it.
 
     Args:
-        values: what parameters and states begin with, by name, where it is not what the graph says;
-            an entry is taken out when its value is first carried here.
+        machine, mapper: what graphs run on, and the policies of the runtime.
+        seed: of initial parameters.
+        executor: "local", "mpi" or "legate".
+        choices: the kernel variants chosen so far, to which binding adds.
+        values: initial contents of parameters and states by name, in place of those that the graph
+            declares. An entry is removed once its value is in a region.
         precision: what products may round their operands to (`kernels.entry.Call`).
-        runtime: on this machine, with this mapper; by default one with threads of its own.
+        runtime: a runtime on this machine with this mapper; by default a new one.
     """
 
     def __init__(
@@ -127,19 +135,19 @@ class Session:
         fuse: bool = True,
         lent: Mapping[str, Array] = NOTHING,
     ) -> Bound:
-        """Return the graph compiled under a strategy; parameters met for the first time are made.
+        """Return the graph compiled under a strategy; parameters that are new get a region.
 
         Args:
-            constants: the contents of inputs that never change, by value: they need no region.
-            names: what results are called, where not as the graph's outputs are.
-            fuse: let several operators be one launch.
-            lent: arrays of inputs, by name, that runs are to read where they are, if that can be:
-                then nothing else can be fed.
+            constants: the contents of inputs that never change, by name; they get no region.
+            names: names for the results, in place of the graph's outputs.
+            fuse: whether one launch may run several operators.
+            lent: arrays that runs read in place, by input, where the executor can; such an input is
+                not fed.
 
         Raises:
             StrategyError: the strategy is not legal for the graph.
             MemoryExhausted: the working set exceeds a memory; names what was needed.
-            GraphError: the mapper's memory plan is of something else.
+            GraphError: the mapper's memory plan is of another graph.
         """
         with self.lock:
             prepared = self.prepared(graph, strategy, constants.keys(), fuse=fuse)
@@ -148,7 +156,7 @@ class Session:
     def prepared(
         self, graph: Graph, strategy: Strategy, constants: Set[str], *, fuse: bool = True
     ) -> Prepared:
-        """Return a graph as it is launched here; see `bind`."""
+        """Return a graph lowered for this machine; the arguments are those of `bind`."""
         halves = all(each.kind == CUDA for each in self.machine.processors)
         return prepare(graph, strategy, constants, fuse=fuse, halves=halves)
 
@@ -162,10 +170,11 @@ class Session:
         lent: Mapping[str, Array] = NOTHING,
         in_turn: bool = False,
     ) -> Bound:
-        """Return what `bind` does of a graph that is prepared.
+        """Bind a graph that is lowered already; see `bind`.
 
-        graph: that one, or another of its inputs and outputs. in_turn: results lie where those of
-        all graphs that are bound so do, each run of which overwrites them.
+        graph: the graph whose inputs and outputs the bound graph has. prepared: its lowered form.
+        in_turn: results lie where those of all graphs that are bound so do; each run overwrites
+        them.
         """
         if CHECKED:
             check_graph(prepared.graph)
@@ -230,7 +239,7 @@ class Session:
                 self.runtime.lend(regions[name], array)
 
     def forget(self, bound: Bound | None = None) -> None:
-        """Let go of a bound graph, or of all; what they carry stays."""
+        """Release a bound graph, or all of them; parameters and states stay."""
         self._bounds = [each for each in self._bounds if bound is not None and each is not bound]
 
     def _carry(self, graph: Graph, name: str) -> Region:
@@ -253,10 +262,12 @@ class Session:
         return region
 
     def feed(self, bound: Bound, name: str, value: Any) -> None:
-        """Let the next run read an array as an input: a copy, or under Legate its own data itself.
+        """Set an input for the next run.
 
-        value: of the input's shape; of its dtype, it is not copied if it is data of Legate. Where
-            an array was lent to the bound graph, that one.
+        The array is copied, except data of Legate of the same dtype, which is adopted without a
+        copy, and arrays that are `lent`, which are read in place.
+
+        value: an array of the input's shape.
         """
         if name in bound.lent:
             return
@@ -274,7 +285,7 @@ class Session:
             self.feed(bound, name, np.asarray(value))
 
     def shared(self) -> dict[str, Any]:
-        """Return all parameters and states under Legate, by name, for its other libraries: no copy.
+        """Return all parameters and states under Legate by name, without a copy, for its libraries.
 
         Raises:
             GraphError: the executor is not Legate, or works in a fast memory.
@@ -285,17 +296,17 @@ class Session:
         return {name: view(region) for name, region in self._carried.items()}
 
     def run(self, bound: Bound) -> None:
-        """Run a bound graph once on what its feeds hold."""
+        """Run a bound graph once on the present contents of its feeds."""
         bound.trace.replay(profile=self._timeline)
 
     def entries(self, bound: Bound) -> tuple[Array, Array] | None:
-        """Return what a run of a bound graph is nothing but, or None; see `Trace.entries`."""
+        """Return the native entries that make up a run, or None; see `Trace.entries`."""
         return None if self._timeline is not None else bound.trace.entries
 
     def together(self, run: Callable[[], T], steps: int) -> T:
-        """Return what a function gives that runs entries; nothing else runs meanwhile.
+        """Call a function that runs entries itself, while nothing else runs; return its result.
 
-        steps: of how many runs of bound graphs the entries are.
+        steps: the number of runs of bound graphs that the function makes up, for the statistics.
         """
         with self.runtime.turn:
             self.runtime.quiet("replay")
@@ -303,15 +314,15 @@ class Session:
             return run()
 
     def state(self) -> dict[str, Array]:
-        """Return copies of all parameters and states that are carried, by name, of one moment."""
+        """Return copies of all parameters and states by name, taken between the same two steps."""
         with self.lock:
             return {name: self.runtime.read(region) for name, region in self._carried.items()}
 
     def load_state(self, values: Mapping[str, Array]) -> None:
-        """Replace parameters and states; those that no bound graph has yet begin with their values.
+        """Replace parameters and states; values that no bound graph has yet become initial values.
 
         Raises:
-            GraphError: another shape; then nothing is replaced.
+            GraphError: a shape differs; then nothing is replaced.
         """
         with self.lock:
             for name, value in values.items():
@@ -328,24 +339,24 @@ class Session:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of everything allocated: carried regions, feeds, results and arenas."""
+        """Bytes of everything allocated: parameters, states, feeds, results and arenas."""
         return sum(self.used_bytes)
 
     @property
     def used_bytes(self) -> tuple[int, ...]:
-        """The same for each memory; 0 for those of other processes."""
+        """`peak_bytes` of each memory of the machine; 0 for those of other processes."""
         return tuple(self.runtime.memory.used(i) for i in range(len(self.machine.memories)))
 
     @property
     def peak_bytes_per_device(self) -> dict[str, int]:
-        """The same for the memory of each processor of this process, by the processor's name."""
+        """`peak_bytes` of the memory of each processor of this process, by the processor's name."""
         used = dict(zip((memory.name for memory in self.machine.memories), self.used_bytes))
         mine = (self.machine.processors[i] for i in self.runtime.executor.processors)
         return {processor.name: used[processor.memory] for processor in mine}
 
     @contextmanager
     def timed(self) -> Iterator[Profile]:
-        """Time every task run inside; yields the timeline of this process.
+        """Time every task that runs inside; yields the timeline of this process.
 
         Raises:
             ProfileError: another timeline is being taken.
@@ -360,7 +371,7 @@ class Session:
 
     @contextmanager
     def profile(self, path: str | Path) -> Iterator[None]:
-        """Time every task run inside and write a trace-event timeline, of all processes."""
+        """Time every task that runs inside, and write a trace-event timeline of all processes."""
         with ExitStack() as stack:
             timeline = stack.enter_context(self.timed())
             stack.callback(self._save, timeline, path)
@@ -390,14 +401,14 @@ def planned_memory(
     machine: Machine,
     contents: Mapping[str, Array] = NOTHING,
 ) -> tuple[int, ...]:
-    """Return the bytes that each memory of a machine holds when a graph is bound on it, by plan.
+    """Return the bytes that each memory of a machine would hold if a graph were bound on it.
 
-    Nothing is allocated: its launches are analysed and laid out as `Session.bind` has it done, and
-    `Session.used_bytes` is the same. Processors that have a node are those of ranks of MPI, which
-    own as many memories each.
+    Nothing is allocated: the launches are analysed and laid out as `Session.bind` does it, so the
+    result equals `Session.used_bytes` after binding. Processors with a node number are those of MPI
+    ranks, each of which owns an equal number of memories.
 
-    contents: of constants by name, from which images follow (`engine.images`); without them, all
-    of what is gathered from is counted.
+    contents: of constants by name, from which the images of gathers follow (`engine.images`).
+    Without them the whole gathered value is counted.
 
     Raises:
         StrategyError: the strategy is not legal for the graph.
@@ -428,11 +439,11 @@ def program_of(
     plans: Mapping[str, MemoryPlan] = MappingProxyType({}),
     precision: str = "float32",
 ) -> Program:
-    """Return the launches of a graph with a region for each value.
+    """Return the launches of a lowered graph, with a region for each value.
 
-    persistent: regions that outlive a step, by value: the graph's inputs and outputs. images: the
-    launches where some gather from images. plans: whose order the launches have; by default
-    the graph's.
+    persistent: regions that outlive a step, by value: those of inputs and outputs. images: the
+    launches of a graph in which some gather from images. plans: memory plans, whose order the
+    launches take; by default they have the order of the graph.
     """
     graph = prepared.graph
     regions = dict(persistent)

@@ -1,9 +1,8 @@
-"""Concatenations without a launch: their parts are written in their place to begin with.
+"""Concatenations without a launch: their parts are written where the result has them.
 
-A part qualifies where all that reads it beside the concatenation takes rows that lie apart in
-memory, as element-wise operators do; what does not qualify is copied into its place. A
-concatenation of another one's parts and more is a concatenation of that one and more, so the
-growing stacks of a dense block become one value, written once.
+A part qualifies if all its other readers take rows that lie apart in memory, as element-wise
+operators do; other parts are copied. A concatenation that begins with the parts of an earlier one
+reads that one instead, so the growing stack of a dense block is one value, written once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,10 @@ Places = dict[str, tuple[str, tuple[int, ...]]]  # by value: the whole it is par
 
 
 def place_parts(graph: Graph, strategy: Strategy) -> Graph:
-    """Return the graph whose concatenations are of parts that can be written in their place."""
+    """Return the graph in which concatenations take only parts that can be written in place.
+
+    Other parts are copied, where at least half of a concatenation's bytes can be written in place.
+    """
     graph = _nested(graph)
     copies: dict[str, set[str]] = {}
     for node in graph.nodes:
@@ -71,7 +73,7 @@ def places(graph: Graph, strategy: Strategy) -> Places:
 
 
 def _qualifies(graph: Graph, strategy: Strategy, node: Node, value: str) -> bool:
-    """Return whether a part of a concatenation may be written in its place."""
+    """Return whether a part of a concatenation may be written in place."""
     maker = graph.producers.get(value)
     output = node.outputs[0]
     if (
@@ -95,8 +97,7 @@ def _qualifies(graph: Graph, strategy: Strategy, node: Node, value: str) -> bool
 
 
 def _nested(graph: Graph) -> Graph:
-    """Return the graph where a concatenation that begins with the parts of an earlier one reads
-    that one instead."""
+    """Return the graph with concatenations that read an earlier one in place of its parts."""
     known: dict[tuple[str, ...], tuple[int, str]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:

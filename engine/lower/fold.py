@@ -1,7 +1,7 @@
-"""Rules that put one operator in the place of another where weights never change, and their passes.
+"""Rewrite rules for graphs whose weights never change, and the passes that apply them.
 
-A rule sees a node and the graph that is rebuilt so far (`Site`); `weights.py`, `few_bits.py` and
-`integers.py` have the rules.
+A rule sees a node and the graph as rebuilt so far (`Site`). The rules are in `weights.py`,
+`few_bits.py` and `integers.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHANNELS = dict.fromkeys(CONVOLUTIONS, (0, 1)) | {"linear": (1, -1)}
 
 @dataclass
 class Site:
-    """A graph being rebuilt, for a rule that may replace the next node."""
+    """A graph under reconstruction, as a rule sees it that may replace the next node."""
 
     builder: GraphBuilder = field(init=False)
     constants: Mapping[str, Array]
@@ -34,9 +34,9 @@ class Site:
     _said: dict[tuple[str, object], Hashable] = field(default_factory=dict)
 
     def says(self, value: str, rule: Callable[[Array], Hashable]) -> Hashable:
-        """Return what a rule says of contents that constants determine; None of others.
+        """Return a rule's result for a value's contents; None if constants do not determine it.
 
-        rule: a function of a module.
+        rule: a function at the top level of a module.
         """
         if value in self.constants:
             return rule(self.constants[value])
@@ -54,7 +54,7 @@ class Site:
         return self._said[value, rule]
 
     def host(self, value: str) -> Node | None:
-        """Return the product with constant weights that makes a value nobody else reads."""
+        """Return the product with constant weights that makes a value with one reader, or None."""
         node = self.builder.maker(value)
         if (
             node is None
@@ -67,27 +67,27 @@ class Site:
         return node
 
     def add(self, graph: Graph, node: Node, outputs: Sequence[str]) -> None:
-        """Take note of the values that a node's are now. graph: that of the node."""
+        """Record the values that are now a node's results. graph: that of the node."""
         if self.fixed.issuperset(node.inputs):
             self.fixed.update(outputs)
         for old, new in zip(node.outputs, outputs):
             self.readers[new] = len(graph.only_readers(old))
 
     def only(self, value: str, *operators: str, readers: int = 1) -> Node | None:
-        """Return the node that makes a value with so many readers, if it is of these operators."""
+        """Return the producer of a value with `readers` readers, if it is of these operators."""
         node = self.builder.maker(value)
         read = self.readers.get(value) == readers
         return node if node is not None and node.operator in operators and read else None
 
     def emit(self, operator: str, *values: str, **attributes: Any) -> str:
-        """Emit an operator, whose result is known to be a constant where all its operands are."""
+        """Emit an operator; its result is constant if all its operands are."""
         made = self.builder.apply(operator, *values, **attributes)[0]
         if self.fixed.issuperset(values):
             self.fixed.add(made)
         return made
 
     def along(self, vector: str, axis: int, rank: int) -> str:
-        """Emit a vector as what has so many axes, and runs along one that may be negative."""
+        """Emit a vector reshaped to `rank` axes, with its elements along `axis`, maybe negative."""
         spread = [1] * rank
         spread[axis] = self.builder.spec(vector).size
         return self.emit("reshape", vector, shape=tuple(spread))
@@ -98,13 +98,13 @@ class Site:
         return self.changed(node, inputs, bias=bias is not None)
 
     def changed(self, node: Node, inputs: Sequence[str], **attributes: Any) -> str:
-        """Emit an earlier node with other inputs and attributes, which does its work too."""
+        """Emit a node with other inputs and attributes; it does the work of the old one."""
         at = {**node.attributes, **attributes}
         sources = node.work_of
         return self.builder.apply(node.operator, *inputs, name=node.name, sources=sources, **at)[0]
 
     def scaled(self, node: Node, scale: str, shift: str | None) -> str:
-        """Emit a product whose result is scaled by, then shifted by, vectors over its channels."""
+        """Emit a product whose result is times `scale`, plus `shift`: vectors over channels."""
         rank = self.builder.spec(node.inputs[1]).rank
         column = self.along(scale, CHANNELS[node.operator][0], rank)
         weights = self.emit("mul", node.inputs[1], column)
@@ -116,11 +116,11 @@ class Site:
 
 @dataclass(frozen=True)
 class Fold:
-    """A rule by which nodes of some operators go into others, or become others.
+    """A rewrite rule for nodes of certain operators.
 
     Attributes:
-        rule: the value that takes the place of a node's, or those of several; None where it does
-            not apply.
+        rule: returns the value that replaces the node's result, or the values of several results;
+            None where the rule does not apply.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Fold:
 def fold(
     by: Fold, graph: Graph, constants: Mapping[str, Array], weights: Set[str] = frozenset()
 ) -> Graph:
-    """Return the graph with each node replaced where the rule has another value for it."""
+    """Return the graph with a rule applied to each node that it matches."""
     if not _applies(by, graph, constants, weights):
         return graph
     site = Site(constants, {*constants, *weights}, {})
@@ -147,7 +147,7 @@ def fold(
 
 
 def _applies(by: Fold, graph: Graph, constants: Mapping[str, Array], weights: Set[str]) -> bool:
-    """Return whether a rule has another value for any node: else nothing need be rebuilt."""
+    """Return whether a rule matches any node; otherwise the graph need not be rebuilt."""
     if not any(node.operator in by.operators for node in graph.nodes):
         return False
     site = Site(constants, {*constants, *weights}, {})

@@ -1,7 +1,7 @@
-"""Splits and concatenations: as few as say the same, and parts that take no memory of their own.
+"""Splits and concatenations: merged where possible, and parts that need no memory of their own.
 
-The parts of a split are boxes of its operand (`views.py`), unless a part must have memory of its
-own or too many of its readers would copy it for themselves: that part alone is copied.
+The parts of a split are boxes of its operand (`views.py`). A part is copied only if it must have
+memory of its own, or if several of its readers would otherwise copy it themselves.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ JOINS = ("concat", "split")
 
 
 def merge_parts(graph: Graph, strategy: Strategy) -> Graph:
-    """Return the graph with chains of concatenations, and of splits, along one axis made one.
+    """Return the graph with nested concatenations, and nested splits, along one axis merged.
 
-    What is split and concatenated again, or the other way round, is neither; and an element-wise
-    operator on every part of a product is one on all of it, which can join the product's launch.
+    A split that undoes a concatenation is removed, and vice versa. An element-wise operator that is
+    applied to every part of a product becomes one operator on the whole product, so that it can be
+    fused into the product's launch.
     """
     if not any(node.spec.view in JOINS for node in graph.nodes):
         return graph
@@ -40,9 +41,9 @@ def merge_parts(graph: Graph, strategy: Strategy) -> Graph:
 
 
 def copy_parts(graph: Graph, strategy: Strategy) -> Graph:
-    """Return the graph with a copy of each part of a split that cannot be seen in its operand.
+    """Return the graph with a copy of each part of a split that cannot be a view of its operand.
 
-    A split of which no part can is launched.
+    A split none of whose parts can be a view is launched itself.
     """
     while any(node.spec.view == "split" for node in graph.nodes):
         _, refused = scan(graph, strategy)
@@ -73,7 +74,7 @@ def _with_copies(graph: Graph, splits: dict[str, tuple[str, ...]]) -> Graph:
 
 
 class _Merger:
-    """A graph rebuilt node by node, and what its values are called now."""
+    """A graph under reconstruction, and the new names of its values."""
 
     def __init__(self, graph: Graph, strategy: Strategy) -> None:
         self.graph, self.strategy = graph, strategy
@@ -82,7 +83,7 @@ class _Merger:
         self.makers: dict[str, Node] = {}
 
     def add(self, node: Node) -> None:
-        """Add a node, or say which values its results are."""
+        """Add a node, or record which existing values its results are."""
         if not self.called.keys().isdisjoint(node.inputs):
             node = replace(node, inputs=tuple(self.called.get(v, v) for v in node.inputs))
         view = node.spec.view
@@ -94,7 +95,7 @@ class _Merger:
         self.makers.update(dict.fromkeys(node.outputs, node))
 
     def graph_of(self) -> Graph:
-        """Return the graph without the concatenations and splits that nothing reads any more."""
+        """Return the graph without concatenations and splits whose results are unused."""
         needed, nodes = set(self.graph.results), list[Node]()
         for node in reversed(self.nodes.values()):
             if node.spec.view not in JOINS or needed.intersection(node.outputs):
@@ -103,7 +104,7 @@ class _Merger:
         return self.graph.with_nodes(reversed(nodes))
 
     def _behind(self, node: Node, value: str, view: str) -> Node | None:
-        """Return the maker of an operand if it is a view of that kind along the node's axis."""
+        """Return the producer of an operand if it has this kind of view, along the node's axis."""
         maker = self.makers.get(value)
         if maker is None or maker.spec.view != view:
             return None
@@ -112,19 +113,19 @@ class _Merger:
         return maker if same and first == second else None
 
     def _alone(self, node: Node, value: str) -> bool:
-        """Return whether a node reads a value, once, that has no other use."""
+        """Return whether a node is the only reader of a value and reads it once."""
         reader = self.graph.only_reader(value)
         return reader is not None and reader.name == node.name and node.inputs.count(value) == 1
 
     def _same(self, node: Node) -> bool:
-        """Let the result of a node of one operand be called as that; return whether it may."""
+        """Replace the result of a one-operand node by its operand; return whether that is legal."""
         if len(node.inputs) > 1 or node.outputs[0] in self.graph.results:
             return False
         self.called[node.outputs[0]] = node.inputs[0]
         return True
 
     def _concat(self, node: Node) -> Node:
-        """Return a concatenation of its parts' parts, and of what a split of all of them splits."""
+        """Return the node with nested concatenations and complete splits in its operands merged."""
         inputs: list[str] = []
         for value in node.inputs:
             inner = self._behind(node, value, "concat") if self._alone(node, value) else None
@@ -140,7 +141,7 @@ class _Merger:
         return replace(node, inputs=tuple(joined))
 
     def _split(self, node: Node) -> bool:
-        """Return whether there are a split's results already, or a larger split now has them."""
+        """Return whether a split is redundant: its parts exist or an outer split makes them."""
         (source,), axis, sizes = node.inputs, node.attributes["axis"], node.attributes["sizes"]
         joined = self._behind(node, source, "concat")
         if joined is not None and not self.graph.results.intersection(node.outputs):
@@ -166,9 +167,9 @@ class _Merger:
 
 
 def _steps(graph: Graph, strategy: Strategy, split: Node) -> tuple[Node, ...]:
-    """Return the element-wise operator on each part of a product, if all of it may take it.
+    """Return the element-wise operators on the parts of a product if the product can take them.
 
-    Its other operands are the same parts of other values.
+    Their other operands are the corresponding parts of other values.
     """
     if split.spec.view != "split" or graph.only_reader(split.inputs[0]) is None:
         return ()
@@ -206,9 +207,9 @@ def _steps(graph: Graph, strategy: Strategy, split: Node) -> tuple[Node, ...]:
 
 
 def _hoisted(graph: Graph, split: Node, steps: tuple[Node, ...]) -> Graph:
-    """Return the graph where what each part of a value goes through, all of it goes through.
+    """Return the graph with element-wise operators on parts applied to the whole value.
 
-    The split comes last: where the last of the operands is made.
+    The split comes last, where the last of the operands is available.
     """
     value = GraphBuilder(base=graph).unique(f"{split.name}.whole")
     splits = {graph.producers[name].name: graph.producers[name] for name in steps[0].inputs}

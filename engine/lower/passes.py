@@ -1,4 +1,4 @@
-"""The passes by name, in the order in which they run, and what they are checked by (`verify.py`).
+"""The lowering passes by name, in the order in which they run; `verify.py` checks each.
 
 `soapstone show` prints a graph after any of them; docs/lowering.md says what each is for.
 """
@@ -35,14 +35,14 @@ Watch = Callable[[str, Graph, Graph], None]  # is told a pass, the graph before 
 
 @dataclass(frozen=True)
 class Pass(Generic[Under]):
-    """One step of lowering: from a graph to one that computes the same.
+    """A lowering pass: from a graph to one that computes the same.
 
     Attributes:
-        apply: from a graph, and what it is lowered under: constants, or a strategy.
-        fuses: whether it is left out where every operator shall be a launch.
-        widens: whether it is left out where kernels take halves.
-        multiplies: whether kernels must multiply bytes for it, or must not; None: either.
-        processor, precision: what it is for; None: any.
+        apply: takes a graph, and the constants or the strategy under which it is lowered.
+        fuses: whether the pass is skipped when each operator must be a launch of its own.
+        widens: whether the pass is skipped when kernels take half-precision operands.
+        multiplies: True: only if kernels multiply bytes; False: only if they do not; None: always.
+        processor, precision: the only ones that the pass is for; None: any.
     """
 
     name: str
@@ -106,7 +106,7 @@ def fold_weights(
     """Return the graph with batch norms, scales and biases folded into constant weights.
 
     Args:
-        processor: the kind that will run it, whose kernels may multiply bytes.
+        processor: the kind of processor that will run it, whose kernels may multiply bytes.
         precision: of the session (`frontend/precision.py`).
     """
     able = multiplies_bytes(processor)
@@ -128,12 +128,13 @@ def lower(
     halves: bool = False,
     watch: Watch | None = None,
 ) -> Graph:
-    """Return the graph as it is launched under a strategy; without `fuse`, an operator a launch.
+    """Return the graph as it is launched under a strategy.
 
-    In checked mode (docs/checked.md) it is verified after every pass.
+    In checked mode (docs/checked.md) the graph is verified after every pass.
 
-    halves: whether kernels take halves, as those of GPUs do.
-    watch: is told each pass, the graph before it and the graph after it.
+    fuse: whether one launch may run several operators. halves: whether kernels take half-precision
+    operands, as those of GPUs do. watch: called after each pass with its name, the graph before it
+    and the graph after it.
     """
     chosen = [each for each in PASSES if (fuse or not each.fuses) and not (halves and each.widens)]
     graph = _applied(graph, chosen, strategy, watch)
@@ -159,11 +160,11 @@ def _applied(
 
 
 def verifier(began: Graph, whole: bool = True) -> Watch:
-    """Return what verifies the graph after each pass.
+    """Return a `Watch` that verifies the graph after each pass.
 
     Args:
         began: the graph before the first pass.
-        whole: whether all that it computes must still be computed, and by whom must be known.
+        whole: whether the graph must still do all the work of `began`.
     """
 
     def watch(name: str, before: Graph, after: Graph) -> None:

@@ -1,6 +1,6 @@
-"""Rebuilding a graph, some of its nodes as something else: what every pass ends with.
+"""Rebuilding a graph with some nodes replaced, which is how every pass ends.
 
-Who did the work of a node before knows no pass; these functions keep it (`Node.sources`).
+These functions keep `Node.sources`, which say whose work each node does; passes need not.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Emit = Callable[[GraphBuilder, Node], Sequence[str] | None]
 
 
 def rebuild(graph: Graph, emit: Emit) -> Graph:
-    """Return the graph of what `emit` adds to a builder for each node, and returns as its outputs.
+    """Return a graph of what `emit` adds to a builder for each node and returns as its outputs.
 
-    The nodes that `emit` is given have the inputs of the new graph and the outputs of the old; one
-    for which it returns None stays as it is. Whatever is added for a node does that node's work. A
-    new value that takes the place of an old one is called as that was, so that what is said of
-    values by name, such as their layouts, holds in both graphs.
+    The node that `emit` receives has the inputs of the new graph and the outputs of the old one; if
+    `emit` returns None, the node is kept. Whatever it adds for a node does that node's work. A
+    value that replaces another takes its name, so that what is stated by name, such as layouts,
+    holds for both graphs.
     """
     tensors = {name: graph.tensors[name] for name in graph.roles}
     bare = replace(graph, nodes=(), outputs=(), updates={}, tensors=tensors)
@@ -56,7 +56,7 @@ def rebuild(graph: Graph, emit: Emit) -> Graph:
 
 
 def kept(builder: GraphBuilder, node: Node, graph: Graph) -> tuple[str, ...]:
-    """Add a node of a graph as it is there, its inputs perhaps called otherwise."""
+    """Add a node of `graph` unchanged but for the names of its inputs."""
     same = node.inputs == graph.by_name[node.name].inputs
     made = [graph.tensors[name] for name in node.outputs] if same else []
     return node.outputs if same and builder.carry(node, made) else builder.add(node, made)
@@ -67,18 +67,18 @@ def substituted(
     instead: Mapping[str, Sequence[Node]],
     made: Mapping[str, TensorSpec] = MappingProxyType({}),
 ) -> Graph:
-    """Return the graph with other nodes in the places of some, by name; all names stay.
+    """Return the graph with some nodes, by name, replaced by others; values keep their names.
 
-    made: the values that the graph has not had before.
+    made: the types of values that the graph did not have before.
     """
     nodes = (new for node in graph.nodes for new in instead.get(node.name, (node,)))
     return graph.with_nodes(nodes, made) if instead else graph
 
 
 def merged(nodes: Sequence[Node], into: Node, **changes: Any) -> Node:
-    """Return a node, with changes, that does the work of several; late if all of them are.
+    """Return a node, with changes, that does the work of several; it is late if all of them are.
 
-    The results are those of the last, and it is that one's if they are left to other launches.
+    Its results are those of the last of them, whose `apart` it takes.
     """
     sources = tuple(dict.fromkeys(name for node in nodes for name in node.work_of))
     late, apart = all(node.late for node in nodes), nodes[-1].apart
@@ -86,16 +86,16 @@ def merged(nodes: Sequence[Node], into: Node, **changes: Any) -> Node:
 
 
 def copied(name: str, value: str, copy: str, spec: TensorSpec, of: Node | None = None) -> Node:
-    """Return a node that copies a value, as a part of another node's work."""
+    """Return a node that copies a value, as part of the work of the node `of`."""
     sources = of.work_of if of is not None else ()
     items = (("shape", spec.shape),)
     return Node(name, "broadcast", (value,), (copy,), items, sources=sources)
 
 
 def narrow(graph: Graph) -> Graph:
-    """Return the graph with element-wise operators reading what was broadcast for them before.
+    """Return the graph with element-wise operators reading operands from before a broadcast.
 
-    A bias that was spread over an image is one number a channel again.
+    A bias that was broadcast over an image has one number a channel again.
     """
 
     def emit(builder: GraphBuilder, node: Node) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def narrow(graph: Graph) -> Graph:
 
 
 def _makes(builder: GraphBuilder, node: Node, inputs: list[str], known: list[str]) -> bool:
-    """Return whether a node makes the same shapes of other inputs."""
+    """Return whether a node's results have the same shapes with `inputs` as with `known`."""
 
     def made(names: list[str]) -> tuple[TensorSpec, ...]:
         return node.spec.bind([builder.spec(name) for name in names], node.attributes).output_specs
@@ -124,12 +124,11 @@ def _makes(builder: GraphBuilder, node: Node, inputs: list[str], known: list[str
 
 
 def called(graph: Graph, outputs: Sequence[str]) -> tuple[Graph, dict[str, str]]:
-    """Return a graph whose outputs are called so, and the new names of its values.
+    """Return a graph with its outputs named so, and the new names of its values.
 
-    Its nodes do their own work: it is not a stage of another graph any more.
-
-    Each is a value of its own that the graph makes: an output that has become a weight, an input or
-    another output too, is a copy of it. Only an input that is asked for by its name stays one.
+    Its nodes do only their own work: it is no longer a stage of another graph. Each output becomes
+    a value that the graph computes: one that is a weight, an input or another output too is copied,
+    except an input that is asked for by its own name.
     """
     names: dict[str, str] = {}
     copies: list[tuple[str, str]] = []

@@ -286,7 +286,7 @@ def test_bound_shapes_share_the_memory_of_all_but_inputs() -> None:
                 np.testing.assert_array_equal(found, expected[name])
 
 
-def test_by_default_few_shapes_with_large_inputs_stay_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_shapes_with_large_inputs_stay_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     model = residual_network()
     weights, whole = weights_of(model.graph), inputs_of(model.build(6))["image"]
     image = whole[0].nbytes
