@@ -164,7 +164,7 @@ def check_backing(machine: Machine, offloaded: Collection[str]) -> Mapping[str, 
 
 
 def without_backing(machine: Machine) -> Processor | None:
-    """Return a processor whose memory has no backing memory; None if there is none."""
+    """Return a processor of a machine whose memory has no backing one; None if all have one."""
     behind = backing_memories(machine)
     return next((each for each in machine.processors if each.memory not in behind), None)
 
