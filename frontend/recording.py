@@ -1,6 +1,6 @@
-"""Layers recorded by name, from which a graph is built for any batch size.
+"""Recording of layer calls, from which graphs are built for any batch size.
 
-A graph has fixed shapes; a model does not. The recorded layer calls are kept, and the training or
+A graph has fixed shapes and a model has not. So the layer calls are recorded, and the training or
 inference graph of a batch size is built when it is first needed.
 """
 
@@ -28,7 +28,7 @@ Emit = Callable[[GraphBuilder, bool, tuple[str, ...]], tuple[str, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Tensor(Arithmetic):
-    """A value of a model: what layers take and return. Arithmetic makes element-wise operators.
+    """A value of a model, which layers take and return; arithmetic makes element-wise operators.
 
     Attributes:
         model: the model that made it. index: its place among the model's tensors.
@@ -54,7 +54,7 @@ class Tensor(Arithmetic):
         return f"Tensor({self.name}: {self.spec})"
 
     def _contents(self, *_: Any, **__: Any) -> Any:
-        """Refuse what needs contents: without this every tensor would be true."""
+        """Refuse an operation that needs contents; without this every tensor would be true."""
         raise GraphError(
             f"{self!r} has no contents where layers are recorded; a condition or a number needs a"
             " value of a dynamic session, outside of its cells"
@@ -76,7 +76,7 @@ class Tensor(Arithmetic):
 
 @dataclass(frozen=True)
 class Call:
-    """One recorded layer call; the tensors it takes and makes are indices on the model's tape."""
+    """One recorded layer call; tensors are given by their indices on the model's tape."""
 
     emit: Emit
     inputs: tuple[int, ...]
@@ -84,7 +84,7 @@ class Call:
 
 
 def _repeated(emit: Emit) -> Emit:
-    """Return what emits a layer again, with the parameters and states that it has."""
+    """Return an emitter of the same layer again, with the parameters and states it has."""
 
     def again(builder: GraphBuilder, training: bool, inputs: tuple[str, ...]) -> tuple[str, ...]:
         with builder.repeated():
@@ -138,13 +138,13 @@ class Recording(Layers):
         Args:
             shape: the extents, the batch size first; graphs can be built for other batch sizes.
             dtype: the element type, such as "float32" or "int32", or NumPy's.
-            varying: whether batches may have less along the second axis, such as shorter sequences;
-                a graph is built for each extent that they have.
+            varying: whether batches may be shorter along the second axis, such as shorter
+                sequences; a graph is built for each extent that they have.
 
         Raises:
             GraphError: the name is taken, the batch size differs from another input's, or there is
                 no second axis to vary.
-            ShapeError: a dtype that there is not.
+            ShapeError: an unknown dtype.
         """
         if not isinstance(shape, Iterable) or isinstance(shape, str):
             raise GraphError(
@@ -180,17 +180,17 @@ class Recording(Layers):
         return made
 
     def record(self, emit: Emit, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Record a layer call and return its outputs; errors of shape appear here.
+        """Record a layer call and return its outputs; errors of shape are raised here.
 
         Args:
-            emit: adds the layer's nodes to a builder, given whether the graph is for training and
-                the names of the inputs, and returns the names of the outputs. It is called anew for
-                each batch size.
+            emit: adds the layer's nodes to a builder and returns the names of the outputs, given
+                whether the graph is for training and the names of the inputs. It is called again
+                for each batch size.
             inputs: the tensors that the layer takes.
 
         Raises:
             GraphError: a tensor of another model.
-            ShapeError: what `emit` says of the inputs.
+            ShapeError: raised by `emit` for these inputs.
         """
         for tensor in inputs:
             if not isinstance(tensor, Tensor) or tensor.model is not self:
@@ -227,10 +227,10 @@ class Recording(Layers):
     def naming(
         self, known: tuple[tuple[str, str], ...] | None, calls: int, label: str
     ) -> Iterator[list[tuple[str, str]]]:
-        """Give what is recorded in the block the names of an earlier call, and yield the list.
+        """Name what is recorded in the block as an earlier call did, and yield the list of names.
 
-        known: kinds and names of that; None in the first call, whose names the list then has.
-        calls: how many there were; label: what errors call the layer.
+        known: the kinds and names of that call; None in the first call, which fills the list.
+        calls: the number of calls so far. label: the layer's name in errors.
         """
         outer, self.given = self.given, Naming(label, known, calls)
         try:
@@ -244,7 +244,8 @@ class Recording(Layers):
     def output(self, *tensors: Tensor) -> None:
         """Mark tensors as the model's outputs; by default the loss is taken of the first.
 
-        A loss of each is given to `compile` by the names of the layers that make them.
+        `compile` takes a loss for each of several outputs, by the names of the layers that make
+        them.
 
         Raises:
             GraphError: a tensor of another model.
@@ -259,12 +260,12 @@ class Recording(Layers):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """What losses and metrics call the outputs: the names of their layers."""
+        """The names of the outputs for losses and metrics: those of their layers."""
         return tuple(tensor.name for tensor in self._outputs)
 
     @property
     def output_indices(self) -> tuple[int, ...]:
-        """The places of the outputs among the tensors."""
+        """The indices of the outputs among the tensors."""
         return tuple(tensor.index for tensor in self._outputs)
 
     # Graphs
@@ -287,10 +288,11 @@ class Recording(Layers):
         training: bool = False,
         lengths: Sequence[int] = (),
     ) -> Graph:
-        """Return the forward graph for a batch size; training adds dropout and batch statistics.
+        """Return the forward graph for a batch size, without allocating weights.
 
-        batch_size: by default the model's. lengths: of the inputs that vary, in their order; by
-        default those of the model. No weights are allocated.
+        batch_size: by default the model's. training: whether dropout drops, and batch norm uses the
+        statistics of the batch. lengths: the extents of inputs that vary, in their order; by
+        default those of the model.
 
         Raises:
             GraphError: the model has no output, or a layer cannot have other lengths.
@@ -327,10 +329,10 @@ class Recording(Layers):
         return {name: graph.tensors[name].shape for name in graph.inputs(Role.PARAMETER)}
 
     def summary(self) -> str:
-        """Return a table of layers: output shape, parameters and millions of operations of each.
+        """Return a table of the layers: output shape, parameters and millions of operations.
 
-        Parameters of a shared layer are counted where it is called first. Operations are those of
-        the inference graph at the model's batch size.
+        The parameters of a shared layer are counted at its first call. Operations are those of the
+        inference graph at the model's batch size.
         """
         rows, total = self._summary()
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
@@ -345,7 +347,7 @@ class Recording(Layers):
         return "\n".join([f"model {self.name}, batch size {self.batch_size}", *lines, total])
 
     def _summary(self) -> tuple[list[tuple[str, ...]], str]:
-        """Return the rows of the summary's table, its head first, and the line below."""
+        """Return the rows of the summary's table, with a heading, and the line below it."""
         graph = self.graph
         rows: list[tuple[str, ...]] = [("layer", "operator", "output", "parameters", "MFLOP")]
         parameters = graph.inputs(Role.PARAMETER)

@@ -1,4 +1,4 @@
-"""The contents of a model's parameters and states: read, set, in files, and which are trained."""
+"""Parameters and states of a model: reading, setting, saving and freezing them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Trainable(Recording):
-    """Layers whose parameters and states have contents: the initial ones, set, or trained.
+    """Layers with the contents of their parameters and states: initial, set, or trained.
 
     Args:
         name: of the model and its graphs.
@@ -54,18 +54,18 @@ class Trainable(Recording):
         outputs: str | Sequence[str] | None = None,
         name: str | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Return what an ONNX file makes of tensors, as layers with the file's weights.
+        """Apply an ONNX file to tensors, as layers with the file's weights; return its outputs.
 
-        Weights have the file's names and are trained as any; those of it that no output needs are
-        left out. Weights are floating-point initializers with an axis; freeze those that are
-        none. Batch norm keeps the statistics of the file, and dropout drops nothing.
+        Weights keep the file's names and are trained like others; those that no output needs are
+        left out. A weight is a floating-point initializer with at least one axis; use `freeze` for
+        constants among them. Batch norm keeps the file's statistics, and dropout drops nothing.
 
         Args:
             file: the path of an .onnx file, its bytes, or what `soapstone.from_onnx` returns.
             inputs: a tensor for each of the file's inputs, in order.
-            outputs: the name of a value inside, or several, such as what the last layer is applied
-                to (`OnnxModel.values` lists them); by default the file's outputs.
-            name: what stands, with a dot, before names of the file.
+            outputs: the name of an intermediate value, or several, such as the input of the last
+                layer (`OnnxModel.values` lists them); by default the file's outputs.
+            name: a prefix for the names of the file, followed by a dot.
 
         Raises:
             GraphError: other inputs than the file's, a value that it does not have, or names that
@@ -84,32 +84,32 @@ class Trainable(Recording):
         return record(self, file, inputs, outputs, name)
 
     def freeze(self, *patterns: str) -> None:
-        """Keep parameters as they are from the next compile on: no gradient, no update.
+        """Stop training parameters from the next `compile` on: they get no gradient and no update.
 
-        patterns: layers or parameters by name or pattern (`conv1`, `conv1.bias`, `conv*`). Running
-        statistics of a frozen batch norm still follow its batches.
+        patterns: names or patterns of layers or parameters (`conv1`, `conv1.bias`, `conv*`). The
+        running statistics of a frozen batch norm still follow its batches.
 
         Raises:
-            GraphError: a pattern that fits no parameter.
+            GraphError: a pattern that matches no parameter.
         """
         self.frozen |= self._matching("freeze", patterns)
 
     def unfreeze(self, *patterns: str) -> None:
-        """Train frozen parameters again from the next compile on; all of them without patterns.
+        """Train frozen parameters again from the next `compile` on: all, or those of some patterns.
 
         Raises:
-            GraphError: a pattern that fits no parameter.
+            GraphError: a pattern that matches no parameter.
         """
         self.frozen -= self._matching("unfreeze", patterns or ("*",))
 
     def regularize(self, *patterns: str, l1: float = 0.0, l2: float = 0.0) -> None:
-        """Add l1 times the sum of |w| and l2 times the sum of w^2 of parameters to the loss.
+        """Add l1 * sum |w| and l2 * sum w^2 of parameters to the loss, from the next `compile` on.
 
-        patterns: layers or parameters by name or pattern, as of `freeze`; a later one replaces what
-        an earlier one says of a parameter. It counts from the next compile on.
+        patterns: names or patterns of layers or parameters, as of `freeze`. Of several calls that
+        match a parameter, the last one counts.
 
         Raises:
-            GraphError: a pattern that fits no parameter, or a number below 0.
+            GraphError: a pattern that matches no parameter, or a negative number.
         """
         for name, value in (("l1", l1), ("l2", l2)):
             if number(f"regularize: {name}", value) < 0:
@@ -125,14 +125,14 @@ class Trainable(Recording):
         return frozenset(name for each in patterns for name in matching(what, each, known))
 
     def save(self, path: str | Path, *, optimizer: bool = False) -> None:
-        """Write layers, parameters and states to a file, of which `soapstone.load` makes a model.
+        """Save layers, parameters and states to a file, which `soapstone.load` makes a model of.
 
-        path: of a file that ends in .safetensors or .npz. optimizer: whether the states of the
-        optimizer are written too, and its step, from which one with the same settings goes on.
+        path: of a file that ends in .safetensors or .npz. optimizer: whether the state and step of
+        the optimizer are saved too, so that one with the same settings can continue.
 
         Raises:
-            GraphError: layers that no file can have, or no optimizer where one is asked for.
-            CheckpointError: a path that does not serve, or values that are not finite.
+            GraphError: layers that cannot be saved, or no optimizer where one is asked for.
+            CheckpointError: another ending of the path, or values that are not finite.
         """
         from soapstone.frontend.training.models import save
 
@@ -146,20 +146,22 @@ class Trainable(Recording):
         skip: Sequence[str] = (),
         names: Mapping[str, str] | None = None,
     ) -> Loaded:
-        """Take parameters and states by name, and return what was taken.
+        """Load parameters and states by name; return what was loaded.
 
         Args:
             source: a file of `save` or `save_checkpoint`; a state dict of PyTorch, or its file
-                (.pt, .pth, .safetensors); an .onnx file; or arrays by name. PyTorch's names of
-                parts are translated (`weight` of a batch norm is `gamma`), and weights of its
-                linear layers transposed; those of recurrent and attention layers are not.
-            strict: refuse what is missing, unknown or of another shape; else take what fits.
-            skip: layers or parameters to leave as they are, by name or pattern (`head*`).
-            names: what layers, or parameters, are called there, where it is not as here.
+                (.pt, .pth, .safetensors); an .onnx file; or arrays by name. PyTorch's names are
+                translated (`weight` of a batch norm is `gamma`) and weights of its linear layers
+                transposed, but not those of recurrent and attention layers.
+            strict: whether anything missing, unknown or of another shape is an error; otherwise
+                what fits is loaded.
+            skip: names or patterns of layers or parameters that are left as they are (`head*`).
+            names: the names of layers or parameters in the source, where they differ from those
+                here.
 
         Raises:
-            CheckpointError: a file that cannot be read or, strict, that does not fit; names what.
-            GraphError: a layer of skip or names that the model does not have.
+            CheckpointError: a file that cannot be read or, if strict, does not fit; names what.
+            GraphError: a layer of `skip` or `names` that the model does not have.
         """
         from soapstone.frontend.training.weights import given, take
 
@@ -170,27 +172,29 @@ class Trainable(Recording):
         return done
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write parameters, optimizer state, step and position in the data, atomically.
+        """Save parameters, optimizer state, step and position in the data, atomically.
 
         path: of a file that ends in .safetensors or .npz.
 
         Raises:
-            CheckpointError: a path that does not serve, or values that are not finite.
+            CheckpointError: another ending of the path, or values that are not finite.
             GraphError: the model is not compiled.
         """
         self.trainer.save_checkpoint(path)
 
     def load_checkpoint(self, path: str | Path, strict: bool = True) -> Loaded:
-        """Read a checkpoint file, and return what was taken of it.
+        """Load a checkpoint from a file; return what was loaded.
 
-        A model that is not compiled takes its parameters and states.
+        A model that is not compiled takes its parameters and states alone.
 
         Args:
-            strict: refuse a checkpoint of another model, optimizer or seed, and values that are not
-                finite; else take whatever has the name and the shape of a parameter or state here.
+            strict: whether a checkpoint of another model, optimizer or seed, or values that are not
+                finite, are errors; otherwise whatever matches a parameter or state in name and
+                shape is loaded.
 
         Raises:
-            CheckpointError: truncated, changed, foreign, or of another model: names what differs.
+            CheckpointError: a file that is truncated, altered or no checkpoint, or of another
+                model; names what differs.
         """
         if self._trainer is not None:
             return self._trainer.load_checkpoint(path, strict)
@@ -203,7 +207,7 @@ class Trainable(Recording):
         return done
 
     def made_for(self, batch_size: int) -> dict[str, Any]:
-        """Return what a checkpoint says of the model at a batch_size: its layers, its graph's hash.
+        """Return what a checkpoint records of the model: layers, its graph's hash at batch_size.
 
         Raises:
             GraphError: the model has no output.
@@ -229,13 +233,13 @@ class Trainable(Recording):
         return (*self.graph.inputs(Role.PARAMETER), *self.graph.inputs(Role.STATE))
 
     def weights(self) -> dict[str, Array]:
-        """Return copies of the parameters and of states such as running statistics, by name.
+        """Return copies of the parameters and states, by name.
 
-        They are the initial ones where nothing has been trained or set yet, and those of one moment
-        between two steps where another thread trains.
+        They are the initial ones if nothing was trained or set yet. If another thread trains, all
+        are taken between the same two steps.
 
         Raises:
-            GraphError: the model was closed under mpi or legate, and its weights with it.
+            GraphError: the model was closed under mpi or legate, which discards its weights.
         """
         from soapstone.engine.initial import materialise
 
@@ -257,23 +261,25 @@ class Trainable(Recording):
         return result
 
     def shared_weights(self) -> dict[str, Any]:
-        """Return the parameters and states of a model compiled for Legate as data of Legate.
+        """Return the parameters and states of a model compiled for Legate, as data of Legate.
 
-        `cupynumeric.asarray` takes them without a copy; what it writes is what the model uses next.
+        `cupynumeric.asarray` takes them without a copy, and writes to them reach the model.
 
         Raises:
-            GraphError: the executor is another, or the model is not compiled.
+            GraphError: another executor, or the model is not compiled.
         """
         self.trainer.bound("train", self.batch_size)
         return self.trainer.session.shared()
 
     def set_weights(self, values: Mapping[str, Array]) -> None:
-        """Replace parameters or states by name, at any time: what `weights` returns always fits.
+        """Replace parameters or states by name; it may be called at any time.
 
-        values: arrays of the shapes of `parameters`; other types are converted.
+        values: arrays of the shapes of `parameters`, such as `weights` returns; other types are
+        converted.
 
         Raises:
-            GraphError: an unknown name, another shape, or no numbers; then nothing is replaced.
+            GraphError: an unknown name, another shape, or values that are no numbers; then nothing
+                is replaced.
         """
         if not isinstance(values, Mapping):
             raise GraphError(f"set_weights: {type(values).__name__} found, arrays by name needed")

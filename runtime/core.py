@@ -1,4 +1,4 @@
-"""The runtime: launches tasks on regions, runs them untraced, or captures a step and replays it."""
+"""The runtime: launches tasks on regions, untraced or captured as a step that is replayed."""
 
 from __future__ import annotations
 
@@ -57,17 +57,24 @@ class Recording:
 
 
 class Runtime(Host):
-    """Regions, tasks and instances on one machine; a context manager.
+    """The regions, tasks and instances of one machine; a context manager.
 
-    machine: default `Machine.local()`. mapper: default `DefaultMapper()`; or the name of an
-    installed one. executor: what runs operations; by default threads of this process, and the GPUs
-    of the machine. automatic:
-    whether launch sequences that repeat are traced without being marked (docs/runtime.md). log: a
-    file for the log of the run, as `log` writes it. Any thread may use a runtime: what one
-    captures, replays, reads or writes is done before or after what others launch, as a whole. In a
-    process forked from this one it refuses whatever it is asked.
+    Any thread may call a runtime. A capture, a replay, and a read or write by the host are atomic
+    with respect to the launches of other threads. In a child process that was forked, every call is
+    an error.
 
-    Raises: MapperError for something that is no mapper; MachineError for GPUs that are not there.
+    Args:
+        machine: by default `Machine.local()`.
+        mapper: a mapper, or the name of an installed one; by default `DefaultMapper()`.
+        executor: makes what runs operations; by default threads of this process, and the GPUs of
+            the machine.
+        automatic: whether launch sequences that repeat are traced without being marked
+            (docs/runtime.md).
+        log: a file to which the whole run is logged; see `log`.
+
+    Raises:
+        MapperError: the mapper is not a mapper.
+        MachineError: the machine has GPUs that this computer lacks.
     """
 
     def __init__(
@@ -113,18 +120,24 @@ class Runtime(Host):
         tag: Hashable = None,
         initialise: bool = False,
     ) -> Any:
-        """Run a task at every point of its partitions' common grid.
+        """Run a task at every point of its partitions' common grid; returns at once.
 
-        arguments: a partition or Region (seen whole by every point) for each privilege, and
-        scalars or futures. Scalars are taken by value, now: what the program does afterwards to an
-        array without axes, or to a list, tuple, set or dictionary that it gave, is not seen; an
-        object of any other class is passed as it is. name: for errors and timelines. tag: anything
-        the mapper can look at.
-        initialise: reductions replace the contents of their region instead of adding to them.
+        Args:
+            arguments: for each privilege a partition, or a Region that every point sees whole; and
+                scalars or futures. Scalars are taken by value: numbers, arrays without axes, lists,
+                tuples, sets and dictionaries are copied now; objects of other classes are passed as
+                they are.
+            grid: of the launch, where no argument has one.
+            name: for errors and timelines.
+            tag: any value, for the mapper to look at.
+            initialise: whether reductions replace the contents of their region instead of adding to
+                them.
 
-        Returns at once; an error of the task comes out of `wait`, `read` or a later launch. The
-        result is a Future for a task that returns a value, a FutureMap where it has several
-        points, and None for other tasks.
+        Returns:
+            A Future for a task that returns a value, a FutureMap if it has several points, else
+                None.
+
+        An error of the task is raised by `wait`, by `read`, or by a later launch.
 
         Raises: LaunchError, PrivilegeError, MapperError, MemoryExhausted, UnwrittenError,
         StoppedError.
@@ -164,7 +177,7 @@ class Runtime(Host):
         return desugared.result
 
     def _take(self, request: Request, asked: tuple[Any, ...] | None) -> None:
-        """Record, capture, trace or analyse one request; asked: as the user gave it."""
+        """Record, capture, trace or analyse one request. asked: the call as the user made it."""
         with self._lock:
             self.executor.check()
             if self._requests is not None:
@@ -177,7 +190,7 @@ class Runtime(Host):
                 self.issue(request)
 
     def issue(self, request: Request) -> None:
-        """Analyse a request, a launch or fill, and give it to the executor, now and untraced.
+        """Analyse a request (a launch or fill) and give it to the executor, without tracing.
 
         Raises: MapperError, MemoryExhausted, UnwrittenError.
         """
@@ -191,9 +204,9 @@ class Runtime(Host):
             self._forget()
 
     def flush(self) -> None:
-        """Run the launches that automatic tracing holds back; done before the host does anything.
+        """Run the launches that automatic tracing holds back, before the host does anything else.
 
-        Raises: what launching them raises.
+        Raises: the errors of those launches.
         """
         if self._automatic is not None and not self.capturing:
             with self._lock:
@@ -235,7 +248,7 @@ class Runtime(Host):
 
     @property
     def analysing(self) -> Analysis:
-        """The analysis that launches go to now: of the capture in progress, else of the runtime."""
+        """The analysis that receives launches: the capture in progress, else the runtime's own."""
         return self._capture or self.analysis
 
     @property
@@ -250,14 +263,15 @@ class Runtime(Host):
     @overload
     def capture(self, step: Callable[[], object]) -> Trace: ...
     def capture(self, step: str | Callable[[], object] = "step", alike: Alike | None = None) -> Any:
-        """Capture a step: its launches are analysed and compiled, and not run.
+        """Capture a step: its launches are analysed and compiled, but not run.
 
-        With a name: a context manager, `with runtime.capture("train") as recording: ...`, after
-        which `recording.trace` is the trace. With a function: calls it, and returns the trace.
-        alike: traces of this runtime; launches like those of one are analysed as that was, if
-        nothing but extents may differ, and else what is captured is added.
+        With a name, this is a context manager: after `with runtime.capture("train") as recording:`
+        the trace is `recording.trace`. With a function, it is called and the trace is returned.
 
-        Raises (when the capture ends): MemoryExhausted, TaskError when binding fails.
+        alike: earlier traces of this runtime. If the launches are those of one of them but for
+        extents, its analysis is reused; otherwise the new trace is added.
+
+        Raises (when the capture ends): MemoryExhausted; TaskError when binding fails.
         """
         if callable(step):
             with self._capturing(getattr(step, "__name__", "step")) as recording:
@@ -300,11 +314,11 @@ class Runtime(Host):
     def trace(self, name: str = "step") -> Iterator[None]:
         """Run the launches of the block as one traced step when the block ends.
 
-        The first time a sequence of launches is seen it is captured and compiled; then, and
-        every time it is seen again, it is replayed. Scalars belong to the sequence: what varies
-        from step to step goes into a region. Launches of other threads wait until the step has run.
+        The first time that a sequence of launches occurs it is captured; then, and each time it
+        occurs again, it is replayed. Scalars are part of the sequence, so a value that varies from
+        step to step belongs in a region. Launches of other threads wait until the step has run.
 
-        Raises: what `capture` and `Trace.replay` raise.
+        Raises: as `capture` and `Trace.replay`.
         """
         with self.turn, self._traced(name):
             yield
@@ -340,7 +354,7 @@ class Runtime(Host):
             result.settle(values)
 
     def capture_requests(self, name: str, requests: list[Request]) -> Trace:
-        """The trace of requests: launches that were asked for before.
+        """Capture launches that were made earlier, given as requests; return their trace.
 
         Raises: as `capture`.
         """
@@ -371,9 +385,9 @@ class Runtime(Host):
 
     @contextmanager
     def log(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Write what runs inside the block to a log, for `soapstone profile check`.
+        """Log what runs inside the block to a file, for `soapstone profile check`.
 
-        Of several ranks each writes its own: rank 0 to `path`, rank 1 to `path.1`, and so on.
+        Each rank writes a file of its own: rank 0 to `path`, rank 1 to `path.1`, and so on.
 
         Raises: OSError; StoppedError under Legate.
         """
@@ -424,7 +438,7 @@ class Runtime(Host):
         self.executor.profile = self.observed(profile)
 
     def observed(self, profile: Profile | None) -> Observer | None:
-        """Who is told of operations that run: a profile, the log, or both."""
+        """The observers of operations that run: a profile, the log, or both."""
         log = self._log
         if log is None:
             return profile
@@ -433,12 +447,12 @@ class Runtime(Host):
         return log if profile is None else Both(log, profile)
 
     def failed(self, name: str) -> None:
-        """Tell the log that a replay, or all that was running, failed."""
+        """Record in the log that a replay, or everything that was running, failed."""
         if self._log is not None:
             self._log.failed(name)
 
     def interrupted(self, error: BaseException) -> None:
-        """Stop the run: an analysis that ended half-way cannot be gone on with."""
+        """Stop the run: an analysis that was interrupted half-way cannot be continued."""
         if self.executor.fault is None:
             self.executor._fail(
                 StoppedError(f"{type(error).__name__} while launches were analysed: {error}")
@@ -446,13 +460,13 @@ class Runtime(Host):
             self.executor.told = True
 
     def forked(self) -> None:
-        """In a child process the log is still the parent's, and no thread captures."""
+        """In a child process, drop the parent's log and capture."""
         self._log = self._capture = self._requests = None
 
     def reset(self) -> None:
-        """Go on after a task failed: forget the error and everything that was still queued.
+        """Continue after a task failed: forget the error and the operations still queued.
 
-        Regions keep their contents; those the failed run was writing may hold anything.
+        Regions keep their contents; those that the failed run was writing have undefined contents.
         """
         self.failed("run")
         self.executor.reset()
@@ -467,10 +481,10 @@ class Runtime(Host):
     def close(self) -> None:
         """Wait until everything launched has ended, and stop the worker threads.
 
-        The runtime is of no use afterwards. To leave a `with` block is the same; an exception that
-        leaves it drops what has not begun.
+        The runtime cannot be used afterwards. Leaving a `with` block calls this; if an exception
+        leaves it, operations that have not begun are dropped.
 
-        Raises: TaskError when a task failed, unless that has come out before.
+        Raises: TaskError when a task failed, unless that was raised before.
         """
         try:
             if not self.executor.closed and not self.executor.told:
@@ -480,7 +494,7 @@ class Runtime(Host):
             self._stop()
 
     def _stop(self) -> None:
-        """Stop the worker threads and join them; what has not begun is dropped."""
+        """Stop and join the worker threads; operations that have not begun are dropped."""
         self._end_log()
         self.executor.close()
 
@@ -495,7 +509,7 @@ class Runtime(Host):
 
 
 def _executor(machine: Machine) -> type[LocalExecutor]:
-    """What runs the operations of a machine in this process."""
+    """Return the executor of a machine in this process."""
     if not machine.devices:
         return LocalExecutor
     from soapstone.runtime.devices.executor import DeviceExecutor

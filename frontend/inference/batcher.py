@@ -1,9 +1,9 @@
-"""Requests of many callers, joined into runs of one session.
+"""Batching of requests: those of many callers become runs of one session.
 
-A run of several samples takes less than as many runs of one, so requests that wait at the same time
-are one run. A thread of the batcher takes the request that has waited longest, waits until as
-many samples as may be joined are there or its delay is over, runs them, and gives each its rows. It
-has as many threads as the session runs requests at once.
+One run of several samples takes less time than as many runs of one. A thread of the batcher takes
+the request that has waited longest, waits until enough samples are there or its delay has passed,
+runs them together, and gives each request its rows. There are as many threads as the session runs
+requests at once.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _KEYS = 1024  # of which it is kept whether samples meet
 
 @dataclass(frozen=True)
 class BatcherStatistics:
-    """What a batcher has done.
+    """The counts of a batcher.
 
     Attributes:
-        requests: that were answered, with outputs or an error. runs: of the session for them.
-        samples: that requests had. padding: samples that were run and are nobody's.
+        requests: those that were answered, with outputs or an error. runs: of the session for them.
+        samples: in those requests. padding: samples that were added to fill up runs.
     """
 
     requests: int = 0
@@ -46,7 +46,7 @@ class BatcherStatistics:
 
 @dataclass(eq=False)
 class _Request:
-    """What a caller waits for. key: requests of one key may be joined."""
+    """One request. key: requests with equal keys may be joined."""
 
     given: Mapping[str, Array]
     samples: int
@@ -57,20 +57,20 @@ class _Request:
 
 
 class Batcher:
-    """A session whose requests are joined: for many small requests of several threads at once.
+    """A session that joins requests, for many small requests from several threads at once.
 
-    Samples are rows: all inputs have a first dim of one symbolic extent. Requests are joined if
-    their inputs have equal shapes but for that, and the graph shows that each row of the outputs
-    depends on its row of the inputs alone; else each runs by itself, and `apart` says why. Requests
-    of one thread are answered in the order in which it asked. Of a session of several `requests`,
-    as many runs go on at once.
+    A sample is a row: the first dim of all inputs is the same symbolic extent. Requests are joined
+    if their inputs have equal shapes but for that dim, and the graph shows that each row of the
+    outputs depends only on its row of the inputs. Otherwise each runs by itself, and `apart` says
+    why. The requests of one thread are answered in the order in which it made them. With a session
+    for several `requests`, as many runs go on at once.
 
     Args:
-        session: that runs; it may be used directly meanwhile, and stays open when this is closed.
-        most: samples of a run. A request of more is run by itself.
-        delay_ms: how long a request waits for others at most, before its run.
-        pad: whether runs are filled up to 1, 2, 4, 8, … samples, by the last sample over again, so
-            that a session compiles few shapes; else each number of samples is one.
+        session: runs the requests; it may be used directly too, and stays open after `close`.
+        most: the largest number of samples of a run. A larger request runs by itself.
+        delay_ms: the longest time that a request waits for others before its run.
+        pad: whether runs are filled up to 1, 2, 4, 8, … samples by repeating the last one, so that
+            the session compiles few shapes.
 
     Raises:
         DataError: arguments or inputs of the session that do not fit.
@@ -114,7 +114,7 @@ class Batcher:
         tell(self)
 
     def forked(self) -> None:
-        """In a child process there is no thread that runs: requests are refused."""
+        """In a child process there is no thread to run requests, so they are refused."""
         self._changed = threading.Condition()
         self._gone = True
 
@@ -130,12 +130,12 @@ class Batcher:
 
     @property
     def statistics(self) -> BatcherStatistics:
-        """What was done so far."""
+        """The counts so far."""
         return self._statistics
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """Where samples meet in the graphs of the shapes seen last, which are run one by one."""
+        """Why requests of the last shapes are not joined: where samples meet in their graphs."""
         return tuple(dict.fromkeys(filter(None, self._meeting.values())))
 
     def run(self, inputs: Mapping[str, Any] | Any) -> Answer:
@@ -149,9 +149,9 @@ class Batcher:
         return self.run_async(inputs).result()
 
     def run_async(self, inputs: Mapping[str, Any] | Any) -> Future[Answer]:
-        """Return the future of `run`. It may be cancelled until it runs.
+        """Return a future of `run`, which may be cancelled until it runs.
 
-        inputs: as of `InferenceSession.run`; they must stay as they are until the future is done.
+        inputs: as of `InferenceSession.run`; they must not change until the future is done.
 
         Raises:
             DataError: inputs that do not fit, at once.
@@ -177,7 +177,7 @@ class Batcher:
         return request.answer
 
     def close(self) -> None:
-        """Refuse further requests, answer those that wait at once, and stop."""
+        """Refuse further requests, answer those that wait without delay, and stop."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -199,7 +199,7 @@ class Batcher:
             self._give(number, give)
 
     def _give(self, number: int, give: Callable[[], None]) -> None:
-        """Answer a run after those that were begun before it: now, or when those are answered."""
+        """Deliver the answers of a run after those of runs that began before it."""
         with self._changed:
             self._done[number] = give
             if self._giving:
@@ -215,7 +215,7 @@ class Batcher:
             ready()  # with no lock: what is called back may ask, or close
 
     def _next(self) -> tuple[int, list[_Request]] | None:
-        """Return the number and requests of the next run, waiting for them; None at the end."""
+        """Return the number and requests of the next run, waiting for them; None after `close`."""
         with self._changed:
             while True:
                 if not self._waiting:
@@ -234,9 +234,9 @@ class Batcher:
                 self._changed.wait(left_s)
 
     def _joined(self) -> list[_Request]:
-        """Return the first request and those that may be run with it, in the order they came.
+        """Return the first request and those that may be run with it, in their order.
 
-        A caller of whom one request is left does not get a later one answered before it.
+        A later request of a caller is not answered before an earlier one that is left out.
         """
         first = self._waiting[0]
         group, samples = [first], first.samples
@@ -253,7 +253,7 @@ class Batcher:
         return group
 
     def _answered(self, group: list[_Request]) -> Callable[[], None]:
-        """Run requests as one, or if that fails each by itself; return what gives them answers."""
+        """Run requests together, or each by itself if that fails; return functions that answer."""
         samples = sum(each.samples for each in group)
         size = _rounded(samples, self._most) if self._pad else samples
         answers: list[Answer | BaseException] = []
@@ -290,7 +290,7 @@ class Batcher:
             return error
 
     def _meet(self, group: list[_Request], size: int) -> str:
-        """Return where samples of requests meet; looked for once for requests of a key."""
+        """Return where the samples of requests meet; computed once for each key."""
         key = group[0].key
         if size < 2:
             return ""
@@ -324,11 +324,11 @@ class Batcher:
 
 
 def _nothing() -> None:
-    """Give no answer: all requests were cancelled."""
+    """Deliver no answer: all requests were cancelled."""
 
 
 def _rounded(samples: int, most: int) -> int:
-    """Return the least of 1, 2, 4, …, most that is as many samples or more."""
+    """Return the least of 1, 2, 4, …, most that is at least `samples`."""
     if samples >= most or samples == 0:
         return samples
     return min(1 << (samples - 1).bit_length(), most)
@@ -338,7 +338,7 @@ def _check(session: InferenceSession) -> None:
     """Check that all inputs of a session have samples as rows.
 
     Raises:
-        DataError: one has not; names it.
+        DataError: an input has not; names it.
     """
     label = f"model {session.name!r}"
     if not session.inputs:

@@ -18,7 +18,7 @@ def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple
     """Return the outputs for all samples of x, run in batches; see `Model.predict`.
 
     Raises:
-        DataError: no samples, or such as do not fit the model.
+        DataError: no samples, or samples that do not fit the model.
     """
     from soapstone.frontend.data.batches import Batches
 
@@ -42,7 +42,7 @@ def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple
 
 
 def in_order(x: object) -> None:
-    """Refuse data whose batches have an order of their own: outputs would be of other samples.
+    """Refuse data whose batches have an order of their own, which outputs would not match.
 
     Raises:
         DataError: x is such data.
@@ -61,7 +61,7 @@ def in_order(x: object) -> None:
 
 
 def concatenated(parts: Iterable[Sequence[Array]]) -> Array | tuple[Array, ...]:
-    """Return the outputs of all batches, each as one array: one array alone, or several.
+    """Return the outputs of all batches joined: one array, or a tuple for several outputs.
 
     Raises:
         DataError: there was no batch.

@@ -1,10 +1,10 @@
-"""A new number of samples, answered by runs that are bound for other numbers.
+"""Batches of a new size, answered by runs of sizes that are bound already.
 
-Where each row of the outputs depends on its row of the inputs alone, and the model's graphs for two
-numbers of rows differ in extents only, as many rows as come are run in steps of such numbers; what
-is left runs as a last step that some rows are part of again. So the first answer for a number waits
-for a graph at most, not for its binding. One that comes again is bound by a thread meanwhile, when
-it has taken `MOST_STEPS` in all.
+This is possible if each row of the outputs depends only on its row of the inputs, and the model's
+graphs for two numbers of rows differ in extents only. Then any number of rows is run in steps of
+bound sizes; the last step may repeat rows of the one before. So the first answer for a new size
+waits at most for a graph to be made, not for its binding. A size that comes again is bound by a
+background thread once it has taken `MOST_STEPS` steps in all.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Find = Callable[[Shapes], Bound | None]  # returns what is bound for shapes
 
 
 class _Kind:
-    """Rows of one shape for each input.
+    """The rows that have one shape in each input.
 
     Attributes:
-        numbers: of rows, whose graphs are known to be alike, whether they are bound or not.
-        taken: steps, by the number of rows.
-        seen: a number with its graph, which others are compared with. apart: whether rows may be
-            run in steps, as far as is known.
+        numbers: the numbers of rows whose graphs are known to be alike, bound or not.
+        taken: the steps taken so far, by the number of rows.
+        seen: a number of rows with its graph, with which others are compared.
+        apart: whether rows may be run in steps, as far as is known.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class _Kind:
 
 
 class InRows:
-    """What is known of a model's rows.
+    """What is known of how a model treats rows.
 
     Args:
         source: the model, all of whose inputs begin with one symbolic dim (`Source.rows`).
@@ -61,13 +61,13 @@ class InRows:
         self._kinds: OrderedDict[Shapes, _Kind] = OrderedDict()
 
     def undecided(self, given: Mapping[str, Array]) -> bool:
-        """Return whether the graph for inputs may show that rows are apart."""
+        """Return whether the graph for these inputs would show whether rows are independent."""
         kind, number = self._kind(given)
         seen = kind.seen
         return bool(number and kind.apart and not kind.numbers and seen and seen[0] != number)
 
     def note(self, given: Mapping[str, Array], known: Known) -> None:
-        """Take note of the graph for inputs, which is bound later, if at all."""
+        """Record the graph for some inputs, whether it is bound later or not."""
         kind, number = self._kind(given)
         if not number or not kind.apart:
             return
@@ -103,10 +103,11 @@ class InRows:
         run: Callable[[Bound], None],
         later: Callable[[], bool],
     ) -> dict[str, Array] | None:
-        """Return the outputs by name for a new number of rows; None where it is to be bound.
+        """Return the outputs by name for a new number of rows; None if it must be bound.
 
-        given, out: as of `InferenceSession.run`. find, run: a bound graph, and runs it. later: lets
-        the graph for that number be bound meanwhile, and returns whether it is.
+        given, out: as of `InferenceSession.run`. find: returns the bound graph for shapes. run:
+        runs it. later: begins to bind the graph for this number in the background, and returns
+        whether it does.
         """
         kind, rows = self._kind(given)
 
@@ -144,7 +145,7 @@ class InRows:
         return found
 
     def _kind(self, given: Mapping[str, Array]) -> tuple[_Kind, int]:
-        """Return what is known of rows like those of inputs, and how many; 0 for different ones."""
+        """Return the rows like those of inputs and their number; 0 if inputs differ in it."""
         key = tuple(array.shape[1:] for array in given.values())
         kind = self._kinds.setdefault(key, _Kind())
         self._kinds.move_to_end(key)
@@ -155,7 +156,7 @@ class InRows:
 
 
 def _lengthens(one: Known, other: Known) -> bool:
-    """Return whether constants go along rows: what those of further ones hold is not known."""
+    """Return whether constants grow with the number of rows: contents for more rows are unknown."""
     graphs = one.graph, other.graph
     found = [
         (graphs[0].tensors[x], graphs[1].tensors[y])
@@ -172,10 +173,10 @@ def _lengthens(one: Known, other: Known) -> bool:
 
 
 def _steps(rows: int, numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return steps that make up so many rows, each its first row and a number; none if too many.
+    """Return the steps for so many rows, each a first row and a size; none if they are too many.
 
-    The last may begin at rows of the one before; of fewer rows than the least number it reaches
-    beyond them.
+    The last step may begin at rows of the one before. If there are fewer rows than the smallest
+    size, the only step reaches beyond them.
     """
     sizes, steps, begin = sorted(numbers, reverse=True), list[tuple[int, int]](), 0
     while sizes and begin < rows:

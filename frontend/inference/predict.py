@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was run and how long it took.
+    """The result of `predict`, and its times.
 
-    `seconds` is the median run, a first one left out where there are several. `bind_seconds` is
-    what came before: reading, compiling kernels that are new, and measuring where it is asked for.
-    `moved_bytes` are those of the memory plan of a run, and those that its copies move.
+    `seconds` is the median run, without the first of several. `bind_seconds` is what came before:
+    reading the model, compiling new kernels, and measuring if that is asked for. `moved_bytes` are
+    the bytes that a run copies between memories, as planned and as compiled.
     """
 
     model: str
@@ -82,7 +82,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def stored(outputs: Mapping[str, Any]) -> dict[str, Array]:
-    """Return outputs as npz files hold them: each tensor of a sequence by its place, texts as such.
+    """Return outputs as an npz file holds them: the tensors of a sequence get numbers.
 
     outputs: of a run, by name.
     """
@@ -96,10 +96,10 @@ def stored(outputs: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def given(session: InferenceSession, arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the arrays of a file as inputs of a session: the reverse of `stored`.
+    """Return the arrays of a file as inputs of a session; the inverse of `stored`.
 
-    A sequence `x` is `x.0`, `x.1`, …; an optional value that is not there is None. A model of one
-    input takes an array that has no name.
+    A sequence `x` is `x.0`, `x.1`, …; an optional value that is missing is None. A model with one
+    input takes an array without a name.
     """
     fields, left = session.inputs, dict[str, Any](arrays)
     if len(fields) == 1 and list(left) == [UNNAMED]:
@@ -128,12 +128,12 @@ def predict(
     runs: int = 1,
     **options: Any,
 ) -> Prediction:
-    """Return the outputs of an ONNX file, or of an app with a checkpoint's weights.
+    """Return the outputs of an ONNX file, or of an app with the weights of a checkpoint.
 
     Args:
         model: the path of an `.onnx` file, or an app's name.
         arrays: the inputs by name, as `given` takes them.
-        runs: how often to run for the time; outputs are those of the last.
+        runs: the number of runs for the time; outputs are those of the last.
         options: see `InferenceSession`.
 
     Raises:
@@ -174,10 +174,11 @@ def check_model(model: str) -> None:
 
 
 def source_of(model: str, checkpoint: Path | None, *, initial: bool = False) -> Model | Path:
-    """Return an ONNX file, or an app with a checkpoint's weights; or, if `initial`, its first ones.
+    """Return an ONNX file, or an app with the weights of a checkpoint, or its initial ones.
 
     Raises:
-        DataError: a checkpoint with a file, or none with an app; or neither.
+        DataError: a model that is none; a checkpoint given with a file, or none for an app unless
+            `initial`.
     """
     check_model(model)
     if model.lower().endswith(".onnx"):

@@ -1,4 +1,4 @@
-"""What a session serves: models, ONNX files, and graphs with their weights, all asked alike."""
+"""One interface for the models of inference sessions: models, ONNX files, graphs with weights."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Field:
     Attributes:
         name: of the input. dtype: its element type, such as "float32".
         shape: a number, a symbolic name or None for each axis.
-        holds: ("sequence",) of a list of tensors of any shape, ("optional",) of one that may be
-            None, or both, from the outside in.
+        holds: ("sequence",) for a list of tensors of any shape, ("optional",) for a value that may
+            be None, or both, the outer one first.
     """
 
     name: str
@@ -54,12 +54,15 @@ def _no_file() -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """What a session serves: declared inputs, weights, and a graph for the inputs of a run.
+    """A model as an inference session reads it: inputs, weights, a graph for the inputs of a run.
 
-    `graph` also returns those inputs on whose contents, not only shapes, the graph depends. `noted`
-    returns beside both what was noted of extents: where that is the same for two graphs, and not
-    None, the graph depends on them by shapes alone. Asked for a lasting graph, it has operators for
-    constants that go along extents; in that of `graph` they are weights, whose contents are known.
+    Attributes:
+        noted: returns the graph for inputs; those inputs on whose contents, not only shapes, it
+            depends; and notes on extents. If two graphs have equal notes, which are not None, the
+            graph depends on extents only through shapes. The second argument asks for a lasting
+            graph, in which constants as long as the inputs are made by operators; otherwise they
+            are weights.
+        weights: returns the weights by name.
     """
 
     name: str
@@ -72,12 +75,12 @@ class Source:
     check: Callable[[], None] = _no_file  # that files which runs read are as they were opened
 
     def graph(self, given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
-        """Return the graph for inputs, and those on whose contents it depends."""
+        """Return the graph for inputs, and the inputs on whose contents it depends."""
         return self.noted(given, False)[:2]
 
     @property
     def rows(self) -> str | None:
-        """The symbolic dim that all inputs begin with, or None."""
+        """The symbolic dim that is the first one of all inputs, or None."""
         firsts = {field.shape[0] if field.shape else None for field in self.inputs}
         first = firsts.pop() if len(firsts) == 1 else None
         return first if isinstance(first, str) else None
@@ -128,7 +131,8 @@ class Source:
     ) -> Source:
         """Return the source of a model, an ONNX file, or a graph with its weights.
 
-        file: its bytes, where they have been mapped: another may have taken its place since.
+        file: the bytes of the file if they are mapped already; the file itself may have been
+            replaced since.
         """
         if not isinstance(model, str | Path):  # a file needs nothing of layers
             from soapstone.frontend.model import Model
@@ -163,7 +167,7 @@ class Source:
 
 
 def _held(value: Any, field: Field, holds: tuple[str, ...], where: str) -> Any:
-    """Return a sequence as a tuple of arrays, and of an optional its value or None."""
+    """Return a sequence as a tuple of arrays; an optional as its value or None."""
     if not holds:
         array = _as_array(value, field, where)
         dtype = TEXT if field.dtype == TEXT else array.dtype.name

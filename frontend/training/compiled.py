@@ -1,4 +1,4 @@
-"""A compiled model: its graphs, its session, and its graphs as they are bound there."""
+"""A compiled model: its graphs, its session, and the graphs that are bound in it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ C = TypeVar("C", bound="Compiled")
 
 
 def together(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
-    """A method that all processes of a run call alike: an error of one stops all."""
+    """Mark a method that all processes of a run call alike: an error in one stops all."""
 
     @wraps(method)
     def guarded(self: C, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -64,10 +64,7 @@ def together(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, 
 
 
 class Compiled:
-    """What a model is once it is compiled, but for what is saved of it and the loops that run it.
-
-    Those are `Resumable` and `Trainer`.
-    """
+    """A compiled model, without checkpoints (`Resumable`) and training loops (`Trainer`)."""
 
     def __init__(self, model: Model, options: Options) -> None:
         self.model = model
@@ -156,7 +153,7 @@ class Compiled:
         return self._session
 
     def training_graph(self, batch_size: int) -> Graph:
-        """Return the graph of a training step of a batch_size, optimised where that was asked for.
+        """Return the graph of a training step of a batch_size, optimised if that was asked for.
 
         Raises:
             GraphError: the model has no output, or no gradient.
@@ -164,9 +161,9 @@ class Compiled:
         return self.steps.graph(batch_size)
 
     def original_graph(self, batch_size: int) -> Graph:
-        """Return the graph of a training step of a batch_size as the model says it.
+        """Return the graph of a training step of a batch_size, not optimised.
 
-        Of a step in parts, that of the last one.
+        Of a step in micro-batches, it is that of the last one.
         """
         return self._step_graph(batch_size, None if self.parts == 1 else False)
 
@@ -183,7 +180,7 @@ class Compiled:
         )
 
     def _check_lengths(self, graph: Graph, lengths: tuple[int, ...]) -> None:
-        """Refuse a graph of other lengths whose parameters are not those of the model."""
+        """Check that the parameters of a graph for other lengths are those of the model."""
         for name, spec in self.carried.items():
             if graph.tensors.get(name) != spec:
                 raise GraphError(
@@ -199,14 +196,14 @@ class Compiled:
         return mixed(graph) if self.scaled else graph
 
     def part_size(self, batch_size: int) -> int:
-        """Return how many samples of a batch of a batch_size the largest of its parts has."""
+        """Return the number of samples in the largest micro-batch of a batch of a batch_size."""
         return -(-batch_size // self.parts)
 
     def strategy_for(self, batch_size: int) -> Strategy:
         """Return the strategy of the training graph for a batch_size.
 
         Raises:
-            MapperError, StrategyError: what the mapper says of the graph.
+            MapperError, StrategyError: raised by the mapper, or for its answer.
         """
         return self._strategy(self.training_graph(batch_size))
 
@@ -227,13 +224,12 @@ class Compiled:
         inputs: Mapping[str, Array] = NOTHING,
         lengths: tuple[int, ...] = (),
     ) -> Bound:
-        """Return the trace of a kind of step for a batch_size; compiled on first use.
+        """Return the bound graph of one kind for a batch_size; compiled on first use.
 
-        kind: "train", "part" (of a step in parts, one before the last), "gradients", "evaluate" or
-            "predict".
-        inputs: what it is run on next, where that is known. An array that is all of a mapped file
-            is read there, as long as no other one comes.
-        lengths: those of inputs that vary, where they are not the model's.
+        kind: "train", "part" (a micro-batch before the last), "gradients", "evaluate" or "predict".
+        inputs: the inputs of the next run, where they are known. An array that is the whole of a
+        mapped file is read in place as long as no other one comes. lengths: the extents of inputs
+        that vary, where they are not the model's.
         """
         key = (kind, batch_size, lengths)
         lent = {name: array for name, array in inputs.items() if whole_file(array)}
@@ -269,9 +265,9 @@ class Compiled:
 
     @property
     def moved_bytes(self) -> tuple[int, int] | None:
-        """What a training step copies between memories, by its memory plan and as it is compiled.
+        """The bytes that a training step copies between memories: as planned, and as compiled.
 
-        None where no step of the model's batch size is bound, or none follows a plan.
+        None if no step of the model's batch size is bound, or it follows no memory plan.
         """
         bound = self._bounds.get(("train", self.part_size(self.model.batch_size), ()))
         return None if bound is None else bound.moved_bytes
@@ -282,7 +278,7 @@ class Compiled:
         return self._plans is not None
 
     def rebind(self) -> None:
-        """Bind graphs anew when they are next run, and ask the mapper again."""
+        """Bind graphs again when they are next run, and ask the mapper again."""
         self._strategies.clear()
         self._bounds.clear()
         if self._session is not None:
@@ -297,7 +293,7 @@ class Compiled:
 
 
 def _reads(bound: Bound, inputs: Mapping[str, Array]) -> bool:
-    """Return whether what a bound graph reads where it is are these inputs."""
+    """Return whether these inputs are the arrays that a bound graph reads in place."""
     return all(
         isinstance(given := inputs.get(name), np.ndarray)
         and given.shape == array.shape

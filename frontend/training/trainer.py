@@ -34,16 +34,16 @@ from soapstone.ir.tensor import Array
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss became NaN or infinite; parameters and states are as they were before the step."""
+    """The loss became NaN or infinite; parameters and states are as before the step."""
 
 
 @dataclass
 class TrainingResult:
-    """What a fit did.
+    """The record of a fit.
 
     Attributes:
-        epochs: a record of each: "epoch", "loss", "accuracy", "validation_loss" and so on.
-        steps: how many. seconds: of the whole fit.
+        epochs: a record of each epoch: "epoch", "loss", "accuracy", "validation_loss" and so on.
+        steps: the number of steps. seconds: of the whole fit.
         step_us: the median time of a step. samples_per_s: the batch size over that.
     """
 
@@ -55,7 +55,7 @@ class TrainingResult:
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """The values of all epochs by name: `history["loss"]`."""
+        """The values of all epochs by name, such as `history["loss"]`."""
         names = dict.fromkeys(name for record in self.epochs for name in record)
         return {name: [record[name] for record in self.epochs if name in record] for name in names}
 
@@ -66,9 +66,9 @@ class TrainingResult:
         return curves(self.history, title) if self.epochs else f"<p>{title}</p>"
 
     def ended(self, seconds: float, busy: Sequence[float], size: int) -> None:
-        """Take what a fit took.
+        """Record the times of a fit that has ended.
 
-        seconds: of the whole fit; busy: the seconds of each step; size: samples of a step.
+        seconds: of the whole fit. busy: of each step. size: the number of samples of a step.
         """
         self.steps, self.seconds = len(busy), seconds
         if busy:
@@ -76,7 +76,7 @@ class TrainingResult:
             self.samples_per_s = size / float(np.median(busy))
 
     def last(self, key: str) -> float | None:
-        """Return a value of the last epoch, None where there is none.
+        """Return a value of the last epoch; None if there is none.
 
         key: loss, accuracy, validation_loss, …
         """
@@ -84,7 +84,7 @@ class TrainingResult:
 
 
 def accumulate(sums: dict[str, list[Any]], name: str, counted: list[Any]) -> None:
-    """Add what a batch has counted to the sums of an epoch; both are lists of numbers or arrays."""
+    """Add the counts of a batch to the sums of an epoch; both are lists of numbers or arrays."""
     before = sums.get(name)
     sums[name] = counted if before is None else [a + b for a, b in zip(before, counted)]
 
@@ -165,9 +165,9 @@ class Trainer(Resumable):
         return result
 
     def _steps_of_epoch(self, batches: Batches, state: TrainingState, busy: list[float]) -> bool:
-        """Run what is left of an epoch; return whether no callback stopped it.
+        """Run the remaining steps of an epoch; return False if a callback stopped it.
 
-        busy: is given the seconds of each step.
+        busy: receives the seconds of each step.
         """
         position = self._position
         for inputs, labels in batches.epoch(position.epoch, position.batch):
@@ -189,7 +189,7 @@ class Trainer(Resumable):
     def _end_epoch(
         self, state: TrainingState, held_out: tuple[Any, ...] | None, size: int
     ) -> dict[str, float]:
-        """Return the record of an epoch, with that of held-out samples, and go on to the next."""
+        """Return the record of an epoch, with that of held-out samples, and begin the next one."""
         record = {"epoch": float(self._position.epoch)} | self.objective.results(self._sums)
         if held_out is not None:
             x, y, weights = held_out
@@ -201,10 +201,10 @@ class Trainer(Resumable):
         return record
 
     def _check_trained(self, what: str) -> None:
-        """Check that there is something to train, and that it is what was compiled.
+        """Check that there are trained parameters, and that they are those that were compiled.
 
         Raises:
-            GraphError: `what` is called where there is not.
+            GraphError: otherwise; `what` names the caller.
         """
         if self.frozen != self.model.frozen:
             raise GraphError(f"{what}: layers were frozen or thawed after compile; compile again")
@@ -215,7 +215,7 @@ class Trainer(Resumable):
             raise GraphError(f"{what}: model {self.model.name!r} has nothing to train: {found}")
 
     def _check_last(self, batches: Batches, size: int) -> None:
-        """Check that there is a graph of the last batch's size, where that is known to be another.
+        """Check that the model has a graph for the last batch, if that is known to be smaller.
 
         Raises:
             GraphError: a layer that is for one batch size only.
@@ -232,12 +232,12 @@ class Trainer(Resumable):
         self._sums = {}
 
     def step(self, inputs: Mapping[str, Array], labels: Labels, state: TrainingState) -> int:
-        """Run one training step on a batch and return its sample count.
+        """Run one training step on a batch and return its number of samples.
 
         Args:
-            inputs: an array (samples, …) of each, by name. labels: (samples, …), or several by the
-                names of graphs' inputs, with weights.
-            state: what callbacks see; loss, metrics and learning rate are put there.
+            inputs: an array (samples, …) for each input, by name.
+            labels: (samples, …), or several by the names of the graph's inputs, with weights.
+            state: what callbacks see; receives loss, metrics and learning rate.
 
         Raises:
             DataError: an array is missing, or has another shape or type.
@@ -288,7 +288,7 @@ class Trainer(Resumable):
         return samples
 
     def _targets(self, inputs: Mapping[str, Array], labels: Labels) -> dict[str, Array]:
-        """Return labels and weights by the names of graphs' inputs."""
+        """Return labels and weights by the names of the graph's inputs."""
         given = named_labels(labels)
         taken = {*self.feeding.labels, *(term.weights for term in self.objective.terms)} - {None}
         if given.keys() == taken:
@@ -319,10 +319,10 @@ class Trainer(Resumable):
         return dict(zip(self.gradients_of, grads))
 
     def _one(self, what: str, x: Any, y: Any, weights: Any) -> tuple[Any, dict[str, Array]]:
-        """Return all samples of x as a batch that was checked, with their labels and weights.
+        """Return all samples of x as one checked batch, with their labels and weights.
 
         Raises:
-            DataError: besides those of `_batches`, x makes no batch, or several.
+            DataError: as of `_batches`; or x makes no batch, or several.
         """
         batches = self._batches(x, y, sys.maxsize, what, weights=weights)
         drawn = list(islice(batches.epoch(0), 2))
@@ -356,7 +356,7 @@ class Trainer(Resumable):
             self.session.feed(bound, name, array)
 
     def _non_finite(self, bound: Bound, loss: float) -> NonFiniteLoss:
-        """Find the first layer that is not finite by running the step again, sequentially."""
+        """Find the first layer whose output is not finite, by a sequential run of the step."""
         values = self.session.state() | {k: np.array(v) for k, v in bound.feeds.items()}
         values |= self.model.constants
         missing = [name for name in bound.graph.roles if name not in values]
@@ -382,7 +382,7 @@ class Trainer(Resumable):
         weights: Any = None,
         epochs: int = 0,
     ) -> Batches:
-        """Return the batches of a data set that was checked against the model."""
+        """Return the batches of a data set, checked against the model."""
         seed = self._shuffle_seed if shuffle else 0
         try:
             batches = Batches(
@@ -398,7 +398,7 @@ class Trainer(Resumable):
         return batches
 
     def _measured(self, validation: bool) -> tuple[str, ...]:
-        """Return the names of what each epoch ends with."""
+        """Return the names of the values that an epoch's record has."""
         names = self.objective.names
         return (*names, *(f"validation_{name}" for name in names)) if validation else names
 
@@ -435,7 +435,7 @@ class Trainer(Resumable):
     def _run(
         self, kind: str, inputs: Mapping[str, Array], labels: Mapping[str, Array], samples: int
     ) -> list[Array]:
-        """Return copies of the outputs of one run of a graph that trains nothing."""
+        """Return copies of the outputs of one run of a graph without updates."""
         bound = self.bound(kind, samples, inputs, self.feeding.lengths_of(inputs))
         with self.session.lock:
             self._feed(bound, inputs, labels)

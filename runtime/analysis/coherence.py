@@ -1,7 +1,7 @@
-"""Coherence: which instance a point uses, and the copies that make it valid there.
+"""Coherence: the instance that each point uses, and the copies that make it valid.
 
-A write makes the other instances stale; a read where the elements are not valid copies them from
-the nearest instance where they are. Validity is kept region by region, element by element.
+A write makes other instances stale. A read of elements that are not valid in an instance copies
+them from the nearest instance where they are valid. Validity is tracked per region and element.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CUT_BYTES = 1 << 18  # larger copies are shared by several processors
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """Some points of one argument that use one region through one tiling."""
+    """The points of one argument that use one region through one tiling."""
 
     argument: int
     points: Array | None  # None: all, in order
@@ -61,7 +61,7 @@ class Group:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """Points of a launch that use one instance through one tiling; None: all, in order."""
+    """The points of a launch that use one instance through one tiling; None: all, in order."""
 
     state: Instances
     instance: Instance
@@ -71,7 +71,7 @@ class Piece:
 
 
 class Coherence:
-    """The instances of each region, found or made where the mapper wants them, kept valid."""
+    """The instances of each region: found or made where the mapper wants them, and kept valid."""
 
     def __init__(
         self, machine: Machine, mapper: Mapper, statistics: Statistics, sink: Sink, world: World
@@ -118,7 +118,7 @@ class Coherence:
     def _layout(
         self, asked: tuple[Launch, int], region: Region, memory: int
     ) -> tuple[bool, Layout | None]:
-        """Whether an argument's instance in a memory is whole, and the layout it asks for."""
+        """Whether an argument's instance is of the whole region, and the layout it needs."""
         if region in self._buffers:
             return len(set(self.policy.homes)) == 1, None
         found = self.policy.layout(*asked, region, memory)
@@ -133,9 +133,9 @@ class Coherence:
         box: Box | None = None,
         layout: Layout | None = None,
     ) -> Instance:
-        """The instance of a region in a memory, made if absent: whole, or of a tile's box.
+        """The instance of a region in a memory, of the whole or of a tile's box; made if absent.
 
-        layout: whose axis order is needed; None: of any order.
+        layout: the axis order that is needed; None: any.
         """
         state = self.state(region)
         whole = (tuple([0] * region.rank), region.shape)
@@ -179,9 +179,9 @@ class Coherence:
         asked: tuple[Launch, int],
         pieces: list[Piece],
     ) -> Sequence[Use]:
-        """The instance each point of a group uses, valid for what it reads.
+        """The instance that each point of a group uses, made valid for what it reads.
 
-        Returns the use of each point, in the group's order; `pieces` gets what to depend on.
+        Returns the use of each point, in the group's order; appends what to depend on to `pieces`.
         """
         region, tiling, access = group.region, group.tiling, group.access
         state = self.state(region)
@@ -223,7 +223,7 @@ class Coherence:
         ]
 
     def _pin(self, instance: Instance) -> Instance:
-        """Note that the launch being analysed uses an instance."""
+        """Mark an instance as used by the launch under analysis."""
         self.pinned.add(id(instance.storage))
         instance.used = self.next_id
         return instance
@@ -237,9 +237,10 @@ class Coherence:
         processors: list[int],
         launch: Launch,
     ) -> None:
-        """Make a tiling's union valid in an instance, by copies from wherever it is valid.
+        """Make the union of a tiling valid in an instance, by copies from where it is valid.
 
-        Each tile is copied by the processor of its first point; what several share, in equal parts.
+        The processor of a tile's first point copies it; what several tiles share is divided
+        equally.
         """
         missing = state.missing(instance, tiling)
         if missing is not False:
@@ -260,7 +261,7 @@ class Coherence:
         processor: int,
         launch: Launch | None,
     ) -> None:
-        """Copy what one box lacks; what nobody has was never written, and is zero."""
+        """Copy what is missing of one box; elements that were never written are zero."""
         if any(low >= high for low, high in zip(*box)):
             return
         tile = geometry.single(region.shape, *box)
@@ -299,10 +300,10 @@ class Coherence:
         instance.inherited = union(instance.inherited, missing)
 
     def _distance(self, target: Instance) -> Any:
-        """Sources over the fastest link first; of equal ones that which can begin the soonest.
+        """The order in which to try sources: fastest link first, then the earliest to be free.
 
-        If every copy takes a turn of its source and its target, what one instance has and all
-        others want spreads over a binomial tree.
+        If every copy occupies its source and its target for one turn, contents that one instance
+        has and all others want spread along a binomial tree.
         """
         names = [memory.name for memory in self.machine.memories]
 
@@ -326,7 +327,7 @@ class Coherence:
     ) -> None:
         """Issue one copy of a box between two instances.
 
-        Between a GPU's memory and another process it goes through the memories of their hosts.
+        Between the memory of a GPU and another process, it goes through the memories of both hosts.
         """
         tile = geometry.single(region.shape, *box)
         if self.world.apart(source.storage.memory, target.storage.memory):
@@ -362,13 +363,13 @@ class Coherence:
         state.copied(source, target, tile)
 
     def _copier(self, source: int, target: int, processor: int) -> int:
-        """The processor of a copy between two memories: a copier of either, or the one given."""
+        """The processor that copies between two memories: a copier of either, or the one given."""
         if target in self._copiers:
             return self._copiers[target][0]
         return self._copiers[source][1] if source in self._copiers else processor
 
     def _next(self) -> Array:
-        """The id of the next operation, which `_emit` takes. Returns int64 (1,)."""
+        """The id of the next operation, for `_emit`. Returns int64 (1,)."""
         return np.array([self.next_id], dtype=np.int64)
 
     def _emit(
@@ -378,7 +379,7 @@ class Coherence:
         uses: tuple[Use, ...],
         edges: Sequence[tuple[Array, Array]],
     ) -> None:
-        """Hand on one operation that the runtime itself adds."""
+        """Issue one operation that the runtime adds by itself."""
         operation = Operation(self.next_id, launch, 0, processor, uses, 0, None)
         self.next_id += 1
         none = np.zeros(0, dtype=np.int64)
@@ -392,7 +393,7 @@ class Coherence:
         return self.host_instances(region)[self.world.rank]
 
     def host_instances(self, region: Region) -> list[Instance]:
-        """The whole instance in each process' host memory; what nobody has written is zero."""
+        """The whole instance in each process' host memory; elements never written are zero."""
         fresh = not self.state(region).by_key
         found = [self.instance(region, memory) for memory in self.world.hosts]
         if fresh:
@@ -413,13 +414,13 @@ class Coherence:
                 self._fetch(state, region, instance, part, processor, None)
 
     def _near(self, memory: int) -> list[int]:
-        """The processors that work in a memory; where none does, all of the same process."""
+        """The processors that work in a memory, or if there are none, those of the same process."""
         homes = self.policy.homes[: len(self.machine.workers)]
         near = [p for p, home in enumerate(homes) if home == memory]
         return near or [p for p, home in enumerate(homes) if not self.world.apart(home, memory)]
 
     def _parts(self, region: Region, box: Box, processors: Sequence[int]) -> list[tuple[Box, int]]:
-        """A box cut along its longest axis over the processors that copy it, if it is large."""
+        """A box, cut along its longest axis over the processors that copy it if it is large."""
         extents = [high - low for low, high in zip(*box)]
         count = len(processors)
         if math.prod(extents) * region.dtype.itemsize <= _CUT_BYTES or max(extents) < count:
@@ -444,5 +445,5 @@ def _extended(tile: Box, layout: Layout | None) -> Box:
 
 
 def internal_partition(region: Region, tiling: Tiling) -> Partition:
-    """A partition with a tiling of the runtime's own making: nothing to check."""
+    """A partition with a tiling that the runtime made itself, which needs no check."""
     return Partition.cut(region, tiling, (tiling.points,))

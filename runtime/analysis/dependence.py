@@ -1,8 +1,8 @@
-"""Dependence analysis: launches become operations, ordered by what they do to instances.
+"""Dependence analysis: from launches to operations, ordered by their uses of instances.
 
-One index launch is analysed as one: its partition is compared with the partitions that used each
-instance since the last write, all points at once. Operations that use different instances of a
-region are not ordered; copies between the instances carry the values and the order.
+An index launch is analysed as a whole: its partition is compared with the partitions that used each
+instance since the last write, for all points at once. Operations on different instances of a region
+are not ordered; copies between the instances carry both values and order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLAN_LIMIT = 4096
 
 
 class Analysis(Coherence):
-    """The state of one analysis: the instances of each region and who used them last."""
+    """The state of one analysis: the instances of each region, and their last users."""
 
     steals = True  # idle processors may take over operations
 
@@ -53,7 +53,7 @@ class Analysis(Coherence):
     # -- launches
 
     def launch(self, launch: Launch) -> None:
-        """Analyse one launch, with the copies it needs and the folds that follow it."""
+        """Analyse one launch, the copies that it needs, and the folds of its partial results."""
         if self.log is not None:
             self.log.launch(launch)
         self.statistics.launches += 1
@@ -165,7 +165,7 @@ class Analysis(Coherence):
         groups: list[Group],
         origin: tuple[Launch, int] | None = None,
     ) -> None:
-        """Make the operations of one launch and hand them on with their dependences."""
+        """Make the operations of one launch and emit them with their dependences."""
         points = len(processors)
         how = self.policy.ordered(launch, processors, self.steals, origin)
         try:
@@ -232,7 +232,7 @@ class Analysis(Coherence):
         groups: list[Group],
         origin: tuple[Launch, int] | None,
     ) -> tuple[list[Sequence[Use]], list[Piece]]:
-        """The instances that the points of a launch use, argument by argument, made valid."""
+        """The instances that the points of a launch use, for each argument, made valid."""
         self.launching = launch
         self.pinned.clear()
         columns: list[Sequence[Use]] = [()] * len(launch.partitions)
@@ -254,7 +254,7 @@ class Analysis(Coherence):
 
     @staticmethod
     def _slice(operations: Sequence[Operation], labels: Sequence[int] | None) -> None:
-        """Let idle processors take operations, slice by slice."""
+        """Mark operations that idle processors may take over, slice by slice."""
         heads: dict[int, int] = {}
         for operation in operations:
             operation.slice = ALONE
@@ -272,14 +272,14 @@ class Analysis(Coherence):
 def _numbers(count: int) -> Array:
     """The numbers from 0. Returns int64 (count,).
 
-    Made once: `arange` lets the interpreter lock go, and getting it back is a sleep where a worker
-    waits for it.
+    The result is kept: `arange` releases the interpreter lock, and reacquiring it means a sleep if
+    a worker waits for it.
     """
     return np.arange(count, dtype=np.int64)
 
 
 def _idle(launch: Launch) -> Array:
-    """Which points have something to write, all of it empty. Returns bool (points,)."""
+    """Which points write only empty tiles. Returns bool (points,)."""
     written = [
         partition.tiling.volume == 0
         for partition, privilege in zip(launch.partitions, launch.task.privileges)

@@ -1,8 +1,9 @@
-"""From what users launch to what is analysed: one call becomes gathers, a launch, and scatters.
+"""Desugaring: a user's call becomes gathers, a plain launch and scatters, which are then analysed.
 
-Regions with several fields become one argument a field, futures become regions that are read, and
-tiles that are index sets become packed tiles of a transient region, filled before and written back
-after. Checks that need the user's view (which elements two arguments share) are made here.
+Regions with several fields become one argument for each field; futures become regions that are
+read; tiles that are index sets become packed tiles of a transient region, filled before the launch
+and written back after it. Checks of what the user wrote (which elements two arguments share) are
+made here.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _DESUGARED = (FieldRegion, IndexPartition, Future, FutureMap)
 
 
 def needs_desugaring(task: Task, arguments: Sequence[object]) -> bool:
-    """Whether a launch is over more than regions of one field, partitions and scalars."""
+    """Whether a launch has other arguments than regions of one field, partitions and scalars."""
     if isinstance(task, Task) and not task.is_core:
         return True
     for argument in arguments:
@@ -53,7 +54,7 @@ def needs_desugaring(task: Task, arguments: Sequence[object]) -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """What a launch is given besides a task and its arguments; see `Runtime.launch`."""
+    """The settings of a launch besides its task and arguments; see `Runtime.launch`."""
 
     grid: Sequence[int] | None = None
     name: str = ""
@@ -63,9 +64,9 @@ class Options:
 
 @dataclass
 class Desugared:
-    """What one call becomes: requests in order, and the future of what it returns.
+    """The requests that one call becomes, in order, and the future of its result.
 
-    main: which of them is the launch that was asked for.
+    main: the number of the request that is the launch itself.
     """
 
     requests: list[Request]
@@ -75,7 +76,7 @@ class Desugared:
 
 @dataclass
 class _Call:
-    """One call while it is put together."""
+    """A call under construction."""
 
     name: str
     tag: Hashable
@@ -95,9 +96,9 @@ class _Call:
 class Desugarer:
     """Desugars the calls of one host: a runtime, or the scope of a task that launches tasks.
 
-    blocks: into how many boxes a scatter cuts a region. nest: what opens the scopes of nested
-    tasks. steady: whether futures made now keep their values: those of a capture do not. step: the
-    futures of the step that traces itself, while one is recorded.
+    blocks: the number of boxes in which a scatter cuts a region. nest: opens the scopes of nested
+    tasks. steady: whether the futures made now keep their values, which those of a capture do not.
+    step: the futures of the step that traces itself, while one is recorded.
     """
 
     def __init__(self, host: Host, blocks: int, nest: object = None) -> None:
@@ -110,7 +111,7 @@ class Desugarer:
     # -- calls
 
     def desugar(self, task: Task, arguments: Sequence[object], options: Options) -> Desugared:
-        """The requests of one call, and the future of what the task returns, if it does.
+        """The requests of one call, and the future of the task's result if it has one.
 
         Raises: LaunchError, PrivilegeError, BoundsError.
         """
@@ -140,7 +141,7 @@ class Desugarer:
         return Desugared([*call.before, main, *call.after], result, len(call.before))
 
     def _argument(self, call: _Call, position: int, argument: object, parameter: Parameter) -> Form:
-        """Take one argument into a call; how the task's body sees it."""
+        """Add one argument to a call; returns the form in which the task's body sees it."""
         if isinstance(argument, Value):
             if parameter is not None and parameter is not Read:
                 raise LaunchError(
@@ -178,7 +179,7 @@ class Desugarer:
         return Form("region", ("",), (self._region(call, argument, parameter),))
 
     def _region(self, call: _Call, argument: Place, privilege: Privilege) -> str | None:
-        """Take a region of one field into a call; returns the reduction its arrays start with."""
+        """Add a region of one field to a call; returns the reduction whose identity fills it."""
         dense = argument.dense() if isinstance(argument, IndexPartition) else argument
         if dense is not None or not isinstance(argument, IndexPartition):
             call.take(dense, privilege)
@@ -231,7 +232,7 @@ class Desugarer:
         return Partition.cut(region, _rows(region.shape, points, row), call.grid)
 
     def _taken(self, before: list[Request], result: Result) -> Result:
-        """What holds the values of a result where this call can read them."""
+        """The region from which this call can read the values of a result."""
         if self.step is not None:
             return self.step.take(result, self.host)
         values = result.known
@@ -241,7 +242,7 @@ class Desugarer:
         return result
 
     def _result(self, task: Task, call: _Call) -> Future | FutureMap:
-        """The future of what a task returns, whose rows its points write."""
+        """The future of a task's result, whose rows the points of the task write."""
         assert task.returns is not None
         points = math.prod(call.grid)
         shape = (points, *task.returns.shape)
@@ -272,8 +273,8 @@ class Desugarer:
 class Step:
     """The futures of one run of a step that traces itself.
 
-    made: results of its launches, in order. taken: results from outside that it uses, and the
-    regions that stand for them: the step is the same whichever futures it is given.
+    made: results of its launches, in order. taken: results from outside that it reads, and regions
+    that stand for them, so that the step is the same whichever futures it is given.
     """
 
     def __init__(self) -> None:
@@ -282,14 +283,14 @@ class Step:
         self.taken: list[tuple[Result, Result]] = []
 
     def make(self, region: Region, host: Host) -> Result:
-        """A result of this step, not known before it has been run."""
+        """A result of this step, unknown until the step has run."""
         result = Result(host, region, steady=False, pending=True)
         self.made.append(result)
         self.written.append(region)
         return result
 
     def take(self, result: Result, host: Host) -> Result:
-        """What stands for a result: itself when this step makes it."""
+        """The region that stands for a result; the result's own if this step makes it."""
         if result in self.made:
             return result
         for outside, inside in self.taken:
@@ -302,11 +303,11 @@ class Step:
 
     @property
     def regions(self) -> list[Region]:
-        """Regions that are this run's own: another run of the step has others."""
+        """Regions that belong to this run; another run of the step has others."""
         return self.written + [inside.region for _, inside in self.taken]
 
     def bring(self, first: Step) -> list[Request]:
-        """The requests that give the regions of the traced run what this one was given."""
+        """The requests that copy the futures given to this run to the regions of the traced run."""
         found: list[Request] = []
         for (outside, _), (_, inside) in zip(self.taken, first.taken, strict=True):
             values = outside.known
@@ -340,7 +341,7 @@ def _combination(reduction: str, points: int) -> Task:
 
 @lru_cache(maxsize=1024)
 def _rows(shape: Shape, points: int, row: int | None) -> Tiling:
-    """The tiling whose points have one row each, in order; or all the same row."""
+    """The tiling with one row for each point, in order; or with one `row` for all points."""
     lo = np.zeros((points, len(shape)), dtype=np.int64)
     hi = np.tile(np.array(shape, dtype=np.int64), (points, 1))
     lo[:, 0] = np.arange(points) if row is None else row
@@ -354,7 +355,7 @@ def _rows(shape: Shape, points: int, row: int | None) -> Tiling:
 def region_uses(
     arguments: Sequence[object], parameters: Sequence[Parameter]
 ) -> Iterator[tuple[int, Place, Region, Privilege]]:
-    """Each region of one field that a call uses: argument, as it was given, region, privilege."""
+    """Each region of one field that a call uses: argument, its form as given, region, privilege."""
     for position, (argument, parameter) in enumerate(zip(arguments, parameters)):
         if not isinstance(argument, Place) or parameter is None:
             continue
@@ -373,7 +374,7 @@ def region_uses(
 def _check_sharing(
     name: str, arguments: Sequence[object], parameters: Sequence[Parameter], initialise: bool
 ) -> None:
-    """Two arguments may share elements only if neither writes in place; sparse ones checked here.
+    """Check that no arguments share elements of which one is written; sparse ones are checked here.
 
     Raises: PrivilegeError.
     """

@@ -1,16 +1,17 @@
-"""Instances that leave a memory to make room: who goes, and what is copied back first.
+"""Eviction: which instances leave a full memory, and what is copied back first.
 
 A memory may be smaller than what a program uses if the mapper names a backing memory for it. Its
-bytes are then one arena, which untraced launches and traces use in turn. Where a new instance finds
-no gap the mapper chooses which one leaves; what is valid nowhere else is copied to the backing
-memory, and the instance is forgotten. Its next use makes a new one and copies the contents in
-again. Nothing waits for that: whoever writes to reused bytes first follows those who used them.
+bytes are one arena, which untraced launches and traces use in turn. If a new instance finds no gap,
+the mapper chooses an instance to evict; contents that are valid nowhere else are copied to the
+backing memory, and the instance is forgotten. The region's next use makes a new instance and copies
+the contents in again. Nothing waits for an eviction: operations that write to reused bytes depend
+on those that used them before.
 
-A mapper may know all this ahead, from a plan. It then says where an instance begins (`arrive`), and
-after each launch which ones leave (`leave`).
+A mapper may know all this in advance, from a plan. It then says where an instance begins (`arrive`)
+and which ones leave after each launch (`leave`).
 
 All processes of a run decide alike: room is counted from the instances that the analysis knows, and
-where there are several processes no region is forgotten before its instances have left (`holder`).
+with several processes no region is forgotten before its instances have left (`holder`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def place(analysis: Coherence, region: Region, storage: Storage) -> None:
-    """Give a storage an offset in a memory with a backing one; others leave until it fits.
+    """Give a storage an offset in a memory that has a backing one, evicting others until it fits.
 
-    Raises: MemoryExhausted when none may leave; MapperError.
+    Raises: MemoryExhausted when no instance may leave; MapperError.
     """
     space, policy = analysis.spaces[storage.memory], analysis.policy
     at = policy.arrive(analysis.launching, region, storage.memory, storage.nbytes)
@@ -49,22 +50,22 @@ def place(analysis: Coherence, region: Region, storage: Storage) -> None:
 
 
 def holder(analysis: Coherence, region: Region) -> Callable[[], Region | None]:
-    """How the analysis knows the region of an instance in a memory with a backing one.
+    """The reference by which the analysis holds the region of an evictable instance.
 
-    When a region is no more depends on when the operations that use it have ended, and those of
-    each process end in their own time. So where there are several they all keep it, until the
-    instance leaves: else each would find other room, and let other instances leave.
+    A region dies when the operations that use it have ended, which each process reaches in its own
+    time. With several processes, all therefore keep the region until the instance leaves; otherwise
+    they would find different gaps and evict different instances.
     """
     return weakref.ref(region) if analysis.world.size == 1 else lambda: region
 
 
 def _there(analysis: Coherence, memory: int) -> tuple[list[tuple[Region, Instance]], bool]:
-    """The instances in a memory, least recently used first; those of dead regions give back theirs.
+    """The instances in a memory, least recently used first; the bytes of dead regions are released.
 
     A region may die at any moment, when the last operation that uses it ends in another thread, so
-    each is asked once: what is not of a region that is kept alive here is given back here.
+    each is looked up once and kept alive here, or released here.
 
-    Returns the instances, and whether any bytes were given back.
+    Returns the instances, and whether any bytes were released.
     """
     kept, there = [], []
     for holder, instance in analysis.placed:
@@ -81,7 +82,7 @@ def _there(analysis: Coherence, memory: int) -> tuple[list[tuple[Region, Instanc
 
 
 def _evict(analysis: Coherence, storage: Storage) -> None:
-    """Make room for a storage: of regions that are no more, else by the instance a mapper names."""
+    """Make room for a storage: release dead regions, else evict what the mapper names."""
     memory = storage.memory
     there, freed = _there(analysis, memory)
     if freed:
@@ -101,7 +102,7 @@ def _evict(analysis: Coherence, storage: Storage) -> None:
 
 
 def after(analysis: Coherence, launch: Launch) -> None:
-    """Let what a mapper has done with leave, after a launch.
+    """Evict the instances that the mapper no longer needs after a launch.
 
     Raises: MapperError.
     """
@@ -127,10 +128,10 @@ def drop(analysis: Coherence, region: Region, instance: Instance) -> None:
 
 
 def release(analysis: Coherence, instance: Instance) -> None:
-    """Give back the bytes of an instance that nothing will use any more.
+    """Release the bytes of an instance that nothing will use any more.
 
-    Each of its writers follows all who used the bytes before: where there is one, they need not be
-    known any longer.
+    A writer of an instance depends on all earlier users of its bytes, so with a writer those need
+    not be kept.
     """
     storage = instance.storage
     users = [user.ids for user in (*instance.readers, *instance.writers)]
@@ -149,9 +150,9 @@ def home(analysis: Coherence, region: Region, memory: int) -> Instance:
 
 
 def leave_all(analysis: Coherence) -> bool:
-    """Let every instance leave the memories that have a backing one, so that all is in one piece.
+    """Evict all instances from memories with a backing one, so that their room is contiguous.
 
-    Returns whether any was there.
+    Returns whether there was any.
     """
     analysis.pinned.clear()
     any_there = False

@@ -1,7 +1,7 @@
-"""Physical instances: where a region's elements are, which of them are valid, who uses them.
+"""Physical instances: where a region's elements are, which are valid, and who uses them.
 
-Validity is a boolean array over a grid of cells: the region cut at every tile face seen so far.
-Sets that are everything or nothing are just True or False, so that one memory costs no arrays.
+Validity is a boolean array over a grid of cells: the region cut at every tile boundary seen so far.
+A set of all cells or none is just True or False, so programs in one memory need no arrays.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _USES_LIMIT = 64
 
 
 def each_once(values: Array) -> Array:
-    """Return numbers, or rows of them, sorted and each once.
+    """Return numbers, or rows of them, sorted and without repeats.
 
-    So does `np.unique`, which imports masked arrays for it.
+    `np.unique` does the same, but imports masked arrays for it.
     """
     rows = values.ndim == 2
     values = values[np.lexsort(values.T[::-1])] if rows else np.sort(values)
@@ -41,10 +41,11 @@ def each_once(values: Array) -> Array:
 class Storage:
     """The bytes of one instance: a box of a region in a memory, with an axis order.
 
-    `array` has the box's logical shape (a permuted view for an order other than C); it is None
-    for a transient instance of a trace until the arena is planned. In a memory that instances leave
-    `offset` is its place, and `after` are the operations that may be using its bytes still;
-    `chosen` is whether the mapper said the place: then it comes with all contents that there are.
+    `array` has the box's logical shape (a permuted view for an order other than C); it is None for
+    a transient instance of a trace until the arena is planned. In a memory with a backing one,
+    `offset` is its place, `after` are the operations that may still use its bytes, and `chosen`
+    says whether the mapper chose the place: such an instance is filled with all contents that its
+    region has.
     """
 
     __slots__ = (
@@ -80,7 +81,7 @@ class Storage:
         self.array: Array | None = None
 
     def fit(self, boxes: Iterable[Box]) -> None:
-        """Keep no more than the smallest box that holds some, while there are no bytes yet."""
+        """Shrink to the smallest box that holds all of some boxes; only before it has bytes."""
         filled = [box for box in boxes if all(low < high for low, high in zip(*box))]
         if filled:
             low, high = (zip(*sides) for sides in zip(*filled))
@@ -98,7 +99,7 @@ class Storage:
             self.array = in_places(physical, self.order)
 
     def strides(self) -> tuple[int, ...]:
-        """Bytes between neighbours along each axis, known before the bytes are."""
+        """Bytes between neighbours along each axis, known before the storage has bytes."""
         order = self.order if self.order is not None else range(len(self.shape))
         strides = [0] * len(self.shape)
         step = self.dtype.itemsize
@@ -136,7 +137,7 @@ class Storage:
 
 
 class Use:
-    """How one operation sees one argument: a box of a storage (None when the box is empty)."""
+    """How one operation accesses one argument: a box of a storage (None if the box is empty)."""
 
     __slots__ = ("_part", "box", "squeeze", "storage", "writes")
 
@@ -148,7 +149,7 @@ class Use:
         self._part: Any = None  # of the storage's array
 
     def view(self, dtype: np.dtype[Any]) -> Array:
-        """The array of the box: the point's tile, without the slice axis of a reduce buffer."""
+        """The array of the box, without the leading axis of a reduction buffer."""
         if self.storage is None:
             shape = tuple(high - low for low, high in zip(*self.box))
             return np.zeros(shape[1:] if self.squeeze else shape, dtype=dtype)
@@ -178,7 +179,7 @@ class Users:
         return (self.ids[first], ids[second]) if first.size else None
 
     def beyond(self, tiling: Tiling) -> Users | None:
-        """Those whose boxes a write through a tiling does not cover."""
+        """The users whose boxes a write through a tiling does not cover."""
         if self.tiling is tiling:
             return None
         covered = covered_by(tiling, self.tiling)
@@ -192,10 +193,10 @@ class Users:
 
 
 class Instance:
-    """What an analysis knows about a storage: valid cells, and users since the last writes.
+    """What an analysis knows of a storage: the valid cells, and the users since the last writes.
 
-    `inherited` are the cells still as they were when a capture began, `required` those of them
-    that the capture read: the trace's precondition.
+    `inherited` are the cells that are still as when a capture began; `required` are those of them
+    that the capture read, which are the trace's precondition.
     """
 
     __slots__ = (
@@ -222,7 +223,7 @@ class Instance:
         self._uses: dict[tuple[int, bool, bool], list[Use]] = {}
 
     def uses(self, tiling: Tiling, writes: bool, squeeze: bool) -> list[Use]:
-        """The uses of a launch whose points all use this instance through a tiling."""
+        """The uses of a launch all of whose points use this instance through one tiling."""
         key = (tiling.uid, writes, squeeze)
         uses = self._uses.get(key)
         if uses is None:
@@ -236,10 +237,11 @@ class Instance:
         return uses
 
     def depend(self, tiling: Tiling, ids: Array, access: int) -> list[tuple[Array, Array]]:
-        """The dependences of new point tasks on this instance's users; records the new ones.
+        """The dependences of new point tasks on this instance's users; records the new users.
 
-        Readers follow writers; writers follow everyone. Users whose boxes a writer covers are
-        forgotten: whoever conflicts with them later conflicts with the writer too.
+        Readers depend on writers, and writers on all users. Users whose boxes a writer covers are
+        forgotten, since whatever conflicts with them later conflicts with that writer too.
+
         Returns pairs of int64 arrays (sources, targets).
         """
         writes = access & WRITE
@@ -258,7 +260,7 @@ class Instance:
         return [pair for pair in edges if pair is not None]
 
     def forget(self, below: int | None = None) -> None:
-        """Forget users that ended: all, or those whose ids are all below a watermark."""
+        """Forget users that have ended: all of them, or those with all ids below a watermark."""
         self.writers, self.readers = (
             []
             if below is None
@@ -271,7 +273,7 @@ class Instance:
 
 
 class Instances:
-    """All instances of one region, and the cell grid their validity is kept on."""
+    """All instances of one region, and the grid of cells on which validity is kept."""
 
     __slots__ = (
         "_masks",
@@ -299,10 +301,9 @@ class Instances:
 
     @property
     def sole(self) -> bool:
-        """Whether one instance holds the whole region, and no other any of it.
+        """Whether one instance is of the whole region and valid everywhere, and there is no other.
 
-        Then there is nothing to bring anywhere or to keep up to date. One instance that is of a
-        tile, or not valid everywhere, is not that.
+        Then nothing need be copied or kept up to date.
         """
         if len(self.by_key) != 1:
             return False
@@ -312,7 +313,7 @@ class Instances:
     # -- sets of cells
 
     def cells(self, value: Cells) -> Array:
-        """A set as an array over the cells (a copy for True and False)."""
+        """A set as an array over the cells; a new array if the set is True or False."""
         if isinstance(value, bool):
             return np.full([cut.size - 1 for cut in self.cuts], value, dtype=bool)
         return value
@@ -334,11 +335,11 @@ class Instances:
         return mask
 
     def _refine(self, tiling: Tiling) -> None:
-        """Cut the cells at every face of a tiling."""
+        """Cut the cells at every boundary of a tiling."""
         self.cut([*np.concatenate([tiling.lo, tiling.hi]).T])
 
     def cut(self, faces: Sequence[Array]) -> None:
-        """Cut the cells at more faces. faces: coordinates for each axis."""
+        """Cut the cells at more coordinates. faces: the coordinates along each axis."""
         cuts = [
             cut if at <= set(cut.tolist()) else np.array(sorted(at.union(cut.tolist())), np.int64)
             for cut, at in ((cut, set(more.tolist())) for cut, more in zip(self.cuts, faces))
@@ -360,9 +361,9 @@ class Instances:
         self._masks.clear()
 
     def mend(self) -> None:
-        """Make the sets fit the cells again where an interrupt came while they were cut.
+        """Make the sets fit the cells again, after an interrupt while cells were being cut.
 
-        What was valid where is not known then: a whole instance counts as valid, or none.
+        What was valid where is then unknown: a whole instance counts as valid, or none does.
         """
         shape = tuple(cut.size - 1 for cut in self.cuts)
         sets = [self.written, *[v for i in self for v in (i.valid, i.inherited, i.required)]]
@@ -377,7 +378,7 @@ class Instances:
             instance.valid = True
 
     def translated(self, value: Cells, other: Instances) -> Cells:
-        """A set over another state's cells as a set over this one's, cut to be fine enough."""
+        """Convert a set over another state's cells to this one's, which are cut as needed."""
         if isinstance(value, bool):
             return value
         self.cut(other.cuts)
@@ -391,7 +392,7 @@ class Instances:
     # -- validity
 
     def missing(self, instance: Instance, tiling: Tiling) -> Cells:
-        """The cells of a tiling's union that are not valid in an instance."""
+        """The cells in a tiling's union that are not valid in an instance."""
         if instance.valid is True:
             return False
         return minus(self.mask(tiling), instance.valid)
@@ -405,7 +406,7 @@ class Instances:
         return found
 
     def wrote(self, instance: Instance, tiling: Tiling) -> None:
-        """Record that the union of a tiling was written in one instance: others are stale there."""
+        """Record that a tiling's union was written in one instance, which makes others stale."""
         if instance.valid is True and len(self.by_key) == 1 and not self.tracking:
             return
         written = self.mask(tiling)
@@ -426,16 +427,16 @@ class Instances:
         target.inherited = minus(target.inherited, cells)
 
     def read(self, instance: Instance, tiling: Tiling) -> None:
-        """Record what a read needs to be valid before the capture began."""
+        """Record which cells must be valid before the capture because a read needs them."""
         if instance.inherited is False or instance.required is True:
             return
         needed = both(self.mask(tiling), instance.inherited)
         instance.required = union(instance.required, needed)
 
     def boxes(self, cells: Array, offset: tuple[int, ...]) -> Iterator[Box]:
-        """The boxes that make up a set, found greedily; `offset` is the cell its array starts at.
+        """The boxes that make up a set, found greedily; the set is emptied.
 
-        Empties the set. The one cell of a region without elements is none.
+        offset: the cell at which the array begins. A region without elements has no boxes.
         """
         while 0 not in self.shape and cells.any():
             start = tuple(int(i) for i in np.unravel_index(int(cells.argmax()), cells.shape))
@@ -470,7 +471,7 @@ def union(a: Cells, b: Cells) -> Cells:
 
 
 def both(a: Cells, b: Cells) -> Cells:
-    """Elements of both sets."""
+    """Elements that are in both sets."""
     if a is False or b is False:
         return False
     if a is True:

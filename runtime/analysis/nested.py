@@ -1,14 +1,13 @@
 """Nested launches: a task body launches tasks on parts of its own arguments (Legion's subtasks).
 
-The scope of a body is a runtime in small. Its regions are the body's arguments, whose instances
-are the very arrays the body has, so that an analysis of its own orders the subtasks among
-themselves; towards everyone else the parent's privileges already order them. Subtasks run on the
-processors that share the parent's memory, spread by the default mapper.
+The scope of a body is a small runtime. Its regions are the body's arguments, whose instances are
+the body's own arrays, so an analysis of its own orders the subtasks among themselves; the parent's
+privileges order them with respect to everything else. Subtasks run on the processors that share the
+parent's memory, as the default mapper places them.
 
-A parent ends when its subtasks have ended. It waits by running ready subtasks itself, its own or
-others as deep or deeper, so that workers which all wait for subtasks never wait for each other; and
-so inside a trace, too, where the other workers are busy with their parts of it, and where an
-executor has no workers of its own.
+A parent ends when its subtasks have ended. While it waits it runs ready subtasks, its own or others
+of at least the same depth, so workers that all wait for subtasks never deadlock. The same holds
+inside a trace, where other workers run their own parts, and for executors without workers.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ class _Team:
 class Nest:
     """The subtasks of one runtime, at all depths.
 
-    stores: by memory, the one that holds what subtasks make for themselves: a memory that instances
-    leave has no room but what the analysis of the runtime gives away.
+    stores: for each memory, the memory that holds regions made by subtasks: an evictable memory has
+    room only for what the runtime's analysis places there.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Nest:
         self.log: Log | None = None  # of the runtime, while there is one
 
     def team(self, context: PointContext) -> _Team:
-        """The processors that share the memory of the one a point runs on."""
+        """The processors that share the memory of the processor on which a point runs."""
         machine = self.executor.machine
         names = [memory.name for memory in machine.memories]
         memory = names.index(context.processor.memory)
@@ -112,7 +111,7 @@ class Nest:
             return found
 
     def push(self, family: Family, operation: Operation) -> None:
-        """Offer a ready subtask to the processors of its team; `changed` is held."""
+        """Offer a ready subtask to the processors of its team. The caller holds `changed`."""
         team = family.team
         key = (-family.depth, -operation.priority, next(self.tickets))
         heapq.heappush(team.ready, (*key, operation, family))
@@ -127,7 +126,7 @@ class Nest:
                     return
 
     def _visit(self, team: _Team, processor: int) -> None:
-        """Run ready subtasks until there are none: what a free processor does."""
+        """Run ready subtasks until there are none; called on a free processor."""
         with self.changed:
             team.asked.discard(processor)
         while self._run_one(team, processor, 0, self.executor.profile is not None):
@@ -152,7 +151,7 @@ class Nest:
         return bool(team.ready) and -team.ready[0][0] >= depth
 
     def _run_one(self, team: _Team, processor: int, depth: int, profiled: bool) -> bool:
-        """Run the deepest ready subtask if it is deep enough; whether there was one."""
+        """Run the deepest ready subtask if it is deep enough; return whether there was one."""
         with self.changed:
             if not self._eligible(team, depth):
                 return False
@@ -178,7 +177,7 @@ class Nest:
 
 
 class Family:
-    """The subtasks of one point task: the sink of its analysis."""
+    """The subtasks of one point task, and the sink of its analysis."""
 
     mine: Sequence[bool] | None = None  # all of its operations run in this process
 
@@ -193,7 +192,7 @@ class Family:
 
     @property
     def busy(self) -> bool:
-        """Whether subtasks run, or wait to run."""
+        """Whether subtasks are running or waiting to run."""
         return bool(self.running or (self.live and self.error is None))
 
     def allocate(self, storage: Storage) -> None:
@@ -207,7 +206,7 @@ class Family:
         storage.attach(aligned(storage.nbytes, zero=not storage.transient))
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
-        """Take operations; each starts when those it depends on have ended."""
+        """Take operations; each starts when those that it depends on have ended."""
         first = operations[0].id
         with self.nest.changed:
             if self.error is not None:
@@ -226,7 +225,7 @@ class Family:
             self.nest.changed.notify_all()
 
     def end(self, operation: Operation) -> None:
-        """Count a subtask as done, and offer those that waited for it only; `changed` is held."""
+        """Count a subtask as done; offer those that waited for it. The caller holds `changed`."""
         self.running -= 1
         self.live.pop(operation.id, None)
         if self.error is None:
@@ -237,14 +236,14 @@ class Family:
         operation.successors = []
 
     def fail(self, error: BaseException) -> None:
-        """Run no more subtasks; the first error is the one that the parent raises."""
+        """Run no more subtasks; the parent raises the first error."""
         with self.nest.changed:
             if self.error is None:
                 self.error = error
 
 
 class Level:
-    """What opens the scopes of tasks launched at one depth; the first scalar of their launches."""
+    """Opens the scopes of tasks launched at one depth; the first scalar of their launches."""
 
     def __init__(self, nest: Nest, depth: int = 1) -> None:
         self.nest = nest
@@ -253,7 +252,7 @@ class Level:
     def run(
         self, task: Task, context: PointContext, body: Callable[..., Any], given: Sequence[Any]
     ) -> Any:
-        """Call a body with a scope, and return what it returns once its subtasks have ended.
+        """Call a body with a scope; return its result once its subtasks have ended.
 
         Raises: what the body raises; SubtaskError when a subtask failed.
         """
@@ -272,16 +271,16 @@ class Level:
 
 
 class Scope:
-    """What the body of a nested task launches its subtasks with; its first parameter.
+    """The scope in which the body of a nested task launches subtasks; its first parameter.
 
         @task
         def smooth(scope: Scope, x: ReadWrite) -> None:
             tiles = Partition.tiled(scope.region("x"), 4)
             scope.launch(relax, tiles)
 
-    The runtime makes it, of the level of nesting, the task, its context (`context` has it) and what
-    the body was given. Subtasks follow each other as in a runtime. Until they have ended (`wait`,
-    or the end of the body) the arrays of the body must be left alone. It is of no use after its
+    The runtime makes it of the level of nesting, the task, its context (available as `context`) and
+    the arguments given. Subtasks are ordered as in a runtime. Until they have ended (after `wait`,
+    or at the end of the body), the body must not touch its arrays. A scope cannot be used after its
     body has returned.
     """
 
@@ -357,7 +356,7 @@ class Scope:
         )
 
     def _seed(self, name: str, value: Any, parameter: Privilege | Fields) -> Region:
-        """A region whose one instance is an array that the body has."""
+        """A region whose only instance is an array of the body."""
         if isinstance(value, FieldViews):
             each = dict(parameter.privileges) if isinstance(parameter, Fields) else {}
             fields = {}
@@ -377,7 +376,7 @@ class Scope:
         return region
 
     def make(self, shape: Sequence[int] | int, dtype: Any, name: str = "") -> Region:
-        """A region of the scope's own, zero at first, gone when its subtasks have ended.
+        """A new region of the scope, zero at first, which is released when its subtasks have ended.
 
         shape, dtype, name: as of `Region`.
 
@@ -400,7 +399,7 @@ class Scope:
     ) -> Any:
         """Run a subtask at every point of its partitions' grid; see `Runtime.launch`.
 
-        Raises: PrivilegeError for a region of which the body has no such privilege; as
+        Raises: PrivilegeError for a region on which the body lacks the privilege; else as
         `Runtime.launch`.
         """
         self._check()
@@ -471,7 +470,7 @@ class Scope:
             self._family.log.waited()
 
     def read(self, region: Region) -> Array:
-        """A copy of a region's contents, once the subtasks launched so far have ended.
+        """Return a copy of a region's contents, once the subtasks launched so far have ended.
 
         Raises: PrivilegeError for a region that the body may not read; SubtaskError.
         """
@@ -493,9 +492,9 @@ class Scope:
             raise SubtaskError(f"its subtask failed: {error}") from error
 
     def _finish(self) -> None:
-        """Wait for the subtasks, and let go of the body's arrays: they are not the scope's.
+        """Wait for the subtasks, and drop the body's arrays, which do not belong to the scope.
 
-        Raises: SubtaskError when one failed, unless the body itself did.
+        Raises: SubtaskError when one failed, unless the body itself raised an error.
         """
         self._open = False
         family = self._family

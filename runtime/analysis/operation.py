@@ -1,4 +1,4 @@
-"""Operations: what an analysis turns launches into, one for each point, copy, fill and fold."""
+"""Operations, which launches are analysed into: one for each point, copy, fill and fold."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ ALONE = -1
 
 
 class Operation:
-    """One point task, copy, fill or fold, with its place and its arguments.
+    """One point task, copy, fill or fold, with its processor and its arguments.
 
-    idle: it has something to write, and all of it is empty: nothing needs to run. slice: the first
-    operation of those that an idle processor takes with it (ALONE: none), or None if it stays.
+    idle: all that it writes is empty, so it need not run. slice: the first operation of those that
+    an idle processor takes over together with it; ALONE: there are no others; None: it cannot be
+    taken.
     """
 
     __slots__ = (
@@ -59,12 +60,12 @@ class Operation:
 
     @property
     def kind(self) -> str:
-        """What it does: task, copy, fill, fold; of messages send, sent, recv, received."""
+        """Its kind: task, copy, fill or fold; of messages send, sent, recv or received."""
         return self.launch.task.kind
 
     @property
     def touched_bytes(self) -> int:
-        """How many bytes it reads or writes."""
+        """The number of bytes that it reads or writes."""
         return sum(
             math.prod(high - low for low, high in zip(*use.box)) * use.storage.dtype.itemsize
             for use in self.uses
@@ -80,15 +81,15 @@ class Operation:
 
 
 class Sink(Protocol):
-    """Where analysed operations go: to the workers, or into a trace.
+    """The receiver of analysed operations: the workers, or a trace.
 
-    mine: which processors' operations it takes; None for all.
+    mine: the processors whose operations it takes; None for all.
     """
 
     mine: Sequence[bool] | None
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
-        """Take operations and the dependences (ids, int64) that end in them."""
+        """Take operations, and the dependences (int64 ids) that end in them."""
 
     def allocate(self, storage: Storage) -> None:
         """Give a new storage its bytes, now or later."""

@@ -1,8 +1,9 @@
-"""Asking a mapper: the questions it answers itself, and the checks of its answers.
+"""The questions to a mapper, and the checks of its answers.
 
-A question whose answer is the default's is not asked, so that a mapper costs what it decides. What
-a launch needs to know is asked before anything is done for it, so that one that is refused has done
-nothing. Whatever a mapper answers or raises is either a legal answer or a `MapperError`.
+A question that the mapper leaves to the default is not asked, so a mapper costs only what it
+decides. The questions of a launch are asked before anything is done for it, so a launch that is
+refused has had no effect. Every answer or error of a mapper becomes a legal answer or a
+`MapperError`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 def ask(mapper: Mapper, who: str, question: str, *given: Any) -> Any:
     """The unchecked answer of a mapper. who: on whose behalf it is asked, for errors.
 
-    Raises: MapperError for whatever it raises.
+    Raises: MapperError for any error that the mapper raises.
     """
     try:
         return getattr(mapper, question)(*given)
@@ -45,24 +46,24 @@ def _raised(who: str, question: str, error: Exception) -> MapperError:
 
 
 def name_of(mapper: object) -> str:
-    """How errors speak of a mapper: by its class."""
+    """The name of a mapper in errors: its class."""
     return f"mapper {type(mapper).__name__!r}"
 
 
 def attach(mapper: Mapper, machine: Machine) -> None:
-    """Let a mapper learn its machine.
+    """Tell a mapper its machine.
 
-    Raises: MapperError for whatever it raises.
+    Raises: MapperError for any error that the mapper raises.
     """
     ask(mapper, name_of(mapper), "attach", machine)
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """What a mapper says of a launch besides where it runs.
+    """The answers of a mapper for a launch, besides where it runs.
 
-    variants: of each point, or None where no one chooses. slices: of each point, or None where each
-    is one of its own. stealable: whether idle processors may take points.
+    variants: for each point, or None where none is chosen. slices: for each point, or None where
+    each point is a slice of its own. stealable: whether idle processors may take points.
     """
 
     priority: int = 0
@@ -75,9 +76,9 @@ _UNASKED = Ordered()
 
 
 class Policy:
-    """A mapper's checked answers on one machine.
+    """The checked answers of a mapper on one machine.
 
-    Raises (all questions): MapperError that names the mapper, the task, what was asked, the answer
+    Raises (all questions): MapperError that names the mapper, the task, the question, the answer
     and what was needed.
     """
 
@@ -128,7 +129,7 @@ class Policy:
         return self._agreed(launch, question, ask(self.mapper, self._who(launch), question, *given))
 
     def _agreed(self, launch: Launch | None, question: str, answer: Any) -> Any:
-        """Return an answer that all processes have, where that is compared."""
+        """Return an answer, after checking that all processes gave the same if that is checked."""
         if self.agreement is not None:
             self.agreement.answer(self._who(launch), question, answer)
         return answer
@@ -142,7 +143,7 @@ class Policy:
         return bool(answer)
 
     def _numbers(self, launch: Launch, question: str, answer: Any, needed: str) -> list[int]:
-        """An answer of one integer a point."""
+        """Check an answer of one integer for each point."""
         try:
             array = np.asarray(answer)
         except Exception:
@@ -166,10 +167,10 @@ class Policy:
     def ordered(
         self, launch: Launch, processors: Sequence[int], steals: bool, origin: object
     ) -> Ordered:
-        """What else is to be known of a launch; memories and layouts are asked too, and kept.
+        """The other answers for a launch; memories and layouts are asked too, and kept.
 
-        steals: whether idle processors can take over operations at all. origin: of a fold, the
-        argument that it is for, whose answers are known.
+        steals: whether idle processors can take over operations at all. origin: for a fold, the
+        argument that it belongs to, whose answers are known.
         """
         if self._asks_where and origin is None:
             for argument, partition in enumerate(launch.partitions):
@@ -186,7 +187,7 @@ class Policy:
         )
 
     def forget(self) -> None:
-        """Forget the answers of a launch: another one comes, or this one has been analysed."""
+        """Forget the answers for a launch, when it has been analysed or another one comes."""
         if self._asks_where:
             self._memories.clear()
             self._layouts.clear()
@@ -217,7 +218,7 @@ class Policy:
         return placed
 
     def _points(self, launch: Launch) -> list[int]:
-        """Where each point is placed, one by one."""
+        """The processor of each point, asked point by point."""
         processors = []
         for point in range(launch.points):
             answer = ask(self.mapper, self._who(launch), "place", launch, point)
@@ -225,7 +226,7 @@ class Policy:
         return processors
 
     def slices(self, launch: Launch, processors: Sequence[int]) -> list[int] | None:
-        """The slice of every point, or None where each is one of its own."""
+        """The slice of every point, or None where each point is a slice of its own."""
         answer = self._ask(launch, "slices", launch) if self._asks_slices else None
         if answer is None:
             return None
@@ -245,7 +246,7 @@ class Policy:
         return self._asks_stealable and self._yes(launch, "stealable", launch)
 
     def variants(self, launch: Launch, processors: Sequence[int]) -> list[str | None] | None:
-        """The variant of every point; None where no one chooses."""
+        """The variant of every point; None where none is chosen."""
         if not self._asks_variant:
             return None
         variants: list[str | None] = []
@@ -397,7 +398,7 @@ class Policy:
     def misplaced(
         self, launch: Launch | None, region: Region, memory: int, nbytes: int, at: int
     ) -> MapperError:
-        """The error of an instance whose place is taken, or beyond the end of its memory."""
+        """The error for an instance whose place is in use, or beyond the end of its memory."""
         place = self.machine.memories[memory]
         return MapperError(
             f"{self._who(launch)}: arrive of region {region.name!r} in memory {place.name!r} is"
@@ -418,7 +419,7 @@ class Policy:
         return list(dict.fromkeys(found))
 
     def held(self, region: Region, instance: Instance) -> Held:
-        """What a mapper sees of an instance."""
+        """An instance as a mapper sees it."""
         storage = instance.storage
         name = self.machine.memories[storage.memory].name
         return Held(region, name, storage.box, storage.order, storage.nbytes)
@@ -426,7 +427,7 @@ class Policy:
     # -- what is compiled
 
     def trace(self, sequence: Sequence[Request], seen: int) -> bool:
-        """Whether a repeating sequence becomes a trace."""
+        """Whether a sequence that repeats becomes a trace."""
         return not self._asks_trace or self._yes(None, "trace", sequence, seen)
 
 
@@ -471,7 +472,7 @@ def _index(answer: object, held: Sequence[Held], asked: str, needed: str) -> int
 
 
 def _shown(answer: object) -> str:
-    """An answer as errors show it, cut where it is long."""
+    """An answer as errors print it, truncated if it is long."""
     try:
         text = repr(answer)
     except Exception:

@@ -1,8 +1,8 @@
 """Reductions: private buffers for the points of a launch, and the folds that combine them.
 
-The order of combination is the order of points, whoever runs them: the folds are planned from
-the boxes alone, and cutting a fold into blocks over processors never changes what an element is
-combined with, or in which order.
+Partial results are combined in the order of points, whichever processors run them. Folds are
+planned from boxes alone, and cutting a fold into blocks over processors changes neither the
+operands of an element nor their order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ BLOCK_BYTES = 1 << 16  # a fold that reads less than this is not cut over proces
 class Bucket:
     """The private buffers of all points whose tiles have one shape: a region (points, *shape).
 
-    points: the launch's points, in the order of their slices. tiling: slice i, for each of them.
+    points: the points of the launch, in the order of their slices. tiling: the slice of each of
+    them.
     """
 
     shape: Shape
@@ -47,9 +48,9 @@ class FoldLaunch:
 
 @dataclass(frozen=True, eq=False)
 class FoldPlan:
-    """How the partials of one reduce argument are kept and folded.
+    """How the partial results of one reduction argument are stored and folded.
 
-    fill_first: the folds leave out elements that a launch with `initialise` must reset.
+    fill_first: the folds do not reach some elements that a launch with `initialise` must reset.
     """
 
     buckets: tuple[Bucket, ...]
@@ -83,7 +84,7 @@ def _slices(box: Box, base: Shape) -> tuple[slice, ...]:
 
 @dataclass(frozen=True)
 class Fold:
-    """One fold: the box of its result, the points whose partials it combines in order, and who."""
+    """One fold: its result's box, the points whose partials it combines in order, its processor."""
 
     out: Box
     members: tuple[int, ...]
@@ -98,10 +99,10 @@ def plan(
     processors: Sequence[int],
     spread: bool,
 ) -> FoldPlan:
-    """The plan of one reduce argument.
+    """The plan of one reduction argument.
 
-    processors: of each point. spread: whether the points live in several memories; then each
-    fold names the slices it needs one by one, so that only those are copied.
+    processors: of each point. If the points live in several memories, each fold names the slices
+    that it reads one by one, so that only those are copied.
     """
     members, groups = _groups(tiling)
     distinct = _tiling(tiling.shape, groups)
@@ -115,9 +116,9 @@ def plan(
 
 
 def folds(tiling: Tiling, itemsize: int, processors: Sequence[int]) -> list[Fold]:
-    """Which boxes are folded of which points' partials, and by whom: large ones by all of these.
+    """The boxes to fold, the points whose partials each takes, and its processor.
 
-    processors: of each point.
+    A large box is divided over all processors of its points. processors: of each point.
     """
     members, groups = _groups(tiling)
     if _tiling(tiling.shape, groups).disjoint:
@@ -147,7 +148,7 @@ def _groups(tiling: Tiling) -> tuple[dict[Box, list[int]], list[Box]]:
 def _buckets(
     members: dict[Box, list[int]],
 ) -> tuple[list[Bucket], dict[int, tuple[int, int]]]:
-    """One bucket a tile shape, slices ordered by box and then by point; where each point is."""
+    """One bucket for each tile shape, slices ordered by box, then point; each point's slice."""
     by_shape: dict[Shape, list[int]] = {}
     for box, who in members.items():
         shape = tuple(b - a for a, b in zip(*box))
@@ -175,7 +176,7 @@ def _launches(
     disjoint: bool,
     spread: bool,
 ) -> list[FoldLaunch]:
-    """Folds whose arguments have the same form, as index launches."""
+    """The folds as index launches, one for all folds whose arguments have the same form."""
     forms: dict[tuple[int, ...], list[Fold]] = {}
     for fold in folds:
         if disjoint:

@@ -1,4 +1,4 @@
-"""Copies, fills and folds: the tasks the runtime itself issues, in NumPy and as native entries.
+"""Copies, fills and folds: tasks that the runtime issues itself, in NumPy and as native entries.
 
 Nothing here imports Numba until an entry is bound.
 """
@@ -21,9 +21,9 @@ NATIVE_FOLDS = frozenset(["f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", 
 
 
 class FoldPart(NamedTuple):
-    """One partial result: what is at `place` of an argument, into a box of the output.
+    """One partial result: the part `place` of an argument, which goes to a box of the output.
 
-    `target` and `source` are slices of the output and of the partial, or None for all of it.
+    `target` and `source` are slices of the output and of the partial result; None for all of it.
     """
 
     argument: int
@@ -51,7 +51,7 @@ def copy_entry(target: Array, source: Array) -> Entry:
 
 @contextmanager
 def folded(out: Array) -> Iterator[Array]:
-    """What to fold into: the array itself, or of halves a copy that is rounded once, at the end."""
+    """The array to fold into: `out`, or for halves a wider copy that is rounded at the end."""
     to = WIDE.get(name_of(out.dtype))
     if to is None:
         yield out
@@ -139,14 +139,14 @@ FILL = Task("fill", (Write,), body=_fill, bind=_bind_fill, parameters=(None, Wri
 
 @dataclass(frozen=True, eq=False)
 class FoldTask(Task):
-    """A task of folds that says what they fold. parts: of each point, in order."""
+    """A task of folds. parts: what each point folds, in order."""
 
     reduction: str = "sum"
     mode: int = COMBINE
     parts: Sequence[Sequence[FoldPart]] = ()
 
     def views(self, point: int, arrays: Sequence[Array]) -> list[tuple[Array, Array]]:
-        """What a point folds of its arguments: of each part its place in the output, and itself."""
+        """What a point folds: for each part, the view of the output and of the partial result."""
         out = arrays[0]
         found = []
         for part in self.parts[point]:
