@@ -84,7 +84,7 @@ class TrainingResult:
 
 
 def accumulate(sums: dict[str, list[Any]], name: str, counted: list[Any]) -> None:
-    """Add the counts of a batch to the sums of an epoch; both are lists of numbers or arrays."""
+    """Add what a batch has counted to the sums of an epoch; both are lists of numbers or arrays."""
     before = sums.get(name)
     sums[name] = counted if before is None else [a + b for a, b in zip(before, counted)]
 

@@ -1,11 +1,11 @@
 """Cost-based backtracking over substitutions (MetaFlow, section 4, Algorithm 1).
 
-Candidates wait in a queue, cheapest first. Every rule is applied to the cheapest at every match;
-what costs less than alpha times the best graph so far is kept and looked at in its turn. So a
-substitution that makes a graph slower is tolerated where it may enable others. A kernel that was
-enlarged always is: it waits in the place of the graph that it was enlarged in. Beside single
-matches a candidate is also what a rule makes everywhere at once, since a block of 32 equal branches
-is not worth 31 rounds.
+Candidate graphs wait in a queue, cheapest first. Every rule is applied to the cheapest one at every
+match; results that cost less than alpha times the best graph so far enter the queue. So a
+substitution that makes a graph slower is tolerated if it may enable others. A graph in which a
+kernel was enlarged is always kept, with the priority of the graph before it. Besides single
+matches, a rule is also applied at all matches at once: a block of 32 equal branches is not worth 31
+rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENDS = (KeyboardInterrupt, TimeUpError)  # a search, which keeps what it has fou
 
 @dataclass(frozen=True)
 class Step:
-    """A rule and where it was applied: at the match of a number, or at `count` matches in turn."""
+    """An application of a rule: at the match with a number, or at `count` matches in turn."""
 
     rule: str
     match: int | None
@@ -41,10 +41,7 @@ Came = dict[Values, tuple[Values, Step] | None]  # of each graph, that before it
 
 @dataclass
 class Budget:
-    """How long a search may take, and what it takes for better.
-
-    It ends at its deadline, and looks at so many candidates a graph.
-    """
+    """The limits of a search: a deadline, candidates for each graph, the least gain."""
 
     candidates: int = 1000
     deadline: Deadline = field(default_factory=Deadline)
@@ -52,19 +49,19 @@ class Budget:
 
     @property
     def over(self) -> bool:
-        """Whether the time is up."""
+        """Whether the deadline has passed."""
         return self.deadline.over
 
     def part(self, candidates: int, share: float) -> Budget:
-        """Return a budget of a share of the time that is left."""
+        """Return a budget with a share of the remaining time."""
         return replace(self, candidates=candidates, deadline=self.deadline.part(share))
 
 
 @dataclass(frozen=True)
 class Cheapest:
-    """The best graph that a search met, what it costs, and the steps that lead to it.
+    """The cheapest graph that a search met, its cost, and the steps that lead to it.
 
-    `complete`: whether every graph within alpha of the best was looked at.
+    `complete`: whether every graph within alpha of the best was expanded.
     """
 
     outputs: Values
@@ -85,12 +82,12 @@ def backtrack(
     budget: Budget | None = None,
     together: bool = False,
 ) -> Cheapest:
-    """Return the cheapest graph that rules make of a graph.
+    """Return the cheapest graph found by applying rules to a graph.
 
     Args:
-        price: what a graph costs.
-        alpha: what costs more than this times the best is not looked at further; 1 is greedy.
-        together: apply rules only at all their matches at once.
+        price: returns the cost of a graph.
+        alpha: graphs that cost more than this times the best are not expanded; 1 is greedy.
+        together: whether rules are only applied at all their matches at once.
     """
     budget = budget or Budget()
     matcher = Matcher(pool)
@@ -131,7 +128,7 @@ def backtrack(
 def neighbours(
     pool: Pool, matcher: Matcher, graph: Values, book: Rulebook, together: bool = False
 ) -> Iterator[tuple[Values, Step]]:
-    """Yield what one rule makes of a graph: at all its matches together, then at each one."""
+    """Yield the results of one rule on a graph: at all matches together, then at each one."""
     for rule, found in matcher.every(book, places(pool, graph)):
         if together or len(found) > 1:
             new, count = everywhere(pool, matcher, graph, rule)
@@ -144,7 +141,7 @@ def neighbours(
 
 
 def replayed(pool: Pool, outputs: Values, book: Rulebook, steps: Iterable[Step]) -> Values:
-    """Return the graph that steps make of a graph.
+    """Return the graph that results from applying steps to a graph.
 
     Raises:
         GraphError: a step's rule is not in the book, or does not match there; names it.

@@ -1,8 +1,8 @@
-"""Chains of substitutions: what a search found, in a file, to be applied again without a search.
+"""Chains of substitutions: the result of a search, in a file, applied again without a search.
 
-A chain holds the passes that were kept, and for each the steps in every distinct piece, in order.
-Values are told apart by what they are and not by when they were made, so that pieces, matches and
-their numbers are the same when a graph is rewritten again; each step is checked as it was at first.
+A chain holds the passes that were kept, each with the steps in every distinct piece, in order.
+Values are identified by content, not by the order of creation, so pieces, matches and their numbers
+are the same when a graph is rewritten again. Each step is checked again when it is applied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT, VERSION = "soapstone-chain", 1
 
 @dataclass(frozen=True)
 class Pass:
-    """One look at a graph: as a whole, or in the pieces of a division shifted by a number."""
+    """One pass over a graph: the whole, or its pieces when cuts are shifted by a number."""
 
     shift: float | None
     parts: tuple[tuple[Step, ...], ...]
@@ -32,14 +32,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class Chain:
-    """The substitutions that lead from a graph, known by its structural hash, to a better one."""
+    """The substitutions that lead from a graph, known by its hash, to a better one."""
 
     graph: str
     target: str
     passes: tuple[Pass, ...]
 
     def checked(self, graph: Graph, target: str) -> Chain:
-        """Return the chain.
+        """Return the chain, checked against a graph and a target.
 
         Raises:
             GraphError: it is of another graph, or for another target.
@@ -53,7 +53,7 @@ class Chain:
         return self
 
     def save(self, path: str | Path) -> None:
-        """Write the chain, whole or not at all."""
+        """Save the chain to a file, atomically."""
         data = {
             "format": FORMAT,
             "version": VERSION,

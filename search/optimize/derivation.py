@@ -1,10 +1,11 @@
-"""The substitutions that lead from a graph to one taken out of its e-graph.
+"""Derivation of the substitutions that lead from a graph to one extracted from its e-graph.
 
-In an e-graph a value may be many things at once, in a graph it is one. So the reasons for which
-classes were merged are put in sequence: from the outputs down, where a graph and the wanted one
-have different nodes of a class, the next union on the shortest way from one to the other is done,
-after what it needs. A union may be undone where its rule is known in the other direction. Where
-two unions need the same value as different nodes, no sequence has both: it ends before.
+In an e-graph a value may be many nodes at once, in a graph only one. So the unions that merged
+classes must be put in sequence. From the outputs down, wherever the graph and the wanted one have
+different nodes of a class, the next union on the shortest path between the two is applied, after
+whatever it needs in order to match. A union may be undone if its rule is known in the other
+direction. If two unions need the same value to be different nodes, no sequence exists and the
+derivation stops there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MOST = 8  # times the values of both graphs: steps after which a sequence is gi
 
 @dataclass(frozen=True)
 class _Way:
-    """A union as a step from a node to another: `rule` is what does it, from `left`."""
+    """A union as a step from one node to another; `rule` performs it, from `left`."""
 
     rule: Directed
     union: Union
@@ -34,7 +35,7 @@ class _Way:
 
 
 class Derivation:
-    """Sequences of substitutions in an e-graph that grows no more."""
+    """Finds sequences of substitutions in an e-graph that no longer grows."""
 
     def __init__(self, pool: Pool, book: Rulebook, graph: EGraph, unions: Sequence[Union]) -> None:
         self._pool = pool
@@ -53,7 +54,7 @@ class Derivation:
                     self._ways.setdefault(graph.node(one), []).append(way)
 
     def toward(self, outputs: Values, wanted: Values) -> tuple[Values, tuple[Step, ...]]:
-        """Return how far a sequence of steps leads from a graph to another, and the steps."""
+        """Return the graph nearest to `wanted` that a sequence of steps reaches, and the steps."""
         steps: list[Step] = []
         seen = {outputs}
         most = _MOST * len(self._pool.order((*outputs, *wanted)))
@@ -68,7 +69,7 @@ class Derivation:
         return outputs, tuple(steps)
 
     def _next(self, outputs: Values, wanted: Values) -> Iterator[tuple[Values, Step]]:
-        """Yield graphs that are nearer to the wanted one, those of its outputs first."""
+        """Yield graphs one step nearer to the wanted one, changes at outputs first."""
         have = self._versions(outputs)
         for group, nodes in reversed(self._versions(wanted).items()):
             (node, *_) = nodes
@@ -77,7 +78,7 @@ class Derivation:
                     yield from self._toward(outputs, have, old, node, {group})
 
     def _versions(self, outputs: Values) -> dict[int, list[int]]:
-        """Return the nodes that a graph has of each class, weights left out."""
+        """Return the nodes that a graph has of each class, without weights."""
         found: dict[int, list[int]] = {}
         for value in self._pool.order(outputs):
             if not self._pool.fixed[value]:
@@ -91,9 +92,9 @@ class Derivation:
     def _toward(
         self, outputs: Values, have: dict[int, list[int]], old: int, node: int, tried: set[int]
     ) -> Iterator[tuple[Values, Step]]:
-        """Yield graphs after the first step of the way from one node of a class to another.
+        """Yield graphs after the first step on the path from one node of a class to another.
 
-        Where that does not match yet, after the first step towards what it needs.
+        If that does not match yet, it is the first step towards what it needs.
         """
         way = self._way(old, node)
         if way is None:
@@ -115,7 +116,7 @@ class Derivation:
                     yield from self._toward(outputs, have, other, needed, tried | {group})
 
     def _way(self, old: int, node: int) -> _Way | None:
-        """Return the first step on a shortest way between nodes of a class."""
+        """Return the first step on a shortest path between nodes of a class."""
         first: dict[int, _Way | None] = {old: None}
         queue = deque([old])
         while queue:
@@ -129,7 +130,7 @@ class Derivation:
         return None
 
     def _applied(self, outputs: Values, way: _Way) -> Iterator[tuple[Values, Step]]:
-        """Yield what a way makes of a graph, where its rule matches the same classes."""
+        """Yield the graphs that a step makes where its rule matches the same classes."""
         find = self._graph.find
         roots = tuple(map(find, way.left))
         where = places(self._pool, outputs)
@@ -149,6 +150,6 @@ class Derivation:
         return all(find(match.values[name]) == find(union.values[name]) for name in names)
 
     def _number(self, match: Match, where: Places) -> int:
-        """Return which of all matches of its rule a match is."""
+        """Return the number of a match among all matches of its rule."""
         every = self._matcher.matches(match.rule, where)
         return next(number for number, each in enumerate(every) if each == match)

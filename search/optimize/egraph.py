@@ -1,10 +1,11 @@
 """E-graphs over the values of a pool: classes of values that rules have shown to be equal.
 
-A class is named by its oldest value. Its members are its distinct nodes: operators applied to
-classes, each kept as the first value that was made so. Applications whose operands are equal are
-congruent, and are one node. A pool's values say all there is to them (splits their sizes), so an
-e-graph adds nothing but equality (TENSAT, section 4). The e-graph that proves rules keeps every
-exact typed term instead (`rules/proving/egraph.py`), which optimising has no use for.
+A class is named by its oldest value. Its members are its distinct nodes, which are operators
+applied to classes; each is represented by the first value made that way. Applications with equal
+operands are congruent and are one node. The values of a pool are completely described by themselves
+(even the sizes of splits), so an e-graph only adds equality (TENSAT, section 4). The e-graph that
+proves rules (`rules/proving/egraph.py`) keeps every exact typed term instead, which optimising does
+not need.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Said = tuple[tuple[Value, ...], Values]  # parameters and operands of a reading
 
 @dataclass(frozen=True)
 class Union:
-    """Why values are equal: a rule put `right` for `left`, with classes for its variables."""
+    """The reason for an equality: a rule replaced `left` by `right`; `values` of its variables."""
 
     rule: Directed
     left: Values
@@ -33,7 +34,7 @@ class Union:
 
 
 class EGraph:
-    """Values of a pool, equal ones in one class."""
+    """The values of a pool, with equal ones in one class."""
 
     def __init__(self, pool: Pool, outputs: Iterable[int] = ()) -> None:
         self.pool = pool
@@ -46,21 +47,21 @@ class EGraph:
             self.add(value)
 
     def __len__(self) -> int:
-        """Return how many nodes there are."""
+        """Return the number of nodes."""
         return sum(map(len, self.members.values()))
 
     def __contains__(self, value: int) -> bool:
         return value in self._parent
 
     def find(self, value: int) -> int:
-        """Return the class of a value that is there."""
+        """Return the class of a value in the e-graph."""
         parent = self._parent
         while parent[value] != value:
             parent[value] = value = parent[parent[value]]
         return value
 
     def add(self, value: int) -> int:
-        """Return the class of a value, put in with all that it is made of."""
+        """Add a value with everything it is made of; return its class."""
         if value not in self._parent:
             missing, pending = set(), [value]
             while pending:
@@ -74,14 +75,14 @@ class EGraph:
         return self.find(value)
 
     def node(self, value: int) -> int:
-        """Return the member that a value is the same node as."""
+        """Return the member that is the same node as a value."""
         maker = self.pool.makers[value]
         if isinstance(maker, Leaf):
             return value
         return self._nodes[self._key(maker)][maker.outputs.index(value)]
 
     def known(self, value: int) -> bool:
-        """Return whether a value would be no new node."""
+        """Return whether a value would add no node."""
         if value in self._parent:
             return True
         maker = self.pool.makers[value]
@@ -92,7 +93,7 @@ class EGraph:
         return self._key(maker) in self._nodes
 
     def merge(self, one: int, other: int) -> bool:
-        """Put the classes of two values together, and what becomes congruent; whether any were."""
+        """Merge the classes of two values, and what becomes congruent; return whether any did."""
         pending, merged = [(one, other)], False
         while pending:
             low, high = sorted(map(self.find, pending.pop()))
@@ -125,7 +126,7 @@ class EGraph:
                 self._users.setdefault(group, []).append(outputs)
 
     def _congruent(self, users: Sequence[Values]) -> Iterator[tuple[int, int]]:
-        """Yield values that are equal now that operands of theirs are; one node of two stays."""
+        """Yield pairs of values whose operands became equal; one node of each pair stays."""
         for outputs in users:
             if outputs in self._twins:
                 continue
@@ -141,7 +142,7 @@ class EGraph:
                 yield from zip(outputs, twins)
 
     def union(self, match: Match) -> Union | None:
-        """Make what a rule makes of a match equal to it; None where it does not fit."""
+        """Merge a match with the result of its rule; return None if the result is ill-typed."""
         _, terms = bound(match.rule, tuple(sorted(match.parameters.items())))
         right = build(self.pool, terms, match)
         specs = self.pool.specs
@@ -154,9 +155,9 @@ class EGraph:
 
 
 class ClassMatcher(Matcher):
-    """Finds rules in an e-graph as it is: values of its matches are classes.
+    """Finds matches of rules in an e-graph as it is; the values of matches are classes.
 
-    born: in which iteration each class came up.
+    born: the iteration in which each class was added.
     """
 
     def __init__(self, graph: EGraph, born: Mapping[int, int]) -> None:
@@ -190,7 +191,7 @@ class ClassMatcher(Matcher):
         self.newest = Places(values, {group: tuple(found) for group, found in readers.items()})
 
     def above(self, changed: Iterable[int], levels: int) -> list[Places]:
-        """Return places, oldest first, of what is up to 0, 1, ... levels above changed classes."""
+        """Return the classes up to 0, 1, ... levels above changed classes, oldest first."""
         found, near = [], set(changed)
         for _ in range(levels):
             values = {
@@ -214,14 +215,14 @@ class ClassMatcher(Matcher):
     def apart(self, roots: Sequence[int], value: int) -> bool:
         """Return whether a class may be an output of a match beside others.
 
-        What is merged with its own part would be computed twice, and so on without an end.
+        A class that is merged with a part of itself would be computed twice, endlessly.
         """
         if not self.taken.isdisjoint((*roots, value)):
             return False
         return not roots or self._parts(value).isdisjoint(*map(self._parts, roots))
 
     def _parts(self, value: int) -> frozenset[int]:
-        """Return the classes that are cut out of a class, itself among them."""
+        """Return the classes that are slices of a class, including itself."""
         found = self._inside.get(value)
         if found is None:
             seen, pending = {value}, [value]

@@ -1,11 +1,11 @@
 """Exhaustive search: the cheapest of all graphs that rules make of a graph (MetaFlow, section 6.4).
 
-These graphs are the products of the states of the graph's regions (`regions.py`): MetaFlow's
-substitutions make 10^12 of ResNet-18. What a state costs is asked of the whole graph, the other
-regions being as they were. Lowering may reach from one region into the next, so what two of them
-cost together is asked of the whole graph, too. From these sums the cheapest choice follows exactly,
-by eliminating one region after the other (`elimination.py`). What it costs is then asked
-of the whole graph: if that is not the sum, lowering reached farther, and nothing is certified.
+These graphs are the product of the states of the graph's regions (`regions.py`); MetaFlow's
+substitutions make 10^12 of ResNet-18. The cost of a state is that of the whole graph with the other
+regions unchanged. Lowering may fuse across two adjacent regions, so each pair of states is also
+priced in the whole graph. From these sums the cheapest choice follows exactly, by eliminating one
+region after another (`elimination.py`). That choice is then priced as a whole graph: if the cost
+differs from the sum, lowering reached further, and nothing is certified.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Exhausted:
     """The cheapest of all graphs that rules make of a graph.
 
     Attributes:
-        graphs: how many there are.
-        priced: how many of them were priced as a whole.
-        parts: what was found for each region that is not as it was, with its steps.
-        complete: whether no other graph that the rules reach is cheaper.
+        graphs: the number of such graphs.
+        priced: the number that was priced as a whole.
+        parts: the result for each region that changed, with its steps.
+        complete: whether no other reachable graph is cheaper.
     """
 
     outputs: Values
@@ -58,20 +58,20 @@ def exhaust(
     separable: bool = True,
     budget: Budget | None = None,
 ) -> Exhausted:
-    """Return the cheapest graph that rules make of a graph.
+    """Return the cheapest of all graphs that rules make of a graph.
 
     Args:
-        price: what a graph costs.
-        separable: whether a cost is a sum over launches; if it is not, every graph is priced.
-        budget: when to stop, and how many states a region may have; the best so far is returned
-            then.
+        price: returns the cost of a graph.
+        separable: whether a cost is a sum over launches; otherwise every graph is priced.
+        budget: the deadline, and the largest number of states of a region; if either is exceeded,
+            the best so far is returned.
     """
     search = _Search(pool, outputs, Regions(pool, book, budget or Budget(50_000)), price)
     return search.exhausted(separable)
 
 
 class _Search:
-    """One search: the regions of a graph, and what was priced so far."""
+    """A search: the regions of a graph, and the prices known so far."""
 
     def __init__(self, pool: Pool, outputs: Values, regions: Regions, price: Price) -> None:
         self.pool = pool
@@ -111,7 +111,7 @@ class _Search:
         return True
 
     def separate(self) -> bool:
-        """Price what tells which graph is cheapest, then that one; return whether it is as told."""
+        """Price states, pairs, then the best choice; return whether its price is as predicted."""
         base = self.cost({})
         alone = [
             np.array([self.cost({n: state}) - base for state in range(size)])
@@ -134,7 +134,7 @@ class _Search:
         return all(math.isclose(found, cost, rel_tol=_ROUNDING) for cost in (told, least))
 
     def cost(self, states: Mapping[int, int]) -> float:
-        """Return what the graph costs with some regions in other states."""
+        """Return the cost of the graph with some regions in other states."""
         choice = tuple(states.get(n, 0) for n in range(len(self.sizes)))
         if choice not in self.known:
             if self.budget.over and self.known:
@@ -143,13 +143,13 @@ class _Search:
         return self.known[choice]
 
     def priced(self, outputs: Values) -> float:
-        """Return what a graph costs; equal ones are priced once."""
+        """Return the cost of a graph; equal graphs are priced once."""
         if outputs not in self.prices:
             self.prices[outputs] = self.price(outputs)
         return self.prices[outputs]
 
     def composed(self, choice: Choice) -> Values:
-        """Return the graph with each region in a state."""
+        """Return the graph with each region in a given state."""
         pool = self.pool
         renewed: dict[int, int] = {}
         for region, state in zip(self.regions, choice):
@@ -181,7 +181,7 @@ class _Search:
         return [(one, other) for one, other in pairs if touched[one] & touched[other]]
 
     def parts(self, choice: Choice) -> list[Cheapest]:
-        """Return what was found for each region, with the cost of the whole before and after it."""
+        """Return the result for each region, with the cost of the whole before and after it."""
         found = []
         after = self.priced(self.outputs)
         for number, region in enumerate(self.regions):

@@ -1,13 +1,14 @@
-"""Cheap graphs out of an e-graph: one node for every class that is needed, and no class in a cycle.
+"""Extraction of cheap graphs from an e-graph: one node for each class needed, without cycles.
 
-What a node costs in its graph depends on its neighbours, for lowering fuses what it can. Here it is
-what it adds to the price of the operands it was first met with: nothing for a bias or a view, or a
-concatenation in place. The sum of these prices ranks graphs, with every node counted once however
-often it is read (TENSAT, section 5, has an integer program for that; its greedy choice by trees
-never shares). From the graph that was given, and from the greedy choice, it is improved by moves:
-one class takes another node, or all classes take what a rule and those before it made of them. So
-a product of eight is tried though products of two gain nothing. Of what is best by its sum the
-true price decides, and improving goes on by true prices, likely moves first.
+The cost of a node depends on its neighbours, since lowering fuses what it can. Here it is the
+amount that the node adds to the price of the operands with which it was first met: nothing for a
+bias, a view, or a concatenation in place. The sum of these prices ranks graphs; every node counts
+once however often it is read (TENSAT, section 5, uses an integer program for this; its greedy
+choice by trees never shares). Starting from the given graph and from the greedy choice, the ranking
+is improved by moves: one class changes its node, or all classes take what a rule and those before
+it made of them, so a product of eight is tried even if products of two gain nothing. The best
+graphs by this sum are then priced exactly, and improvement continues by exact prices, likely moves
+first.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ NOTHING: Choice = MappingProxyType({})
 
 
 class NodePrices:
-    """What nodes add to the price of their operands.
+    """The amounts that nodes add to the prices of their operands.
 
-    price: what values cost, of which only those on leaves of their own are asked.
+    price: returns the cost of values; only asked for operators on leaves of their own.
     """
 
     def __init__(self, pool: Pool, price: LocalPrice) -> None:
@@ -42,7 +43,7 @@ class NodePrices:
         self._copies: dict[Values, float] = {}
 
     def __call__(self, value: int) -> float:
-        """Return the price of the operator that makes a value; weights are made beforehand."""
+        """Return the price of the operator that makes a value; weights are computed in advance."""
         pool = self._pool
         maker = pool.makers[value]
         if isinstance(maker, Leaf) or pool.fixed[value]:
@@ -69,7 +70,7 @@ class NodePrices:
 
 
 class Extraction:
-    """Graphs of an e-graph that grows no more."""
+    """Extracts graphs from an e-graph that no longer grows."""
 
     def __init__(
         self, graph: EGraph, unions: Sequence[Union], outputs: Values, price: NodePrices
@@ -98,7 +99,7 @@ class Extraction:
     # -- choices ----------------------------------------------------------------------------------
 
     def _greedy(self) -> dict[int, int]:
-        """Return the node of every class that is cheapest as a tree: no class needs itself."""
+        """Return the cheapest node of every class as a tree; such a choice has no cycles."""
         best: dict[int, float] = {}
         chosen: dict[int, int] = {}
         readers: dict[int, list[tuple[int, int]]] = {}
@@ -124,7 +125,7 @@ class Extraction:
         return chosen
 
     def order(self, choice: Choice, changed: Choice = NOTHING) -> list[int] | None:
-        """Return the nodes of a choice, operands first, None where a class needs itself."""
+        """Return the nodes of a choice, operands first; None if a class depends on itself."""
         operands, ordered = self._operands, []
         done: dict[int, bool] = {}  # whether a class is, or is being, ordered
         stack = [(group, False) for group in self._wanted]
@@ -145,7 +146,7 @@ class Extraction:
         return ordered
 
     def cost(self, choice: Choice, changed: Choice = NOTHING) -> float:
-        """Return the sum of the prices of what a choice needs, each counted once."""
+        """Return the sum of the prices of the nodes that a choice needs, each counted once."""
         order = self.order(choice, changed)
         if order is None:
             return math.inf
@@ -153,7 +154,7 @@ class Extraction:
         return sum(makers.values())
 
     def values(self, choice: Choice) -> Values:
-        """Return the graph that a choice is, as values of the pool."""
+        """Return the graph of a choice, as values of the pool."""
         pool, find = self._pool, self._graph.find
         made = dict(self._weights)
         for node in self.order(choice) or ():
@@ -168,10 +169,10 @@ class Extraction:
     # -- moves ------------------------------------------------------------------------------------
 
     def _made(self, unions: Sequence[Union]) -> list[Choice]:
-        """Return what may be chosen together.
+        """Return the moves: nodes that may be chosen together.
 
-        One node of a class; the outputs of a rule, either side; or all that a rule has made, after
-        what had to be made for it to match.
+        A move is one node of a class; the outputs of a rule, on either side; or everything a rule
+        has made, after what had to be made for it to match.
         """
         moves: dict[tuple[tuple[int, int], ...], None] = {}
         steps: list[Choice] = []
@@ -202,11 +203,11 @@ class Extraction:
         return [known for move in moves if (known := self._live(move))]
 
     def _live(self, move: Iterable[tuple[int, int]]) -> Choice:
-        """Return a move without classes of weights, which have nothing to choose."""
+        """Return a move without classes of weights, for which there is nothing to choose."""
         return {group: node for group, node in move if node in self._nodes[group]}
 
     def _nodes_of(self, side: Values, union: Union) -> list[int]:
-        """Return the nodes of a side of a rule, without those that its variables stand for."""
+        """Return the nodes of one side of a rule, without those bound to its variables."""
         stop = frozenset(union.values.values())
         order = self._pool.order(side, stop)
         return [self._graph.node(v) for v in order if v not in stop and not self._pool.fixed[v]]
@@ -227,7 +228,7 @@ class Extraction:
         return choice
 
     def _ranked(self, choice: Choice, budget: Budget, most: float) -> list[tuple[float, Choice]]:
-        """Return the moves after which a choice costs at most so much, best first."""
+        """Return the moves after which a choice costs at most `most`, best first."""
         needed = {self._graph.find(node): node for node in self.order(choice) or ()}
         ranked = []
         for move in self.moves:
@@ -242,7 +243,7 @@ class Extraction:
     def climb(
         self, price: Price, met: list[tuple[float, Values]], alpha: float, budget: Budget
     ) -> bool:
-        """Add ever cheaper graphs to the first one in `met`; return whether no move was left."""
+        """Append ever cheaper graphs to `met`; return whether no move was left."""
         best: Choice = {**self.cheapest, **self.given}
         seen = {graph for _, graph in met}
 

@@ -1,7 +1,7 @@
-"""Gradients in the operators that rules know: products with transposes, and sums of two.
+"""Gradients in operators that rules know: products with transposes, and sums of two operands.
 
-`restored` puts together again what no rule made use of, and takes a graph out of its normal form:
-there are no constants in a training graph for the executor to fold.
+`restored` reverses this where no rule made use of it, and takes a graph out of normal form, since a
+training graph has no constants that the executor could fold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from soapstone.search.optimize.pool import Pool
 
 
 def in_forms(graph: Graph) -> Graph:
-    """Return a graph with gradients as products and sums, and what is equal made once."""
+    """Return a graph with gradients as products and sums, and equal values computed once."""
 
     def emit(builder: GraphBuilder, node: Node) -> Sequence[str] | None:
         form = _FORMS.get(node.operator)
@@ -80,9 +80,9 @@ _FORMS: Mapping[str, Callable[[GraphBuilder, Node], str]] = {
 
 
 def restored(graph: Graph, original: Graph) -> Graph:
-    """Return a graph out of these operators and its normal form.
+    """Return a graph out of these operators and out of normal form.
 
-    Biases and activations are in products, and what no rule has changed is as in the original.
+    Biases and activations are in products again, and what no rule changed is as in the original.
     """
     outputs = graph.outputs
 
@@ -99,7 +99,7 @@ def restored(graph: Graph, original: Graph) -> Graph:
 
 
 def _product(builder: GraphBuilder, node: Node, original: Node | None) -> Sequence[str]:
-    """Emit a product of what its operands are the transposes of, or the gradient that it was."""
+    """Emit a product, with transposed operands where possible, or as the gradient that it was."""
     inputs, flags = [], []
     for name, flag in zip(node.inputs, ("transpose_a", "transpose_b")):
         behind = _behind(builder, name)
@@ -116,7 +116,7 @@ def _product(builder: GraphBuilder, node: Node, original: Node | None) -> Sequen
 
 
 def _behind(builder: GraphBuilder, value: str) -> str | None:
-    """Return what a value is the transposes of, if it is that of matrices."""
+    """Return the value of which a value is the matrix transpose, if it is one."""
     maker = builder.maker(value)
     *first, m, n = range(builder.spec(value).rank)
     if maker is None or maker.operator != "transpose":
@@ -125,7 +125,7 @@ def _behind(builder: GraphBuilder, value: str) -> str | None:
 
 
 def _whole(builder: GraphBuilder, rows: Sequence[str]) -> Sequence[str]:
-    """Return values of which others are the rows, if they have the same leading dims."""
+    """Return the values whose rows are given, if they have the same leading dims."""
     makers = [builder.maker(name) for name in rows]
     found = [maker.inputs[0] for maker in makers if maker and maker.operator == "reshape"]
     shapes = [builder.spec(name).shape for name in found]
@@ -134,7 +134,7 @@ def _whole(builder: GraphBuilder, rows: Sequence[str]) -> Sequence[str]:
 
 
 def _plain(graph: Graph, node: Node) -> Node:
-    """Return a product of two matrices that found no bias as `matmul`, which takes any strides."""
+    """Return a product of two matrices without bias as `matmul`, which takes any strides."""
     if node.operator != "linear" or node.attributes["bias"] or node.attributes["activation"]:
         return node
     if graph.tensors[node.inputs[0]].rank != 2:
@@ -144,7 +144,7 @@ def _plain(graph: Graph, node: Node) -> Node:
 
 
 def _called(nodes: Sequence[Node], original: Graph) -> tuple[Node, ...]:
-    """Return nodes under the names of the original that rebuilding has added a number to."""
+    """Return nodes with the names of the original, where rebuilding added a number to them."""
     taken = {node.name for node in nodes}
     result = []
     for node in nodes:
@@ -158,10 +158,10 @@ def _called(nodes: Sequence[Node], original: Graph) -> tuple[Node, ...]:
 
 
 def in_order_of(graph: Graph, original: Graph) -> Graph:
-    """Return a graph whose nodes run in the order in which another graph runs those of their name.
+    """Return a graph whose nodes run in the order of the nodes of the same names in another graph.
 
-    The gradient of a weight beside that of its operand finds both in the cache. New nodes run as
-    soon as they can.
+    For example, the gradient of a weight, next to that of its operand, finds both in the cache. New
+    nodes run as early as they can.
     """
     position = {node.name: float(index) for index, node in enumerate(original.nodes)}
     index = {node.name: number for number, node in enumerate(graph.nodes)}

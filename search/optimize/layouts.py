@@ -1,13 +1,14 @@
-"""The choice of data layouts beside substitutions (TASO, sections 2.7 and 2.9.5).
+"""The choice of data layouts together with substitutions (TASO, sections 2.7 and 2.9.5).
 
 TASO enumerates the layouts of the values that a substitution makes. Here each graph that the search
-meets is priced under the best axis orders found for it: they begin as those of the best graph so
-far, and only what a substitution made or gave new readers is reconsidered.
+meets is priced under the best axis orders found for it: these start from the orders of the best
+graph so far, and only values that a substitution made, or whose readers changed, are reconsidered.
 
-Values between which operators pass an order on form a region, which has one of two orders. What
-tells one assignment from a better one falls into connected parts of the graph; where costs are sums
-over operators, each part gains by itself. So turning one connected set of regions after the other
-reaches the optimum, if sets are tried up to the size of the graph; the number tried is limited.
+Values between operators that pass an order on form a region, which has one of two orders. The
+difference between two assignments falls into connected parts of the graph; where costs are sums
+over operators, the gains of the parts are independent. So flipping one connected set of regions
+after another reaches the optimum, if sets up to the size of the graph are tried; the number is
+limited.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Rule = Callable[[Graph, Mapping[str, Order]], Mapping[str, Order]]
 
 @dataclass(frozen=True)
 class Region:
-    """Values that have one order: plain, or `order`, in which the operators at hand run too."""
+    """Values that share one order: C order, or `order`, in which their operators then run too."""
 
     values: tuple[str, ...]
     order: Order
@@ -48,8 +49,8 @@ class Region:
 def regions(graph: Graph, constants: frozenset[str] = frozenset()) -> list[Region]:
     """Return the regions of a graph whose order is free, in order.
 
-    Images may be channels-last, operands of products column-major. What is stored is not free, and
-    kernels keep constants as they like.
+    Images may be channels-last, operands of products column-major. Stored values have a fixed
+    order, and constants have that of their kernels.
     """
     held = stored(graph) | constants
     sets = UnionFind(graph.tensors)
@@ -75,7 +76,7 @@ def regions(graph: Graph, constants: frozenset[str] = frozenset()) -> list[Regio
 
 
 def _other(graph: Graph, names: Sequence[str], image: bool, product: bool) -> Order | None:
-    """Return the order that values may have beside C order, None where it is the same memory."""
+    """Return the order that values may have besides C order; None if it is the same memory."""
     shape = graph.tensors[names[0]].shape if names else ()
     rank = len(shape)
     if image and rank in CHANNELS_LAST:
@@ -89,7 +90,7 @@ def _other(graph: Graph, names: Sequence[str], image: bool, product: bool) -> Or
 
 
 def connected(adjacent: Sequence[Iterable[int]]) -> Iterator[frozenset[int]]:
-    """Yield the connected sets of a graph's vertices, small ones first."""
+    """Yield the connected sets of a graph's vertices, smallest first."""
     waiting = deque(frozenset((vertex,)) for vertex in range(len(adjacent)))
     seen = set(waiting)
     while waiting:
@@ -106,13 +107,13 @@ class Chooser:
     """Prices graphs, each under the best orders found for its values.
 
     Args:
-        pool: where values are.
-        price: what a graph costs with some orders; the rule has the others.
-        rule: what decides the orders for which nothing was chosen.
+        pool: the values.
+        price: returns the cost of a graph under some orders; the rest are decided by the rule.
+        rule: decides the orders for which nothing was chosen.
         kept: orders to begin with.
-        over: whether it is time to stop.
-        most: sets of several regions that are tried for one graph, beside each alone.
-        gain: orders are changed for a cost below this times the old one; more is noise.
+        over: returns whether it is time to stop.
+        most: the number of sets of several regions tried for one graph, besides single ones.
+        gain: orders change only for a cost below this times the old one; the rest is noise.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Chooser:
     def _descended(
         self, written: Written, border: Orders, orders: Orders, cost: float
     ) -> tuple[Orders, float]:
-        """Return orders from which no set of regions is worth turning, and their cost."""
+        """Return orders at which no set of regions is worth flipping, and their cost."""
         number = written.values
         fixed = frozenset(name for name, value in number.items() if self._pool.fixed[value])
         found = regions(written.graph, fixed)
@@ -174,7 +175,7 @@ class Chooser:
     def _turned(
         self, written: Written, border: Orders, orders: Orders, some: Sequence[Region]
     ) -> Orders:
-        """Return the orders with some regions in the order that they do not have now."""
+        """Return the orders with some regions flipped."""
         number = written.values
         given = {**border, **orders}
         named = {name: given[value] for name, value in number.items() if value in given}
@@ -193,7 +194,7 @@ def _key(region: Region, number: Mapping[str, int]) -> tuple[tuple[int, ...], fr
 
 
 def _adjacent(regions: Sequence[Region]) -> list[set[int]]:
-    """Return for each region those with which it shares an operator."""
+    """Return for each region those that share an operator with it."""
     users: dict[str, set[int]] = {}
     for index, region in enumerate(regions):
         for name in region.context:

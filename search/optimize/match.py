@@ -1,8 +1,8 @@
-"""Matches of rules in graphs (MetaFlow, section 3; TASO, section 2.6).
+"""Matching of rules in graphs (MetaFlow, section 3; TASO, section 2.6).
 
-A variable matches any value, a symbol any value that can be said so, commutative operands match
-either way round. Of what a match leaves open the rule's own conditions decide: its guard, and the
-typing of both sides with the split trees that values have.
+A variable matches any value, a symbol any value that can be read as one of its applications, and
+commutative operands match in either order. The rule's own conditions decide what remains: its
+guard, and the typing of both sides with the split trees of values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Given = tuple[tuple[str, Value], ...]  # the values of a rule's parameter variab
 
 @dataclass(frozen=True)
 class Places:
-    """A graph as the matcher looks at it: values by the symbols they can be said with; readers."""
+    """A graph as the matcher reads it: values by the symbols they can be read as; readers."""
 
     values: Mapping[str, Sequence[int]]
     readers: Mapping[int, Sequence[int]]
@@ -45,13 +45,13 @@ class Places:
 
 @dataclass(frozen=True)
 class Match:
-    """A rule found in a graph.
+    """A match of a rule in a graph.
 
     Attributes:
         roots: the value of each of the rule's outputs.
         values: of tensor variables.
         parameters: of parameter variables.
-        types: of the leaves of both sides; those of the right side's constants are found here.
+        types: of the leaves of both sides, including constants of the right side.
     """
 
     rule: Directed
@@ -63,13 +63,13 @@ class Match:
 
 @lru_cache(maxsize=1 << 12)
 def parse_leaf(name: str) -> Term:
-    """Return a variable or constant from its text."""
+    """Return the variable or constant that a name stands for."""
     return parse(name)
 
 
 @lru_cache(maxsize=1 << 14)
 def depth(term: Term) -> int:
-    """Return how many operators a term has above one another."""
+    """Return the nesting depth of a term's operators."""
     return 1 + max(map(depth, term.operands)) if term.operands else 0
 
 
@@ -94,7 +94,7 @@ def _commutative() -> frozenset[str]:
 def places(pool: Pool, outputs: Sequence[int]) -> Places:
     """Return the places of a graph.
 
-    What weights alone determine is none, for it costs nothing, unless rules have a name for it.
+    What weights alone determine has no place, since it costs nothing, unless rules name it.
     """
     by_symbol: dict[str, list[int]] = {}
     readers: dict[int, list[int]] = {}
@@ -114,15 +114,15 @@ def places(pool: Pool, outputs: Sequence[int]) -> Places:
 
 
 class Matcher:
-    """Finds rules in the graphs of one pool."""
+    """Finds matches of rules in the graphs of one pool."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     def matches(self, rule: Directed, where: Places, seen: Seen | None = None) -> Iterator[Match]:
-        """Yield all matches of a rule but those seen before, and remember them.
+        """Yield all matches of a rule that are not in `seen`, and add them to it.
 
-        `where` is of the graph that is searched.
+        where: the places of the graph that is searched.
         """
         seen = set() if seen is None else seen
         turns = sorted(range(len(rule.left)), key=lambda output: -depth(rule.left[output]))
@@ -166,9 +166,9 @@ class Matcher:
                 yield from self._outputs(left, position + 1, (*roots, value), bound, named, where)
 
     def _near(self, term: Term, values: Mapping[str, int], where: Places) -> Sequence[int]:
-        """Return values of a term's symbol that share operands with what is bound so far.
+        """Return values of a term's symbol that share operands with the values bound so far.
 
-        Parts of one value count as shared; see `_connected`.
+        Slices of one value count as shared; see `_connected`.
         """
         wave: set[int] = set()
         for value in values.values():
@@ -182,7 +182,7 @@ class Matcher:
     def _at(
         self, term: Term, value: int, values: dict[str, int], parameters: dict[str, Value]
     ) -> Iterator[tuple[dict[str, int], dict[str, Value]]]:
-        """Yield the bindings under which a term is a value."""
+        """Yield the bindings under which a term is equal to a value."""
         if not term.operands and _is_variable(term.symbol):
             known = values.get(term.symbol)
             if known is None:
@@ -226,10 +226,10 @@ class Matcher:
         named: dict[str, Value],
         where: Places,
     ) -> Iterator[dict[str, Value]]:
-        """Yield parameters with values for those that only the right side has: kernels' sizes.
+        """Yield parameters with values for those of the right side alone, which are kernel sizes.
 
-        A size is the least that covers two kernels that read one value of the match, so that what
-        is enlarged to it may merge with what is there (MetaFlow, Figures 1 and 7). None is proposed
+        A size is the smallest that covers two kernels reading one value of the match, so that the
+        enlarged kernel may merge with an existing one (MetaFlow, Figures 1 and 7). None is proposed
         where a bias would become channels of an image.
         """
         if not rule.open:
@@ -257,10 +257,10 @@ class Matcher:
         return sorted(size for size in sizes if len(size) == 2)
 
     def _connected(self, left: Sequence[Term], values: Mapping[str, int]) -> bool:
-        """Return whether all outputs of a match hang together by what they are made of.
+        """Return whether the outputs of a match are connected through shared operands.
 
-        Operands are shared, or are parts of one value. Rules that join what has nothing in common
-        match every pair there is, and their gain, if any, comes with a rule that sees more.
+        Slices of one value count as shared. A rule that joins unrelated values would match every
+        pair, and its gain, if any, is found by a rule that sees more of the graph.
         """
         groups = []
         for term in left:
@@ -278,7 +278,7 @@ class Matcher:
     def applications(
         self, value: int, symbol: str
     ) -> Iterable[tuple[tuple[Value, ...], tuple[int, ...]]]:
-        """Return the ways to say a value with a symbol: its parameters, and operands."""
+        """Return the ways to read a value as a symbol's application: parameters and operands."""
         operands = self._pool.operands(value)
         readings = self._pool.readings(value)
         return [(each.parameters, operands) for each in readings if each.symbol == symbol]
@@ -288,17 +288,17 @@ class Matcher:
         return value not in roots
 
     def constants(self, value: int) -> Iterable[Term]:
-        """Return the constants of the language that a value is."""
+        """Return the constants of the language that equal a value."""
         constant = self._pool.term_of(value)
         return () if constant is None else (constant,)
 
     def siblings(self, value: int) -> set[int]:
-        """Return the values that are made together with a value, itself among them."""
+        """Return the values that are made together with a value, including itself."""
         maker = self._pool.makers[value]
         return {value} if isinstance(maker, Leaf) else set(maker.outputs)
 
     def as_left(self, match: Match, left: tuple[int, ...]) -> Match | None:
-        """Return a match if it is its rule's left side; parts may have other extents."""
+        """Return a match if it is its rule's left side; slices may have other extents."""
         return match if left == match.roots else None
 
     def _checked(
@@ -308,7 +308,7 @@ class Matcher:
         values: Mapping[str, int],
         parameters: Mapping[str, Value],
     ) -> Match | None:
-        """Return the match if the rule may be used there, on numbers for which it is proved."""
+        """Return the match if the rule is proved for its shapes and parameters."""
         specs = self._pool.specs
         if not all(_kind(specs[value].dtype) in rule.kinds for value in (*roots, *values.values())):
             return None
@@ -323,7 +323,7 @@ class Matcher:
 
 
 def build(pool: Pool, terms: Sequence[Term], match: Match) -> tuple[int, ...] | None:
-    """Return terms without parameter variables as values, None where they fit no operands."""
+    """Return terms without parameter variables as values; None if they are ill-typed."""
     made: dict[Term, tuple[int, Type]] = {}
     dtype = pool.specs[match.roots[0]].dtype
     for term in subterms(terms):
@@ -374,7 +374,7 @@ def _attributes(
     specs: tuple[TensorSpec, ...],
     sizes: tuple[int, ...],
 ) -> Items | None:
-    """Return the attributes of a term's operator on operands, None where it takes none like them.
+    """Return the attributes of a term's operator on operands; None if it takes none like them.
 
     sizes: of the parts of a split.
     """
@@ -400,7 +400,7 @@ def bound(rule: Directed, parameters: Given) -> tuple[Terms, Terms]:
 def _bind(
     wanted: Sequence[Value], values: Sequence[Value], parameters: dict[str, Value]
 ) -> dict[str, Value] | None:
-    """Return parameters extended by those that make the wanted ones the found ones, or None."""
+    """Return parameters extended so that the wanted values equal the given ones, or None."""
     result = parameters
     for pattern, value in zip(wanted, values):
         if _is_variable(pattern):
@@ -416,7 +416,7 @@ def _bind(
 
 @lru_cache(maxsize=1 << 16)
 def _leaves(rule: Directed, given: Given, shapes: Shapes) -> Mapping[Term, Type] | None:
-    """Return types of all leaves if a rule may be used at these parameters and shapes."""
+    """Return the types of all leaves if a rule may be used at these parameters and shapes."""
     one, parameters = rule.rule, dict(given)
     _, right = bound(rule, given)
     types = {

@@ -1,9 +1,9 @@
-"""Graphs in the form in which rules speak of them, and back.
+"""The normal form of graphs, in the operators that rules know, and the way back.
 
-Rules know convolutions and products without bias, joins of two parts, and element-wise operators on
-equal shapes. So a bias becomes an addition of what it is broadcast to, and a concatenation or split
-of many parts becomes nested ones of two. Lowering puts all of it together again
-(`engine/lower/`), so the form costs nothing.
+Rules know convolutions and products without bias, concatenations of two, and element-wise operators
+on equal shapes. So a bias becomes the addition of a broadcast value, and a concatenation or split
+of many parts becomes nested ones of two. Lowering fuses all of it again (`engine/lower/`), so the
+form costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BIASED = {"conv2d": ("conv2d", 1), "linear": ("matmul", -1)}
 
 @dataclass(frozen=True)
 class Frame:
-    """What a graph is beside its nodes: it stays as it is while those are rewritten."""
+    """The parts of a graph besides its nodes, which rewriting does not change."""
 
     name: str
     outputs: tuple[str, ...]
@@ -34,7 +34,8 @@ class Frame:
 def read(graph: Graph, pool: Pool, constants: Arrays) -> tuple[Frame, tuple[int, ...]]:
     """Return a graph as values of a pool, in normal form: its outputs, then its updates.
 
-    constants: inputs whose contents never change; where there are none, weights cost like values.
+    constants: inputs whose contents never change; if there are none, weights cost like other
+    values.
     """
     values: dict[str, int] = {}
     for name, role in graph.roles.items():
@@ -63,7 +64,7 @@ def _normal(pool: Pool, node: Node, inputs: Sequence[int]) -> tuple[int, ...]:
 
 
 def _joined(pool: Pool, node: Node, parts: Sequence[int]) -> int:
-    """Return the concatenation of parts, in halves: pairs of pairs join level by level."""
+    """Return the concatenation of parts, by halves: pairs of pairs are joined level by level."""
     if len(parts) == 1:
         return parts[0]
     half = (len(parts) + 1) // 2
@@ -72,7 +73,7 @@ def _joined(pool: Pool, node: Node, parts: Sequence[int]) -> int:
 
 
 def _parts(pool: Pool, node: Node, whole: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the parts of a value, split in halves as `_joined` joins them."""
+    """Return the parts of a value, split by halves as `_joined` joins them."""
     if len(sizes) == 1:
         return (whole,)
     half = (len(sizes) + 1) // 2
@@ -103,7 +104,7 @@ def _biased(pool: Pool, node: Node, inputs: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Written:
-    """A graph made of values; `values` names them, `contents` are those of constants of rules."""
+    """A graph built from values, with their names, and the contents of rules' constants."""
 
     graph: Graph
     values: Mapping[str, int]
@@ -121,7 +122,7 @@ def write(pool: Pool, frame: Frame, outputs: Sequence[int]) -> Written:
 
 
 def piece(pool: Pool, outputs: Sequence[int]) -> Written:
-    """Return the graph that makes some values of the leaves that they depend on."""
+    """Return the graph that computes some values from the leaves that they depend on."""
     frame = Frame("piece", (), (), {}, {})
     return _written(pool, outputs, {}, [], frame)
 

@@ -1,9 +1,9 @@
-"""Large graphs in pieces: cut where few substitutions reach across (MetaFlow, section 5).
+"""Division of large graphs into pieces, cut where few substitutions apply (MetaFlow, section 5).
 
-A graph is cut in two at a minimum vertex cut, the capacity of an operator being the number of
-matches that reach across it, and both halves again, until pieces are small. Each piece is copied
-onto leaves of its own, in order of occurrence; so equal pieces, such as the blocks of a deep
-network, are one graph, and are solved once.
+A graph is cut in two at a minimum vertex cut, where the capacity of an operator is the number of
+matches across it; both halves are cut again until pieces are small. Each piece is copied onto
+leaves of its own, in order of occurrence, so equal pieces, such as the blocks of a deep network,
+are one graph and are solved once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SOURCE, _SINK = "source", "sink"
 
 @dataclass(frozen=True)
 class Piece:
-    """Values that are made of others: `outputs` of `inputs`."""
+    """Part of a graph: the values `outputs`, computed from `inputs`."""
 
     outputs: Values
     inputs: Values
@@ -34,12 +34,12 @@ class Piece:
 def pieces(
     pool: Pool, outputs: Values, most: int, spans: Mapping[int, int], shift: float = 0.0
 ) -> list[Piece]:
-    """Return the pieces of a graph, each of at most so many operators if it can be cut, in order.
+    """Return the pieces of a graph in order, each of at most `most` operators if it can be cut.
 
     Args:
-        spans: by value, how many matches reach across it.
-        shift: where cuts are sought: 0 in the middle, else nearer to an end, to see what lies
-            across the cuts of another division.
+        spans: by value, the number of matches across it.
+        shift: where cuts are sought: 0 in the middle, otherwise nearer to an end, so that the cuts
+            of another division lie inside pieces.
     """
     every = [value for value in pool.order(outputs) if _is_operator(pool, value)]
     parts = [every]
@@ -56,7 +56,7 @@ def pieces(
 
 
 def piece_of(pool: Pool, part: Sequence[int], outputs: Values, operators: Iterable[int]) -> Piece:
-    """Return a part of a graph, and of what it is made; weights are made beforehand.
+    """Return part of a graph with its inputs; weights are computed in advance.
 
     Args:
         outputs, operators: of the whole graph.
@@ -86,9 +86,9 @@ def _count(pool: Pool, part: Sequence[int]) -> int:
 def _halves(
     pool: Pool, part: Sequence[int], spans: Mapping[int, int], shift: float
 ) -> tuple[list[int], list[int]] | None:
-    """Return a part cut in two at its cheapest vertex cut, None where there is none.
+    """Return a part cut in two at its cheapest vertex cut; None if there is none.
 
-    Cuts that leave less than a quarter on either side are not looked for.
+    Cuts that leave less than a quarter on either side are not considered.
     """
     size = len(part)
     low, high = (math.floor(size * (bound + shift / 4)) for bound in (0.25, 0.75))
@@ -123,9 +123,9 @@ def _halves(
 
 
 def copied(pool: Pool, piece: Piece, layouts: Mapping[int, Order]) -> tuple[Values, dict[int, int]]:
-    """Return the outputs of a piece on leaves of its own, and what each of those stands for.
+    """Return the outputs of a piece on leaves of its own, and the value that each leaf stands for.
 
-    Weights of one number stay what they are: lowering reads them.
+    Weights of one number are kept, since lowering reads them.
     """
     leaves: dict[int, int] = {}
     stands: dict[int, int] = {}
@@ -152,7 +152,7 @@ def copied(pool: Pool, piece: Piece, layouts: Mapping[int, Order]) -> tuple[Valu
 
 
 def moved(pool: Pool, outputs: Sequence[int], where: Mapping[int, int]) -> Values:
-    """Return values with others in place of those they are made of."""
+    """Return values with some of their operands replaced."""
     new = dict(where)
     for value in pool.order(outputs, frozenset(where)):
         if value in new:

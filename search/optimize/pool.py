@@ -1,8 +1,8 @@
 """Values under rewriting: every operator application is made once and never changes.
 
 A graph under rewriting is a tuple of values, its outputs. Equal applications are one value, so
-common subexpressions are shared, two graphs are equal when their outputs are, and a rewritten graph
-shares with the old one all that did not change.
+common subexpressions are shared, two graphs are equal if their outputs are, and a rewritten graph
+shares everything with the old one that did not change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Items = tuple[tuple[str, Any], ...]
 
 
 class Reading(NamedTuple):
-    """A way to say a value as a term: a symbol and its parameters, on the operands."""
+    """A way to read a value as a term: a symbol and its parameters, applied to the operands."""
 
     symbol: str
     parameters: tuple[Value, ...]
@@ -30,7 +30,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Leaf:
-    """A value that nothing makes: an input, or a constant of the language of terms."""
+    """A value without operands: an input, or a constant of the language of terms."""
 
     name: str
     role: Role
@@ -39,7 +39,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Application:
-    """An operator applied to values; `name` is what its node is called."""
+    """An operator applied to values; `name` is that of its node."""
 
     operator: str
     items: Items
@@ -49,7 +49,7 @@ class Application:
 
 
 class Pool:
-    """All values that a search has made. A value is a number."""
+    """All values that a search has made; a value is a number."""
 
     def __init__(self) -> None:
         self.specs: list[TensorSpec] = []
@@ -66,7 +66,7 @@ class Pool:
         return self._leaf(name, Leaf(name, role), spec, fixed)
 
     def constant(self, term: Term, spec: TensorSpec) -> int | None:
-        """Return a constant of the language at a shape, None where there is none of that shape."""
+        """Return a constant of the language at a shape; None if there is none of that shape."""
         key = (term, spec)
         if key not in self._leaves:
             declared = language.constants()[term.symbol]
@@ -79,7 +79,7 @@ class Pool:
         return self._leaves[key]
 
     def term_of(self, value: int) -> Term | None:
-        """Return the constant of the language that a value is, if it is one."""
+        """Return the constant of the language that a value is, or None."""
         return self._terms.get(value)
 
     def apply(
@@ -88,7 +88,7 @@ class Pool:
         """Return the outputs of an operator on values.
 
         Raises:
-            GraphError: it does not take them.
+            GraphError: the operator does not take them.
         """
         spec = operator(name)
         items = tuple(sorted(spec.normalise(attributes).items()))
@@ -97,7 +97,7 @@ class Pool:
     def apply_normal(
         self, name: str, items: Items, inputs: tuple[int, ...], called: str = ""
     ) -> tuple[int, ...]:
-        """Return the outputs of an operator whose attributes are normal."""
+        """Return the outputs of an operator whose attributes are in normal form."""
         inputs = self.in_order(name, inputs)
         key = (name, items, inputs)
         outputs = self._known.get(key)
@@ -114,16 +114,17 @@ class Pool:
         return outputs
 
     def in_order(self, name: str, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the operands of an operator, those that may change places in their one order."""
+        """Return the operands of an operator, those of commutative ones in canonical order."""
         if len(inputs) != 2 or name not in _commutative():
             return inputs
         x, y = sorted(inputs, key=self._place)
         return x, y
 
     def _place(self, value: int) -> tuple[int, str, bytes]:
-        """Return what decides which operand is first: its rank, and what makes it.
+        """Return the sort key of a commutative operand: its rank, and what makes it.
 
-        So the operands of equal blocks of a network stand alike, whatever is before the blocks.
+        So the operands of equal blocks of a network have the same order, whatever precedes the
+        blocks.
         """
         maker = self.makers[value]
         made = "" if isinstance(maker, Leaf) else maker.operator
@@ -142,7 +143,7 @@ class Pool:
         self.makers.append(maker)
 
     def readings(self, value: int) -> tuple[Reading, ...]:
-        """Return the ways to say a value as a term on its operands; none where it is opaque."""
+        """Return the ways to read a value as a term on its operands; none if it is opaque."""
         found = self._readings.get(value)
         if found is None:
             maker = self.makers[value]
@@ -151,7 +152,7 @@ class Pool:
         return found
 
     def operands(self, value: int) -> tuple[int, ...]:
-        """Return the values that a value is made of."""
+        """Return the operands of a value."""
         maker = self.makers[value]
         return () if isinstance(maker, Leaf) else maker.inputs
 
@@ -167,7 +168,7 @@ class Pool:
         )
 
     def order(self, outputs: Iterable[int], stop: frozenset[int] = frozenset()) -> list[int]:
-        """Return the values that outputs are made of, operands first; none behind `stop`."""
+        """Return the values that outputs depend on, operands first, without those behind `stop`."""
         seen: set[int] = set()
         ordered: list[int] = []
         pending: list[tuple[int, bool]] = [(value, False) for value in reversed(list(outputs))]
@@ -205,5 +206,5 @@ def _forms() -> Mapping[str, tuple[Any, ...]]:
 
 @lru_cache(maxsize=1)
 def _commutative() -> frozenset[str]:
-    """Return the operators whose two operands may change places."""
+    """Return the commutative operators."""
     return frozenset(language.forms()[symbol].spec.name for symbol in language.commutative())

@@ -1,10 +1,10 @@
-"""Parts of a graph that no rule ever reaches across: each may be searched alone.
+"""Regions of a graph across which no rule ever matches, so that each can be searched alone.
 
-Operators in one match belong together. So do operators that could come to stand in one match after
-others were rewritten, which is decided by symbols alone: where a graph of one part has an operator
-beside one of another part, and some rule's left side has such neighbours, the parts are one. What
-is left apart is apart for ever: the graphs that rules reach from the whole are the products of
-those that they reach from its parts. Equal parts are explored once.
+Operators in one match belong together. So do operators that could be in one match after others were
+rewritten, which is decided by symbols alone: if some state of one region has an operator next to
+one of another region, and the left side of a rule has such neighbours, the regions are joined. What
+remains separate always is: the graphs reachable from the whole are the products of those reachable
+from its regions. Equal regions are explored once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Operator = Values  # of the graph: known by its outputs
 
 @dataclass(frozen=True)
 class Reached:
-    """Every graph that rules make of one, by how it came about."""
+    """Every graph reachable from one, with the step that led to it."""
 
     came: Came
     complete: bool
@@ -39,11 +39,11 @@ class Reached:
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a graph.
+    """A region of a graph.
 
     Attributes:
         piece: its place in the graph.
-        stands: by leaf of the states, the value of the graph that it stands for.
+        stands: for each leaf of the states, the value of the graph that it stands for.
         reached: every graph that rules make of it, on leaves of its own.
     """
 
@@ -53,12 +53,12 @@ class Region:
 
     @cached_property
     def states(self) -> tuple[Values, ...]:
-        """The graphs; the first is what the region was."""
+        """The graphs of the region; the first is the original one."""
         return tuple(self.reached.came)
 
     @property
     def complete(self) -> bool:
-        """Whether there are no more states."""
+        """Whether all states are known."""
         return self.reached.complete
 
 
@@ -117,7 +117,7 @@ class Regions:
         )
 
     def _matched(self, outputs: Values) -> list[list[Operator]]:
-        """Return the operators of a graph, those together that are in one match."""
+        """Return the operators of a graph, grouped by common matches."""
         pool = self._pool
         graph = nx.Graph()
         graph.add_nodes_from(self._operators(outputs))
@@ -133,7 +133,7 @@ class Regions:
     def _convex(
         self, outputs: Values, groups: Sequence[Sequence[Operator]]
     ) -> list[list[Operator]]:
-        """Return groups of which no path leaves one and comes back, in order."""
+        """Return groups such that no path leaves one and returns to it, in order."""
         pool = self._pool
         number = {operator: n for n, group in enumerate(groups) for operator in group}
         flow = nx.DiGraph()
@@ -162,7 +162,7 @@ class Regions:
     def _joined(
         self, groups: Sequence[list[Operator]], regions: Sequence[Region]
     ) -> list[list[Operator]]:
-        """Return groups, those together that some rule could match across in some state."""
+        """Return groups, joined where some rule could match across them in some state."""
         around: dict[object, list[tuple[int, Surface]]] = defaultdict(list)
         for number, region in enumerate(regions):
             for value, surface in self._surfaces(region).items():
@@ -181,7 +181,7 @@ class Regions:
         ]
 
     def _surfaces(self, region: Region) -> Mapping[int, Surface]:
-        """Return how each value at the border is made and read, in any state."""
+        """Return, for each value at the border, the symbols that make and read it in any state."""
         pool = self._pool
         found: dict[int, Surface] = defaultdict(Surface)
         for state in region.states:
@@ -201,7 +201,7 @@ def _said(pool: Pool, value: int) -> set[str]:
 
 @dataclass
 class Surface:
-    """The symbols that make, and that read, a value in one region."""
+    """The symbols that make a value, and those that read it, in one region."""
 
     makes: set[str] = field(default_factory=set)
     reads: set[str] = field(default_factory=set)
@@ -209,7 +209,7 @@ class Surface:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Which symbols stand together in some rule's left side.
+    """The symbols that are next to each other in the left side of some rule.
 
     Attributes:
         above: (reader, operand) pairs.
@@ -229,7 +229,7 @@ class Neighbours:
 
 
 def neighbours(book: Rulebook) -> Neighbours:
-    """Return the symbols that stand together in the left sides of rules."""
+    """Return the symbols that are next to each other in the left sides of rules."""
     above: set[tuple[str, str]] = set()
     beside: set[tuple[str, str]] = set()
     for rule in book.rules:

@@ -1,8 +1,8 @@
-"""Application of matches: a graph with the right side of a rule in place of the left side.
+"""Application of matches: replaces the left side of a rule in a graph by the right side.
 
-What reads an output of the match reads the new value instead; all else is shared with the old
-graph. A match whose outputs depend on each other through other operators would close a cycle
-(TASO, Figure 2.6) and is not applied.
+Readers of the match's outputs read the new values; everything else is shared with the old graph. A
+match whose outputs depend on each other through other operators would close a cycle (TASO, Figure
+2.6) and is not applied.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MOST_SITES = 1024
 
 
 def applied(pool: Pool, outputs: Values, matches: Sequence[Match]) -> Values | None:
-    """Return the outputs of a graph with matches rewritten, None where that closes a cycle.
+    """Return the outputs of a graph with matches rewritten; None if that closes a cycle.
 
-    Matches share no root.
+    matches: no two have a root in common.
     """
     positions = {
         root: (match, position) for match in matches for position, root in enumerate(match.roots)
@@ -70,7 +70,7 @@ def _renewed(
     root: tuple[Match, int] | None,
     made: dict[int, Values],
 ) -> int | None:
-    """Return what takes the place of a value whose operands are renewed."""
+    """Return the replacement of a value whose operands are replaced."""
     if root is None:
         return _with_operands(pool, value, [renewed[operand] for operand in pool.operands(value)])
     match, position = root
@@ -87,8 +87,8 @@ def _renewed(
 def everywhere(pool: Pool, matcher: Matcher, outputs: Values, rule: Directed) -> tuple[Values, int]:
     """Return a graph with a rule applied until it no longer matches, and how often it was.
 
-    All matches without a root in common are rewritten at once, then the graph is looked at again.
-    Rules that never end are stopped.
+    All matches without a common root are rewritten at once, then the graph is matched again. A rule
+    that does not terminate is stopped.
     """
     count = 0
     seen = {outputs}
@@ -109,7 +109,7 @@ def everywhere(pool: Pool, matcher: Matcher, outputs: Values, rule: Directed) ->
 
 
 def _together(pool: Pool, outputs: Values, matches: Sequence[Match]) -> tuple[Values, int]:
-    """Return a graph with as many of the matches rewritten as close no cycle, and how many."""
+    """Return a graph with as many of the matches rewritten as close no cycle, and their number."""
     found = applied(pool, outputs, matches) if matches else None
     if found is not None:
         return found, len(matches)
@@ -124,7 +124,7 @@ def _together(pool: Pool, outputs: Values, matches: Sequence[Match]) -> tuple[Va
 
 
 def _acyclic(pool: Pool, match: Match) -> bool:
-    """Return whether no operand of a match is made of one of its outputs."""
+    """Return whether no operand of a match depends on one of its outputs."""
     if len(match.roots) == 1:
         return True
     behind = pool.order(match.values.values())

@@ -1,10 +1,10 @@
-"""Equality saturation: all that rules make of a graph at once, and the best graph of that.
+"""Equality saturation: all rewrites of a graph at once, and the best graph among them.
 
-Backtracking takes a rewrite or leaves it; an e-graph takes all of them and keeps what was there, so
-that no order of rewrites must be guessed (TENSAT, Yang et al., MLSys 2021). Rules are applied until
-nothing new comes up or a limit is met, the cheapest graphs are taken out (`extraction.py`), and a
-sequence of substitutions is found that leads to the best one (`derivation.py`), or to what it comes
-to on the way there.
+Backtracking takes a rewrite or leaves it; an e-graph takes all and keeps what was there, so no
+order of rewrites needs to be guessed (TENSAT, Yang et al., MLSys 2021). Rules are applied until
+nothing new is found or a limit is reached, the cheapest graphs are extracted (`extraction.py`), and
+a sequence of substitutions is derived that leads to the best one (`derivation.py`) or as near to it
+as possible.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _RULES = 16  # of which each may take so much of the nodes in one iteration
 
 @dataclass(frozen=True)
 class Limits:
-    """How far an e-graph may grow.
+    """The limits on the growth of an e-graph.
 
     Attributes:
-        nodes: after which no more rules are applied.
-        iterations: the most rounds in which all rules are looked for.
-        seconds: after which no more rules are applied.
+        nodes: the number of nodes after which no more rules are applied.
+        iterations: the largest number of rounds of matching all rules.
+        seconds: the time after which no more rules are applied.
     """
 
     nodes: int = 1000
@@ -45,7 +45,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Saturated:
-    """An e-graph, what merged its classes, oldest first, and whether rules have no more to add."""
+    """An e-graph, the unions that merged its classes, oldest first, and whether it is saturated."""
 
     graph: EGraph
     unions: tuple[Union, ...]
@@ -63,12 +63,12 @@ def saturate(
     budget: Budget | None = None,
     limits: Limits | None = None,
 ) -> Cheapest:
-    """Return the cheapest graph found in the e-graph of what rules make of a graph.
+    """Return the cheapest graph found in the saturated e-graph of a graph.
 
     Args:
-        price: what a graph costs.
-        nodes: what single nodes cost, by which graphs are ranked.
-        alpha: what should cost more than this times the best is not priced.
+        price: returns the cost of a graph.
+        nodes: the costs of single nodes, by which graphs are ranked.
+        alpha: graphs whose rank exceeds this times the best are not priced.
     """
     budget, limits = budget or Budget(), limits or Limits()
     met: list[tuple[float, Values]] = []
@@ -103,7 +103,7 @@ def _led(
     price: Price,
     gain: float,
 ) -> Cheapest:
-    """Return the cheapest graph that substitutions lead to on their way to what was met."""
+    """Return the cheapest graph on the derivations that lead to the graphs met."""
     outputs = found.outputs
     for cost, graph in reversed(met[1:]):
         if cost >= found.cost:
@@ -118,7 +118,7 @@ def _led(
 def explored(
     pool: Pool, outputs: Values, book: Rulebook, limits: Limits, over: Callable[[], bool]
 ) -> Saturated:
-    """Return the e-graph of a graph after rules were applied until nothing is new, or a limit."""
+    """Return the e-graph of a graph after applying rules until nothing is new, or to a limit."""
     graph = EGraph(pool, outputs)
     first, unions = len(graph), list[Union]()
     agenda = _Agenda(graph, book, max(1, limits.nodes // _RULES))
@@ -136,12 +136,12 @@ def explored(
 
 
 class _Agenda:
-    """What is to be applied in each iteration: of each rule only so much, lest one fill the graph.
+    """The matches to apply in each iteration, limited for each rule so that none fills the e-graph.
 
-    Rules of several outputs match every pair of siblings, and pairs of pairs. So such a rule is
-    applied at matches that have no output in common, newest outputs first, and only when there are
-    no more it begins anew: 8 siblings are one after three iterations, and then other pairs of them
-    come. Other rules are looked for where classes below have changed.
+    Rules with several outputs match every pair of siblings, and pairs of pairs. So such a rule is
+    applied at matches without common outputs, newest outputs first, and starts over only when none
+    is left: 8 siblings are one after three iterations, and then other pairs follow. Other rules are
+    only matched above classes that changed.
     """
 
     def __init__(self, graph: EGraph, book: Rulebook, share: int) -> None:
@@ -156,7 +156,7 @@ class _Agenda:
         self._iteration = 0
 
     def matches(self, over: Callable[[], bool]) -> list[Match]:
-        """Return what is to be applied next; nothing where rules have no more to add."""
+        """Return the matches to apply next; empty when the e-graph is saturated."""
         self._iteration += 1
         members = {group: tuple(nodes) for group, nodes in self._graph.members.items()}
         for group in members:
@@ -177,7 +177,7 @@ class _Agenda:
         return found
 
     def _of(self, rule: Directed, matcher: ClassMatcher, where: Places) -> Iterator[Match]:
-        """Yield matches of a rule that are new."""
+        """Yield new matches of a rule."""
         seen = self._seen.setdefault(rule.name, set())
         matcher.taken = set()
         if len(rule.left) == 1:

@@ -1,9 +1,10 @@
-"""The search over whole graphs: pieces, solved one by one, then what lies across their borders.
+"""The search over whole graphs: piece by piece, then across the borders of pieces.
 
-A graph is put in normal form, cut in pieces, and each is searched for the cheapest graph that the
-rules reach (`backtracking.py`); equal pieces are solved once. The result is cut again elsewhere, so
-that substitutions across the first cuts are seen. A piece costs what it lowers to, with the layouts
-that its borders have in the whole graph, and those chosen for its inner values (`layouts.py`).
+A graph is put in normal form and cut in pieces, and for each piece the cheapest graph that the
+rules reach is searched (`backtracking.py`); equal pieces are solved once. The result is cut again
+at other places, so that substitutions across the first cuts are found. The cost of a piece is that
+of its lowered form, with the layouts that its borders have in the whole graph and those chosen for
+its inner values (`layouts.py`).
 """
 
 from __future__ import annotations
@@ -45,18 +46,17 @@ Progress = Callable[[str, int, int], None]  # what is searched, pieces done, of 
 
 @dataclass(frozen=True)
 class Options:
-    """How hard to search.
+    """The effort of a search.
 
     Attributes:
-        alpha: how much worse than the best a graph may be and still be looked at; 1 is greedy.
-        candidates: the most graphs that are priced for one piece.
-        whole: the most graphs that are priced as a whole.
-        piece: the most operators of a piece.
-        seconds: after which the best so far is returned, those of measuring among them.
+        alpha: graphs that cost up to this times the best are expanded; 1 is greedy.
+        candidates: the largest number of graphs priced for one piece.
+        whole: the largest number of graphs priced as a whole.
+        piece: the largest number of operators of a piece.
+        seconds: after which the best so far is returned, including the time of measurements.
         method: `backtracking`, `saturation`, or for few rules `exhaustive`.
-        layouts: whether axis orders of values are chosen too, or all decided by the rule of the
-            cost model.
-        chain: what to do, instead of searching.
+        layouts: whether axis orders are searched too; otherwise the rule of the cost model decides.
+        chain: the substitutions to apply instead of a search.
     """
 
     alpha: float = 1.05
@@ -75,14 +75,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Solved:
-    """The whole, or a piece that occurs so many times, and what was found for it."""
+    """The result for the whole graph, or for a piece that occurs several times."""
 
     cheapest: Cheapest
     times: int = 1
 
     @property
     def before(self) -> float:
-        """What it cost before."""
+        """The cost of the original."""
         return self.cheapest.history[0]
 
 
@@ -91,17 +91,17 @@ class Searched:
     """The outcome of a search.
 
     Attributes:
-        graph, constants: the cheapest graph met, and its constants, those of rules included.
-        layouts: axis orders that were chosen for its values; the rule has the others.
+        graph, constants: the cheapest graph found, and its constants, including those of rules.
+        layouts: the axis orders chosen for its values; the rule decides the others.
         before, after: predicted costs.
         substitutions: how often each rule was applied, over all occurrences of each piece.
-        solved: the whole and the pieces whose rewriting was kept, with every step.
-        candidates: how many graphs, whole and of pieces, were priced.
-        graphs: how many there are, where all were looked at.
-        passes: the steps of what was kept, by which it can be made again.
+        solved: the results that were kept for the whole and for pieces, with every step.
+        candidates: the number of graphs priced, whole ones and pieces.
+        graphs: the number of all reachable graphs, if all were considered.
+        passes: the steps that were kept, from which the result can be made again.
         complete: whether all pieces were searched to the end.
-        seconds, measuring_seconds: of the search, and beside it of measuring. Where the time was
-            over before the graph itself was priced, its costs are not numbers.
+        seconds, measuring_seconds: of the search, and of measurements besides. If the time was over
+            before the graph itself was priced, its costs are NaN.
     """
 
     graph: Graph
@@ -129,13 +129,13 @@ def search(
     progress: Progress | None = None,
     deadline: Deadline | None = None,
 ) -> Searched:
-    """Return the cheapest equivalent of a graph that was met; an interrupt ends the search early.
+    """Return the cheapest equivalent graph that was found; an interrupt ends the search early.
 
     Args:
         constants: weights by name; none for a training graph, whose weights are values.
         book: the rules to use.
-        model: what prices graphs.
-        deadline: when to end; by default after the seconds of the options. It is the model's too.
+        model: prices graphs.
+        deadline: when to end, for the model too; by default after the seconds of the options.
     """
     options = options or Options()
     clock = Spent(model)
@@ -148,7 +148,7 @@ def search(
 
 
 class Spent:
-    """What is spent from now on: on a search, and beside it on a model's measuring."""
+    """A stopwatch for a search, which counts the cost model's measurements separately."""
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
@@ -156,15 +156,15 @@ class Spent:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """The seconds spent since it was made: searching, and measuring."""
+        """The seconds since it was made: searching, and measuring."""
         measuring = self._model.measuring_s - self._measured
         return time.monotonic() - self._began - measuring, measuring
 
 
 def _folded(graph: Graph, constants: Arrays) -> tuple[Graph, Mapping[str, Array]]:
-    """Return a graph with its weights folded, and all of them: no graph that is priced folds again.
+    """Return a graph with its weights folded, so that no graph that is priced folds them again.
 
-    A training graph has no constants, and stays as it is.
+    A training graph has no constants and stays as it is.
     """
     if not constants:
         return graph, constants
@@ -172,7 +172,7 @@ def _folded(graph: Graph, constants: Arrays) -> tuple[Graph, Mapping[str, Array]
 
 
 class _Run:
-    """One search: its pool, what it has solved, and its budget."""
+    """One search: its pool, the pieces solved so far, and its budget."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class _Run:
         return best
 
     def turn(self, best: Searched, frame: normal.Frame, outputs: Values) -> None:
-        """Choose orders over the whole, since regions reach across the borders of pieces."""
+        """Choose axis orders for the whole graph, since regions cross the borders of pieces."""
         written = self.written(frame, outputs)
 
         def price(written: normal.Written, orders: Orders) -> float:
@@ -258,7 +258,7 @@ class _Run:
             best.constants = {**self.constants, **written.contents}
 
     def plan(self) -> Iterator[tuple[float | None, Iterator[tuple[Step, ...]] | None]]:
-        """Yield the shifts of passes, None for the whole, and the steps of a chain."""
+        """Yield each pass: the shift of its cuts, None for the whole graph, and a chain's steps."""
         if self.options.chain is not None:
             for each in self.options.chain.passes:
                 yield each.shift, iter(each.parts)
@@ -272,7 +272,7 @@ class _Run:
     def one_pass(
         self, frame: normal.Frame, outputs: Values, shift: float | None, progress: Progress
     ) -> tuple[Values, list[Solved], Orders]:
-        """Return what the whole becomes, or where a shift of cuts is given, its pieces."""
+        """Return the result of a pass over the whole graph, or with a shift, over its pieces."""
         if self.options.method == "exhaustive":
             return *self.exhausted(frame, outputs, progress), self.orders
         if shift is None:
@@ -282,9 +282,10 @@ class _Run:
     def whole(
         self, frame: normal.Frame, outputs: Values, progress: Progress
     ) -> tuple[Values, list[Solved]]:
-        """Return the graph that rules make of the whole when each is applied wherever it matches.
+        """Return the graph after applying rules to the whole, each wherever it matches.
 
-        Pieces never see what is far apart, such as the same product in every step of a sequence.
+        Pieces never contain what is far apart, such as the same product in every step of a
+        sequence.
         """
         counted = itertools.count()
         together = self.options.method == "backtracking" or not self.wholes
@@ -303,7 +304,7 @@ class _Run:
     def exhausted(
         self, frame: normal.Frame, outputs: Values, progress: Progress
     ) -> tuple[Values, list[Solved]]:
-        """Return the best of all graphs, and what was found for it and for each of its regions."""
+        """Return the best of all reachable graphs, with the results for it and for each region."""
         counted = itertools.count(1)
 
         def price(outputs: Values) -> float:
@@ -364,7 +365,7 @@ class _Run:
     def carry(
         self, chosen: dict[int, Order], piece: Piece, copy: Values, stands: Mapping[int, int]
     ) -> None:
-        """Put the orders chosen for the copy of a piece in place of those of the piece."""
+        """Translate the orders chosen for the copy of a piece to the piece itself."""
         for value in self.pool.order(piece.outputs, frozenset(piece.inputs)):
             if value not in piece.inputs:
                 chosen.pop(value, None)
@@ -378,7 +379,7 @@ class _Run:
         orders: Mapping[int, Order],
         wanted: Sequence[Order | None],
     ) -> Cheapest:
-        """Return the best of a piece, found now or when an equal one was."""
+        """Return the best result for a piece, which equal pieces share."""
         if copy not in self.known:
             kept = {leaf: orders[value] for leaf, value in stands.items() if value in orders}
 
@@ -408,7 +409,7 @@ class _Run:
         budget: Budget,
         together: bool = False,
     ) -> Cheapest:
-        """Return the best that the chosen method finds of a graph, or what a chain makes of it."""
+        """Return the best graph that the chosen method finds, or the result of a chain."""
         if self.replay is not None:
             steps = next(self.replay, ())
             new = replayed(self.pool, outputs, self.book, steps)
@@ -421,12 +422,12 @@ class _Run:
         return backtrack(*given, alpha=alpha, budget=budget, together=together)
 
     def alone(self, outputs: Values, layouts: Orders | None = None) -> float:
-        """Return what a part of a graph costs."""
+        """Return the cost of part of a graph."""
         written = normal.piece(self.pool, outputs)
         return self.objective.weighted(self.price(written, layouts))
 
     def spans(self, outputs: Values) -> Counter[int]:
-        """Return how many matches reach across each value, as the inside of their left side."""
+        """Return the number of matches that contain each value inside their left side."""
         found: Counter[int] = Counter()
         for _, matches in Matcher(self.pool).every(self.book, places(self.pool, outputs)):
             for match in matches:
@@ -438,7 +439,7 @@ class _Run:
         return normal.write(self.pool, frame, outputs)
 
     def price(self, written: normal.Written, layouts: Orders | None = None) -> Cost:
-        """Return what a graph costs."""
+        """Return the cost of a graph."""
         contents = dict(written.contents)
         for name, value in written.values.items():
             if self.pool.fixed[value] and name in written.graph.roles and name not in contents:
@@ -446,7 +447,7 @@ class _Run:
         return self.model.cost(written.graph, contents, _named(written, layouts or {}))
 
     def _weight(self, value: int) -> Array:
-        """Return the contents of a weight; those of a piece are of no account but for numbers."""
+        """Return the contents of a weight; within a piece only those of numbers matter."""
         maker = self.pool.makers[value]
         if isinstance(maker, Leaf) and maker.name in self.constants:
             return self.constants[maker.name]

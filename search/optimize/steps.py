@@ -1,8 +1,9 @@
-"""Training graphs: the search over a forward graph and its gradient, then over what both make.
+"""Training graphs: a search over the forward graph and its gradient, then over the whole.
 
-What is found for the forward graph alone holds for training too: the gradient of the new graph is
-the gradient of the old one, so it is differentiated anew and needs no rules of its own. Then rules
-are applied to the whole, backward included, in operators that they know (`gradient_forms.py`).
+Any rewrite of the forward graph is valid for training too, since equal functions have equal
+gradients; the new graph is differentiated again, and its gradient needs no rules of its own. Then
+rules are applied to the whole, including the backward part, in operators that they know
+(`gradient_forms.py`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def search_step(
     progress: Progress | None = None,
     deadline: Deadline | None = None,
 ) -> Searched:
-    """Return the cheapest equivalent of a training graph that was met.
+    """Return the cheapest equivalent of a training graph that was found.
 
-    Its weights are values, so rules that need constants are of no use here.
+    Its weights are values, so rules that need constants do not apply.
     """
     options, objective = options or Options(), objective or Objective()
     clock = Spent(model)
@@ -65,7 +66,7 @@ def _both(
     deadline: Deadline,
     best: Searched,
 ) -> None:
-    """Search over the forward graph and its gradient, then over the whole; keep what is better."""
+    """Search over the forward graph with its gradient, then over the whole; return the better."""
 
     def consider(searched: Searched, new: Graph) -> None:
         cost = model.cost(new, {})
@@ -102,7 +103,7 @@ class Step:
     updates: tuple[Node, ...]
 
     def of(self, forward: Graph) -> Graph:
-        """Return the training graph of another forward graph of the same inputs and outputs."""
+        """Return the training graph of another forward graph with the same inputs and outputs."""
         builder = GraphBuilder(base=forward)
         trained = [_parameter(node) for node in self.updates]
         grads = gradients(builder, forward.outputs[0], trained)
@@ -116,9 +117,9 @@ class Step:
 
 
 def taken_apart(graph: Graph) -> Step | None:
-    """Return a training graph in parts; None where it is not a forward graph and its gradient.
+    """Return a training graph in parts; None if it is not a forward graph with its gradient.
 
-    Whether it is one is seen by differentiating it again: that must give the same graph.
+    It is differentiated again, which must give the same graph.
     """
     made = [graph.producers.get(value) for value in graph.updates.values()]
     updates = tuple(
@@ -136,7 +137,7 @@ def taken_apart(graph: Graph) -> Step | None:
 
 
 def _parameter(update: Node) -> str:
-    """Return what an update's gradient is of."""
+    """Return the value whose gradient an update reads."""
     return update.inputs[0]
 
 
