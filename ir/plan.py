@@ -1,8 +1,8 @@
-"""Memory plans: which tensors are where in a memory too small for all of them, step by step.
+"""Memory plans: which tensors are where, step by step, in a memory too small for all of them.
 
-A plan is the list of what happens in one memory (the plans of ROC; Jia, chapter 4): tensors come by
-allocation or from a backing memory, and leave by being freed or moved there. A plan is trusted only
-once it was replayed against its capacity.
+A plan lists the events in one memory (the plans of ROC; Jia, chapter 4): tensors arrive by
+allocation or from a backing memory, and leave by being freed or copied there. A plan is only used
+after it was replayed against its capacity.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT, VERSION = "soapstone-memory-plan", 1
 
 
 class Action(StrEnum):
-    """What one step of a plan does."""
+    """The kind of a step."""
 
     ALLOCATE = "allocate"  # takes bytes; the contents are undefined
     FREE = "free"  # gives the bytes back; the contents are lost
@@ -35,10 +35,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step: of a tensor at [offset, offset + nbytes), or of a node, whose workspace that is.
+    """One step: of a tensor at [offset, offset + nbytes), or of a node with that workspace.
 
-    clean: bytes of a tensor that a copy leaves out, since they have no contents yet, or the same in
-    the backing memory.
+    clean: bytes of a tensor that a copy leaves out, because they have no contents yet, or the same
+    in the backing memory.
     """
 
     action: Action
@@ -60,7 +60,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Uses:
-    """The tensors that a node reads, those that it writes, and the bytes of its workspace."""
+    """The tensors that a node reads and writes, and the bytes of its workspace."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -71,8 +71,8 @@ class Uses:
 class MemoryPlan:
     """A sequence of steps in a memory of `capacity_bytes`.
 
-    recomputed: values that the backward pass makes anew (`Keep.RECOMPUTE`): the steps are of what
-    is launched then, clones of nodes among it.
+    recomputed: values that the backward pass recomputes (`Keep.RECOMPUTE`); the steps are then
+    those of the graph with clones of their nodes.
     """
 
     capacity_bytes: int
@@ -85,7 +85,7 @@ class MemoryPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The end of the highest bytes that are ever taken: the memory that the plan needs."""
+        """The end of the highest block: the memory that the plan needs."""
         return max((step.offset + step.nbytes for step in self.steps), default=0)
 
     @property
@@ -103,7 +103,7 @@ class MemoryPlan:
 
         Args:
             sizes: the bytes of each tensor.
-            uses: what each node reads and writes; None: what nodes touch is not checked.
+            uses: what each node reads and writes; None: accesses of nodes are not checked.
             given: what is in the backing memory at first; by default what no node writes.
 
         Raises:
@@ -116,8 +116,8 @@ class MemoryPlan:
         """Check the plan for a graph: it replays, and runs every node after what it reads.
 
         Raises:
-            GraphError: a fault of `replay`, or a node that never runs, does not exist, or touches
-                what has not been written as often as it was to be.
+            GraphError: a fault of `replay`, or a node that never runs, does not exist, or reads a
+                value before all its writers have run.
         """
         footprint = Footprint.of(graph)
         uses = {
@@ -175,12 +175,12 @@ class MemoryPlan:
         return plan
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON; a file that exists is replaced whole or not at all."""
+        """Save the plan as JSON, atomically."""
         json_fields.save(path, json_fields.dump(self.to_json(), GraphError))
 
     @staticmethod
     def load(path: str | Path) -> MemoryPlan:
-        """Return the plan of a file.
+        """Return the plan in a file.
 
         Raises:
             GraphError: it cannot be read, or a field is wrong; names it.
@@ -195,7 +195,7 @@ class MemoryPlan:
 
 
 class _Replay:
-    """The state of a memory while a plan is checked."""
+    """The state of the memory while a plan is checked."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class _Replay:
                 raise GraphError(f"memory plan: step {number} ({step}): {fault}")
 
     def _fault(self, step: Step) -> str | None:
-        """Take one step, or return what is wrong with it."""
+        """Perform one step, or return what is wrong with it."""
         if step.action is Action.RUN:
             return self._run(step)
         if step.name not in self.sizes:
@@ -257,7 +257,7 @@ class _Replay:
         return None
 
     def _taken(self, step: Step) -> str | None:
-        """Return why bytes cannot be taken, or None."""
+        """Return why bytes cannot be allocated, or None."""
         begin, end = step.offset, step.offset + step.nbytes
         if begin < 0 or end > self.capacity:
             return f"bytes up to {end} found, {self.capacity} there are"

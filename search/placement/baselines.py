@@ -1,9 +1,9 @@
-"""Memory plans without a search: streaming, least recently used, and Belady's choice.
+"""Memory plans without a search: streaming, least recently used, and Belady's rule.
 
-Each brings to a bounded memory what a node uses, from a backing memory that holds everything.
-Streaming lets it all leave again after each node; LRU lets values stay until their space is needed,
-and sends away the one unused for longest; Belady's rule the one that is used again latest. They are
-the baselines of optimal plans (ROC, section 4.4 of Jia's thesis).
+Each copies what a node uses to a bounded memory, from a backing memory that holds everything.
+Streaming evicts everything after each node. LRU evicts, when space is needed, the value that has
+been unused for longest; Belady's rule the one whose next use is latest. They are the baselines of
+optimal plans (ROC, section 4.4 of Jia's thesis).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from soapstone.search.placement.timeline import Gap, Span, Timeline, timeline
 
 
 def stream(graph: Graph | Footprint, capacity_bytes: int) -> MemoryPlan:
-    """Return the plan that keeps nothing between two nodes; it is checked.
+    """Return the checked plan that keeps nothing between two nodes.
 
-    graph: what is run, node after node, or its footprint. capacity_bytes: of the memory that nodes
-    work in.
+    graph: the graph that is run in its order, or its footprint. capacity_bytes: of the memory in
+    which nodes run.
 
     Raises:
         GraphError: a node that uses more than the capacity; names it.
@@ -34,10 +34,10 @@ def stream(graph: Graph | Footprint, capacity_bytes: int) -> MemoryPlan:
 def least_recently_used(
     graph: Graph | Footprint, capacity_bytes: int, *, liveness: bool = True
 ) -> MemoryPlan:
-    """Return the plan that sends away what was not used for longest; it is checked.
+    """Return the checked plan that evicts the value that has been unused for longest.
 
-    graph and capacity_bytes are as of `stream`. liveness: whether values that nothing reads any
-    more leave for free; else they stay until their turn comes, and are copied out.
+    graph and capacity_bytes are as of `stream`. liveness: whether dead values are freed without a
+    copy; otherwise they stay until they are evicted, and are copied out.
 
     Raises:
         GraphError: a node that uses more than the capacity; names it.
@@ -47,7 +47,7 @@ def least_recently_used(
 
 
 def furthest_use(graph: Graph | Footprint, capacity_bytes: int) -> MemoryPlan:
-    """Return the plan that sends away what is used again latest (Belady); it is checked.
+    """Return the checked plan that evicts the value whose next use is latest (Belady).
 
     graph and capacity_bytes are as of `stream`.
 
@@ -58,22 +58,22 @@ def furthest_use(graph: Graph | Footprint, capacity_bytes: int) -> MemoryPlan:
 
 
 def oldest(used: int, following: int) -> int:
-    """Rank a value by its last use: LRU."""
+    """Rank a value by its last use (LRU)."""
     return used
 
 
 def latest(used: int, following: int) -> int:
-    """Rank a value by its next use, the latest first: Belady."""
+    """Rank a value by its next use, the latest first (Belady)."""
     return -following
 
 
 def streamed(known: Timeline) -> list[Span]:
-    """Return the spans of values that leave after each node."""
+    """Return the spans of streaming: all values leave after each node."""
     return known.spans(set())
 
 
 def recent(known: Timeline) -> list[Span]:
-    """Return the spans of LRU, where dead values leave at once."""
+    """Return the spans of LRU where dead values are freed at once."""
     return known.spans(kept_by(known, oldest))
 
 
@@ -83,14 +83,14 @@ def belady(known: Timeline) -> list[Span]:
 
 
 def recent_without_liveness(known: Timeline) -> list[Span]:
-    """Return the spans of LRU, where dead values stay until their space is needed."""
+    """Return the spans of LRU where dead values stay until their space is needed."""
     return _cached(known, oldest, liveness=False)
 
 
 def kept_by(known: Timeline, rank: Callable[[int, int], int]) -> set[Gap]:
-    """Return the gaps over which values stay when that of the lowest rank leaves first.
+    """Return the gaps that are bridged if the value of the lowest rank is evicted first.
 
-    rank: of a value last used at one step, and next at another.
+    rank: of a value, from the step of its last use and that of its next.
     """
     bridged: set[Gap] = set()
     for span in _cached(known, rank, liveness=True):
@@ -101,7 +101,7 @@ def kept_by(known: Timeline, rank: Callable[[int, int], int]) -> set[Gap]:
 
 
 def _cached(known: Timeline, rank: Callable[[int, int], int], liveness: bool) -> list[Span]:
-    """Run a cache over the touches; returns what was in it when."""
+    """Simulate a cache over the touches; return what it held when."""
     spans: list[Span] = []
     held: dict[str, int] = {}  # since which step
     used: dict[str, int] = {}

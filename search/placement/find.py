@@ -1,8 +1,8 @@
-"""The memory plan of a graph, by a method, beside what simpler plans move and what none goes below.
+"""The memory plan of a graph by a method, with those of simpler methods and a lower bound.
 
-A plan is exact if it moves no more than the lower bound: of all plans that run each node once, in
-the order that the plan has. What is minimised are bytes, or the time of a step (`timing.py`). Which
-values are computed twice instead of being copied is decided around it (`recomputation.py`).
+A plan is exact if it moves no more than the lower bound, which holds for all plans that run each
+node once in the plan's order. The objective is bytes, or the time of a step (`timing.py`). Which
+values are recomputed instead of copied is decided outside (`recomputation.py`).
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ LEADS = (0, 1, 2, 4, 8)  # nodes during which bytes wait for a copy, where copie
 
 @dataclass(frozen=True)
 class Found:
-    """A plan and how good it is; bytes are those copied between the two memories.
+    """A plan and its quality; bytes are those copied between the two memories.
 
     Attributes:
-        plan: checked. method: what made it. reordered: whether its nodes run in another order than
+        plan: checked. method: that made it. reordered: whether its nodes run in another order than
             the graph's.
-        minimize: what it has the least of: bytes or time.
-        lower_bound_bytes: what no plan of this order goes below. lru_bytes, streaming_bytes: what
-            the baselines move, in the graph's order.
-        margin_bytes: of the capacity, the most held back over a node so that the plan packs.
-        seconds: that were spent.
-        step_us: what a step takes, by `timing.step_us`; least_us: what none of these nodes with the
-            lower bound's bytes goes below. None: times of nodes are not known.
-        sets: of values to recompute that were looked at; all_sets: whether there are no others.
-        without_bytes, without_us: what the plan that recomputes nothing copies and takes.
+        minimize: the objective: bytes or time.
+        lower_bound_bytes: for all plans in this order. lru_bytes, streaming_bytes: of the
+            baselines, in the graph's order.
+        margin_bytes: the most of the capacity held back during a node so that the plan packs.
+        seconds: of the search.
+        step_us: the time of a step by `timing.step_us`. least_us: a lower bound of it for these
+            nodes and the lower bound's bytes. None: the times of nodes are not known.
+        sets: the number of sets of values to recompute that were considered. all_sets: whether
+            there are no others.
+        without_bytes, without_us: of the plan that recomputes nothing.
     """
 
     plan: MemoryPlan
@@ -66,23 +67,23 @@ class Found:
 
     @property
     def score(self) -> float:
-        """What is minimised."""
+        """The value of the objective."""
         return (
             self.transfer_bytes if self.step_us is None or self.minimize == BYTES else self.step_us
         )
 
     @property
     def transfer_bytes(self) -> int:
-        """What the plan moves."""
+        """The bytes that the plan copies."""
         return self.plan.moved_bytes
 
     @property
     def exact(self) -> bool:
-        """Whether no plan of this order moves less."""
+        """Whether no plan in this order copies less."""
         return self.transfer_bytes == self.lower_bound_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON can say them."""
+        """Return the figures as JSON data."""
         return {
             "method": self.method,
             "capacity_bytes": self.plan.capacity_bytes,
@@ -136,9 +137,9 @@ class Found:
 
 
 def table(plan: MemoryPlan) -> str:
-    """Return a plan as text: for each node what comes before it, what leaves after it, and space.
+    """Return a plan as text: for each node what arrives before it, what leaves after it, and space.
 
-    A value with `!` is copied from or to the backing memory; `resident` is while the node runs.
+    A value with `!` is copied from or to the backing memory; `resident` is during the node.
     """
     rows = [("step", "node", "comes", "leaves", "resident")]
     before: list[str] = []
@@ -175,18 +176,19 @@ def memory_plan(
     """Return a checked memory plan of a graph.
 
     Args:
-        graph: what is run, or its footprint; what no node makes is in the backing memory at first.
+        graph: the graph, or its footprint. Values that no node makes begin in the backing memory.
         capacity_bytes: of the fast memory.
         method: dp: the fewest bytes; lru, stream or belady: without a search.
-        workspace: bytes that nodes need beside their operands, by name; 0 where none is given.
-        widths: the most states of the search, tried in turn until it is exact.
-        deadline: of the search; the best plan until then is returned.
-        progress: told how far the search is.
-        minimize: bytes, or time, which `dp` does by how long bytes wait for copies; it needs times.
+        workspace: bytes that nodes need besides their operands, by name; 0 where none are given.
+        widths: the largest numbers of states of the search, tried in turn until it is exact.
+        deadline: of the search; the best plan so far is returned.
+        progress: receives the progress of the search.
+        minimize: bytes, or time, which `dp` minimises by how early copies begin; it needs times.
         times: of nodes and copies.
 
     Raises:
-        GraphError: an unknown method or aim, or a node that needs more than the capacity; names it.
+        GraphError: an unknown method or objective, or a node that needs more than the capacity;
+            names it.
     """
     if method not in METHODS:
         raise GraphError(f"method {method!r} found; {', '.join(METHODS)} needed")
@@ -233,7 +235,7 @@ def memory_plan(
 
 
 def orders(given: Timeline) -> list[Timeline]:
-    """Return a timeline, and that of an order that frees early, where it is another."""
+    """Return a timeline, and one in an order that frees memory early if that differs."""
     footprint = given.footprint
     if footprint.fixed:
         return [given]
@@ -254,7 +256,7 @@ def _fewest(
     progress: Progress | None,
     leads: Sequence[int],
 ) -> tuple[list[Packed], int]:
-    """Return plans of few bytes that pack, for each lead, and the bound for the whole capacity."""
+    """Return plans of few bytes that pack, one for each lead, and the whole capacity's bound."""
     solved: list[Kept] = []
     chosen: dict[tuple[int, ...], list[Span]] = {}  # by margins: leads ask for the same
 

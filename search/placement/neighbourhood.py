@@ -1,7 +1,7 @@
-"""Better choices near a given one: a few gaps at a time are freed and decided again, exactly.
+"""Local improvement of a plan: a few gaps at a time are decided again, exactly.
 
-Large neighbourhood search (Shaw 1998). Windows of some steps are drawn, and of the gaps over them
-some are freed. What is decided of all others stays, and takes its room.
+Large neighbourhood search (Shaw 1998). Windows of some steps are drawn at random, and some of the
+gaps over them are freed. The decisions on all others stay, and take their space.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def improved(
     seed: int = 0,
     progress: Callable[[int, int, int], None] | None = None,
 ) -> frozenset[Gap]:
-    """Return gaps to bridge that move no more bytes than those given, fewer if any are found.
+    """Return gaps to bridge that copy no more bytes than those given.
 
     Args:
         known: the nodes in their order, and the capacity. start: gaps that fit.
-        lower: bytes that nothing goes below.
-        deadline: when it is over, or where nothing improves any more, this ends.
+        lower: a lower bound of the bytes.
+        deadline: the search ends then, or when nothing improves any more.
         seed: of the windows and the gaps that are freed.
-        progress: told the windows since anything improved, how many there are at most, and the
+        progress: receives the windows since the last improvement, their largest number, and the
             bytes of the best.
     """
     whole = Problem(known)

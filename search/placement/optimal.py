@@ -1,17 +1,17 @@
 """Which values stay, for the fewest bytes copied: exact dynamic programming over cached sets.
 
-The recurrence of ROC (Jia, section 4.3, Algorithm 3, corrected), for one order of the nodes: gaps
-between touches are taken by their beginnings, each is bridged or not, and a state is what of the
-fast memory those bridged leave free from there on, with which values have been copied out before.
-States that agree in both are one. Prices of the bytes of each step (Lagrange multipliers of the
-capacity) give every state a lower bound on what follows: one that cannot become better than the
-best plan known is dropped, which loses nothing. Only where more states are left than `width` is the
-search a beam, and the bounds of those left out tell its gap.
+The recurrence of ROC (Jia, section 4.3, Algorithm 3, corrected) for one order of the nodes. Gaps
+between touches are decided by their beginnings, each bridged or not. A state is the memory that the
+bridged gaps leave free from there on, with the values that have been copied out before; states that
+agree in both are merged. Prices for the bytes of each step (Lagrange multipliers of the capacity)
+give every state a lower bound of what follows: a state that cannot beat the best known plan is
+dropped without loss. Only if more states than `width` remain does the search become a beam, and the
+bounds of the dropped states give its gap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from math import ceil, gcd
 from typing import Any
@@ -30,7 +30,7 @@ _PATIENCE = (12, 25, 50, 100)  # rounds without a better bound, after which step
 
 @dataclass(frozen=True)
 class Kept:
-    """The gaps that are bridged, what that moves, and what no choice goes below; in bytes."""
+    """The gaps that are bridged, the bytes that are then copied, and a lower bound of them."""
 
     gaps: frozenset[Gap]
     moved_bytes: int
@@ -38,7 +38,7 @@ class Kept:
 
     @property
     def exact(self) -> bool:
-        """Whether no choice moves less."""
+        """Whether no choice copies less."""
         return self.moved_bytes == self.lower_bound_bytes
 
 
@@ -54,10 +54,11 @@ def fewest_bytes(
 
     Args:
         known: the nodes in their order, and the capacity.
-        start: gaps that fit, such as a baseline's; no worse ones are returned.
-        widths: the most states kept after each decision, tried in turn until none was left out.
-        deadline: when it is over, or at an interrupt, the best so far is returned.
-        progress: told how far it is.
+        start: gaps that fit, such as a baseline's; the result is never worse.
+        widths: the largest numbers of states kept after each decision, tried in turn until no state
+            was dropped for them.
+        deadline: when it has passed, or at an interrupt, the best so far is returned.
+        progress: receives the progress.
     """
     deadline = deadline or Deadline()
     problem, best = Problem(known), _Best(frozenset(start), known.moved_bytes(start))
@@ -82,13 +83,13 @@ def fewest_bytes(
 
 @dataclass
 class _Best:
-    """The best choice so far, and the bytes that it moves."""
+    """The best choice so far, and the bytes that it copies."""
 
     gaps: frozenset[Gap]
     moved: int
 
     def offer(self, known: Timeline, gaps: set[Gap]) -> None:
-        """Take another one if it is better."""
+        """Replace the choice if another is better."""
         moved = known.moved_bytes(gaps)
         if moved < self.moved:
             self.gaps, self.moved = frozenset(gaps), moved
@@ -97,11 +98,11 @@ class _Best:
 def _attempts(
     problem: Problem, widths: Sequence[int], best: _Best, deadline: Deadline
 ) -> Iterator[tuple[int, tuple[Array, float]]]:
-    """Yield the widths and the prices of searches, with the bounds that the prices prove.
+    """Yield the widths and prices of searches, with the bounds that the prices prove.
 
-    The first are of few rounds and for no search: a choice by their worth is near the best already,
-    and what follows begins from it. A beam leaves out other states under other prices, and the
-    tightest tell many states apart the least: loose ones often find more.
+    The first attempts have few rounds and no search: the greedy choice by worth is nearly optimal
+    already, and later ones start from it. Under other prices a beam drops other states, and the
+    tightest prices distinguish many states least, so loose ones often find more.
     """
     yield 0, problem.prices(best.moved, _PATIENCE[0], deadline, _LEAST_ROUNDS)
     known: list[tuple[Array, float]] = []
@@ -113,14 +114,14 @@ def _attempts(
 
 
 class Problem:
-    """The gaps that compete for space, as columns of numbers, and the steps where they do.
+    """The gaps that compete for space, as columns of numbers, and the steps at which they do.
 
-    Gaps over steps whose room suffices for everything alive are bridged, and not among `gaps`.
-    A gap k takes size[k] bytes of the steps low[k] <= step < high[k], and costs fetch[k] if it is
-    not bridged. The last one of its writing that is not bridged costs dirty[k] beside.
+    Gaps over steps with room for everything alive are bridged and are not among `gaps`. Gap k takes
+    size[k] bytes of the steps low[k] <= step < high[k], and costs fetch[k] if it is not bridged.
+    The last gap of a writing that is not bridged costs dirty[k] in addition.
 
-    known: the nodes, and the capacity. among: the gaps to decide on, by default all; of the others
-    `kept` are bridged.
+    known: the nodes, and the capacity. among: the gaps to decide on, by default all. kept: those of
+    the others that are bridged.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Problem:
         self.least = known.least_bytes
         if among is not None:
             rest = [gap for gap in known.gaps if gap not in among]
-            room -= _load(known, [gap for gap in rest if gap in kept])
+            room -= known.load([gap for gap in rest if gap in kept])
             for gap in rest:
                 if gap not in kept:
                     price = known.prices[gap]
@@ -140,7 +141,7 @@ class Problem:
                     self.least += price.fetch
                     out[key] = max(out.get(key, 0), price.dirty)
             self.least += sum(out.values())
-        tight = np.nonzero(_load(known, chosen) > room)[0]
+        tight = np.nonzero(known.load(chosen) > room)[0]
         ends = [
             (int(low), int(high), gap)
             for gap in chosen
@@ -173,17 +174,17 @@ class Problem:
         self.unit = unit or 1
 
     def rounded(self, bound: float) -> int:
-        """Return the least number of bytes that a plan may move by a bound: all are multiples."""
+        """Return the least bytes that a plan may copy by a bound: multiples of `unit`."""
         return ceil((bound - 0.01 - 1e-11 * abs(bound)) / self.unit) * self.unit
 
     def per_gap(self, prices: Array) -> Array:
-        """Return what each gap pays for its space. prices: float64 (steps,)."""
+        """Return the price of each gap's space. prices: float64 (steps,)."""
         sums = np.concatenate([[0.0], np.cumsum(prices)])
         paid: Array = self.size * (sums[self.high] - sums[self.low])
         return paid
 
     def _costs(self, prices: Array) -> tuple[Array, Array, Array]:
-        """Return what gaps pay, and what writings do: some gaps not bridged, and all bridged."""
+        """Return what gaps pay, and writings: with some gaps not bridged, and with all bridged."""
         paid = self.per_gap(prices)
         alone = np.bincount(self.group, np.minimum(paid, self.fetch), self.groups) + self.lead
         return paid, alone, np.bincount(self.group, paid, self.groups)
@@ -196,7 +197,7 @@ class Problem:
     def prices(
         self, best: int, patience: int, deadline: Deadline, rounds: int = _ROUNDS
     ) -> tuple[Array, float]:
-        """Return prices of a byte at each step, and the bound that they prove (subgradients)."""
+        """Return prices of a byte at each step and the bound that they prove, by subgradients."""
         prices = np.zeros(self.room.size)
         found, scale, since = (prices, float(self.least)), 1.0, 0
         for number in range(rounds):
@@ -222,7 +223,7 @@ class Problem:
         return found
 
     def worth(self, prices: Array) -> Array:
-        """Return what each gap saves over what its space is worth. prices: float64 (steps,)."""
+        """Return what each gap saves beyond the price of its space. prices: float64 (steps,)."""
         members = np.bincount(self.group, minlength=self.groups)
         saved: Array = (self.fetch + self.dirty / members[self.group]) / np.maximum(
             self.per_gap(prices), 1.0
@@ -230,7 +231,7 @@ class Problem:
         return saved
 
     def greedy(self, prices: Array) -> set[Gap]:
-        """Return gaps to bridge, taken by their worth as long as they fit."""
+        """Return gaps to bridge, in the order of their worth as long as they fit."""
         room, kept = self.room.copy(), set(self.free)
         for k in np.argsort(-self.worth(prices), kind="stable").tolist():
             part = room[self.low[k] : self.high[k]]
@@ -240,18 +241,8 @@ class Problem:
         return kept
 
 
-def _load(known: Timeline, gaps: Iterable[Gap]) -> Array:
-    """Return the bytes that gaps take between their touches. Returns int64 (steps,)."""
-    load = np.zeros(len(known.order) + 1, dtype=np.int64)
-    for gap in gaps:
-        load[gap.first + 1] += known.padded[gap.value]
-        load[gap.last] -= known.padded[gap.value]
-    total: Array = np.cumsum(load)[:-1]
-    return total
-
-
 def _needed(ends: Sequence[tuple[int, int]], room: list[int]) -> list[int]:
-    """Return the steps that matter: all but those where a neighbour holds more in less room."""
+    """Return the relevant steps: no neighbour of theirs holds more gaps in less room."""
     kept = list(range(len(room)))
     lows, highs = (sorted(set(side)) for side in (zip(*ends) if ends else ((), ())))
     while True:
@@ -281,9 +272,9 @@ def search(
     deadline: Deadline,
     progress: Progress | None = None,
 ) -> tuple[set[Gap] | None, float]:
-    """Return gaps that move less than `best`, None where none were found, and a lower bound.
+    """Return gaps that copy less than `best` bytes, None if none were found, and a lower bound.
 
-    The bound is of all that was left out for the width or for the time; infinite if nothing was.
+    The bound is that of all states dropped for the width or the time; infinite if there were none.
     """
     count, limit = len(problem.gaps), best - problem.unit + 0.01 + 1e-11 * best
     paid = problem.per_gap(prices)
@@ -373,7 +364,7 @@ def search(
 def _rests(problem: Problem, paid: Array) -> tuple[Array, Array, list[int]]:
     """Return, for each gap, two bounds of its writing's cost from there on, and its next gap.
 
-    The first is of all bridged, the second of some not, without what is copied out.
+    The first is with all gaps bridged, the second with some not, without the bytes copied out.
     """
     count = len(problem.gaps)
     whole, apart, following = np.zeros(count), np.zeros(count), [-1] * count
@@ -389,9 +380,10 @@ def _rests(problem: Problem, paid: Array) -> tuple[Array, Array, list[int]]:
 
 
 def _columns(problem: Problem, following: Sequence[int]) -> tuple[list[int], list[Array]]:
-    """Return, for each gap, where states note how much of its writing was copied out; -1: nowhere.
+    """Return, for each gap, the column in which states record how much was copied out.
 
-    A place serves one writing after the other. Also the bytes that its levels mean.
+    That is of the gap's writing; -1: none. A column serves one writing after another. Also returns
+    the bytes of its levels.
     """
     count = len(problem.gaps)
     places, levels = [-1] * count, [np.zeros(1)] * count

@@ -1,4 +1,4 @@
-"""Orders of a graph's nodes that need less memory at once than the given one may."""
+"""Orders of a graph's nodes that may need less memory at once than the given one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from soapstone.ir.footprint import Footprint, Touches
 
 
 def frees_early(footprint: Footprint) -> tuple[int, ...]:
-    """Return the nodes' numbers in an order where those that free memory run as soon as they can.
+    """Return the nodes' numbers, in an order in which nodes that free memory run early.
 
-    Of the nodes that are ready, the one runs that leaves fewest bytes alive, if that is fewer than
-    now; else the first in the given order. Results count as gone: they may leave at once.
+    Of the ready nodes, the one that leaves the fewest bytes alive runs next if that is fewer than
+    now, else the first in the given order. Results of the graph count as freed, since they may
+    leave at once.
     """
     sizes, given, results = footprint.sizes, footprint.given, footprint.results
     remaining: dict[str, int] = {}

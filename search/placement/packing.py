@@ -1,9 +1,9 @@
-"""A memory plan from where values are when: offsets by the arena planner, then the steps.
+"""From spans of values to a memory plan: offsets by the arena planner, then the steps.
 
 Values do not move within the fast memory, so spans whose sum fits may still not fit side by side.
-Then less memory is planned for, during the nodes over which something ends too high, until what is
-planned packs into all of it; the bytes held back are the margin. What nodes themselves touch is not
-part of it: a plan that keeps nothing between nodes always packs.
+Then less memory is used for the choice, during the nodes at which some block ends too high, until
+the plan packs into all of it; the bytes held back are the margin. The operands of the node itself
+are not affected, so a plan that keeps nothing between nodes always packs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAST, _MOST = 1 / 256, 1 / 16  # of the capacity: what more is held back at on
 
 @dataclass(frozen=True)
 class Packed:
-    """A checked plan, and the most bytes that were held back over a node for it to pack."""
+    """A checked plan, and the most bytes that were held back during a node so that it packs."""
 
     plan: MemoryPlan
     margin_bytes: int
@@ -36,12 +36,11 @@ def packed(
     liveness: bool = True,
     lead: int = 0,
 ) -> Packed:
-    """Return the plan of the spans that are chosen for a capacity, or for a little less.
+    """Return the plan of the spans chosen for a capacity, or for slightly less.
 
-    choose: returns spans for a timeline of the capacity that it has. liveness: whether values that
-    nothing reads any more leave for free; else they are copied out as any other. lead: for so many
-    nodes before a value comes, where there is room, nothing else has its bytes, so that copies may
-    be made meanwhile.
+    choose: returns spans for a timeline with some capacity. liveness: whether dead values are freed
+    without a copy; otherwise they are copied out. lead: for how many nodes before its arrival a
+    value's bytes are reserved, where there is room, so that its copy can overlap with them.
     """
     capacity, margins = timeline.capacity_bytes, np.zeros(len(timeline.order), np.int64)
     for around in count():  # nodes before and after, where it did not help to hold back less
@@ -64,12 +63,12 @@ def packed(
 
 
 def unpacked_bytes(timeline: Timeline, spans: Sequence[Span], *, liveness: bool = True) -> int:
-    """Return what spans copy as if the memory never fragmented: a plan need not exist."""
+    """Return the bytes that spans copy, ignoring fragmentation; a plan of them may not exist."""
     return MemoryPlan(timeline.capacity_bytes, _steps(timeline, spans, liveness)[0]).moved_bytes
 
 
 def _blocks(timeline: Timeline, spans: Sequence[Span], lead: int) -> list[arena.Block]:
-    """Return what spans take of an arena, each from some steps before it on, as long as all fit."""
+    """Return the blocks of spans in an arena, reserved `lead` steps earlier if all still fit."""
     blocks = [arena.Block(timeline.padded[value], first, last) for value, first, last in spans]
     if not lead:
         return blocks
@@ -89,7 +88,7 @@ def _blocks(timeline: Timeline, spans: Sequence[Span], lead: int) -> list[arena.
 def _steps(
     timeline: Timeline, spans: Sequence[Span], liveness: bool, lead: int = 0
 ) -> tuple[tuple[Step, ...], list[arena.Block]]:
-    """Return the steps of a plan, and the bytes that blocks have beyond the capacity, and when."""
+    """Return the steps of a plan, and where and by how many bytes blocks exceed the capacity."""
     sizes = timeline.nbytes
     blocks = _blocks(timeline, spans, lead)
     blocks += [arena.Block(node.workspace, step, step) for step, node in enumerate(timeline.order)]

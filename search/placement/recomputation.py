@@ -1,12 +1,12 @@
-"""Which values a plan computes twice instead of copying them out and back.
+"""Which values a plan recomputes instead of copying them out and back.
 
-A value that is recomputed is a clone of its node in the backward pass (`engine/carry`): the graph
-is another, and is planned as any other. So what is searched for is a set of values. Where there are
-few, all sets are planned. Else a set is judged by the gaps that are bridged by their worth, without
-packing: first all that the plan without recomputation copies, or the largest of them; from the best
-on, values are added and taken out, each alone and with what it is made of (hill climbing). The best
-set is planned in full, and so is the empty one; the better is returned. A value is computed once
-more at most, before its first reader of the backward pass.
+A recomputed value is a clone of its node in the backward pass (`engine/carry`), so the graph
+changes and is planned like any other; what is searched for is a set of values. If there are few
+values, all sets are planned. Otherwise a set is estimated by the gaps bridged greedily, without
+packing: the search starts with all values that the plan without recomputation copies, or the
+largest of them, and adds and removes values, each alone or with what it is made of (hill climbing).
+The best set is planned in full, and so is the empty one; the better plan is returned. A value is
+recomputed at most once, before its first reader in the backward pass.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def recomputing(
     deadline: Deadline | None = None,
     progress: Progress | None = None,
 ) -> Found:
-    """Return the plan of a step with the values recomputed for which it is best.
+    """Return the plan of a step with the best set of values recomputed.
 
     Args:
-        values: that may be recomputed, and of which others each is made, in order.
-        launched: tells what is launched where some are, and what that takes.
+        values: those that may be recomputed, each with the others that it is made of, in order.
+        launched: returns the launches for a set of values, and their times.
         capacity_bytes, method, minimize, progress: as of `memory_plan`.
         deadline: of all of it.
 
     Raises:
-        GraphError: as of `memory_plan`, of the step that recomputes nothing.
+        GraphError: as of `memory_plan`, for the step that recomputes nothing.
     """
     began = time.perf_counter()
     deadline = deadline or Deadline()
@@ -83,7 +83,7 @@ def recomputing(
 
 
 def _subsets(values: Iterable[str]) -> list[frozenset[str]]:
-    """Return all sets of values but the empty one."""
+    """Return all non-empty sets of values."""
     known = list(values)
     return [
         frozenset(some) for size in range(1, len(known) + 1) for some in combinations(known, size)
@@ -92,7 +92,7 @@ def _subsets(values: Iterable[str]) -> list[frozenset[str]]:
 
 @dataclass(frozen=True)
 class _Aim:
-    """What is planned, and how plans are judged."""
+    """The step to plan, and the objective."""
 
     launched: Launched
     capacity_bytes: int
@@ -122,9 +122,9 @@ class _Aim:
             return None
 
     def estimated(self, chosen: frozenset[str]) -> tuple[float, Mapping[str, int]]:
-        """Return what a choice of gaps by their worth promises, and what it copies of each value.
+        """Return the objective, and the bytes copied of each value, by a greedy choice of gaps.
 
-        Infinite where a node needs more than the capacity.
+        Infinite if a node needs more than the capacity.
         """
         footprint, times = self.launched(chosen)
         best, copied = math.inf, dict[str, int]()
@@ -146,14 +146,14 @@ class _Aim:
 
 
 class _Climbing:
-    """The best set by estimates, from good ones on."""
+    """Hill climbing by estimates, from several starts."""
 
     def __init__(self, values: Mapping[str, Sequence[str]], aim: _Aim, deadline: Deadline) -> None:
         self.values, self.aim, self.deadline = values, aim, deadline
         self.known: dict[frozenset[str], tuple[float, Mapping[str, int]]] = {}
 
     def best(self) -> frozenset[str]:
-        """Return the set that promises most; an interrupt ends the search."""
+        """Return the set with the best estimate; an interrupt ends the search."""
         chosen = frozenset[str]()
         try:
             self._price(chosen)
@@ -181,7 +181,7 @@ class _Climbing:
         return other
 
     def _ranked(self, chosen: frozenset[str]) -> list[str]:
-        """Return the values, those first of which most is copied under a choice."""
+        """Return the values by how much of them is copied under a choice, most first."""
         copied = self.known[chosen][1]
         return sorted(self.values, key=lambda value: -copied.get(value, 0))
 
@@ -197,7 +197,7 @@ class _Climbing:
             count //= 2
 
     def _near(self, chosen: frozenset[str]) -> Iterator[Callable[[frozenset[str]], frozenset[str]]]:
-        """Yield changes: a value added or taken out, alone, or with those that it is made of."""
+        """Yield neighbours of a set: a value added or removed, alone or with what it is made of."""
         for value in self._ranked(chosen):
             yield frozenset((value,)).symmetric_difference
             group = frozenset((value, *self.values[value]))

@@ -1,14 +1,14 @@
-"""When the values of a graph are touched, node after node, and the room that each node leaves.
+"""The steps at which values of a graph are touched, and the room that each node leaves.
 
-Between two touches a value either stays in the fast memory, or leaves and is fetched again. All
-that a plan decides is which of these `Gap`s are bridged (ROC; Jia, section 4.3): what is touched
-must be there, and a value that nothing reads any more leaves for free. Space is counted in whole
-blocks of the arena planner, and copies in bytes.
+Between two touches a value either stays in the fast memory, or leaves and is fetched again. A plan
+only decides which of these `Gap`s are bridged (ROC; Jia, section 4.3): what is touched must be
+present, and a dead value is freed without a copy. Space is counted in whole blocks of the arena
+planner, copies in bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -40,11 +40,11 @@ class Span(NamedTuple):
 
 
 class Price(NamedTuple):
-    """What it costs to let a value leave over a gap.
+    """The cost of letting a value leave during a gap.
 
-    fetch: bytes that are copied back. dirty: those that copies out have moved by then, since the
-    value was last written as a whole, if it leaves now and whether or not it did before. version:
-    which of these writings that was.
+    fetch: bytes that are copied back. dirty: bytes that copies out have moved by then since the
+    value was last written as a whole, if it leaves now, whether or not it did before. version: the
+    number of that writing.
     """
 
     fetch: int
@@ -54,9 +54,10 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """The nodes of a graph in the order in which they run, in a memory of a capacity.
+    """The nodes of a graph in the order in which they run, in a memory of some capacity.
 
-    margins: bytes of the capacity, by node, in which nothing stays over it; none if empty.
+    margins: bytes of the capacity, by node, that are not available to values that stay; empty:
+    none.
 
     Raises:
         GraphError: nodes that need more than the capacity; names the one that needs most, and how
@@ -78,15 +79,15 @@ class Timeline:
 
     @property
     def order(self) -> tuple[Touches, ...]:
-        """The nodes, each after those that it reads from."""
+        """The nodes, each after those that make what it reads."""
         return self.footprint.nodes
 
     def within(self, capacity_bytes: int) -> Timeline:
-        """Return the same nodes in a memory of another size."""
+        """Return the same nodes in a memory of another capacity."""
         return replace(self, capacity_bytes=capacity_bytes)
 
     def holding_back(self, margins: Array) -> Timeline:
-        """Return the same nodes in the same memory, of which some bytes are for nodes alone.
+        """Return the same nodes and memory, with some bytes reserved for the nodes themselves.
 
         margins: int64 (nodes,).
         """
@@ -104,12 +105,12 @@ class Timeline:
 
     @cached_property
     def operands(self) -> tuple[tuple[str, ...], ...]:
-        """The values that each step touches, each once."""
+        """The values that each step touches, without repeats."""
         return tuple(node.values for node in self.order)
 
     @cached_property
     def needs(self) -> Array:
-        """What must be free for each node. Returns int64 (nodes,) bytes."""
+        """The bytes that must be free for each node, int64 (nodes,)."""
         return np.array(
             [
                 sum(self.padded[name] for name in node.values) + aligned(node.workspace)
@@ -120,7 +121,7 @@ class Timeline:
 
     @property
     def room(self) -> Array:
-        """What is free for values that stay over each node. Returns int64 (nodes,) bytes."""
+        """The bytes free for values that stay during each node, int64 (nodes,)."""
         held = np.array(self.margins or 0, np.int64)
         return np.maximum(self.capacity_bytes - held - self.needs, 0)
 
@@ -135,7 +136,7 @@ class Timeline:
 
     @cached_property
     def uses(self) -> dict[str, list[Touch]]:
-        """How each value is touched, at those steps."""
+        """How each value is touched at those steps."""
         found: dict[str, list[Touch]] = {}
         for node in self.order:
             for touch in node.touches:
@@ -144,21 +145,21 @@ class Timeline:
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
-        """All gaps, by the step that they begin at."""
+        """All gaps, by the steps at which they begin."""
         found = [Gap(v, *ends) for v, steps in self.touches.items() for ends in pairwise(steps)]
         return tuple(sorted(found, key=lambda gap: (gap.first, gap.last)))
 
     def arrives(self, value: str, touch: Touch, filled: int) -> int:
-        """Return what is copied in for a touch of a value that is not there.
+        """Return the bytes copied in for a touch of a value that is not present.
 
-        That is all of it that has contents, unless the node writes over all of it.
+        That is all of it that has contents, unless the node overwrites the whole value.
         """
         over = touch.written >= self.nbytes[value] and not touch.reads
         return 0 if over else filled
 
     @cached_property
     def _life(self) -> tuple[dict[Gap, Price], int]:
-        """The price of each gap, and what every plan moves."""
+        """The price of each gap, and the bytes that every plan copies."""
         found: dict[Gap, Price] = {}
         least = 0
         for value, steps in self.touches.items():
@@ -182,25 +183,30 @@ class Timeline:
 
     @property
     def prices(self) -> Mapping[Gap, Price]:
-        """What it costs not to bridge each gap; results that are copied out anyway cost no more."""
+        """The price of each gap; results that are copied out anyway cost nothing more."""
         return self._life[0]
 
     @property
     def least_bytes(self) -> int:
-        """What every plan moves: each input that is read, once, and each result that is made."""
+        """The bytes that every plan copies: each input that is read, and each result, once."""
         return self._life[1]
 
     @cached_property
     def working_set_bytes(self) -> int:
-        """The space in which nothing that is touched again has to leave."""
-        alive = np.zeros(len(self.order) + 1, dtype=np.int64)
-        for gap in self.gaps:
-            alive[gap.first + 1] += self.padded[gap.value]
-            alive[gap.last] -= self.padded[gap.value]
-        return int((np.cumsum(alive)[:-1] + self.needs).max(initial=0))
+        """The capacity at which no value that is touched again has to leave."""
+        return int((self.load(self.gaps) + self.needs).max(initial=0))
+
+    def load(self, gaps: Iterable[Gap]) -> Array:
+        """Return the bytes that gaps take between their touches, int64 (steps,)."""
+        load = np.zeros(len(self.order) + 1, dtype=np.int64)
+        for gap in gaps:
+            load[gap.first + 1] += self.padded[gap.value]
+            load[gap.last] -= self.padded[gap.value]
+        total: Array = np.cumsum(load)[:-1]
+        return total
 
     def spans(self, kept: Set[Gap]) -> list[Span]:
-        """Return where values are when they stay over these gaps, and over no others."""
+        """Return the spans of values if these gaps are bridged, and no others."""
         found = []
         for value, steps in self.touches.items():
             first = steps[0]
@@ -212,7 +218,7 @@ class Timeline:
         return found
 
     def moved_bytes(self, kept: Set[Gap]) -> int:
-        """Return what is copied when values stay over these gaps."""
+        """Return the bytes copied if these gaps are bridged."""
         fetched = 0
         written: dict[tuple[str, int], int] = {}
         for gap, price in self.prices.items():
@@ -229,9 +235,9 @@ def timeline(
     *,
     workspace: Mapping[str, int] | None = None,
 ) -> Timeline:
-    """Return the timeline of a graph, or of what is launched of it, in its order.
+    """Return the timeline of a graph, or of its launches, in its order.
 
-    workspace: bytes that nodes need beside their operands, by name.
+    workspace: bytes that nodes need besides their operands, by name.
     """
     return Timeline(Footprint.of(graph, workspace), capacity_bytes)
 

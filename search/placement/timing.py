@@ -1,8 +1,9 @@
-"""What a step takes under a memory plan: nodes, and copies beside them, one after the other.
+"""The time of a step under a memory plan: nodes, and copies that may overlap with them.
 
-Workers run nodes in the plan's order. Where they copy themselves, nothing overlaps; where other
-processors copy (`Machine.bounded(copiers=True)`), one each way, a copy begins once its bytes are
-free and its contents are there, in the order of the plan, and a node waits for its own alone.
+Workers run nodes in the plan's order. If they copy themselves, nothing overlaps. If other
+processors copy (`Machine.bounded(copiers=True)`), one in each direction, a copy begins when its
+space is free and its contents exist, in the order of the plan, and a node waits only for its own
+copies.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from soapstone.ir.plan import Action, MemoryPlan, Step
 
 @dataclass(frozen=True)
 class Times:
-    """What nodes and copies take.
+    """The times of nodes and copies.
 
     Attributes:
         node_us: microseconds of each node, by name.
-        copy_us: of a copy, besides its bytes. bytes_per_us: of copies one way.
-        overlapped: whether copies run beside nodes, each way by a processor of its own.
+        copy_us: of a copy, besides its bytes. bytes_per_us: of copies in one direction.
+        overlapped: whether each direction has a processor of its own, so that copies overlap.
     """
 
     node_us: Mapping[str, float]
@@ -29,11 +30,11 @@ class Times:
     overlapped: bool = False
 
     def copied_us(self, nbytes: int) -> float:
-        """Return what a copy of so many bytes takes."""
+        """Return the time of a copy of so many bytes."""
         return self.copy_us + nbytes / self.bytes_per_us if nbytes else 0.0
 
     def least_us(self, nbytes: int) -> float:
-        """Return what a step takes at least that copies so many bytes, in both ways together."""
+        """Return a lower bound of a step's time that copies so many bytes in both directions."""
         compute = sum(self.node_us.values())
         if self.overlapped:
             return max(compute, nbytes / 2 / self.bytes_per_us)
@@ -52,7 +53,7 @@ def step_us(plan: MemoryPlan, times: Times) -> float:
 
 
 class _Lanes:
-    """When the processors of a memory are done: that which computes, and those that copy."""
+    """The times at which the processors of a memory are done: one that computes, and copiers."""
 
     def __init__(self, times: Times) -> None:
         self.times = times
@@ -62,7 +63,7 @@ class _Lanes:
         self.behind: dict[str, float] = {}  # and those of what is in the backing memory
 
     def run(self, plan: MemoryPlan) -> float:
-        """Return when a plan is done."""
+        """Return the end of a plan."""
         waits = 0.0  # of the node that is next
         for step in plan.steps:
             end = step.offset + step.nbytes
@@ -87,11 +88,11 @@ class _Lanes:
         return max(self.computed, self.fetched, self.evicted)
 
     def _free(self, low: int, high: int) -> float:
-        """Return when nobody uses bytes any more."""
+        """Return when the last user of some bytes is done."""
         return max((end for a, b, end in self.bytes if a < high and low < b), default=0.0)
 
     def _use(self, step: Step, until: float) -> None:
-        """Note until when the bytes of a step are used."""
+        """Record until when the bytes of a step are used."""
         low, high = step.offset, step.offset + step.nbytes
         kept = []
         for a, b, end in self.bytes:
