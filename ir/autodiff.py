@@ -42,11 +42,12 @@ def gradients(builder: GraphBuilder, loss: str, wrt: Sequence[str]) -> dict[str,
 def pulled_back(
     builder: GraphBuilder, seeds: Mapping[str, str], wrt: Sequence[str]
 ) -> dict[str, str]:
-    """Append the operators that carry gradients of some values back to others; return those.
+    """Append the operators that compute gradients from those of other values; return them.
 
     Args:
-        seeds: the gradient of each value that begins it.
-        wrt: the values to differentiate with respect to; what no seed depends on is left out.
+        seeds: the gradient of each value at which differentiation begins.
+        wrt: the values to differentiate with respect to; those that no seed depends on are left
+            out.
 
     Raises:
         GraphError: an operator in between has no gradient.
@@ -97,7 +98,7 @@ def pulled_back(
 
 
 def _behind(nodes: Sequence[Node], node: Node, wrt: Sequence[str]) -> str:
-    """Say which of some values a node depends on: those need none where they stay as they are."""
+    """Return which of some values a node depends on."""
     read = set(node.inputs)
     for other in reversed(nodes):
         if read.intersection(other.outputs):

@@ -1,4 +1,4 @@
-"""Building graphs node by node, and nodes that follow one node's configuration."""
+"""Construction of graphs node by node, and of nodes that follow the configuration of another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GraphBuilder:
     """Builds a graph node by node; every value is checked as it is made.
 
     Args:
-        name: of the graph. base: a graph to go on from, whose name is taken instead.
+        name: of the graph. base: a graph to continue, whose name is taken instead.
 
     Example:
         >>> builder = GraphBuilder("net")
@@ -49,7 +49,7 @@ class GraphBuilder:
         return tuple(self._nodes.values())
 
     def spec(self, name: str) -> TensorSpec:
-        """Return a value's spec.
+        """Return a value's shape and type, by its name.
 
         Raises:
             GraphError: there is no such value.
@@ -68,7 +68,7 @@ class GraphBuilder:
         return self._makers.get(name)
 
     def unique(self, base: str) -> str:
-        """Return `base`, or it and a number: a name that no node or value has yet."""
+        """Return `base`, with a number if a node or value has that name already."""
         if base not in self._tensors and base not in self._nodes:
             return base
         count = self._counts.get(base, 1)
@@ -98,9 +98,9 @@ class GraphBuilder:
 
     @contextmanager
     def repeated(self) -> Iterator[None]:
-        """Let parameters and states be declared again in the block: they are those that exist.
+        """Let the block declare existing parameters and states again, as the same values.
 
-        A state that has an update is what that gives it, and a further update takes its place.
+        A state that has an update denotes its updated value, and a further update replaces it.
         """
         before, self.shared = self.shared, (Role.PARAMETER, Role.STATE)
         try:
@@ -121,12 +121,12 @@ class GraphBuilder:
         Args:
             shape, dtype: of the value. role: where its contents come from, and whether it outlives
                 a step (`Role`).
-            initial: what a parameter or state holds first; zeros by default.
+            initial: the initial contents of a parameter or state; zeros by default.
 
         Raises:
             GraphError: the name is taken.
-            ShapeError: a negative extent, a dtype that there is not, or of a shared input another
-                shape than before.
+            ShapeError: a negative extent, an unknown dtype, or a shared input with another shape
+                than before.
         """
         if name in self._tensors and role in self.shared and self._roles.get(name) is role:
             known, spec = self._tensors[name], TensorSpec(tuple(shape), dtype)
@@ -184,7 +184,7 @@ class GraphBuilder:
 
         Its name and those of its outputs are made unique.
 
-        made: its outputs' types where they are known, as in a graph that had it.
+        made: the types of its outputs if they are known, as in a graph that had this node.
 
         Raises:
             GraphError: unknown value.
@@ -208,9 +208,9 @@ class GraphBuilder:
         return node.outputs
 
     def carry(self, node: Node, made: Sequence[TensorSpec]) -> bool:
-        """Add a node of an earlier graph just as it is, and return whether its names are free.
+        """Add a node of an earlier graph unchanged; return False if a name of it is taken.
 
-        made: its outputs' types.
+        made: the types of its outputs.
         """
         for name in (node.name, *node.outputs):
             if name in self._tensors or name in self._nodes:
@@ -247,7 +247,7 @@ class GraphBuilder:
         self._updates[name] = value
 
     def build(self) -> Graph:
-        """Return the frozen graph."""
+        """Return the graph."""
         return Graph(
             self.name,
             MappingProxyType(dict(self._tensors)),
@@ -263,10 +263,10 @@ class Emitter:
     """Emits nodes that follow one node's configuration: its gradient, or its lowering.
 
     Args:
-        builder: what nodes are added to. origin: the node that they follow.
-        suffix: what stands between the origin's name and an operator's in theirs.
-        rename: what the dims of operators unlike the origin are called there (own dim, origin's
-            dim).
+        builder: receives the nodes. origin: the node that they follow.
+        suffix: stands between the origin's name and an operator's in their names.
+        rename: the origin's names for the dims of operators that name them differently (own dim,
+            origin's dim).
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class Emitter:
         self._rename = dict(rename or {})
 
     def renamed(self, rename: Mapping[str, str]) -> Emitter:
-        """Return an emitter that renames so the dims of operators unlike the origin."""
+        """Return an emitter with another renaming of dims; see `rename` of the class."""
         return Emitter(self._builder, self._origin, self._suffix, rename)
 
     def spec(self, name: str) -> TensorSpec:

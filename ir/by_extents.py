@@ -1,8 +1,8 @@
-"""What is chosen by extents, such as a kernel for few rows, or by contents that go along them, such
-as a mask that is causal: noted where it is asked for.
+"""Records of decisions that passes take by extents, or by contents whose size follows extents.
 
-A graph for other extents that is arithmetic on some (`ir/extents.py`) is written as these, so it is
-one that passes would make only where they would choose alike.
+A pass may choose a kernel for few rows, or find that a mask is causal. A graph that is derived for
+other extents (`ir/extents.py`) is valid only if passes would decide alike there, so each such
+decision is recorded where it is taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rule = Callable[..., Hashable]  # of extents
 
 
 class Choice(NamedTuple):
-    """What a rule said of extents of a graph."""
+    """The result of a rule for extents of a graph."""
 
     rule: Rule
     extents: tuple[int, ...]
@@ -27,10 +27,10 @@ class Choice(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a rule said of contents that constants determine.
+    """The result of a rule for contents that constants determine.
 
     Attributes:
-        rule: of contents. made: the graph whose one output they are.
+        rule: of contents. made: the graph whose only output they are.
     """
 
     rule: Callable[[Array], Hashable]
@@ -42,9 +42,10 @@ _NOTED: ContextVar[list[Choice | Said] | None] = ContextVar("choices by extents"
 
 
 def by_extents(rule: Callable[..., bool], *extents: int) -> bool:
-    """Return what a rule says of extents in the graph at hand, and take note of it.
+    """Return the result of a rule for extents in the present graph, and record it.
 
-    rule: a function of a module, of nothing else that differs between graphs of a model.
+    rule: a function at the top level of a module, which depends on nothing else that differs
+    between graphs of a model.
     """
     chosen = rule(*extents)
     noted = _NOTED.get()
@@ -54,7 +55,7 @@ def by_extents(rule: Callable[..., bool], *extents: int) -> bool:
 
 
 def by_contents(rule: Callable[[Array], Hashable], made: Graph, contents: Array) -> Hashable:
-    """Return what a rule says of the contents that a graph makes, and take note of it."""
+    """Return the result of a rule for the contents that a graph makes, and record it."""
     chosen = rule(contents)
     noted = _NOTED.get()
     if noted is not None:
@@ -64,7 +65,7 @@ def by_contents(rule: Callable[[Array], Hashable], made: Graph, contents: Array)
 
 @contextmanager
 def noted() -> Iterator[list[Choice | Said]]:
-    """Yield the choices that passes make inside, in their order, in this thread."""
+    """Yield the list of decisions that passes take inside the block, in this thread."""
     found: list[Choice | Said] = []
     token = _NOTED.set(found)
     try:

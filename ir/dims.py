@@ -46,7 +46,7 @@ class Dim:
     monoid: str | None = None  # sum, max, min
 
     def may_split(self, lowers: bool) -> bool:
-        """Return whether an operator splits it; `lowers`: the operator has a lowering."""
+        """Return whether an operator may split it. lowers: whether the operator has a lowering."""
         return self.kind is not Kind.WHOLE and (lowers or self.kind is not Kind.LOWERED)
 
     def __str__(self) -> str:
@@ -57,9 +57,9 @@ class Dim:
 def affine_interval(
     first: Any, last: Any, stride: Any, offset: Any, window: Any, extent: Any
 ) -> tuple[Any, Any]:
-    """Return what indices from `first` to before `last` of a dim read of an axis (`Affine`).
+    """Return the interval of an axis that indices in [first, last) of a dim read (`Affine`).
 
-    Of integers or of arrays of them; searches compile it.
+    Arguments are integers or arrays of them; searches compile it.
     """
     start = first * stride + offset
     stop = start + (last > first) * ((last - 1 - first) * stride + window)
@@ -87,11 +87,11 @@ class Affine:
 
     @property
     def overlaps(self) -> bool:
-        """Whether neighbouring indices read elements in common."""
+        """Whether neighbouring indices read common elements."""
         return self.window > self.stride
 
     def interval(self, lo: Intervals, hi: Intervals) -> tuple[Ints, Ints]:
-        """Return from where and until where the axis is read, for intervals of the dims."""
+        """Return the interval of the axis that is read, for intervals of the dims."""
         first, last = lo[self.dim], hi[self.dim]
         plain = (self.stride, self.offset, self.window) == (1, 0, 1)
         if plain and last.max(initial=0) <= self.extent:  # most are
@@ -106,15 +106,16 @@ class Affine:
 
 @dataclass(frozen=True)
 class Whole:
-    """An axis of which every point needs all: broadcast, gathered by an index, or not split.
+    """An axis that every point reads whole: broadcast, gathered by an index, or not split.
 
-    of: the dim for each of whose indices some of it is gathered, as neighbours are for a vertex;
-        where what is gathered are samples, it counts samples too.
-    by: the inputs that say which, a matrix in CSR: offsets and indices. Given where those that are
-        needed may be numbered anew, all operands that are gathered by it alike.
-    named: whether results depend on the numbers of rows as well. Where they are numbered anew, the
-        operator takes their own numbers as one input more.
-    offsets: whether it is an axis of offsets, of which the differences are gathered.
+    of: the dim whose indices each gather part of the axis, as vertices gather neighbours; if
+    samples are
+        gathered, the axis counts as one of samples. by: the inputs that say which part, a matrix in
+            CSR: offsets and indices. Given if the elements needed
+        may be renumbered, in all operands that the same inputs gather. named: whether results
+            depend on the numbers of rows as well. If rows are renumbered, the operator
+        takes their original numbers as a further input. offsets: whether it is an axis of offsets,
+            whose differences are gathered.
     """
 
     extent: int
@@ -140,7 +141,7 @@ class Whole:
 class Product:
     """An axis that enumerates several dims in row-major order: (group, channel), or a reshape.
 
-    A tile is one interval only when every dim outside a split one is split down to single indices.
+    A tile is one interval only if every dim outside a split one is split into single indices.
     """
 
     dims: tuple[str, ...]
@@ -153,7 +154,7 @@ class Product:
         return math.prod(self.extents)
 
     def interval(self, lo: Intervals, hi: Intervals) -> tuple[Ints, Ints]:
-        """Return the least interval of the axis that holds what intervals of the dims read."""
+        """Return the smallest interval of the axis with all that intervals of the dims read."""
         start: Any = 0
         last: Any = 0
         empty: Any = False
@@ -246,7 +247,7 @@ class Signature:
 
     @cached_property
     def nested(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of dims: the first is split only where the second is down to single indices."""
+        """Pairs of dims: the first may be split only if the second is split into single indices."""
         return tuple(
             (inner, outer)
             for product in self.products
@@ -256,7 +257,7 @@ class Signature:
 
     @cached_property
     def indexed(self) -> dict[str, frozenset[tuple[int, int]]]:
-        """Which axes each dim indexes: numbers of the operand, inputs first, and of its axis."""
+        """The axes that each dim indexes, as numbers of the operand (inputs first) and its axis."""
         operands = (*self.inputs, *self.outputs)
         return {
             dim.name: frozenset(
@@ -273,7 +274,11 @@ class Signature:
         return any(degrees.get(dim.name, 1) > 1 and dim.kind is Kind.LOWERED for dim in self.dims)
 
     def check(self, degrees: Mapping[str, int], lowers: bool = True) -> None:
-        """Raise StrategyError, naming the dim, unless the degrees are legal for this operator."""
+        """Check that degrees are legal for this operator.
+
+        Raises:
+            StrategyError: they are not; names the dim.
+        """
         for name, degree in degrees.items():
             dim = self.by_name.get(name)
             if dim is None:
@@ -320,7 +325,7 @@ class Signature:
     ) -> tuple[tuple[int, ...], dict[str, Ints], dict[str, Ints]]:
         """Return the grid and, for each dim, the interval of every point in row-major order.
 
-        replicated: dims of which every point has all.
+        replicated: dims that every point has whole.
         """
         grid = tuple(degrees.get(dim.name, 1) for dim in self.dims)
         count = math.prod(grid)
@@ -338,7 +343,7 @@ class Signature:
 
     @cached_property
     def undivided(self) -> Tiled:
-        """The one point of an operator of which no dim is split; shared, so never written to."""
+        """The only point of an operator without split dims; shared, so never written to."""
         return self._tiled(*self.points({}))
 
     def tiled(
@@ -361,7 +366,8 @@ class Signature:
     def written(self, output: int, lo: Intervals, hi: Intervals, points: int) -> tuple[Ints, Ints]:
         """Return the boxes of an output's tiles: two (points, rank) arrays.
 
-        An axis along a dim without indices is whole: what no index contributes to is written too.
+        An axis along a dim without indices is whole, since elements to which no index contributes
+        are written too.
         """
         operand = self.outputs[output]
         first, last = operand.tiles(lo, hi, points)

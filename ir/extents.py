@@ -1,9 +1,9 @@
-"""Graphs of one model for several extents: whether they are alike, and the graph for yet another.
+"""Families: graphs of one model for several extents, and the graph derived for further ones.
 
-Where graphs differ in extents alone, the graph for others is the first with other shapes: those of
-values follow from its operators, and what attributes say is an extent that was met before them, a
-multiple of one or of a product of some, or a number more than that. What lies behind strides is on
-no line through the extents of inputs; it is an extent like others, which the operator gives.
+If graphs differ in extents alone, the graph for other extents is the first one with other shapes.
+The shapes of values follow from its operators. A number in an attribute is an extent met earlier, a
+multiple of one or of a product of some, or such a multiple plus a constant. Extents behind strides
+are no linear function of those of inputs; they are extents of their own, which operators give.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def differs(
     weights: Mapping[str, Array],
     others: Mapping[str, Array] | None = None,
 ) -> str:
-    """Return where two graphs of a model for inputs of other extents are not alike; "" for nowhere.
+    """Return where two graphs of a model for other extents are not alike; "" for nowhere.
 
-    They may differ in extents, and in how far weights go along such; not in numbers.
+    They may differ in extents, and in the lengths of weights along them, but not in other numbers.
 
     weights: the contents of parameters, states and constants of both, by name. others: those of the
-        other, where one name may have several.
+    other graph, where one name may have several.
     """
     others = weights if others is None else others
     if len(one.nodes) != len(other.nodes):
@@ -60,7 +60,7 @@ def differs(
 
 
 def _same_attributes(one: Graph, other: Graph, a: Node, b: Node) -> bool:
-    """Return whether attributes are the same but for what they say of shapes."""
+    """Return whether attributes are equal except for shapes."""
     if a.items == b.items:
         return True
     shaped = a.spec.view == "reshape" or a.operator == "broadcast" or not a.inputs
@@ -77,7 +77,7 @@ def _same_attributes(one: Graph, other: Graph, a: Node, b: Node) -> bool:
 
 
 def _same_contents(a: Array, b: Array) -> bool:
-    """Return whether weights are the same as far as both go."""
+    """Return whether weights are equal as far as both extend."""
     if a is b:
         return True
     if a.ndim != b.ndim or a.dtype != b.dtype:
@@ -99,9 +99,9 @@ Way = tuple[int, int, int, Ints]  # a rest, parts, a whole, and which numbers ar
 
 
 class Term:
-    """What a number is in each graph of a family: (rest + parts * product) / whole, in all ways.
+    """A number in each graph of a family as (rest + parts * product) / whole, in all possible ways.
 
-    ways: of which each gives the same.
+    ways: each of which gives the same number in all known graphs.
     """
 
     def __init__(self, ways: Sequence[Way]) -> None:
@@ -110,14 +110,14 @@ class Term:
         self._place = ways[0][3][0] if alone else -1  # of the number that it is
 
     def within(self, most: int) -> bool:
-        """Return whether it is made of the first so many numbers alone."""
+        """Return whether it depends on the first `most` numbers alone."""
         return all(place < most for *_, of in self._ways for place in of)
 
     def at(self, numbers: Sequence[int]) -> int:
-        """Return it for other numbers.
+        """Return its value for other numbers.
 
         Raises:
-            GraphError: it is no whole number, or not the same in all ways.
+            GraphError: it is no whole number, or the ways disagree.
         """
         if self._place >= 0:
             return numbers[self._place]
@@ -133,7 +133,7 @@ class Term:
 
 
 class Numbers:
-    """Extents that differ between graphs of a family, each as its values in these: a column."""
+    """The extents that differ between graphs of a family, each a column of its values in them."""
 
     def __init__(self) -> None:
         self.columns: list[Ints] = []
@@ -141,7 +141,7 @@ class Numbers:
         self._terms: dict[tuple[Ints, int], Term] = {}
 
     def add(self, column: Ints) -> int:
-        """Return the place of a number, which may be one that was met before."""
+        """Return the index of a number, which is added unless it is known."""
         if column not in self._places:
             if min(column) < 2:  # what repeats is written otherwise
                 raise GraphError("extents of less than 2 found")
@@ -150,10 +150,10 @@ class Numbers:
         return self._places[column]
 
     def term(self, column: Ints, most: int | None = None) -> Term:
-        """Return what other numbers in the graphs are, by the first `most` of these.
+        """Return the expression of a column by the first `most` of these numbers.
 
         Raises:
-            GraphError: that is not known.
+            GraphError: there is none.
         """
         most = len(self.columns) if most is None else most
         if (column, most) not in self._terms:
@@ -182,7 +182,7 @@ class Numbers:
         return Term(ways)
 
     def _whole(self, column: Ints, products: Iterable[Ints], rests: bool) -> Iterator[Way]:
-        """Yield in which ways numbers are whole multiples of products, or so with a rest."""
+        """Yield the ways in which a column is a multiple of products, perhaps plus a rest."""
         a, b = column[0], next(each for each in column if each != column[0])
         at = column.index(b)
         for of in products:
@@ -196,7 +196,7 @@ class Numbers:
                 yield rest, times, 1, of
 
     def _parts(self, column: Ints, products: Iterable[Ints]) -> Iterator[Way]:
-        """Yield in which ways numbers are parts of products."""
+        """Yield the ways in which a column is a fraction of products."""
         for of in products:
             sides = [math.prod(each) for each in zip(*(self.columns[place] for place in of))]
             part = math.gcd(column[0], sides[0])
@@ -210,17 +210,17 @@ def _in_one_ratio(one: Ints, other: Ints) -> bool:
 
 
 class Family:
-    """The graphs of a model that differ in extents of its inputs, by some of them.
+    """Graphs of a model that differ in extents of its inputs, from which others are derived.
 
-    The model must be known to depend on these extents in no way but by shapes. Of two graphs it is
-    known that they differ so; a third shows which extents are multiples of which.
+    The model must be known to depend on these extents only through shapes. Two graphs show where
+    extents are; a third shows which extents are multiples of which.
 
     Args:
         graphs: two or more, whose inputs differ in some extents, all of 2 or more.
         weights: the contents of parameters, states and constants, by name, of each.
 
     Attributes:
-        numbers: that extents are made of, those of inputs first.
+        numbers: of which extents are composed, those of inputs first.
 
     Raises:
         GraphError: they differ in more than extents.
@@ -250,21 +250,21 @@ class Family:
 
     @property
     def cut(self) -> Set[str]:
-        """The weights that are longer in one graph than in another."""
+        """The weights whose lengths differ between graphs."""
         return self._cut.keys()
 
     @property
     def changed(self) -> Set[str]:
-        """The nodes of which an attribute is another in another graph."""
+        """The nodes with an attribute that differs between graphs."""
         return self._items.keys()
 
     @property
     def given(self) -> list[Ints]:
-        """The numbers that inputs have in the graphs."""
+        """The columns of numbers that inputs have."""
         return self.numbers.columns[: self._given]
 
     def _met(self, name: str, graphs: Sequence[Graph]) -> None:
-        """Take note of the extents of a value of the first graph."""
+        """Record the extents of a value of the first graph."""
         shapes = [graph.tensors[names[name]].shape for graph, names in zip(graphs, self.names)]
         if len({len(shape) for shape in shapes}) > 1:
             raise GraphError(f"value {name!r}: shapes {shapes} found")
@@ -275,10 +275,11 @@ class Family:
         )
 
     def _check(self, name: str, shape: Ints, numbers: list[int]) -> None:
-        """Check the extents of a value, and take note of those that are not known yet.
+        """Check the extents of a value, and record those that are new.
 
         Raises:
-            GraphError: an extent that is the same in all graphs, or as another one, is not here.
+            GraphError: an extent that is constant, or equal to another, in all graphs is not so
+                here.
         """
         places = self._checks[name]
         if len(places) != len(shape):
@@ -295,7 +296,7 @@ class Family:
                 raise GraphError(f"value {name!r}: another extent found, {now}")
 
     def _match(self, graphs: Sequence[Graph], weights: Sequence[Mapping[str, Array]]) -> None:
-        """Find what values of the first graph are called in the others, and what differs."""
+        """Find the names of the first graph's values in the others, and what differs."""
         first, kinds = graphs[0], dict[Hashable, int]()
         for nodes in zip(*(graph.nodes for graph in graphs)):
             node = nodes[0]
@@ -326,10 +327,10 @@ class Family:
                 raise GraphError("other outputs found")
 
     def _called(self, values: tuple[str, ...], new: bool = False) -> bool:
-        """Take note that values of the graphs are one; return whether they are.
+        """Record that values of the graphs correspond; return whether they do.
 
         Raises:
-            GraphError: they are others, unless that may be.
+            GraphError: they correspond to others, unless that may be.
         """
         same = [names.setdefault(values[0], y) == y for names, y in zip(self.names, values)]
         if not all(same) and not new:
@@ -348,10 +349,10 @@ class Family:
             self._cut[values[0]] = longest, [self.numbers.term(column) for column in zip(*shapes)]
 
     def _attributes(self, nodes: Sequence[Node]) -> None:
-        """Take note of the attributes that differ, where they say shapes or places.
+        """Record the attributes that differ, if they are shapes or positions.
 
         Raises:
-            GraphError: they say something else.
+            GraphError: they are something else.
         """
         node = nodes[0]
         names = _SAYING.get(node.operator, () if node.inputs else ("shape",))
@@ -367,10 +368,10 @@ class Family:
             found[name] = [self.numbers.term(column) for column in zip(*values)]
 
     def given_at(self, shapes: Mapping[str, Ints]) -> list[int]:
-        """Return the numbers that inputs of these shapes have.
+        """Return the numbers of inputs with these shapes.
 
         Raises:
-            GraphError: such are none of the family.
+            GraphError: the shapes are not of the family.
         """
         numbers = list[int]()
         for name in self._inputs:
@@ -380,12 +381,12 @@ class Family:
     def at(
         self, shapes: Mapping[str, Ints], first: int = 0
     ) -> tuple[Graph, dict[str, Array], list[int]]:
-        """Return the graph for inputs of shapes, the weights that are others in it, its numbers.
+        """Return the graph for inputs with these shapes, its weights that differ, its numbers.
 
-        first: of the nodes that may be others than in the first graph.
+        first: the index of the first node that may differ from the first graph.
 
         Raises:
-            GraphError: it is not known.
+            GraphError: it cannot be derived.
         """
         known, numbers = self.graph, self.given_at(shapes)
         weights, tensors = dict[str, Array](), dict(known.tensors)
@@ -438,10 +439,10 @@ class Family:
         weights: dict[str, Array],
         numbers: list[int],
     ) -> None:
-        """Take of weights what goes as far as extents do.
+        """Cut weights to the lengths that extents need.
 
         Raises:
-            GraphError: they would have to be longer than any is.
+            GraphError: they would have to be longer than any that is known.
         """
         for name in names:
             arrays, terms = self._cut[name]

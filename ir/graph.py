@@ -1,9 +1,9 @@
-"""The graph: operators over named values, frozen once built.
+"""Graphs: operators over named values, immutable once built.
 
-A graph has fixed shapes. Values are named; a value that no node makes is an input, whose role says
-whether it is given each step, trained, or carried from step to step. Updates name, for a trained or
-carried input, the value that is its contents in the next step. Forward, backward and update
-operators live in one graph and are not distinguished.
+A graph has fixed shapes. A value that no node makes is an input; its role says whether it is given
+in each step, trained, or carried from step to step. For a trained or carried input, updates name
+the value that is its contents in the next step. Forward, backward and update operators are nodes of
+the same graph and are not distinguished.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ KINDS = ("uniform", "normal", "constant")  # of first contents
 
 @dataclass(frozen=True)
 class Initial:
-    """What a parameter or state holds before training.
+    """The initial contents of a parameter or state.
 
     Attributes:
-        kind: "constant", whose value is the scale; "uniform" in [-scale, scale); or "normal", of
-            that deviation.
+        kind: "constant", whose value is the scale; "uniform" in [-scale, scale); or "normal", with
+            that standard deviation.
         scale: a number.
 
     Raises:
@@ -59,11 +59,11 @@ class Node:
         items: the operator's attributes, sorted by name, in their frozen form.
         origin: the node whose configuration this one follows: a gradient or a lowered primitive
             follows its forward operator, dim by dim, through `rename` (own dim, origin's dim).
-        sources: the nodes whose work this one does, of the graph that passes began with: a fused
-            node those of its parts, a primitive its composite's. A node without any does its own.
-        apart: whether its results count as used otherwise too, so that no pass takes it into
-            the launch of its reader.
-        late: whether it is a clone that computes a value anew when the backward pass needs it.
+        sources: the nodes of the graph before lowering whose work this one does: those of its parts
+            for a fused node, the composite for a primitive. Without any, a node does its own work.
+        apart: whether its results count as having other readers, so that no pass fuses it into its
+            reader.
+        late: whether it is a clone that recomputes a value when the backward pass needs it.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Node:
 
     @property
     def overwrites(self) -> Mapping[str, str]:
-        """The input that each output is the next value of; an absent state is left out."""
+        """The input that each output is the next value of; without states that are absent."""
         pairs = self.spec.updates
         return {self.outputs[o]: self.inputs[i] for o, i in pairs if o < len(self.outputs)}
 
@@ -116,7 +116,7 @@ class Node:
 
 @lru_cache(maxsize=1 << 10)
 def _signature(name: str, items: Items, inputs: tuple[TensorSpec, ...]) -> Signature:
-    """Return the dims and operands of an operator; passes over graphs ask for the same again."""
+    """Return the dims and operands of an operator; kept, since passes ask for the same again."""
     return operator(name).bind(inputs, MappingProxyType(dict(items)))
 
 
@@ -143,14 +143,15 @@ def bound(node: Node, inputs: Iterable[TensorSpec]) -> Signature:
 
 @dataclass(frozen=True, repr=False)
 class Graph:
-    """A frozen program over tensors, its nodes in topological order.
+    """An immutable program over tensors, its nodes in topological order.
 
     Attributes:
         name: of the graph. tensors: shape and type of every value, by name.
-        roles: what each value is that no node makes: an input, a parameter, a state, a scalar.
+        roles: for each value that no node makes: an input, a parameter, a state, a scalar or a
+            constant.
         nodes: the operators. outputs: the names of the values that a run returns.
-        updates: of parameters and states, the value that is their next contents.
-        initials: what parameters and states hold first; zeros where there is none.
+        updates: for parameters and states, the value that is their next contents.
+        initials: the initial contents of parameters and states; zeros where there is none.
     """
 
     name: str
@@ -162,17 +163,17 @@ class Graph:
     initials: Mapping[str, Initial] = field(default_factory=dict)
 
     def inputs(self, role: Role | None = None) -> tuple[str, ...]:
-        """Return the values no node makes, of one role or of all."""
+        """Return the values that no node makes, of one role or of all."""
         return tuple(name for name, kind in self.roles.items() if role is None or kind is role)
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
-        """The node that makes each value but the inputs."""
+        """The node that makes each value, except inputs."""
         return {output: node for node in self.nodes for output in node.outputs}
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[Node, ...]]:
-        """The nodes that read each value, each once, in order."""
+        """The nodes that read each value, without repeats, in order."""
         readers: dict[str, list[Node]] = {name: [] for name in self.tensors}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -181,19 +182,19 @@ class Graph:
 
     @cached_property
     def results(self) -> frozenset[str]:
-        """What is left of a run: outputs, and next values of inputs."""
+        """The values that outlive a run: outputs, and next values of inputs."""
         return frozenset((*self.outputs, *self.updates.values()))
 
     def only_reader(self, value: str) -> Node | None:
-        """Return the node that reads a value which has no other use; None where it has.
+        """Return the only reader of a value; None if it has several, or other uses.
 
-        What a node makes that is `apart` counts as used otherwise too.
+        The results of a node that is `apart` count as having other uses.
         """
         readers = self.only_readers(value)
         return readers[0] if len(readers) == 1 else None
 
     def only_readers(self, value: str) -> Sequence[Node]:
-        """Return the nodes that read a value which has no other use; none where it has."""
+        """Return the readers of a value without other uses; none if it has other uses."""
         maker = self.producers.get(value)
         used = value in self.results or (maker is not None and maker.apart)
         return () if used else self.consumers[value]
@@ -205,7 +206,7 @@ class Graph:
 
     @cached_property
     def sample_dims(self) -> Mapping[str, str]:
-        """The sample dim of each node that sees samples (`ir/samples.py`)."""
+        """The sample dim of each node that has one (`ir/samples.py`)."""
         from soapstone.ir.samples import sample_dims  # it imports this module
 
         return sample_dims(self)
@@ -224,7 +225,7 @@ class Graph:
         return signature
 
     def know(self, signatures: Mapping[str, Signature]) -> None:
-        """Take note of what nodes' signatures are, by their names."""
+        """Record the signatures of nodes, by their names."""
         self._signatures.update(signatures)
 
     def flops(self) -> float:
@@ -251,7 +252,7 @@ class Graph:
     def with_nodes(
         self, nodes: Iterable[Node], made: Mapping[str, TensorSpec] = MappingProxyType({})
     ) -> Graph:
-        """Return the graph with other nodes; `made` are the values that it has not had before."""
+        """Return the graph with other nodes. made: the types of values that are new."""
         nodes = tuple(nodes)
         values = {*self.roles, *(o for node in nodes for o in node.outputs)}
         known = {**self.tensors, **made} if made else self.tensors
@@ -283,7 +284,7 @@ class Graph:
 
     @cached_property
     def structural_hash(self) -> str:
-        """A digest of everything but names: equal for graphs that differ only in naming."""
+        """A digest of everything but names: equal for graphs that differ only in names."""
         number = {name: i for i, name in enumerate(self.roles)}
         lines: list[Any] = [
             [str(role), str(self.tensors[name]), list(vars(self.initials[name]).values())]
@@ -312,7 +313,7 @@ class Graph:
         return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
-        """The graph as program text, one node a line with the types of what it makes."""
+        """The graph as program text, one node a line with the types of its results."""
         lines = [f"graph {self.name} {{"]
         for name, role in self.roles.items():
             lines.append(f"  {role} {name}: {self.tensors[name]}")
@@ -326,7 +327,7 @@ class Graph:
 
 
 def topological(nodes: Iterable[Node], available: Iterable[str]) -> tuple[Node, ...]:
-    """Return the nodes in an order in which every input is made before it is used.
+    """Return the nodes in an order in which every value is made before it is read.
 
     available: the names of the values that no node makes.
 

@@ -1,8 +1,8 @@
-"""Which dim of each operator runs over the samples of a batch, derived from the signatures.
+"""The dim of each operator that runs over the samples of a batch, derived from the signatures.
 
 FlexFlow (Jia, section 3.3) marks the sample dim of every operator by hand. Here the first axis of
-every step input is a sample axis, and the interval maps carry it through the graph; where samples
-are gathered for others of them, such as neighbours for vertices, those are the samples.
+every step input is a sample axis, and the interval maps carry it through the graph. Where samples
+are gathered for other samples, such as neighbours for vertices, those others are the samples.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def sample_dims(graph: Graph) -> dict[str, str]:
 def meeting_samples(graph: Graph, weights: Mapping[str, Array]) -> str:
     """Return where rows of outputs depend on other rows of the inputs than theirs; "" for nowhere.
 
-    Rows are along the first axis of all inputs and outputs, of which a graph has several. What
-    signatures do not tell apart counts as a place where samples meet.
+    Rows are along the first axis of all inputs and outputs; the graph is for several rows. Where
+    signatures leave it open, samples count as meeting.
 
     weights: the contents of parameters, states and constants, by name.
     """
@@ -86,13 +86,13 @@ def meeting_samples(graph: Graph, weights: Mapping[str, Array]) -> str:
 
 
 def _outermost(axis: Axis) -> str | None:
-    """Return the dim of which each index has elements of an axis of its own, in order."""
+    """Return the dim each of whose indices has consecutive elements of an axis for itself."""
     plain = isinstance(axis, Affine) and axis.stride == 1 and not axis.overlaps
     return axis.dims[0] if plain or isinstance(axis, Product) else None
 
 
 def same_along(graph: Graph, node: Node) -> dict[str, set[int]]:
-    """Return the axes of a node's results that no operand is indexed by: they repeat along them."""
+    """Return the axes of a node's results that no operand is indexed by: they repeat there."""
     signature = graph.signature(node)
     known = {dim for operand in signature.inputs for dim in operand.dims}
     return {
@@ -102,7 +102,7 @@ def same_along(graph: Graph, node: Node) -> dict[str, set[int]]:
 
 
 def aligned(axis: Axis, signature: Signature) -> str | None:
-    """Return the dim of which index i has the i-th of equal parts of an axis."""
+    """Return the dim whose index i has the i-th of equal parts of an axis."""
     dim = _outermost(axis)
     if dim is None or (isinstance(axis, Affine) and axis.extent != signature.by_name[dim].extent):
         return None

@@ -1,9 +1,9 @@
-"""Operator declarations: one `OpSpec` says everything about an operator, once.
+"""Operator declarations: one `OpSpec` states everything about an operator, once.
 
-The declaration gives the signature (dims and how operands are indexed), the attributes, the NumPy
-reference that defines the operator's meaning, its gradient as graph operators, what a tile's
-attributes become, the lowering of a composite, its work, its laws and its ONNX name. Shape rules,
-legal configurations, tiles and cost features follow from it; kernels only add speed.
+A declaration gives the signature (dims, and how operands are indexed), the attributes, the NumPy
+reference that defines the operator's meaning, its gradient as graph operators, the attributes of a
+tile, the lowering of a composite, its work, its laws and its ONNX name. Shape rules, legal
+configurations, tiles and cost features follow from it; kernels only add speed.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Attribute:
-    """What an attribute of an operator may be.
+    """The type and range of an operator's attribute.
 
     Attributes:
         kind: bool, int, float, str, ints, floats or program; `axis` and `axes` are integers that
-            number the axes of the first operand: layers and ONNX, where they may be negative, count
-            them from the front.
-        default: its value where it is not given; without one it is needed.
+            number axes of the first operand, which may be negative in layers and ONNX and are
+            counted from the front here.
+        default: its value where it is not given; without one it is required.
         choices: all values that it may have, where these are few.
-        minimum: the least number, or least of its numbers.
+        minimum: the least value, or the least of its numbers.
     """
 
     kind: str
@@ -121,9 +121,9 @@ class Tile:
     """One point task of an operator.
 
     Attributes:
-        intervals: of every dim, from where until before where.
-        inputs, outputs: the box of each operand: the first index of each axis, and those after the
-            last.
+        intervals: of every dim, as (first, past the last).
+        inputs, outputs: the box of each operand: the first index along each axis, and those past
+            the last.
         input_shapes, output_shapes: the shapes of the whole operands.
     """
 
@@ -134,13 +134,13 @@ class Tile:
     output_shapes: tuple[tuple[int, ...], ...]
 
     def size(self, dim: str) -> int:
-        """Return how many indices of a dim the point has."""
+        """Return the number of indices of a dim that the point has."""
         lo, hi = self.intervals[dim]
         return hi - lo
 
 
 def box_shape(box: tuple[Ints, Ints]) -> tuple[int, ...]:
-    """Return the extents of a tile's box, of the first index of each axis and those after."""
+    """Return the extents of a box, given by its first indices and those past its last."""
     return tuple(int(hi) - int(lo) for lo, hi in zip(*box))
 
 
@@ -150,12 +150,12 @@ class Case:
 
     Attributes:
         inputs: specs such as `"2 3"` (float32 of shape (2, 3)) or `"int32 4 >=1 <5"` (integers from
-            1 to 4; from 0 to 9 where limits are missing).
+            1 to 4; from 0 to 9 without limits).
         attributes: those that differ from their defaults.
         differentiable: the positions of the inputs whose gradient is compared with finite
             differences; None means every floating-point one.
         positive: whether inputs are drawn from (0.2, 0.9).
-        contents: of inputs that are not drawn, by position: a graph's edges.
+        contents: of inputs that are not drawn, by position, such as a graph's edges.
     """
 
     inputs: tuple[str, ...]
@@ -167,12 +167,12 @@ class Case:
 
 @dataclass(frozen=True)
 class GradientContext:
-    """What an operator's gradient is given: names of values, and an emitter of nodes.
+    """The arguments of an operator's gradient: the names of values, and an emitter of nodes.
 
     Attributes:
-        emit: adds nodes that follow the node's configuration. node: whose gradient is asked for.
+        emit: adds nodes that follow the node's configuration. node: the node to differentiate.
         inputs, outputs: the names of its values.
-        grads: the gradient of each output, None where nothing depends on that output.
+        grads: the gradient of each output, None where the loss does not depend on that output.
     """
 
     emit: Emitter
@@ -187,7 +187,7 @@ class GradientContext:
         return self.node.attributes
 
     def grad(self, output: int = 0) -> str:
-        """Return the gradient of an output that the gradient cannot do without."""
+        """Return the gradient of an output, which must exist."""
         name = self.grads[output]
         if name is None:
             raise GraphError(
@@ -200,7 +200,7 @@ class GradientContext:
         """Return the gradient of output 0 of an operator whose other outputs are saved values.
 
         Raises:
-            GraphError: another output takes part in the loss, which the gradient would ignore.
+            GraphError: the loss depends on another output, whose gradient would be ignored.
         """
         for output, name in enumerate(self.grads[1:], 1):
             if name is not None:
@@ -226,37 +226,38 @@ class OpSpec:
 
     Attributes:
         name: the operator's name in graphs.
-        inputs: operand names; a trailing `?` is optional, a trailing `*` repeats (one or more).
+        inputs: operand names; a trailing `?` marks an optional one, a trailing `*` one or more.
         outputs: output names.
         signature: from input specs and attributes to dims, operands and output types.
-        reference: `reference(attributes, *arrays)`, the meaning, in NumPy, of one tile. Partial
-            results of a split reduced dim are what `monoid` folds. Only `compute` calls it, which
-            hands it no half types.
-        gradient: emits the operators that compute the inputs' gradients.
-        localize: the attributes of a tile, when they differ from the operator's.
+        reference: `reference(attributes, *arrays)`, the meaning of one tile, in NumPy. Where a
+            reduced dim is split, its results are partial and folded by `monoid`. Only `compute`
+            calls it, with half types widened.
+        gradient: emits the operators that compute the gradients of inputs.
+        localize: the attributes of a tile, where they differ from the operator's.
         lower: emits the primitives of a composite, and returns the output values.
         flops_per_point: arithmetic operations per point of the iteration space.
         updates: pairs (output, input) where the output is the input's next value.
         elementwise: whether it may join a fused chain.
-        formula: what it makes of numbers, element by element: its kernels are made of it.
-        view: which rearrangement of its operands' elements the results are, if just that.
-        chooses: whether results are elements of the operand by their order alone, so that what
-            keeps the order may come before or after.
+        formula: the function of numbers that it applies element by element, of which kernels are
+            made.
+        view: the kind of rearrangement of its operands' elements, if it only rearranges them.
+        chooses: whether results are elements of the operand selected by their order alone, so that
+            monotonic functions may move across it.
         strided: whether its kernels take operands of any strides at no cost.
-        tiles_free: whether they take tiles of larger arrays, rows that lie apart, at no cost.
-        mixes_types: whether its operands may be of several floating-point types.
+        tiles_free: whether they take tiles of larger arrays, with gaps between rows, at no cost.
+        mixes_types: whether its operands may have several floating-point types.
         half: whether mixed precision computes it in halves (`ir/precision.py`): a product.
-        epilogue: whether element-wise steps on its one result may join its launch.
-        indices: of inputs that are indices, by position, which numbers they may be.
-        forms: how terms speak of the operator (`ir/law.py`).
-        constants: tensors that its laws speak of, such as the identity of a matrix product.
+        epilogue: whether element-wise steps on its only result may join its launch.
+        indices: for inputs that are indices, by position, the range of their values.
+        forms: how terms state the operator (`ir/law.py`).
+        constants: tensors that its laws mention, such as the identity of a matrix product.
         laws: equations of terms, from which substitutions are proved.
-        onnx: its counterpart in ONNX; a name alone says that all but the name is the same.
-        layer: defaults of the layer's arguments where they are not the operator's; None for an
-            operator that is no layer. Operators without a gradient are none.
+        onnx: its counterpart in ONNX; a name alone if only the name differs.
+        layer: defaults of the layer's arguments where they are not the operator's; None if the
+            operator is no layer, as operators without a gradient are.
         cases: example calls, from which its tests are made.
-        doc: what it computes, as words that "Return" can stand before; after a line break, the
-            shapes of operands and results where its being pointwise does not say them.
+        doc: what it computes, in words that follow "Return"; after a line break, the shapes of
+            operands and results, unless it is pointwise.
     """
 
     name: str
@@ -340,7 +341,7 @@ class OpSpec:
         return self.flops_per_point * math.prod(dim.extent for dim in signature.dims)
 
     def compute(self, attributes: Attributes, *arrays: Array) -> tuple[Array, ...]:
-        """Return the outputs before they are rounded to a half type: halves are computed wide.
+        """Return the outputs before they are rounded to a half type; halves are widened.
 
         attributes: in their frozen form. arrays: the operands.
         """
@@ -356,13 +357,13 @@ class OpSpec:
     ) -> tuple[Array, ...]:
         """Return the outputs as the reference computes them.
 
-        Half types are computed in their `WIDE` type and rounded once, at the end. What is run in
-        double precision stays so, whatever the outputs' types are.
+        Half types are computed in their `WIDE` type and rounded once, at the end. What is computed
+        in double precision stays so, whatever the outputs' types are.
 
         Args:
             attributes: in their frozen form. arrays: the operands.
-            dtypes: the outputs' element types, by default those of the signature. A tile names
-                them, since it need not have one.
+            dtypes: the outputs' element types, by default those of the signature. A tile must name
+                them, since it need not have a signature.
         """
         made = self.compute(attributes, *arrays)
         if dtypes is None:
@@ -384,9 +385,9 @@ _OF_ONNX: dict[tuple[str, str], OpSpec] = {}  # by domain and name, the first of
 
 
 def register(spec: OpSpec) -> OpSpec:
-    """Add an operator to the registry and return it.
+    """Add an operator to the registry and return it; layers and ONNX then include it.
 
-    spec: its declaration. Layers and both directions of ONNX know it from then on.
+    spec: its declaration.
 
     Raises:
         GraphError: the name is taken.
@@ -408,7 +409,7 @@ def register(spec: OpSpec) -> OpSpec:
 
 
 def importing() -> str:
-    """Return the module that is being imported by who calls, "" for none."""
+    """Return the name of the module that the caller is importing, "" if none."""
     frame = sys._getframe(1)
     while frame.f_code.co_name != "<module>":
         if frame.f_back is None:
@@ -418,7 +419,7 @@ def importing() -> str:
 
 
 def defining(kind: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
-    """Return the function that makes a specification of its fields and registers it.
+    """Return a function that makes a declaration of its arguments and registers it.
 
     kind: `OpSpec`, or a class made from it.
     """
@@ -448,7 +449,7 @@ def operator(name: str) -> OpSpec:
     """Return the declaration of an operator.
 
     Raises:
-        GraphError: there is none of that name.
+        GraphError: an unknown name.
     """
     declared = _REGISTRY.get(name)
     if declared is not None:
@@ -476,12 +477,12 @@ def operator_of_onnx(name: str, domain: str = "") -> OpSpec | None:
 
 
 def homes() -> tuple[tuple[OpSpec, str], ...]:
-    """Return the operators that are declared so far, each with the module that declares it."""
+    """Return the operators declared so far, each with the module that declares it."""
     return tuple((spec, _HOMES[name]) for name, spec in _REGISTRY.items())
 
 
 def having(field: str) -> tuple[str, ...]:
-    """Return the names of all declared operators of which a field is not empty.
+    """Return the names of all declared operators with a non-empty field.
 
     field: "formula" or "chooses".
     """

@@ -1,10 +1,9 @@
-"""The choices of a run: which variant served each form of call, kept so that a run can be repeated.
+"""The choices of a run: the variant that serves each form of call, kept to repeat the run exactly.
 
-Which variant is fastest is measured, or expected where a run asks for no measurement (`Tune`), and
-of two that are close each may win on another computer, or after an update. Variants differ by
-rounding. So a run that is to give the same bits repeats the choices of the run before it: they are
-kept by the form of a call (operator, attributes, shapes, strides, threads), and say nothing of
-where it runs.
+Which variant is fastest is measured, or expected if a run asks for no measurement (`Tune`). Of two
+similar ones either may win on another computer or after an update, and variants differ by rounding.
+So a run that is to give the same bits repeats the choices of an earlier run. They are kept by the
+form of a call (operator, attributes, shapes, strides, threads), independently of where it runs.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ Tune = Literal["now"] | bool
 
 
 class ChoiceError(GraphError):
-    """A choice that cannot be repeated; names the operator, the variant, and those there are."""
+    """A choice that cannot be repeated; names the operator, the variant, and the available ones."""
 
 
 class ChoiceWarning(UserWarning):
-    """A choice that could not be repeated, where another was made instead."""
+    """A choice that could not be repeated, so that another was made."""
 
 
 class Choices:
     """The choices of one run.
 
     Args:
-        given: those to repeat: variant by form of call.
-        strict: whether one that cannot be repeated is an error, or is said and made anew.
-        tune: what a free choice rests on.
-        most: how many are kept; those that were made or repeated last. All of them by default.
+        given: choices to repeat: the variant by form of call.
+        strict: whether a choice that cannot be repeated is an error, or a warning and made again.
+        tune: what a free choice is based on.
+        most: how many are kept, those used last; by default all.
     """
 
     def __init__(
@@ -60,25 +59,25 @@ class Choices:
 
     @property
     def made(self) -> Mapping[str, str]:
-        """The variant of each form of call, of those that had a choice."""
+        """The variant of each form of call that had a choice."""
         return dict(sorted(self._made.items()))
 
     def given(self, form: str) -> str | None:
-        """Return the variant to choose for a form of call, or None where it is free."""
+        """Return the variant to choose for a form of call; None if the choice is free."""
         return self._made.get(form) or self._given.get(form)
 
     def note(self, form: str, variant: str) -> None:
-        """Take note of a choice."""
+        """Record a choice."""
         self._made[form] = variant
         self._made.move_to_end(form)
         if self._most is not None and len(self._made) > self._most:
             self._made.popitem(last=False)
 
     def refuse(self, form: str, why: str) -> None:
-        """Say that a choice cannot be repeated; it is free from now on.
+        """Report that a choice cannot be repeated; it is free from now on.
 
         Raises:
-            ChoiceError: unless it may be made anew.
+            ChoiceError: if `strict`.
         """
         if self._strict:
             raise ChoiceError(f"choices to repeat: {why}")
@@ -88,9 +87,10 @@ class Choices:
         warn(message, ChoiceWarning)
 
     def agree(self, made: Sequence[Mapping[str, str]]) -> bool:
-        """Take over the choices of all processes; return whether some had made different ones.
+        """Adopt the choices of all processes; return whether they differed.
 
-        made: what each process has made, its own among them; of different ones the first's holds.
+        made: those of each process, including this one; where they differ the first process
+        decides.
         """
         agreed: dict[str, str] = {}
         for each in reversed(made):
@@ -101,7 +101,7 @@ class Choices:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Let what is selected inside follow these choices, in the calling thread."""
+        """Use these choices for everything selected inside the block, in the calling thread."""
         token = _CURRENT.set(self)
         try:
             yield
@@ -111,13 +111,13 @@ class Choices:
     # Files
 
     def save(self, path: str | Path) -> None:
-        """Write the choices made as JSON; a file that exists is replaced whole or not at all."""
+        """Save the choices as JSON, atomically."""
         data = {"format": FORMAT, "version": VERSION, "choices": dict(self.made)}
         json_fields.save(path, json_fields.dump(data, ChoiceError))
 
     @staticmethod
     def load(path: str | Path) -> Choices:
-        """Return the choices of a file, to be repeated.
+        """Return the choices in a file, to be repeated.
 
         Raises:
             ChoiceError: it cannot be read, or a field is wrong; names it.
@@ -135,5 +135,5 @@ _CURRENT: ContextVar[Choices | None] = ContextVar("choices", default=None)
 
 
 def current() -> Choices:
-    """Return the choices that what is selected now follows: outside of a run, none of before."""
+    """Return the choices of the calling thread; outside of a run, empty ones."""
     return _CURRENT.get() or Choices()

@@ -1,4 +1,4 @@
-"""What a kernel is bound to: one execution of an operator on concrete arrays."""
+"""Calls: executions of operators on concrete arrays, to which kernels are bound."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from soapstone.records import dataclass
 
 
 def is_device_array(operand: object) -> bool:
-    """Return whether a value is an array of Numba CUDA, or of its simulator; imports neither."""
+    """Return whether a value is an array of Numba CUDA or its simulator, without importing them."""
     return bool(getattr(type(operand), "__cuda_ndarray__", False))
 
 
 class Declined(Exception):
-    """A kernel library cannot do what a variant asks of it, so the variant serves no such call."""
+    """A kernel library cannot do what a variant asks, so the variant serves no such call."""
 
 
 BFLOAT16, TF32 = "bfloat16", "tf32"
@@ -25,13 +25,15 @@ BFLOAT16, TF32 = "bfloat16", "tf32"
 
 @dataclass(frozen=True)
 class Call:
-    """One execution of an operator on concrete arrays, at the addresses it will always use.
+    """One execution of an operator on concrete arrays, at the addresses that it will always use.
 
-    `attributes` are those of the point's tile; `threads` is the processor's thread count. The
-    contents of the inputs numbered in `constants` are there already and never change. The arrays
-    are NumPy's, or Numba's device arrays where the variants are those of a GPU. `precision` is what
-    products may round their float32 operands to: BFLOAT16, of products with constant weights; TF32,
-    of all that libraries of GPUs compute; or not at all.
+    Attributes:
+        attributes: of the point's tile. threads: of the processor.
+        constants: the numbers of inputs whose contents are available already and never change.
+        inputs, outputs: arrays of NumPy, or Numba's device arrays for variants of a GPU.
+        precision: the precision to which products may round float32 operands: BFLOAT16, for
+            products with constant weights; TF32, for everything that GPU libraries compute; or
+            none.
 
     Raises:
         TypeError: an operand is no array: a NumPy scalar has no memory that an entry could use.

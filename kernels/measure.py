@@ -1,9 +1,8 @@
-"""Measured choices of kernels: what each variant takes for a call, kept between runs.
+"""Measurements for the choice of kernels: the time of each variant for a call, kept between runs.
 
-A choice is kept for what a call is (operator, attributes, shapes, strides, types, threads,
-precision) and for its candidates, each with the stamp of its sources, in this process's
-environment: it is made again whenever any of these changes, and all candidates are timed together
-then.
+They are kept by the form of a call (operator, attributes, shapes, strides, types, threads,
+precision), by the candidates with the stamps of their sources, and by this process's environment.
+If any of these changes, all candidates are timed again together.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _UNTIL: ContextVar[Deadline | None] = ContextVar("until", default=None)
 
 @cache
 def environment() -> Mapping[str, str]:
-    """Return the environment of all that is measured: the libraries that kernels call included."""
+    """Return the environment of measurements, including the libraries that kernels call."""
     from soapstone.kernels.cpu.onednn import library as onednn
     from soapstone.kernels.cpu.openblas import library as openblas
 
@@ -63,12 +62,12 @@ def environment() -> Mapping[str, str]:
 
 @cache
 def store() -> Store:
-    """Return the process's store of choices."""
+    """Return the process's store of measurements."""
     return Store("choice", environment=environment())
 
 
 def form(call: Call) -> str:
-    """Return all there is to say of a call: calls of one form are served alike."""
+    """Return the form of a call; calls of equal forms are served alike."""
 
     def arrays(side: tuple[Array, ...]) -> list[Any]:
         return [[name_of(a.dtype), a.shape, a.strides] for a in side]
@@ -82,7 +81,7 @@ def form(call: Call) -> str:
 
 
 def known(call: str, candidates: Sequence[Variant]) -> Times | None:
-    """Return the recorded times of the variants that serve a call of a form, or None."""
+    """Return the recorded times of the variants that serve calls of a form, or None."""
     if _nothing_recorded():
         return None
     found = store().get(_question(call, candidates))
@@ -90,9 +89,10 @@ def known(call: str, candidates: Sequence[Variant]) -> Times | None:
 
 
 def measured(call: Call, of: str, candidates: Sequence[Variant]) -> Times:
-    """Return the times of the variants that serve a call, measured now, and record them.
+    """Measure the variants that serve a call, record their times and return them.
 
-    A sole one is not run. What variants make of a large constant is in memory one at a time.
+    A single candidate is not run. Only one variant's packed form of a large constant is in memory
+    at a time.
 
     of: the call's form. candidates: all that could serve it.
     """
@@ -116,7 +116,7 @@ def measured(call: Call, of: str, candidates: Sequence[Variant]) -> Times:
 
 
 def fastest(times: Times, names: Sequence[str]) -> str:
-    """Return the first of the names with times that no later one beats clearly."""
+    """Return the first of the names with times that no later one clearly beats."""
     best, *later = (name for name in names if name in times)
     for name in later:
         us, least = times[name], times[best]
@@ -128,12 +128,12 @@ def fastest(times: Times, names: Sequence[str]) -> str:
 def of_computer(
     what: str, module: str, make: Callable[[], Mapping[str, Entry]]
 ) -> Mapping[str, float] | None:
-    """Return the times of entries that tell something of this computer, measured once.
+    """Return the times of entries that characterise this computer, measured once.
 
-    None where nothing is recorded and kernels are not measured now, where nothing may be asked, or
-    where what is measured does not fit in memory.
+    None if nothing is recorded and kernels are not measured now, if measurements are off, or if
+    what is measured does not fit in memory.
 
-    what: says all of what is measured but its sources. module: that has them. make: returns the
+    what: identifies the measurement, except its sources. module: their module. make: returns the
     entries by name.
     """
     tune = current().tune
@@ -152,12 +152,12 @@ def of_computer(
 
 
 def _nothing_recorded() -> bool:
-    """Return whether nothing is, as takes neither a file nor the stamps of sources to say."""
+    """Return whether nothing is recorded, without reading a file or stamping sources."""
     return not store.cache_info().currsize and not default_path().exists()
 
 
 def _timed(harness: Any, call: Call, group: Sequence[Variant], sole: bool) -> Times:
-    """Return the times of those of some variants that serve a call; sole: of one alone, too."""
+    """Return the times of the variants that serve a call. sole: whether to time one alone."""
     bound = {each.name: each.entry(call) for each in group}
     entries = {name: entry for name, entry in bound.items() if entry is not None}
     if len(entries) + sole < 2:
@@ -213,8 +213,8 @@ def _own_stamp() -> str:
 def scratch(call: Call) -> Call:
     """Return the same call on scratch arrays of equal shapes and strides.
 
-    Numbers that nobody writes are there already, maybe in a file that memory would not hold; of a
-    constant that is promised, what kernels made of it is found again.
+    Inputs that nobody writes are used themselves, since they may be in a file larger than memory;
+    what kernels packed of a promised constant is found again.
     """
 
     def clone(array: Array) -> Array:
@@ -228,7 +228,7 @@ def scratch(call: Call) -> Call:
 
 
 def numbers(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """Return the elements that an array of a shape and strides reaches: positive, integers zero."""
+    """Return elements as an array of a shape and strides spans: positive, or 0 for integers."""
     extent = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize
     flat = np.zeros(-(-extent // dtype.itemsize) + 16, dtype)
     if kind_of(dtype) == "f":
@@ -240,7 +240,7 @@ def numbers(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype[Any]) 
 
 @contextmanager
 def until(deadline: Deadline) -> Iterator[None]:
-    """Let no variant be run for its time after a deadline, in this thread and in this block."""
+    """Set a deadline for measurements inside the block, in this thread."""
     before = _UNTIL.set(deadline)
     try:
         yield
@@ -251,12 +251,12 @@ def until(deadline: Deadline) -> Iterator[None]:
 def best_us(entries: Mapping[str, Entry]) -> dict[str, float]:
     """Return the best time of each entry over runs taken in turns, in microseconds.
 
-    Taken in turns, a busy machine hurts all alike. A run in whose midst another process was given
-    the core says little, so there are more turns where that happens, up to `PATIENCE` times as
+    Because of the turns, other load on the machine affects all alike. A run during which another
+    process had the core counts little, so more turns are taken then, up to `PATIENCE` times as
     many.
 
     Raises:
-        TimeUpError: the deadline of `until` was over first.
+        TimeUpError: the deadline of `until` passed first.
     """
     deadline = _UNTIL.get() or Deadline()
     best = dict.fromkeys(entries, float("inf"))

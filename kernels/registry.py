@@ -35,11 +35,15 @@ MODULES: dict[str, tuple[str, ...]] = {
 class Variant:
     """A kernel that may serve `operator` on processors of one kind.
 
-    `kernel` gives its entry, or None when it does not serve a particular call (dtype, strides,
-    sizes). `expected` is the time that it usually takes, as a share of what the operator's plain
-    kernel does, or what says so of a call: the least is chosen where nothing is measured.
-    `promises`: it takes constants whose contents are promised (`native.memory.Promise`), and reads
-    none but by `memory.held`; the others get contents. Constants that are one number anyone reads.
+    Attributes:
+        operator, name, processor: what it serves, its name, and the kind of processor.
+        kernel: returns the entry of a call, or None if it does not serve it (dtype, strides,
+            sizes).
+        expected: its usual time relative to the operator's plain kernel, or a function of a call
+            that returns it; the least is chosen where nothing is measured.
+        promises: whether it takes constants whose contents are promised (`native.memory.Promise`)
+            and reads them only by `memory.held`; others get contents. Any may read constants of one
+            number.
     """
 
     operator: str
@@ -50,11 +54,11 @@ class Variant:
     promises: bool = False
 
     def expects(self, call: Call) -> float:
-        """Return the time that it usually takes for such a call; see `expected`."""
+        """Return the relative time that is expected for a call; see `expected`."""
         return self.expected(call) if callable(self.expected) else self.expected
 
     def bind(self, call: Call) -> Any:
-        """Return the kernel's entry of a call, a CPU's fenced in checked mode, or None."""
+        """Return the kernel's entry of a call, or None; in checked mode, a CPU's is fenced."""
         if memory.CHECKED and self.processor == "cpu":
             return fenced(call, self.entry)
         return self.entry(call)
@@ -68,7 +72,7 @@ class Variant:
         return self.kernel(call)
 
     def _taken(self, constant: Array) -> Array:
-        """Return a constant as the kernel takes it."""
+        """Return a constant as the kernel takes it: a promise, or its contents."""
         if constant.size == 1:
             return memory.contents(constant)
         return constant if self.promises else memory.held(constant)
@@ -104,7 +108,7 @@ _HOMES: dict[tuple[str, str, str], str] = {}  # operator, kind, name: the module
 
 
 def declining(bind: Bind) -> Bind:
-    """Return a bind that serves no call which its kernel library declines, wherever it does so."""
+    """Wrap a bind function so that it serves no call which its kernel library declines."""
 
     @wraps(bind)
     def bound(call: Call) -> Any:
@@ -126,14 +130,14 @@ def variant(
 ) -> Callable[[B], B]:
     """Return a decorator that registers a bind function as a variant of the operators.
 
-    The function is given a `Call`, the arrays and attributes of one point task, and returns an
+    The function takes a `Call`, the arrays and attributes of one point task, and returns an
     `Entry`, or None for a call that it does not serve.
 
     Args:
         operators: one name or several. name: of the variant. processor: the kind that it is for.
-        expected: see `Variant`; of equal ones, that which is registered first is preferred.
-        promises: see `Variant`; it reads constants by `memory.held`, `memory.address` and
-            `shared.packed` alone.
+        expected: see `Variant`; of equal ones, the one registered first is preferred.
+        promises: see `Variant`; it reads constants only by `memory.held`, `memory.address` and
+            `shared.packed`.
     """
     names = (operators,) if isinstance(operators, str) else tuple(operators)
     home = importing()
@@ -156,9 +160,9 @@ def variants(operator: str, processor: str = "cpu") -> tuple[Variant, ...]:
 
 
 def homes(processor: str) -> dict[str, list[tuple[str, str]]]:
-    """Return the variants of each operator of the package, in registration order: module and name.
+    """Return the package's variants of each operator, in registration order: module and name.
 
-    What a program registers itself is not among them. processor: the kind that they are for.
+    Variants that a program registers are not included. processor: the kind that they are for.
     """
     found: dict[str, list[tuple[str, str]]] = {name: [] for name in declared()}
     for (operator, kind), known in _VARIANTS.items():
@@ -170,19 +174,19 @@ def homes(processor: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def foreign() -> bool:
-    """Return whether a program has registered variants that are not the package's."""
+    """Return whether a program has registered variants besides the package's."""
     return any(not home.startswith(f"{__package__}.") for home in _HOMES.values())
 
 
 def home(variant: Variant) -> str:
-    """Return the module that registers a variant, "" for none."""
+    """Return the module that registers a variant of the package, "" for other variants."""
     return _HOMES.get((variant.operator, variant.processor, variant.name), "")
 
 
 def arrange(operator: str, processor: str, names: Sequence[str]) -> None:
-    """Put variants of an operator in an order, those of other names where they are.
+    """Reorder some variants of an operator; others keep their places.
 
-    processor: the kind that they are for. names: of variants, in the order.
+    processor: the kind that they are for. names: of variants, in the new order.
     """
     known = _VARIANTS.get((operator, processor), [])
     own = iter(sorted((v for v in known if v.name in names), key=lambda v: names.index(v.name)))
@@ -196,7 +200,7 @@ def registered(processor: str = "cpu") -> tuple[Variant, ...]:
 
 
 def _load(processor: str, operator: str | None = None) -> None:
-    """Import what registers the variants of an operator, or of all."""
+    """Import the modules that register the variants of an operator, or of all."""
     for module in MODULES.get(processor, ()):
         package = sys.modules.get(module) or importlib.import_module(module)
         if hasattr(package, "load"):  # it does not register all when it is imported

@@ -1,6 +1,6 @@
-"""The choice of a variant for a call: by measured or expected cost, among those that serve it.
+"""The choice of a kernel variant for a call, by measured or expected cost.
 
-The NumPy reference serves what no native variant does; it runs as a Python-bodied entry.
+Where no native variant serves a call, the NumPy reference does, as a Python-bodied entry.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def run_reference(call: Call) -> None:
 def select(
     call: Call, processor: str = "cpu", variant: str | None = None
 ) -> tuple[str, Entry | None]:
-    """Return the name and entry of the fastest variant, or of the one that is named.
+    """Return the name and entry of the fastest variant for a call, or of the named one.
 
-    What this run has chosen for such a call, or is to choose (`Choices`), is chosen again. The
-    entry is None for the reference, which the caller runs as a Python body.
+    A choice of this run for a call of the same form (`Choices`) is repeated. The entry is None for
+    the reference, which the caller runs as a Python body.
 
     Raises:
         ValueError: the named variant does not exist or does not serve the call.
@@ -67,10 +67,10 @@ def select(
 def select_device(call: Call, variant: str | None = None) -> tuple[str, DeviceEntry]:
     """Return the name and entry of the fastest CUDA variant of a call, or of the named one.
 
-    It is `select` for a GPU, whose host runs what no variant serves.
+    Like `select`, but calls that no variant serves are left to the host.
 
     Raises:
-        ValueError: none serves it; what the operands are is said.
+        ValueError: no variant serves the call; names its operands.
     """
     have = variants(call.operator, "cuda")
     entry: Any
@@ -96,7 +96,7 @@ def unserved(processor: str = "cpu") -> tuple[str, ...]:
 
 
 def _rests_on(tune: Tune, processor: str) -> Tune:
-    """Return what a free choice rests on: in the simulator of GPUs times mean nothing."""
+    """Return what a free choice is based on; times mean nothing in the simulator of GPUs."""
     if processor == "cuda" and tune:
         from soapstone.native.cuda.device import simulated
 
@@ -122,9 +122,9 @@ def _named(call: Call, processor: str, name: str) -> Entry | None:
 def _fastest(
     call: Call, of: str, candidates: Sequence[Variant], tune: Tune
 ) -> tuple[str, Entry | None]:
-    """Return the name and entry of the variant that is fastest by what is known or measured.
+    """Return the name and entry of the fastest variant, by known or new measurements.
 
-    Where neither may be asked, by what is expected: the others are not even bound.
+    Without either, the one with the least expected cost; the others are not even bound.
     """
     times = known(of, candidates) if tune else None
     if times is None and tune == "now":

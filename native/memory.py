@@ -1,9 +1,9 @@
-"""Addresses, and the memory behind them: the only place where an array becomes a number.
+"""Addresses and the memory behind them: the only place where an array becomes a number.
 
-Compiled code gets its arguments as a *block* of 64-bit words, some of which are addresses. Nothing
-keeps the memory of an address alive but the array it was taken of. So an `Address` holds that
-array, `pack` makes blocks that hold whatever their words point to, and an `Entry` is made of such a
-block: one whose arrays could be gone cannot be built.
+Compiled code gets its arguments as a *block* of 64-bit words, some of which are addresses. An
+address does not keep its memory alive. So an `Address` holds its array, `pack` makes blocks that
+hold everything their words point to, and an `Entry` is made of such a block: an entry whose arrays
+could have been collected cannot be built.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)  # of every entry
 
 
 class Address(int):
-    """A number that is an address, with what keeps the memory there alive."""
+    """An address, with the object that keeps its memory alive."""
 
     owner: object
 
     @staticmethod
     def of(number: int, owner: object) -> Address:
-        """Return an address in memory that stays as long as `owner` does."""
+        """Return an address in memory that lives as long as `owner` does."""
         made = Address(number)
         made.owner = owner
         return made
@@ -61,9 +61,9 @@ class Notes:
     """What a kernel did with constants when it was bound.
 
     Attributes:
-        read: whether it read any, other than what `packed` has.
-        packed: what it made of constants, each with the constant or view, and (layout, shape,
-            strides) of that.
+        read: whether it read any, except through `packed`.
+        packed: what it made of constants, each with the constant or view, and its (layout, shape,
+            strides).
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Notes:
 
     @contextmanager
     def taken(self) -> Iterator[Notes]:
-        """Take note in this block, in this thread."""
+        """Record into these notes inside the block, in this thread."""
         before, _NOTING.notes = _NOTING.notes, self
         try:
             yield self
@@ -89,16 +89,16 @@ _NOTING = _Noting()
 
 
 def noting() -> Notes | None:
-    """Return where to take note of what is done with constants, if anywhere."""
+    """Return the notes of the present thread, if any."""
     return _NOTING.notes
 
 
 def address(array: Array, offset: int = 0) -> Address:
-    """Return the address of an array's first element, or of what lies `offset` bytes after it.
+    """Return the address of an array's first element, plus `offset` bytes.
 
     Raises:
-        TypeError: what is given is no array. A NumPy scalar, which arithmetic makes of arrays of
-            rank 0, has memory that is gone at once.
+        TypeError: the argument is no array. A NumPy scalar, which arithmetic makes of arrays of
+            rank 0, has memory that is freed at once.
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"address of {type(array).__name__} {array!r}: an array needed")
@@ -115,16 +115,16 @@ def forget_made() -> None:
 
 
 class Promise(mmap.mmap):
-    """Where a constant would be whose contents are made when they are first asked for.
+    """A constant whose contents are made when they are first asked for.
 
-    Its arrays have shapes and strides, and no contents: `held` and `address` give those. It is
-    address space alone, of which no page is ever touched.
+    Its arrays have shapes and strides but no contents, which `held` and `address` provide. They
+    occupy address space alone, of which no page is ever touched.
 
-    make: returns the contents, which `known` keeps for whoever else is promised the same constant.
-    lend: gives contents that are read at once and not kept. Both are C-contiguous and aligned.
-    known: what has been made of the constant, by what that is (`shared.packed`); weakly.
-    lock: held by whoever adds to `known`; one for all promises of the constant.
-    there: the contents where a mapped file has them, at any byte, or None.
+    make: returns the contents, which `known` then keeps for all promises of the same constant.
+    lend: yields contents that are read at once and not kept. Both are C-contiguous and aligned.
+    known: what was made of the constant, by a key (`shared.packed`), held weakly. lock: held while
+    adding to `known`; one for all promises of the constant. there: the contents in a mapped file,
+    perhaps unaligned, or None.
     """
 
     make: Callable[[], Array]
@@ -144,7 +144,7 @@ class Promise(mmap.mmap):
         lock: AbstractContextManager[object],
         there: Array | None = None,
     ) -> Array:
-        """Return the C-contiguous array, not empty, whose contents are promised."""
+        """Return a C-contiguous, non-empty array whose contents are promised."""
         kind, size = np.dtype(dtype), math.prod(shape)
         promise = Promise(-1, size * kind.itemsize)
         promise.make, promise.lend, promise.known, promise.lock = make, lend, known, lock
@@ -159,7 +159,7 @@ class Promise(mmap.mmap):
         return array.ctypes.data - start, array.shape, array.strides
 
     def contents(self) -> Array:
-        """Return the contents: made now, unless somebody has them."""
+        """Return the contents, made now unless they are held already."""
         found = self.known.get("contents")
         if found is None and (lent := self._lent) is not None and lent[0] == threading.get_ident():
             found = lent[1]
@@ -171,7 +171,7 @@ class Promise(mmap.mmap):
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Let contents be read in this block that nobody keeps."""
+        """Yield contents for reading inside the block, without keeping them."""
         if "contents" in self.known:
             yield
             return
@@ -184,7 +184,7 @@ class Promise(mmap.mmap):
 
 
 def promise_of(array: Array) -> Promise | None:
-    """Return the promise that an array, or what it is a view of, belongs to."""
+    """Return the promise of an array, or of what it is a view of; None if there is none."""
     base: object = getattr(array, "base", None)  # a GPU's array has none
     while base is not None and not isinstance(base, Promise):
         base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
@@ -192,7 +192,7 @@ def promise_of(array: Array) -> Promise | None:
 
 
 def held(array: Array) -> Array:
-    """Return an array with its contents, to be read: itself, unless those are promised."""
+    """Return an array with its contents for reading: itself unless they are promised."""
     if _NOTING.notes is not None:
         _NOTING.notes.read = True
     return contents(array)
@@ -220,9 +220,9 @@ def kept_by_views(array: Array) -> Array:
 
 
 def lying(array: Array) -> Array:
-    """Return where the contents of an array lie of which little will be read: perhaps in a file.
+    """Return the contents of an array in place, perhaps in a file, to read little of them.
 
-    In a file they are at any byte, so the elements are of no type but bytes (`numpy.void`).
+    In a file they may be unaligned, so elements have the type of bytes (`numpy.void`).
     """
     promise = promise_of(array)
     if promise is None or promise.there is None or "contents" in promise.known:
@@ -235,19 +235,19 @@ def lying(array: Array) -> Array:
 
 
 def _part(promise: Promise, contents: Array, array: Array, dtype: Any = None) -> Array:
-    """Return of contents that were promised what an array is of them."""
+    """Return the part of promised contents that an array is."""
     offset, shape, strides = promise.place(array)
     flat = contents.reshape(-1).view(np.uint8)
     return np.ndarray(shape, dtype or array.dtype, flat, offset, strides)
 
 
 def start(array: Array) -> int:
-    """Return where an array's first element is, as a number that keeps nothing there."""
+    """Return the address of an array's first element as a number that keeps nothing alive."""
     return int(array.ctypes.data)
 
 
 def array_at(number: int, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return the array at an address, in C order, whose memory somebody else keeps."""
+    """Return the C-ordered array at an address whose memory is kept alive elsewhere."""
     kind = np.dtype(dtype)
     nbytes = math.prod(shape) * kind.itemsize
     if nbytes == 0:
@@ -257,7 +257,7 @@ def array_at(number: int, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def mapping(array: Array) -> mmap.mmap | None:
-    """Return the mapped file that an array's elements are in, or None."""
+    """Return the mapped file in which an array's elements are, or None."""
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
@@ -265,7 +265,7 @@ def mapping(array: Array) -> mmap.mmap | None:
 
 
 def let_go(array: Array) -> None:
-    """Say that a large array will not be read again soon, where it is of a mapped file."""
+    """Release the pages of a large array in a mapped file, which will not be read again soon."""
     base = mapping(array) if array.nbytes >= _LEAST else None
     if base is not None and array.flags.c_contiguous:
         offset = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
@@ -276,7 +276,7 @@ def let_go(array: Array) -> None:
 
 
 def strided(array: Array, shape: Sequence[int], strides: Sequence[int]) -> Array:
-    """Return the view of an array's memory with other extents, and strides in bytes."""
+    """Return a view of an array's memory with other extents, and strides in bytes."""
     if name_of(array.dtype) not in BITS:
         return np.lib.stride_tricks.as_strided(array, shape, strides)
     bits = array.view(f"u{array.itemsize}")  # as_strided does not know every type
@@ -292,7 +292,7 @@ def extent(array: Array) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def reach(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """Return how far before its first element an array begins, and how far behind it ends: bytes.
+    """Return the bytes by which an array extends before its first element, and behind it.
 
     The first is 0 or less; an empty array has none.
     """
@@ -303,9 +303,9 @@ def reach(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tu
 
 
 def aligned(nbytes: int, *, zero: bool = False) -> Array:
-    """Return memory at the boundary of a cache line: uint8 (nbytes,), zeros or whatever was there.
+    """Return memory on a cache-line boundary: uint8 (nbytes,), zeroed or uninitialised.
 
-    In checked mode guard zones lie around it, and what was there are NaNs.
+    In checked mode guard zones surround it, and uninitialised memory is filled with NaNs.
 
     Raises:
         MemoryError: the system has no room.
@@ -322,11 +322,11 @@ def aligned(nbytes: int, *, zero: bool = False) -> Array:
 
 
 class Scratch(np.ndarray[Any, np.dtype[Any]]):
-    """Memory that an entry works in: what it holds before a run, as zeros, changes nothing."""
+    """Memory that an entry works in; its contents before a run do not matter."""
 
 
 def scratch(nbytes: int) -> Array:
-    """Return so many bytes, at least one, as `Scratch` on a cache line's boundary."""
+    """Return at least one byte, and `nbytes`, as `Scratch` on a cache-line boundary."""
     return aligned(max(nbytes, 1)).view(Scratch)
 
 
@@ -338,7 +338,7 @@ def aligned_array(shape: tuple[int, ...], dtype: Any, *, zero: bool = False) -> 
 
 
 def spoil(array: Array | None) -> None:
-    """Fill memory whose contents count for nothing with NaNs; integers become -1."""
+    """Fill memory whose contents do not matter with NaNs; integers become -1."""
     if array is not None:
         array.reshape(-1).view(np.uint8)[:] = 0xFF
 
@@ -346,7 +346,7 @@ def spoil(array: Array | None) -> None:
 class Block:
     """The argument block of an entry: int64 words, and everything they point to.
 
-    keep: whatever has to outlive the words.
+    keep: other objects that must outlive the words.
     """
 
     __slots__ = ("address", "keep", "words")
@@ -358,7 +358,7 @@ class Block:
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays that compiled code is given, among what is kept."""
+        """The arrays among what is kept that are passed to compiled code."""
         return tuple(array for each in self.keep for array in _arrays(each))
 
 
@@ -366,9 +366,9 @@ def pack(*values: Any, keep: tuple[Any, ...] = ()) -> Block:
     """Return a block of the values, one word each.
 
     Arrays and blocks become addresses, entries two of them (function and block); integers and
-    booleans become themselves, floats the bits of a float64; tuples and lists are flattened. All
-    that is pointed to is kept, and so is what `keep` names: of objects that hold arrays for
-    compiled code in their `keep`, those too.
+    booleans become themselves, floats the bits of a float64; tuples and lists are flattened.
+    Everything pointed to is kept, and so is what `keep` names, including the `keep` of objects that
+    hold arrays for compiled code.
 
     Raises:
         TypeError: a value is a floating NumPy scalar, where an array may have been meant.
@@ -381,7 +381,7 @@ def pack(*values: Any, keep: tuple[Any, ...] = ()) -> Block:
 
 
 def _add(values: Iterable[Any], words: list[int], kept: list[Any]) -> None:
-    """Append the words of values, and what has to be kept of them."""
+    """Append the words of values, and what must be kept alive for them."""
     for value in values:
         if type(value) is int:  # most are
             words.append(value if value < 1 << 63 else value - (1 << 64))
@@ -412,7 +412,7 @@ def _add(values: Iterable[Any], words: list[int], kept: list[Any]) -> None:
 
 
 def _arrays(kept: Any) -> tuple[Array, ...]:
-    """Return the arrays that compiled code is given by what a block keeps."""
+    """Return the arrays passed to compiled code, given what a block keeps."""
     if isinstance(kept, Block):
         return kept.arrays
     held = kept if isinstance(kept, np.ndarray) else getattr(kept, "keep", None)
@@ -420,7 +420,7 @@ def _arrays(kept: Any) -> tuple[Array, ...]:
 
 
 def block_at(place: Address) -> Block:
-    """Return as a block what a library keeps at an address."""
+    """Return the memory at an address, which a library keeps, as a block."""
     made = Block([], ((place.owner,),))  # no array of which is compiled code's
     made.address = int(place)
     return made
@@ -432,7 +432,7 @@ NO_ARGUMENTS = pack()
 class Entry(NamedTuple):
     """Compiled code bound to concrete arrays: `int32 fn(void *block)`, where 0 means success.
 
-    `arguments` keeps all that its words point to; `statuses` explains the non-zero codes.
+    `arguments` keeps everything that its words point to; `statuses` explains the non-zero codes.
     """
 
     address: int
@@ -446,7 +446,7 @@ class Entry(NamedTuple):
 
     @property
     def keep(self) -> object:
-        """What has to live as long as the entry."""
+        """The objects that must live as long as the entry."""
         return self.arguments
 
 

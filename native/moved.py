@@ -1,10 +1,10 @@
-"""Entries of equal calls: one is bound, the others are its code over blocks of other addresses.
+"""Entries of equal calls: one is bound, the others are its code over other addresses.
 
-What a kernel does with operands of one form is the same wherever they lie. So of the words of its
-blocks, those that are addresses in operands, or in what it made of constants (`shared.packed`), are
-others for another call, and the rest is the same. That this is so of a kernel is shown where two
-of its entries were bound, word by word, before any is made so. What is an entry's own, such as
-scratch, is then common to several, which must not run at once.
+What a kernel does with operands of one form does not depend on where they are. So between the
+blocks of two equal calls, the words that differ are addresses in operands, or in what the kernel
+made of constants (`shared.packed`). Before any entry is derived, this is verified for the kernel
+word by word on two entries that were bound. An entry's own memory, such as scratch, is then shared
+by several entries, which must not run at once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _SHOWN: dict[Hashable, set[int]] = {}  # of how entries move, in which places th
 
 
 class FixedError(Exception):
-    """Of an entry no other can be made."""
+    """An entry from which no other can be derived."""
 
 
 class _Handle(NamedTuple):
-    """A library's object on memory: what makes another, and where that is."""
+    """A library's object that refers to memory: how to make another, and that memory."""
 
     again: Callable[..., Any]
     place: int
@@ -32,21 +32,21 @@ class _Handle(NamedTuple):
 
 
 class _Words(NamedTuple):
-    """A block; which of its words move, each with the place that it is of and how far behind."""
+    """A block, and which of its words move: for each, the place it refers to and the offset."""
 
     words: list[int]
     moves: list[tuple[int, int, int]]
 
 
 class Moved:
-    """What entries of calls like one are made of.
+    """Derives entries of equal calls.
 
     Args:
-        of: the operator and the variant. entry: of the first call. operands: all of its, inputs
-            before outputs. notes: of what the kernel did with constants when it was bound.
+        of: the operator and the variant. entry: of the first call. operands: of that call, inputs
+            before outputs. notes: what the kernel did with constants when it was bound.
 
     Raises:
-        FixedError: it depends on what constants hold, or its words are not understood.
+        FixedError: the entry depends on the contents of constants, or has unknown words.
     """
 
     def __init__(self, of: Hashable, entry: Entry, operands: Sequence[Array], notes: Notes) -> None:
@@ -79,9 +79,9 @@ class Moved:
         self._shown = _SHOWN.setdefault(how, set())
 
     def at(self, operands: Sequence[Array], starts: Sequence[int]) -> Entry | None:
-        """Return the entry of a call of other operands of the same forms, or None: to be bound.
+        """Return the entry for other operands of the same forms; None if the call must be bound.
 
-        starts: where their first elements are.
+        starts: the addresses of their first elements.
         """
         found = self._found(operands)
         if found is None:
@@ -108,9 +108,9 @@ class Moved:
         return self.entry._replace(arguments=block)
 
     def show(self, other: Entry, operands: Sequence[Array]) -> None:
-        """Take note that entries move so, if one that was bound differs as is thought, and no more.
+        """Verify on another bound entry that exactly the expected words differ.
 
-        other: that one. operands: of its call.
+        other: that entry. operands: of its call.
         """
         found = self._found(operands)
         if found is None or (other.address, other.statuses) != self.entry[::2]:
@@ -122,17 +122,17 @@ class Moved:
             self._shown |= self._moved(starts)
 
     def _moved(self, starts: list[int]) -> set[int]:
-        """Return in which places something else lies than in the first call."""
+        """Return the places whose memory differs from that in the first call."""
         return {n for n, (a, b) in enumerate(zip(self._starts, starts)) if a != b}
 
     def _together(self, starts: list[int]) -> bool:
-        """Return whether what overlaps in the first call, and is not told apart, does so again."""
+        """Return whether places that overlap in the first call, undistinguished, do so again."""
         return all(
             starts[a] - starts[b] == self._starts[a] - self._starts[b] for a, b in self._tied
         )
 
     def _found(self, operands: Sequence[Array]) -> list[Array | None] | None:
-        """Return what is at each of the first places for a call, None where that is not made."""
+        """Return the memory at each of the places for a call; None where it has not been made."""
         found: list[Array | None] = [
             array if not promised else contents(array) if number in self._used else _there(array)
             for number, (array, promised) in enumerate(zip(operands, self._promised))
@@ -151,7 +151,7 @@ class Moved:
         return found
 
     def _visit(self, block: Block) -> None:
-        """Find what moves of a block and all that it points to."""
+        """Find the words that move in a block and in everything that it points to."""
         if block.address in self._places:
             return
         if block.address != block.words.buffer_info()[0]:
@@ -194,23 +194,27 @@ class Moved:
             self._used.add(place)
 
     def _still(self, array: Array) -> None:
-        """Refuse an array of numbers that may be addresses in what moves."""
+        """Check that an array of numbers holds no addresses in places that move.
+
+        Raises:
+            FixedError: it may.
+        """
         if array.dtype.kind in "iu" and array.itemsize == 8 and self._of(start(array))[0] is None:
             for low, high in self._spans:
                 if ((array >= low) & (array < high)).any():
                     raise FixedError
 
     def _of(self, word: int) -> tuple[int | None, int]:
-        """Return which place a word is an address in, and how far behind its start."""
+        """Return the place to which a word is an address, and its offset there."""
         for place, (low, high) in enumerate(self._spans):
             if low <= word < high:
                 return place, word - self._starts[place]
         return None, 0
 
     def _alike(self, one: Block, two: Block, starts: list[int], other: dict[int, int]) -> bool:
-        """Return whether blocks differ in what moves, and in where what is their own lies.
+        """Return whether blocks differ only in words that move and in addresses of their own.
 
-        starts: of what is at places. other: what addresses of the one are in the other.
+        starts: of the places. other: what addresses of the one are in the other.
         """
         if other.setdefault(one.address, two.address) != two.address:
             return False
@@ -250,7 +254,7 @@ class Moved:
 
 
 def _each(kept: Sequence[Any]) -> Iterator[Any]:
-    """Yield what a block keeps, one by one."""
+    """Yield the objects that a block keeps."""
     for each in kept:
         if isinstance(each, tuple | list):
             yield from _each(each)
@@ -259,7 +263,7 @@ def _each(kept: Sequence[Any]) -> Iterator[Any]:
 
 
 def _overlaps(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of spans that overlap, two by two."""
+    """Yield pairs of numbers of spans that overlap."""
     for number, (low, high) in enumerate(spans):
         for other, (begin, end) in enumerate(spans[:number]):
             if low < end and begin < high:
@@ -275,7 +279,7 @@ def _start(array: Array | None) -> int:
 
 
 def _there(array: Array) -> Array | None:
-    """Return an operand's contents, unless they are promised and nobody has them."""
+    """Return an operand's contents; None if they are promised and not made."""
     promise = promise_of(array)
     if promise is None:
         return array
@@ -283,7 +287,7 @@ def _there(array: Array) -> Array | None:
 
 
 def _part(array: Array, operands: Sequence[Array]) -> tuple[int, int]:
-    """Return which operand a constant that was packed is of, and how far behind its start."""
+    """Return the operand of which a packed constant is part, and the offset there."""
     promise = promise_of(array)
     for number, operand in enumerate(operands):
         if promise is not None and promise_of(operand) is promise:

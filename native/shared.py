@@ -1,9 +1,10 @@
-"""Memory that never changes, kept once however many ask for the same contents.
+"""Memory that never changes, kept once for equal contents.
 
-Sessions of one model, and the shapes of inputs of one session, pack the same weights in the same
-layouts. What is packed is compared with what is there already, so nothing is hashed, and equal
-contents are one array for as long as anybody has it. What is made of a constant whose contents are
-only promised (`memory.Promise`) is found by that constant: it is neither read nor packed again.
+The sessions of one model, and the input shapes of one session, pack the same weights in the same
+layouts. Packed contents are compared with those that exist, so nothing is hashed, and equal
+contents are one array as long as anybody holds it. What is made of a constant whose contents are
+only promised (`memory.Promise`) is found by that constant, which is then neither read nor packed
+again.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _lock = Lock()  # collecting garbage, as anything may, calls `forget`
 
 
 def shared(array: Array) -> Array:
-    """Return an array of the same bytes that was given here before and is still kept, or this one.
+    """Return an array of the same bytes that was passed here before and is still held, or this one.
 
-    array: C-contiguous; nobody writes to it from now on. What is returned has its shape and type.
+    array: C-contiguous; nobody writes to it from now on. The result has its shape and type.
     """
     if array.nbytes < LEAST or not array.flags.c_contiguous:
         return array
@@ -56,11 +57,11 @@ def shared(array: Array) -> Array:
 def packed(
     array: Array, layout: Hashable, make: Callable[[], Array], others: Sequence[Array] = ()
 ) -> Array:
-    """Return what a kernel makes of a constant, made now unless somebody has it.
+    """Return what a kernel makes of a constant; made now unless it exists.
 
-    array: the constant, or a view of it. layout: names what is made; equal ones, of equal constants
-    and views, are the same. make: reads the constant by `memory.held` or `memory.address`, and
-    keeps nothing of it. others: constants that are read beside it.
+    array: the constant, or a view of it. layout: identifies what is made; for equal constants and
+    views, equal layouts give equal results. make: reads the constant by `memory.held` or
+    `memory.address`, and keeps nothing of it. others: further constants that it reads.
     """
     promise, notes = promise_of(array), noting()
     with Notes().taken():  # what is read here is in what is made
@@ -81,14 +82,14 @@ def packed(
 
 
 def places() -> list[tuple[int, int]]:
-    """Return the addresses of what was given here and is still kept, and those past its ends."""
+    """Return the addresses of all arrays passed here and still held, and of their ends."""
     with _lock:
         arrays = [known() for several in _known.values() for known in several]
     return [extent(array) for array in arrays if array is not None]
 
 
 def _mark(array: Array) -> Hashable:
-    """Return what tells constants apart that are read beside one: what is known of all has them."""
+    """Return an identity for constants that are read beside another."""
     promise = promise_of(array)
     return array.tobytes() if promise is None else (id(promise.known), promise.place(array))
 
@@ -98,5 +99,5 @@ def _bytes(array: Array) -> Array:
 
 
 def _words(data: Array) -> Array:
-    """Return bytes as words where they are some: fewer are compared."""
+    """Return bytes as words if their number allows, so that fewer are compared."""
     return data.view(np.uint64) if data.size % 8 == 0 else data

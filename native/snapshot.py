@@ -1,10 +1,10 @@
-"""A bound entry as data, from which another process makes the like without binding a call.
+"""Bound entries as data, from which another process makes them again without binding a call.
 
-An entry is code over blocks of words. A word is a number or an address: in an array, in a block, of
-a function, of an object of a library. Which it is follows from where all that a block keeps lies.
-Data of an entry are its words, with what each address among them is of; the contents of arrays; and
-how each object was made. A word that is an address of anything else (`system.mapped`) makes the
-entry one of which there are no data, and so does one among numbers of another kind.
+An entry is code over blocks of words. A word is a number, or an address in an array, in a block, of
+a function or of a library's object; which it is follows from the addresses of everything that a
+block keeps. The data of an entry are its words, with what each address refers to; the contents of
+arrays; and how each object was made. An entry with a word that is an address of anything else
+(`system.mapped`), or with an address among numbers of another kind, has no data.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Data = dict[str, Any]  # of numbers, texts, bytes and tuples of these
 
 
 class UnknownError(Exception):
-    """An entry holds an address of what no other process can make."""
+    """An entry with an address of something that no other process can make."""
 
 
 class _Kept:
-    """All that blocks keep: blocks by address, arrays, and objects in an order to make them in."""
+    """Everything that blocks keep: blocks by address, arrays, objects in order of creation."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
@@ -78,7 +78,7 @@ class _Kept:
 
 
 class _Targets:
-    """What addresses may be of: ranges, by number, and what else of memory there is."""
+    """The possible targets of addresses: ranges, by number, and other mapped memory."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
         self.first, self.past = np.array(ranges, np.int64).reshape(-1, 2).T
@@ -90,7 +90,7 @@ class _Targets:
             raise UnknownError("the system does not tell what memory there is")
 
     def moves(self, words: Array) -> tuple[Array, Array, Array]:
-        """Return which words are addresses, and of each the target and how far behind its start."""
+        """Return which words are addresses, and for each its target and the offset there."""
         low, high = max(_LEAST, int(self._mapped[0, 0])), int(self._mapped[-1, 1])
         at = np.flatnonzero((words >= low) & (words < high))
         picked = words[at]
@@ -111,22 +111,22 @@ def taken(
     functions: Mapping[int, Hashable],
     recipe: Callable[[Any, Mapping[int, int], Callable[[int], Place]], Hashable],
 ) -> tuple[Callable[[], Data], Array]:
-    """Return what makes the data of an entry, and contents of arrays, both as they are now.
+    """Return a function that makes the data of an entry, and the contents of arrays, as of now.
 
-    The first may be called later, while the entry runs, and completes the second by what is in
-    arrays that nobody may write to. The others are copied without letting go of the interpreter:
-    each time another thread that computes would have it for some milliseconds.
+    The function may be called later, while the entry runs; it adds the contents of arrays that
+    nobody may write to. The others are copied now, holding the interpreter lock: each release would
+    give it to another computing thread for some milliseconds.
 
     Args:
         ends: arrays that are read or written from outside, by name.
-        free: memory whose contents count for nothing before a run. lying: bytes that the other
-            process has too, such as those of a file.
-        functions: what finds a function again, by its address.
-        recipe: returns of an object what makes the like, given the numbers of objects by address,
-            and what tells of an address where it is.
+        free: memory whose contents do not matter before a run. lying: bytes that the other process
+            has too, such as those of a file.
+        functions: returns what identifies a function, given its address.
+        recipe: returns how to make an object again, given the numbers of objects by address, and a
+            function from an address to its place.
 
     Raises:
-        UnknownError: there are none, and why.
+        UnknownError: the entry has no data; says why.
     """
     kept = _Kept()
     kept.block(entry.arguments)
@@ -206,9 +206,9 @@ def taken(
 
 
 class Restored(NamedTuple):
-    """An entry that was made of data: its function and block, and the arrays of its ends.
+    """An entry made of data: its function and block, and the arrays of its ends.
 
-    work: the memory whose contents count for nothing before a run.
+    work: the memory whose contents do not matter before a run.
     """
 
     address: int
@@ -225,7 +225,7 @@ def restored(
     function: Callable[[Any], int],
     make: Callable[[Any, Sequence[Any], Callable[[Place], int]], Any],
 ) -> Restored:
-    """Return the entry of which data are.
+    """Return the entry that data describe.
 
     fill: writes the contents of arrays, as they were taken, to memory. lying: as of `taken`.
     function: returns a function's address. make: makes an object, given those before it and where
@@ -266,9 +266,9 @@ def restored(
 def _segments(
     arrays: Sequence[Array], free: Sequence[tuple[int, int]]
 ) -> tuple[list[tuple[int, int]], int]:
-    """Return the memory of arrays, in pieces that do not overlap, and how many of these count.
+    """Return the memory of arrays as disjoint pieces, and how many of these have contents.
 
-    These come first: the contents of the others, which are `Scratch` or in `free`, do not.
+    These come first; the contents of the others, which are `Scratch` or in `free`, do not matter.
     """
     ranges = sorted({(*extent(each), _counts(each, free)) for each in arrays if each.size})
     found: list[tuple[int, int, bool]] = []
@@ -282,7 +282,7 @@ def _segments(
 
 
 def _written(segments: Sequence[tuple[int, int]], arrays: Sequence[Array]) -> list[bool]:
-    """Return of each piece of the memory of arrays whether somebody may write there."""
+    """Return, for each piece of the memory of arrays, whether somebody may write there."""
     first, past = np.array([(0, 0), *sorted(shared.places())], np.int64).T
     ends = {extent(each) for each in arrays if each.flags.writeable and each.size}
     low, high = np.array([*ends], np.int64).reshape(-1, 2).T
@@ -303,7 +303,7 @@ def _counts(array: Array, free: Sequence[tuple[int, int]]) -> bool:
 
 
 def _offsets(segments: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Return where each piece comes to lie, and what so many of them take; lines stay lines."""
+    """Return the offset of each piece, and their total size; cache lines stay aligned."""
     offsets, sizes = [], [0]
     for low, high in segments:
         offsets.append(-(-sizes[-1] // LINE) * LINE + low % LINE)
@@ -312,7 +312,7 @@ def _offsets(segments: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]
 
 
 def _check_words(places: Array, arrays: Sequence[Array]) -> None:
-    """Refuse addresses at places that are of no array of words."""
+    """Check that no array that is not of words has addresses at these places."""
     words = [extent(each) for each in arrays if each.dtype.kind in "iu" and each.itemsize == 8]
     for place in places.tolist():
         if not any(low <= place < high for low, high in words):

@@ -1,8 +1,9 @@
-"""Computers as single devices: a small machine, whose strategy is one for the whole cluster.
+"""Whole computers as single devices: a smaller machine, whose strategy is spread over the cluster.
 
-A search on a machine with one device a computer is fast, and finds what is worth sending over the
-network. Its strategy is spread over the devices of the computers in two ways, by samples and by
-channels, and the search on all devices begins from the better one (beyond Jia, section 3.5).
+A search on a machine with one device for each computer is fast, and finds what is worth sending
+over the network. Its strategy is then spread over the devices of the computers in two ways, by
+samples and by channels, and the search on all devices begins from the better one (beyond Jia,
+section 3.5).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Computers:
     """A model on a machine that has one device for each computer of the cluster.
 
     Attributes:
-        model: None where that would be the same machine or a single device, where computers have
-            unequal numbers of devices, or where times are measured.
+        model: None if that would be the same machine or a single device, if computers have unequal
+            numbers of devices, or if times are measured.
     """
 
     def __init__(self, full: Model) -> None:
@@ -41,7 +42,7 @@ class Computers:
             self.model = prepare(full.graph, self._machine())
 
     def _machine(self) -> Machine:
-        """Return the machine: rates and memories summed, the ways between computers as they are."""
+        """Return the machine: rates and memories are summed, links between computers are kept."""
         full, routed = self.full.machine, self.full.routes
         processors, memories, links = [], [], []
         for name, devices in zip((str(i) for i in range(len(self.members))), self.members):
@@ -64,11 +65,11 @@ class Computers:
     def spread(
         self, configurations: Mapping[str, Configuration], inside: Parallel
     ) -> dict[str, Configuration]:
-        """Return a strategy for all devices: each computer's part of an operator is cut once more.
+        """Return a strategy for all devices, which splits each computer's part further.
 
         Args:
-            inside: what is divided within a computer; what has no such dim is cut by samples, and
-                what cannot be cut is given to the first device.
+            inside: what is split within a computer. An operator without such a dim is split by
+                samples; one that cannot be split runs on the first device.
         """
         spread = {}
         for item in self.full.operators:
@@ -85,7 +86,7 @@ class Computers:
         return spread
 
     def _cut(self, item: Operator, coarse: Configuration, dim: str) -> Configuration | None:
-        """Return a configuration with a dim cut further, a part for each device of a computer."""
+        """Return a configuration with a dim split further, a part for each device of a computer."""
         signature, each = self.full.graph.signature(item.node), len(self.members[0])
         degrees = {d.name: coarse.degrees.get(d.name, 1) for d in signature.dims}
         grid = tuple(degrees.values())

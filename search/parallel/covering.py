@@ -1,7 +1,7 @@
-"""Strategies whose runs measure tasks: together they have each operator in each configuration.
+"""Strategies whose runs measure tasks: together they contain each operator in each configuration.
 
-Jia, section 3.4.1: an operator is measured once for each configuration. Here that is done inside
-whole steps, where caches and neighbours are as they will be: a few strategies cover everything.
+Jia, section 3.4.1, measures an operator once for each configuration. Here that happens inside whole
+steps, with caches and neighbours as in real runs: a few strategies cover everything.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ MOST = 24  # strategies: more configurations than a machine of few devices has
 
 
 def choices(model: Model, item: Operator) -> list[dict[str, int]]:
-    """Return the legal degrees of an operator with at most one point a device, whole first.
+    """Return the legal degrees of an operator with at most one point for each device, whole first.
 
-    Those that split alike (samples, parameters, attributes, sums) are at like places.
+    Degrees that split the same kind of dim (samples, parameters, attributes, sums) have equal
+    positions for all operators.
     """
     signature = model.graph.signature(item.node)
     kinds = kinds_of_dims(model.graph, item.node)
@@ -47,8 +48,8 @@ def covering(model: Model, mixtures: int = 3, seed: int = 0) -> list[dict[str, C
     """Return strategies in which every operator has each of its configurations at least once.
 
     Args:
-        mixtures: how many more have random configurations on random devices, so that an operator is
-            also measured next to others that are split in other ways, and beside others' work.
+        mixtures: the number of further strategies with random configurations on random devices, so
+            that an operator is also measured next to operators that are split differently.
     """
     free = [item for item in model.operators if item.source is None]
     known = {item.name: choices(model, item) for item in free}
@@ -69,14 +70,14 @@ def covering(model: Model, mixtures: int = 3, seed: int = 0) -> list[dict[str, C
 
 
 class Homes:
-    """Which task of a model a launched node is part of, whatever lowering made of it."""
+    """Finds the task of a model to which a launched node belongs, whatever lowering made of it."""
 
     def __init__(self, model: Model) -> None:
         self.graph = model.graph
         self.task_of = {node.name: i for i, (_, nodes) in enumerate(model.tasks) for node in nodes}
 
     def of(self, launch: NodeLaunch) -> int | None:
-        """Return the number of a launch's task, or None where it is part of none."""
+        """Return the number of a launch's task, or None if it belongs to none."""
         node = launch.node
         for name in sorted(node.work_of, key=lambda source: source != node.name):
             for near in (name, *self._readers(name)):
@@ -85,6 +86,6 @@ class Homes:
         return None
 
     def _readers(self, name: str) -> list[str]:
-        """Return who reads what a node makes: sums of gradients and constants are part of those."""
+        """Return the readers of a node's results, to which gradient sums and constants belong."""
         made = self.graph.by_name[name].outputs if name in self.graph.by_name else ()
         return [reader.name for output in made for reader in self.graph.consumers[output]]

@@ -1,4 +1,4 @@
-"""The ways to find a strategy: Markov chains, dynamic programming, branch and bound."""
+"""The methods to find a strategy: Markov chains, dynamic programming, branch and bound."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def exhaustive(
     progress: Progress | None = None,
     inside: bool = False,
 ) -> StrategyResult:
-    """Return the best strategy of equal parts of results, or a better one, with a certificate.
+    """Return the best strategy with equal tiles of results, or a better one, with a certificate.
 
-    Markov chains come first; they may find uneven parts, or parts of sums, that are faster. When
-    the seconds are over, or at Ctrl-C, the best one known, and how far it can be from that, if
-    there are tables by then.
+    Markov chains run first; they may find a faster strategy with uneven tiles, or with partial
+    sums. When the time is over, or at Ctrl-C, it returns the best strategy known, with its distance
+    to the bound if the tables are complete by then.
 
     Args:
-        inside: only strategies of equal parts of results count, once one is found; the best of
-            them may be slower than a beginning of other parts.
+        inside: whether only strategies with equal tiles of results count, once one is found; the
+            best of them may be slower than an initial one of another kind.
 
     Raises:
         ParallelError: an operator has too many configurations.
@@ -135,7 +135,7 @@ def exhaustive(
 
 
 def _told(result: StrategyResult, begin: float, **said: Any) -> StrategyResult:
-    """Return a result whose strategy tells where it comes from."""
+    """Return a result whose strategy records its provenance."""
     initial = said.pop("initial_us", result.initial_us)
     found = result.simulation
     provenance = said | {
@@ -160,7 +160,7 @@ def method_named(method: str) -> Method:
     """Return the method of a name.
 
     Raises:
-        ParallelError: there is none.
+        ParallelError: an unknown method.
     """
     if method not in METHODS:
         raise ParallelError(f"method {method!r} found, one of {', '.join(METHODS)} needed")

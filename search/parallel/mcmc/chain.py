@@ -1,13 +1,13 @@
 """One Markov chain over strategies, compiled (Jia, section 3.5).
 
-A proposal changes the configuration of one operator, at random as in the paper or by a move that
-keeps what is good about it, or those of all equal operators, or of all that share parameters. It is
-accepted if it is faster, else with a probability that falls with the difference. The threshold is
-drawn first, so that a simulation stops as soon as it must be passed. `descend` tries given
-configurations in turn instead, and keeps what is faster.
+A proposal changes the configuration of one operator, at random as in the paper or by an informed
+move, or those of all equal operators, or of all that share parameters. It is accepted if it is
+faster, else with a probability that decreases with the difference. The threshold is drawn first, so
+a simulation stops as soon as it exceeds it. `descend` tries given configurations in turn instead,
+and keeps those that are faster.
 
-Where memory is scarce (`RUN`) both stop with CHECK at each change that is fast enough:
-`Walker` says how many bytes it is over the devices' capacities, and `decide` ends the proposal.
+Where memory is scarce (`RUN`), both stop with CHECK at each change that is fast enough: `Walker`
+computes the bytes beyond the devices' capacities, and `decide` ends the proposal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ BUDGET, FULL, CHECK, NO, YES = (integer(outcome) for outcome in range(5))
 
 @entry
 def keep_best(c: Choice, k: Chain, cost: int) -> None:
-    """Note the strategy as the best so far."""
+    """Record the strategy as the best so far."""
     run = k.run[0]
     run.best, run.before_best = cost, run.proposals
     for op in range(c.operators.shape[0]):
@@ -68,7 +68,7 @@ def keep_best(c: Choice, k: Chain, cost: int) -> None:
 
 @compiled
 def _crowded(c: Choice, part: Any) -> bool:
-    """Return whether more than 1 / part of a pool is taken."""
+    """Return whether more than 1 / part of a pool is in use."""
     return bool(
         c.top[MESSAGES] > c.messages.shape[0] // part
         or c.top[GIVERS] > c.givers.shape[0] // part
@@ -81,7 +81,7 @@ def _crowded(c: Choice, part: Any) -> bool:
 
 @compiled
 def _weigh(p: Problem, c: Choice, load: Array, op: int, sign: int) -> None:
-    """Add the work of an operator's tasks to that of their devices."""
+    """Add the work of an operator's tasks to that of their devices, or subtract it."""
     for task in span(p.operators[op].tasks):
         for point in range(c.operators[op].points):
             load[c.placed[op, point]] += sign * c.task_ns[task, point]
@@ -89,7 +89,7 @@ def _weigh(p: Problem, c: Choice, load: Array, op: int, sign: int) -> None:
 
 @entry
 def weigh(p: Problem, c: Choice, k: Chain) -> None:
-    """Set the work of each device."""
+    """Compute the work of each device."""
     for device in range(p.devices.shape[0]):
         k.load[0, device] = 0
     for op in range(p.operators.shape[0]):
@@ -98,7 +98,7 @@ def weigh(p: Problem, c: Choice, k: Chain) -> None:
 
 @compiled
 def _roomy(p: Problem, c: Choice, s: Scratch, t: State) -> bool:
-    """Make all messages anew if pools are half full; return whether that has made room."""
+    """Rebuild all messages if pools are half full; return whether that has made room."""
     if _crowded(c, np.int64(2)):
         choices.reconnect_all(p, c, s)
         if c.top[OVERFLOW] or _crowded(c, np.int64(3)):
@@ -112,7 +112,7 @@ def _roomy(p: Problem, c: Choice, s: Scratch, t: State) -> bool:
 def _judge(
     p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, threshold: int, delta: bool
 ) -> int:
-    """Derive what was proposed, and accept it unless it is above the threshold."""
+    """Simulate the proposal, and accept it unless its cost exceeds the threshold."""
     run = k.run[0]
     put(k.load[1], k.load[0], p.devices.shape[0])
     for i in range(s.collected[0]):
@@ -140,7 +140,7 @@ def _judge(
 
 @compiled
 def _decide(p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, cost: int) -> int:
-    """End the proposal that was simulated: its cost is known, PASSED if above the threshold."""
+    """End the simulated proposal, given its cost; PASSED if it exceeded the threshold."""
     run = k.run[0]
     if cost == PASSED:
         reject(t)
@@ -174,11 +174,12 @@ def walk(
     proposals: int,
     delta: bool,
 ) -> int:
-    """Make so many proposals; return FULL, with nothing lost, when a pool must be made larger.
+    """Make proposals; return FULL, with nothing lost, when a pool must be enlarged.
 
     Args:
-        temperature: the rise in nanoseconds that is accepted with probability 1 / e.
-        delta: whether passes begin where the change does.
+        temperature: the increase in nanoseconds that is accepted with probability 1 / e.
+        proposals: how many to make.
+        delta: whether simulations begin at the change.
     """
     run = k.run[0]
     for _ in range(proposals):
@@ -216,11 +217,11 @@ def descend(
     last: int,
     delta: bool,
 ) -> int:
-    """Give the operators of a group one configuration after another; keep what is faster.
+    """Try configurations for the operators of a group in turn; keep those that are faster.
 
     Args:
         group: equal operators. degrees, placed: configurations, as rows of `Choice.operators` and
-            `Choice.placed`. row: (1), the next to try; last: the one to stop before.
+            `Choice.placed`. row: (1), the next to try. last: the row to stop before.
     """
     run = k.run[0]
     while row[0] < last:

@@ -1,4 +1,4 @@
-"""The arrays of a Markov chain, and how it draws from its random numbers."""
+"""The arrays of a Markov chain, and its random numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN = record(
 
 @packed
 class Chain(NamedTuple):
-    """A chain's place: random numbers, costs and counts."""
+    """The state of a chain: random numbers, costs and counts."""
 
     random: Array  # uint64 (1)
     run: Array  # RUN (1)
@@ -63,11 +63,11 @@ def _next(random: Array) -> int:
 
 @compiled
 def below(random: Array, limit: Any) -> int:
-    """Draw an integer from 0 on, below a limit."""
+    """Draw an integer in [0, limit)."""
     return int(_next(random) % limit)
 
 
 @compiled
 def share(random: Array) -> float:
-    """Draw a number from 0 on, below 1."""
+    """Draw a number in [0, 1)."""
     return float(_next(random) >> 10) / 9007199254740992.0

@@ -1,10 +1,10 @@
-"""Coordinate descent: every configuration that is placed in order, for one group after another.
+"""Coordinate descent: one group of operators after another tries every ordered placement.
 
-On few devices, every placement too.
+With few devices, it tries every placement.
 
-Groups are all operators of a class, then those that share parameters (the steps of a recurrent
-layer, whose first is often of another class), then those of both, then single ones: so the repeated
-parts of a network are settled together first, and told apart later.
+Groups are the operators of a class; those that share parameters (the steps of a recurrent layer,
+whose first is often of another class); the unions of both; and single operators. So the repeated
+parts of a network are settled together first, and individually later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GIVE_UP = 6  # groups of a kind, the costliest come first, after which others ar
 
 
 def groups_of(model: Model) -> Iterator[list[Array]]:
-    """Yield groups of operators, coarse ones first; those that were there before are left out."""
+    """Yield groups of operators, coarse ones first, each once."""
     equal, shared = classes(model), sharing(model)
     both = {op: (key, shared[op]) for op, key in equal.items()}
     single = {op: op for op in equal}
@@ -48,10 +48,10 @@ def groups_of(model: Model) -> Iterator[list[Array]]:
 
 
 class Descent:
-    """Descends through the groups of a model, as long as it is let.
+    """A descent through the groups of a model.
 
     Args:
-        choices: configurations by class of operator, in place of those that are placed in order.
+        choices: configurations by class of operator, in place of ordered placements.
     """
 
     def __init__(self, walker: Walker, seed: int, choices: Listed | None = None) -> None:
@@ -60,7 +60,7 @@ class Descent:
         self.choices = {} if choices is None else choices
 
     def run(self, go_on: Callable[[], bool]) -> None:
-        """Try configurations for groups of each kind, until it is of no use or `go_on` says no."""
+        """Try configurations for each group until nothing improves or `go_on` returns False."""
         for groups in groups_of(self.model):
             work = self.walker.settled.choice.task_ns[:, 0]
             tasks = self.model.problem.tasks["operator"]
@@ -80,7 +80,7 @@ class Descent:
                 vain = 0 if self.walker.best_ns < MATTERS * before else vain + 1
 
     def _table(self, op: int) -> tuple[Array, Array]:
-        """Return configurations for an operator, in random order, `AT_ONCE` at most."""
+        """Return configurations for an operator in random order, at most `AT_ONCE`."""
         p = self.model.problem
         number, devices = int(p.operators[op]["class_"]), len(p.devices)
         if number not in self.choices:
@@ -96,7 +96,7 @@ class Descent:
 
 
 def _placements(points: int, devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield devices for points: every choice where there are few, else those in order."""
+    """Yield devices for points: every placement if there are few, else ordered ones."""
     if devices**points <= EVERY:
         return every_placement(points, devices)
     return placements(points, devices)

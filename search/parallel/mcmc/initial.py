@@ -1,4 +1,4 @@
-"""Strategies to begin a search with: data and model parallelism, what experts do, random ones.
+"""Initial strategies of a search: data and model parallelism, expert-designed ones, random ones.
 
 Jia, section 3.7.2. Experts parallelize convolutional networks by samples, and their dense layers by
 output channels (Krizhevsky, One weird trick, 2014); recurrent networks by samples across computers,
@@ -36,7 +36,7 @@ class Parallel(StrEnum):
 
 
 def kinds_of_dims(graph: Graph, node: Node) -> dict[str, Parallel]:
-    """Return what each dim of an operator that may be split is."""
+    """Return the kind of each dim of an operator that may be split."""
     signature, sample = graph.signature(node), graph.sample_dims.get(node.name)
     weights = {
         dim
@@ -61,7 +61,7 @@ def kinds_of_dims(graph: Graph, node: Node) -> dict[str, Parallel]:
 
 
 def data_parallel(model: Model) -> Configurations:
-    """Return data parallelism as `engine.parallelism` has it, one part a device."""
+    """Return data parallelism as in `engine.parallelism`, one part for each device."""
     return _by_samples(model, list(range(len(model.machine.processors))))
 
 
@@ -83,7 +83,7 @@ def _by_samples(model: Model, devices: list[int]) -> Configurations:
 
 
 def model_parallel(model: Model) -> Configurations:
-    """Return the strategy that gives each device operators in program order, equal in work."""
+    """Return the strategy that gives each device consecutive operators of equal total work."""
     devices = len(model.machine.processors)
     chosen = _chosen(model)
     flops = [
@@ -98,7 +98,7 @@ def model_parallel(model: Model) -> Configurations:
 
 
 def expert(model: Model) -> Configurations:
-    """Return what experts do with a network of its kind."""
+    """Return the expert-designed strategy for a network of this kind."""
     return _layers(model) if is_recurrent(model) else _one_weird_trick(model)
 
 
@@ -113,7 +113,7 @@ def is_recurrent(model: Model) -> bool:
 
 
 def _one_weird_trick(model: Model) -> Configurations:
-    """Return samples for all but dense layers, which are split by output channels."""
+    """Return data parallelism, except for dense layers, which are split by output channels."""
     devices = len(model.machine.processors)
     configurations = dict(data_parallel(model))
     for item in _chosen(model):
@@ -124,14 +124,14 @@ def _one_weird_trick(model: Model) -> Configurations:
 
 
 def _column(model: Model, item: Operator) -> str | None:
-    """Return the dim of a product's output channels, None for an operator that is no product."""
+    """Return the dim of a product's output channels; None for other operators."""
     kinds = kinds_of_dims(model.graph, item.node)
     columns = [name for name, kind in kinds.items() if kind is Parallel.PARAMETER]
     return columns[-1] if columns and Parallel.REDUCED in kinds.values() else None
 
 
 def _layers(model: Model) -> Configurations:
-    """Return samples across computers, and layers dealt out to the devices of each."""
+    """Return samples split across computers, and layers distributed over the devices of each."""
     groups = computers_of(model.machine)
     layer_of = _layer_numbers(model)
     configurations = {}
@@ -160,10 +160,10 @@ def _layer_numbers(model: Model) -> dict[str, int]:
 
 
 def tensor_parallel(model: Model) -> Configurations:
-    """Return samples and output channels together: rows of devices by samples, columns by channels.
+    """Return samples and output channels split together, on a grid of devices.
 
-    The tensor parallelism of Shoeybi et al., Megatron-LM, 2019: within a computer by channels,
-    across computers by samples; operators without channels by samples alone.
+    The tensor parallelism of Shoeybi et al., Megatron-LM, 2019: by channels within a computer, by
+    samples across computers; operators without channels by samples alone.
     """
     samples = model.graph.sample_dims
     computers = computers_of(model.machine)
@@ -223,7 +223,7 @@ def _samples(model: Model, item: Operator, devices: list[int]) -> Configuration:
 def _split(
     model: Model, item: Operator, name: str | None, devices: range | list[int]
 ) -> Configuration:
-    """Return one dim cut over devices, as far as its extent goes; whole where it cannot be cut."""
+    """Return one dim split over devices as far as its extent allows; whole if it allows none."""
     configuration = split(model.graph, item.node, name, devices)
     return Configuration({}, (devices[0],)) if configuration is None else configuration
 

@@ -1,4 +1,4 @@
-"""The options of a search for a strategy: when it stops, and what its chains begin with."""
+"""The options of a search for a strategy: when it stops, and how its chains begin."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ SIMULATIONS = ("delta", "full")
 
 @dataclass(frozen=True)
 class Options:
-    """How a search goes.
+    """The options of a search.
 
     Attributes:
-        seconds, proposals: when to stop; of all chains together. One of both is enough.
-        patience: stop a chain when its best is no better, by a thousandth, after this share of its
-            search; 1.0: then begin anew with another seed, until the search is over.
-        least: proposals until which a search begins anew in any case: those of a small model take
-            less than a second, and where its first chain ends says little.
-        enough: the gap to the lower bound at which a search ends: nothing much better is left.
-        simulation: delta, or full: every pass from the first task on.
-        blocks: begin with a smaller model that has two of each repeated block.
-        computers: begin with a smaller machine whose devices are whole computers.
-        descent: begin each chain with a descent (`descent.py`).
-        moves: shares of proposals by kind: `proposals.INFORMED`, or `PLAIN`, the paper's.
-        initial: names of initial candidates, besides random ones; data parallelism is simulated
-            in any case.
-        chains: how many run at once.
-        temperature: the rise in cost that is accepted with probability 1 / e, as a share of what
-            an operator costs on average.
+        seconds, proposals: when to stop, for all chains together; one of both suffices.
+        patience: a chain stops when its best has not improved by a thousandth over this share of
+            its search; 1.0: it begins again with another seed until the search is over.
+        least: the number of proposals until which a search begins again in any case. With a small
+            model they take less than a second, and the end of its first chain means little.
+        enough: the gap to the lower bound at which a search ends.
+        simulation: delta, or full: every simulation begins at the first task.
+        blocks: whether to begin with a smaller model that has two of each repeated block.
+        computers: whether to begin with a smaller machine whose devices are whole computers.
+        descent: whether each chain begins with a descent (`descent.py`).
+        moves: the shares of proposals by kind: `proposals.INFORMED`, or `PLAIN`, the paper's.
+        initial: names of initial candidates besides random ones; data parallelism is always
+            simulated.
+        chains: the number that runs at once.
+        temperature: the increase in cost that is accepted with probability 1 / e, as a share of the
+            average cost of an operator.
     """
 
     seconds: float | None = 60.0
@@ -53,7 +53,10 @@ class Options:
     seed: int = 0
 
     def left(self, began: float, made: float) -> float:
-        """Return which share is left of a search that began then, and made so many proposals."""
+        """Return the share of a search that is left.
+
+        began: when it started. made: its number of proposals so far.
+        """
         left = 1.0
         if self.seconds is not None:
             spent = time.perf_counter() - began
@@ -63,7 +66,11 @@ class Options:
         return left
 
     def check(self) -> None:
-        """Raise a `ParallelError` unless a search that goes so ends, and is simulated somehow."""
+        """Check that such a search ends, and can be simulated.
+
+        Raises:
+            ParallelError: otherwise.
+        """
         if self.seconds is None and self.proposals is None:
             raise ParallelError("search: neither seconds nor proposals found, one needed")
         if self.simulation not in SIMULATIONS:

@@ -1,7 +1,7 @@
-"""What a Markov chain proposes, compiled: another configuration of some operators.
+"""The proposals of a Markov chain, compiled: other configurations for some operators.
 
-That of one operator, at random as in the paper (Jia, section 3.5) or by a move that keeps what is
-good about it, or those of all equal operators, of all that share parameters, or of a path or a run.
+These are one operator, at random as in the paper (Jia, section 3.5) or by an informed move; all
+equal operators; all that share parameters; a path; or a run of operators.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def _points(p: Problem, c: Choice, op: int) -> int:
 
 @compiled
 def _degrees(p: Problem, c: Choice, k: Chain, op: int) -> None:
-    """Draw degrees: a number of points, and its prime factors dealt out to dims that may take it.
+    """Draw degrees: a number of points, with its prime factors distributed over dims.
 
-    Every legal choice of degrees with at most one point a device can be drawn.
+    Every legal choice of degrees with at most one point for each device can be drawn.
     """
     c.operators[op].cut = -1
     for _ in range(64):
@@ -94,7 +94,7 @@ def _degrees(p: Problem, c: Choice, k: Chain, op: int) -> None:
 
 @compiled
 def _place(p: Problem, c: Choice, k: Chain, op: int) -> None:
-    """Draw devices: mostly neighbours in order, or evenly spaced; sometimes any, even the same."""
+    """Draw devices: mostly consecutive or evenly spaced, sometimes any, with repeats."""
     points = c.operators[op].points
     pick = below(k.random, np.int64(16))
     if pick < 8:
@@ -128,7 +128,7 @@ def _place(p: Problem, c: Choice, k: Chain, op: int) -> None:
 
 @compiled
 def _take_over(p: Problem, c: Choice, source: int, target: int) -> bool:
-    """Give an operator another's degrees, dim by dim, and devices; return whether that is legal."""
+    """Give an operator the degrees and devices of another; return whether that is legal."""
     if p.operators[source].dims != p.operators[target].dims:
         return False
     for dim in range(p.operators[source].dims):
@@ -150,7 +150,7 @@ def _take_over(p: Problem, c: Choice, source: int, target: int) -> bool:
 
 @compiled
 def _align(p: Problem, c: Choice, k: Chain, op: int, place: int) -> None:
-    """Give an operator the tiles that its peer has of the value that they share."""
+    """Give an operator the tiles that a neighbour has of the value that they share."""
     peer = k.peers[place]
     c.operators[op].cut = -1
     for dim in range(p.operators[op].dims):
@@ -172,7 +172,7 @@ def _align(p: Problem, c: Choice, k: Chain, op: int, place: int) -> None:
 
 @compiled
 def _along(k: Chain, op: int) -> int:
-    """Draw a path of peers, one after another; return its length."""
+    """Draw a path of neighbours; return its length."""
     k.path[0, 0] = op
     length = ONE
     while length < AFFORDED and (length == 1 or below(k.random, np.int64(2))):
@@ -196,7 +196,7 @@ def _along(k: Chain, op: int) -> int:
 
 @compiled
 def _another_degree(p: Problem, c: Choice, k: Chain, op: int) -> bool:
-    """Double or halve the degree of one dim, or move a factor from one to another."""
+    """Double or halve the degree of one dim, or move a factor from one dim to another."""
     c.operators[op].cut = -1
     dims = p.operators[op].dims
     a = below(k.random, dims)
@@ -219,8 +219,8 @@ def _another_degree(p: Problem, c: Choice, k: Chain, op: int) -> bool:
 def _uneven(p: Problem, c: Choice, k: Chain, op: int) -> bool:
     """Move a boundary between two tiles; return whether there is one to move.
 
-    A dim is cut unevenly or another is: one of an operator at most. A dim of single indices stays
-    so, which those that another dim is split inside must.
+    At most one dim of an operator is split unevenly. A dim that is split into single indices stays
+    so, as is needed where another dim is split inside it.
     """
     dims = p.operators[op].dims
     dim = below(k.random, dims)
@@ -242,16 +242,16 @@ def _uneven(p: Problem, c: Choice, k: Chain, op: int) -> bool:
 
 @compiled
 def _run(k: Chain, p: Problem, op: int) -> int:
-    """Return how many operators from this one on are changed together."""
+    """Return how many operators, from this one on, change together."""
     length = 1 + below(k.random, np.int64(AFFORDED))
     return int(min(length, p.operators.shape[0] - op))
 
 
 @compiled
 def propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) -> bool:
-    """Change the configuration of some operators; return whether there is a change to judge.
+    """Change the configurations of some operators; return whether there is a change to judge.
 
-    The operators are collected, and what they were is saved, before anything is changed.
+    The operators are collected, and their configurations saved, before anything changes.
     """
     op = k.free[below(k.random, k.free.shape[0])]
     choices.affected(p, s, op, True)

@@ -1,7 +1,7 @@
-"""One round of a search: its beginnings are tried, and chains go on from the best of them.
+"""One round of a search: initial strategies are tried, and chains continue from the best ones.
 
-Beginnings are named strategies, chance, and what suits smaller models: two of each repeated block,
-whole computers as devices. A smaller model is searched by a round too.
+Initial strategies are named ones, random ones, and those found for smaller models: two of each
+repeated block, or whole computers as devices. A smaller model is searched by a round too.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ LEAST_EACH = 10  # proposals for each operator, without a better strategy, befor
 
 
 class Round:
-    """A search from its beginnings until its chains have come to their ends.
+    """A search from its initial strategies until all its chains have ended.
 
     Attributes:
-        stop: set by an interrupt. note: called with costs, and proposals made by then; None for
-            a smaller model. least: proposals for each operator before a chain may stop.
+        stop: set by an interrupt. note: called with costs and the number of proposals; None for a
+            smaller model. least: the proposals for each operator before a chain may stop.
         best: the chain with the best strategy. runs: `chain_arrays.RUN` of all chains of the whole
             model.
-        initial_us: the time of a step of each beginning.
-        proposals: of all chains that have come to their ends.
+        initial_us: the time of a step of each initial strategy.
+        proposals: of all chains that have ended.
     """
 
     best: Walker
@@ -68,16 +68,16 @@ class Round:
         self._began = time.perf_counter()
 
     def walker(self, number: int) -> Walker:
-        """Return a chain with a seed of its own."""
+        """Return a new chain with its own seed."""
         options, model = self.options, self.model
         seed = options.seed * 1000 + number
         return Walker(model, options.moves, options.temperature, options.simulation != "full", seed)
 
     def walk(self) -> None:
-        """Try the beginnings, then let chains go on from the best of them.
+        """Try the initial strategies, then let chains continue from the best ones.
 
-        In a recurrent network others follow from those that are unlike it, but not much slower:
-        what chains come to there depends on where they begin more than on how long they are.
+        In a recurrent network, chains also start from strategies that are quite different but not
+        much slower, because the start matters more there than the length of a chain.
         """
         first = self.walker(0)
         self._beginnings = self._candidates()
@@ -101,7 +101,7 @@ class Round:
             self._go_on({self.walker(len(walkers) + at + i): name for i, name in enumerate(some)})
 
     def _try_others(self, walker: Walker) -> None:
-        """Learn what the beginnings cost; those that need a search of their own come last."""
+        """Simulate the initial strategies; those that need a search of their own come last."""
         others = [name for name in self._beginnings if name != "data"]
         for name in sorted(others, key=lambda name: name not in ALWAYS):
             late = self.options.seconds and self._left() <= 1.0 - BEGINNINGS_SHARE
@@ -121,7 +121,7 @@ class Round:
                 self._try(walker, "blocks", blocks.spread(found))
 
     def _candidates(self) -> dict[str, Mapping[str, Configuration]]:
-        """Return the beginnings that need no search."""
+        """Return the initial strategies that need no search."""
         names = dict.fromkeys(("data", *self.options.initial))
         found = {name: NAMED[name](self.model) for name in names}
         for number in range(self.options.random):
@@ -133,7 +133,7 @@ class Round:
     def _try(
         self, walker: Walker, name: str, configurations: Mapping[str, Configuration] | None = None
     ) -> None:
-        """Learn what a beginning costs."""
+        """Simulate an initial strategy and record its cost."""
         if configurations is not None:
             self._beginnings[name] = configurations
         self._costs[name] = walker.begin(self._beginnings[name])
@@ -141,16 +141,16 @@ class Round:
         self._say(self._costs[name])
 
     def _unequal(self) -> list[str]:
-        """Return beginnings of different costs, the best one first.
+        """Return initial strategies of different costs, the best first.
 
-        Data parallelism is tried in any case, but begun from only if it was asked for.
+        Data parallelism is always simulated, but chains start from it only if it was asked for.
         """
         known = set(self._costs) - ({"data"} - set(self.options.initial))
         names = {self._costs[name]: name for name in known or self._costs}
         return [names[cost] for cost in sorted(names)]
 
     def _small(self, model: Model, part: float, **given: Any) -> Mapping[str, Configuration]:
-        """Return what a search in a part of the time finds for a smaller model."""
+        """Return the result of a search for a smaller model, in part of the time."""
         options = self.options
         share = replace(
             options,
@@ -167,10 +167,10 @@ class Round:
         return inner.best.settled.configurations()
 
     def _go_on(self, begins: Mapping[Walker, str]) -> None:
-        """Let chains walk until each has come to its end, or an interrupt comes.
+        """Run chains until each has ended, or an interrupt comes.
 
         Args:
-            begins: the beginning of each chain.
+            begins: the initial strategy of each chain.
         """
         try:
             for walker, name in begins.items():
@@ -201,7 +201,7 @@ class Round:
             self.note(cost, self.proposals + proposals)
 
     def _left(self, walker: Walker | None = None) -> float:
-        """Return which share of the search is left, for one chain."""
+        """Return the share of the search that is left, for one chain."""
         made = 0 if walker is None else walker.proposals * self.options.chains
         return self.options.left(self._began, self.proposals + made)
 

@@ -1,10 +1,10 @@
 """The search for a strategy: Markov chains over the SOAP space, judged by simulation.
 
-Jia, section 3.5. Beyond the paper: chains begin from everything that is known (data and model
-parallelism, what experts do, an imported strategy, what suits two of each repeated block or whole
-computers) and from chance; coordinate descent comes first (`descent.py`); proposals are informed
-(`proposals.py`); thresholds are drawn first, and simulations stop when they must be passed; several
-chains run at once. The best initial candidate is never lost.
+Jia, section 3.5. Beyond the paper: chains start from everything that is known (data and model
+parallelism, expert-designed strategies, an imported strategy, results for two of each repeated
+block or for whole computers) and from random strategies; coordinate descent comes first
+(`descent.py`); proposals are informed (`proposals.py`); thresholds are drawn first, and simulations
+stop when they exceed them; several chains run at once. The best initial candidate is never lost.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ LONGER = 1.5  # times as many proposals at least does a chain make in each
 
 @dataclass(frozen=True)
 class StrategyResult:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        strategy: the best strategy, with where it came from.
-        simulation: what it costs.
+        strategy: the best strategy, with its provenance.
+        simulation: its simulated cost.
         initial_us: the time of a step of each initial candidate.
-        proposals, accepted: of all chains. history: (seconds, best us) whenever it became better.
-        seconds: that the search took. simulation_mode: whether passes of the simulator began in the
-            middle ("delta") or at the start ("full").
-        skipped: the share of tasks before the places where passes began.
+        proposals, accepted: of all chains. history: (seconds, best us) whenever it improved.
+        seconds: of the search. simulation_mode: whether simulations began at the change ("delta")
+            or at the first task ("full").
+        skipped: the share of tasks that delta simulation skipped.
         certificate: of an exhaustive search.
         interrupted: whether Ctrl-C ended it.
     """
@@ -66,11 +66,11 @@ class StrategyResult:
 
     @property
     def speedup_over_data_parallel(self) -> float:
-        """How many times as fast as data parallelism."""
+        """The time of data parallelism over that of the strategy."""
         return self.initial_us.get("data", float("nan")) / self.simulation.step_us
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON can say them."""
+        """Return the figures as JSON data."""
         found = self.simulation.as_dict()
         return found | {
             "speedup_over_data_parallel": self.speedup_over_data_parallel,
@@ -130,7 +130,7 @@ def search(
 
 
 class _Search:
-    """A search under way: rounds, the first of them with an imported strategy."""
+    """A search in progress: a sequence of rounds, the first of them with an imported strategy."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class _Search:
         )
 
     def _goes_on(self, best_ns: int) -> bool:
-        """Return whether another round is begun: there is time, patience, and something to gain."""
+        """Return whether to begin another round: there is time, patience, and something to gain."""
         options = self.options
         if self.stop.is_set() or self._left() <= 0:
             return False
@@ -200,7 +200,7 @@ class _Search:
         return options.patience >= 1.0 or self.proposals < options.least
 
     def _round(self, start: Mapping[str, Configuration] | None) -> Round:
-        """Make a round with what is left."""
+        """Return a round with the remaining budget."""
         options, left = self.options, self._left()
         given = replace(
             options,
@@ -217,11 +217,11 @@ class _Search:
         return made
 
     def _left(self) -> float:
-        """Return which share of the search is left."""
+        """Return the share of the search that is left."""
         return max(0.0, self.options.left(self.began, self.proposals))
 
     def _note(self, cost: int, proposals: int) -> None:
-        """Keep the best cost so far, and say how far the search is."""
+        """Record the best cost so far, and report progress."""
         now = time.perf_counter() - self.began
         with self.lock:
             if not self.history or cost < self.best_ns:

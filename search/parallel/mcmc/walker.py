@@ -1,4 +1,4 @@
-"""A Markov chain with everything it works on: begun from a strategy, walked, descended."""
+"""A Markov chain with its arrays: set to a strategy, walked, descended."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NS_PER_BYTE = 1
 
 
 class Walker:
-    """One chain over strategies of a model.
+    """One chain over the strategies of a model.
 
     Attributes:
-        tight: whether strategies may not fit the devices' memories.
-        step_ns: the time of a step of the strategy set last as a whole.
+        tight: whether strategies may exceed the devices' memories.
+        step_ns: the time of a step of the last strategy that was set as a whole.
         seconds: spent on proposals.
     """
 
@@ -56,7 +56,7 @@ class Walker:
         self.state = schedule.room(p, len(c.messages))
 
     def load(self) -> None:
-        """Compile what walks and descends, or load it, before any clock runs."""
+        """Compile or load the chain's code, before any clock runs."""
         self.begin({})
         none, row = np.zeros((0, 1), np.int64), np.zeros(1, np.int64)
         self._run(chain.walk, 0.0, 0, self.delta)
@@ -74,14 +74,14 @@ class Walker:
         return cost
 
     def _check_each(self, each: bool) -> None:
-        """Say whether every accepted change is checked to fit, or only what is best by and by."""
+        """Set whether memory is checked at every accepted change, or at times for the best."""
         self.run["scarce"] = each
 
     def _note(self) -> None:
         self.fitting = self.best_ns, tuple(each.copy() for each in self.chain.chosen)
 
     def _verify(self) -> None:
-        """Go back to the best strategy that fits if a better one does not; check each from now."""
+        """Return to the best strategy that fits if a better one does not; check each from now."""
         if not self.tight or self.run["scarce"] or self.fitting is None:
             return
         cost, fitting = self.fitting
@@ -102,9 +102,9 @@ class Walker:
         self.return_to_best()
 
     def visit(self) -> None:
-        """Derive and judge the strategy whose configurations are set; the best one stays known.
+        """Simulate the strategy whose configurations are set; the best one is kept.
 
-        Later ones are compared with the best.
+        Later strategies are compared with the best.
         """
         self.settled.settle()
         cost = self._pass()
@@ -113,7 +113,7 @@ class Walker:
         self.run["cost"] = self.best_ns
 
     def return_to_best(self) -> None:
-        """Go back to the best."""
+        """Return to the best strategy."""
         self.restore(self.settled)
         self.run["cost"] = self._pass()
 
@@ -135,7 +135,7 @@ class Walker:
         return _unfit_ns(excess(p, held.choice, held.scratch, self.state))
 
     def walk(self, proposals: int, heat: float = 1.0) -> None:
-        """Make so many proposals, at so many times the temperature."""
+        """Make proposals, at a multiple `heat` of the temperature."""
         target = self.proposals + proposals
         while (left := target - self.proposals) > 0:
             temperature = heat * self.temperature * float(self.best_ns % UNFIT)
@@ -143,14 +143,14 @@ class Walker:
         self._verify()
 
     def descend(self, group: Array, degrees: Array, placed: Array) -> None:
-        """Give a group of equal operators each of some configurations; keep what is faster."""
+        """Try some configurations for a group of equal operators; keep those that are faster."""
         row = np.zeros(1, np.int64)
         while row[0] < len(degrees):
             self._run(chain.descend, group, degrees, placed, row, len(degrees), self.delta)
         self._verify()
 
     def _run(self, function: object, *args: object) -> None:
-        """Run compiled code until it stops, and do what it stopped for."""
+        """Run compiled code until it ends, serving what it stops for."""
         began = time.perf_counter()
         p, held = self.model.problem, self.settled
         where = (p, held.choice, self.backup, held.scratch, self.state, self.chain)
@@ -169,7 +169,7 @@ class Walker:
         self.seconds += time.perf_counter() - began
 
     def _ends(self) -> Array:
-        """Return when points end in the pass under trial, which begins at its first place."""
+        """Return when points end in the simulation of a proposal, from its first place on."""
         first = int(self.run["first"])
         return np.concatenate([self.state.end[:first], self.state.trial_end[first:]])
 
@@ -180,7 +180,7 @@ class Walker:
 
     @property
     def proposals(self) -> int:
-        """How many strategies were proposed so far."""
+        """The number of strategies proposed so far."""
         return int(self.run["proposals"])
 
     @property
@@ -241,7 +241,7 @@ def _chain(model: Model, moves: Mapping[int, float], seed: int) -> Chain:
 
 
 def _peers(model: Model, free: set[int]) -> list[list[tuple[int, tuple[int, ...]]]]:
-    """Return, for each operator, the free ones before or after it, past those that follow.
+    """Return, for each operator, the nearest free ones before or after it.
 
     With each, for the dims of the operator, the dim of the other that indexes the same axis of the
     value that both have, or -1.
@@ -271,7 +271,7 @@ def _peers(model: Model, free: set[int]) -> list[list[tuple[int, tuple[int, ...]
 def _dims(model: Model, number: int, node: Node, operand: Operand) -> list[int]:
     """Return which of its operator's dims indexes each axis of a node's operand, or -1.
 
-    Of several the outermost counts that there is something to cut of.
+    Of several dims, the outermost with an extent beyond 1 is taken.
     """
     dims = model.graph.signature(node).dims
     place = {dim.name: j for j, dim in enumerate(dims) if dim.extent > 1}

@@ -1,7 +1,8 @@
-"""The order of tasks over ranks of MPI: it depends on the strategy.
+"""The order of tasks on MPI ranks, which depends on the strategy.
 
-Workers of one process run their tasks in program order. Over ranks a trace puts off what would wait
-for a message (`runtime.tracing.list_scheduling`), so tasks are arranged before a step is simulated.
+The workers of one process run their tasks in program order. Across ranks, a trace delays tasks that
+would wait for a message (`runtime.tracing.list_scheduling`), so tasks are ordered before a step is
+simulated.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def by_strategy(model: Model) -> bool:
 
 
 class Arrangement:
-    """Arranges the tasks of a model."""
+    """Orders the tasks of a model."""
 
     def __init__(self, model: Model) -> None:
         self.problem = model.problem

@@ -1,6 +1,6 @@
-"""What messages take: as measured among ranks, else by latency and bandwidth.
+"""The times of messages: as measured among ranks, else by latency and bandwidth.
 
-A collective is then the fastest of ring, tree and hierarchical.
+Without measurements a collective is the fastest of ring, tree and hierarchical.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LAST = integer(MOST_EXPONENT - 2)  # from where on a byte takes as long as ther
 
 @compiled
 def _profiled_ns(p: Problem, kind: int, members: int, nbytes: float) -> int:
-    """Return what memories take for an exchange, in proportion between 2^i bytes; -1: not known."""
+    """Return the measured time of an exchange, interpolated between 2^i bytes; -1: not known."""
     for row in range(p.messages.shape[0]):
         known = p.messages[row]
         if known.kind == kind and known.members == members:
@@ -33,7 +33,7 @@ def _profiled_ns(p: Problem, kind: int, members: int, nbytes: float) -> int:
 
 @entry
 def copy_ns(p: Problem, source: int, target: int, nbytes: int) -> tuple[int, int]:
-    """Return how long a copy keeps its channels, and its latency."""
+    """Return how long a copy occupies its channels, and its latency."""
     members = (ONE << p.devices[source].memory) | (ONE << p.devices[target].memory)
     known = _profiled_ns(p, _COPY, members, float(nbytes))
     if known >= 0:
@@ -49,8 +49,8 @@ def collective_ns(
     """Return the time of a collective.
 
     Args:
-        marks: their members are the devices, ascending. nbytes: of the whole box.
-        kind: FROM_ONE (broadcast or all-gather) or SUM; need: the most bytes a member needs of it.
+        marks: the members, in the first `count` places, ascending. nbytes: of the whole box.
+        kind: FROM_ONE (broadcast or all-gather) or SUM. need: the most bytes that a member needs.
     """
     part = nbytes / count
     rest = max(0.0, need - part)

@@ -1,7 +1,7 @@
-"""Who has the tiles of a value, who reads them, and what devices hold already, compiled.
+"""The holders and readers of a value's tiles, and what devices have already, compiled.
 
-Operators that are computed in copies have equal tiles on several devices; a reader takes the copy
-nearest to it (`Replicas`). Tiles that are laid ready (`Scratch.ready`) are taken as they are.
+Operators that are computed in copies have equal tiles on several devices; a reader takes the
+nearest copy (`Replicas`). Tiles that are precomputed (`Scratch.ready`) are used as they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from soapstone.search.parallel.simulation.messages import new_lists
 
 @compiled
 def hold(c: Choice, s: Scratch, count: int, device: int, message: int, box: Any) -> int:
-    """Note that a device has a box once a message has arrived; a full table is as a full pool."""
+    """Record that a device has a box once a message arrives; a full table is a full pool."""
     if count >= s.holdings.shape[0]:
         c.top[OVERFLOW] = 1
         return count
@@ -31,7 +31,7 @@ def hold(c: Choice, s: Scratch, count: int, device: int, message: int, box: Any)
 def at_hand(p: Problem, c: Choice, row: int) -> bool:
     """Return whether a writer's results are final on its device as soon as it has ended.
 
-    What comes after it there need not wait: devices run tasks in order.
+    Later tasks on that device need not wait for it, since devices run tasks in order.
     """
     task = p.makers[row]
     return bool(c.task_ns[task, p.devices.shape[0]] == 0)
@@ -39,7 +39,7 @@ def at_hand(p: Problem, c: Choice, row: int) -> bool:
 
 @compiled
 def held_by(s: Scratch, device: int, box: Any, rank: int) -> int:
-    """Return the message that brings a device a box, HERE if it needs none, or -1."""
+    """Return the message that brings a box to a device, HERE if none is needed, or -1."""
     number = s.marks[device].holding
     while number >= 0:
         if inside(box, s.holdings[number].box, rank):
@@ -50,10 +50,10 @@ def held_by(s: Scratch, device: int, box: Any, rank: int) -> int:
 
 @compiled
 def collect_writers(p: Problem, c: Choice, s: Scratch, value: int) -> tuple[int, bool]:
-    """Collect the tiles of a value's writers; return how many, and whether they are partial.
+    """Collect the tiles of a value's writers; return their number, and whether they are partial.
 
     The last writers come first. Of those with the same tiles on the same devices only the last
-    counts: devices run tasks in order, and add up what they have.
+    counts, since devices run tasks in order and add up what they have.
     """
     total, kept, sums = ZERO, ZERO, False
     for row in span(p.values[value].writers):
@@ -87,7 +87,7 @@ def collect_writers(p: Problem, c: Choice, s: Scratch, value: int) -> tuple[int,
 
 @compiled
 def _take_ready(s: Scratch, row: int, point: int, rank: int, made: Any) -> None:
-    """Write a tile that is laid ready."""
+    """Write a tile that is precomputed."""
     made.device = s.ready[row, point, 0]
     for axis in range(rank):
         made.box.low[axis] = s.ready[row, point, 1 + 2 * axis]
@@ -96,7 +96,7 @@ def _take_ready(s: Scratch, row: int, point: int, rank: int, made: Any) -> None:
 
 @compiled
 def collect_reader(p: Problem, c: Choice, s: Scratch, place: int) -> int:
-    """Collect the tiles of one reader; return how many. `point` is its list of needs, or -1."""
+    """Collect the tiles of one reader; return their number. `point` is its list of needs, or -1."""
     operand, task = p.readers[place].operand, p.readers[place].task
     node = p.operands[operand].node
     op = p.nodes[node].operator
@@ -120,7 +120,7 @@ def collect_reader(p: Problem, c: Choice, s: Scratch, place: int) -> int:
 
 @compiled
 def _same(p: Problem, c: Choice, operand: int, other: int) -> bool:
-    """Return whether two operands, of equal operators, have equal tiles on equal devices."""
+    """Return whether two operands of equal operators have equal tiles on equal devices."""
     node, before = p.operands[operand].node, p.operands[other].node
     op, first = p.nodes[node].operator, p.nodes[before].operator
     mine, theirs, split = p.operators[op], p.operators[first], c.operators[op]
@@ -149,7 +149,7 @@ def _same(p: Problem, c: Choice, operand: int, other: int) -> bool:
 
 @compiled
 def repeats(p: Problem, c: Choice, s: Scratch, operand: int, waits: int, count: int) -> bool:
-    """Return whether an operand is the same as one of the last kept ones; else keep it."""
+    """Return whether an operand equals one of the last kept ones; otherwise keep it."""
     for i in range(max(ZERO, count - KNOWN), count):
         kept = s.known[i % KNOWN]
         if kept.waits == waits and _same(p, c, operand, kept.operand):
@@ -161,7 +161,7 @@ def repeats(p: Problem, c: Choice, s: Scratch, operand: int, waits: int, count: 
 
 @compiled
 def number_copies(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> bool:
-    """Number the copies of each final tile of a value; return whether there are several."""
+    """Number the copies of each final tile of a value; return whether a tile has several."""
     operand, rank, several = p.writers[p.values[value].writers.begin], p.values[value].rank, ZERO
     if s.ready_at[operand] < 0 and c.nodes[p.operands[operand].node].replicated == 0:
         return False
@@ -188,7 +188,7 @@ def nearest(s: Scratch, total: int, device: int) -> int:
 
 @compiled
 def at_home(s: Scratch, r: Any, total: int, rank: int) -> int:
-    """Return a tile of a copy, by its place, that a reader's device has made all it reads in."""
+    """Return the place of a tile of the reader's copy, on its device, that has all it reads."""
     for i in range(total):
         w = s.writers[i]
         if w.device == r.device and w.number == r.number and inside(r.box, w.box, rank):

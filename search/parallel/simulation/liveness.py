@@ -1,6 +1,6 @@
-"""Memory of devices over a simulated step, compiled: what is there, from when to when.
+"""Memory of devices over a simulated step, compiled: what is held, from when to when.
 
-Devices that share a memory hold together what is in it.
+Devices that share a memory hold its contents together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _hold(out: Array, heads: Array, count: int, memory: int, nbytes: int, begin:
 def _hold_states(
     p: Problem, c: Choice, s: Scratch, heads: Array, out: Array, count: int, end: int
 ) -> int:
-    """Write the states of updates, which are held at all times; return how many rows there are."""
+    """Write the states of updates, which are held at all times; return the number of rows."""
     for op in range(p.operators.shape[0]):
         if p.operators[op].kind != UPDATES:
             continue
@@ -54,14 +54,14 @@ def _hold_states(
 
 @entry
 def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out: Array) -> int:
-    """Write what each memory holds; return how many rows.
+    """Write what each memory holds; return the number of rows.
 
-    A tile is held from the start of its writer to the end of its last reader on any device, a copy
+    A tile is held from the start of its writer to the end of its last reader on any device; a copy
     in another memory from the writer's end to the end of its last reader there. Parameters, their
-    copies and the states of updates are held at all times, what is offloaded never.
+    copies and the states of updates are held at all times; what is offloaded is never held.
 
     Args:
-        heads: room for a number for each device. out: HELD, room for `rows_needed` rows.
+        heads: scratch, a number for each device. out: HELD, `rows_needed` rows.
     """
     devices = p.devices.shape[0]
     end = state.free[state.free.shape[0] - 1, state.free.shape[1] - 1]
@@ -128,7 +128,7 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out
 
 
 def rows_needed(p: Problem) -> int:
-    """Return how many rows `lifetimes` may write."""
+    """Return the largest number of rows that `lifetimes` may write."""
     return int((len(p.writers) + len(p.readers) + len(p.operands)) * len(p.devices)) + 1
 
 
@@ -145,14 +145,14 @@ def peaks(p: Problem, c: Choice, s: Scratch, state: State) -> Array:
 
 
 def beyond(p: Problem, peaks: Array) -> int:
-    """Return by how many bytes peaks (devices,) pass what memories hold, each memory once."""
+    """Return the bytes by which peaks (devices,) exceed the memories, counting each memory once."""
     _, first = np.unique(p.devices["memory"], return_index=True)
     return int(np.maximum(peaks - p.devices["capacity"], 0)[first].sum())
 
 
 @entry
 def take_and_give(rows: Array, order: Array, held: Array, most: Array) -> None:
-    """Take and give back rows of `lifetimes`, those from the end of the rows on to give back."""
+    """Process rows of `lifetimes` in order; numbers beyond the rows stand for their releases."""
     count = rows.shape[0]
     for i in range(order.shape[0]):
         at = order[i]
@@ -165,7 +165,7 @@ def take_and_give(rows: Array, order: Array, held: Array, most: Array) -> None:
 
 
 def most_bytes(p: Problem) -> int:
-    """Return more bytes than any device ever holds: all values with a copy, and all states."""
+    """Return an upper bound of the bytes on any device: all values twice, and all states."""
     total = 0
     for begin, end in p.values["writers"].tolist():
         total += 2 * (end - begin) * whole_bytes(p, int(p.writers[begin]))
@@ -182,5 +182,5 @@ def whole_bytes(p: Problem, operand: int) -> int:
 
 
 def excess(p: Problem, c: Choice, s: Scratch, state: State) -> int:
-    """Return by how many bytes the memories' capacities are passed, all together; 0 if it fits."""
+    """Return the bytes by which all memories together are exceeded; 0 if the strategy fits."""
     return beyond(p, peaks(p, c, s, state))

@@ -1,11 +1,11 @@
 """Messages as records in pools: what is sent, from where to where, and who waits for which.
 
 A *message* is a copy from one device to another, or a collective among several. It is sent when the
-last of the points that it waits for has ended, takes its channels, and when it arrives the points
-that depend on it have what they need.
+last of the points that it waits for has ended, occupies its channels, and enables the points that
+depend on it when it arrives.
 
-Which points a message waits for, and which wait for it, is noted if a choice has room for that:
-what all messages take together follows from the messages alone (`Choice.messages_only`).
+Which points a message waits for, and which wait for it, is recorded only if a choice has room for
+that: the total traffic follows from the messages alone (`Choice.messages_only`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ HERE = integer(-2)  # in place of a message: nothing has to be waited for
 
 @compiled
 def _take(c: Choice, pool: int, capacity: int) -> int:
-    """Take one place of a pool; a full pool is noted, and whoever called makes it larger.
+    """Take one place of a pool; a full pool is recorded, and the caller enlarges it.
 
-    Lists get no more entries then: a place taken twice would join a list to itself.
+    Lists then get no more entries, since a place that is taken twice would close a cycle.
     """
     number = c.top[pool]
     if number + 1 >= capacity:
@@ -47,13 +47,13 @@ def _take(c: Choice, pool: int, capacity: int) -> int:
 
 @compiled
 def noted(c: Choice) -> bool:
-    """Return whether it is noted who waits for which message."""
+    """Return whether it is recorded who waits for which message."""
     return bool(c.givers.shape[0] > 0)
 
 
 @compiled
 def new_message(c: Choice, busy: int, latency: int, nbytes: int, source: int, target: int) -> int:
-    """Return the number of a message that nothing waits for yet."""
+    """Return the number of a new message, for which nothing waits yet."""
     number = _take(c, MESSAGES, c.messages.shape[0])
     row = c.messages[number]
     row.busy, row.latency, row.moved = busy, latency, nbytes
@@ -64,7 +64,7 @@ def new_message(c: Choice, busy: int, latency: int, nbytes: int, source: int, ta
 
 @compiled
 def wait_for(c: Choice, w: Any, message: int) -> None:
-    """Let a message wait for a writer's point."""
+    """Make a message wait for a writer's point."""
     if not noted(c):
         return
     number = _take(c, GIVERS, c.givers.shape[0])
@@ -77,7 +77,7 @@ def wait_for(c: Choice, w: Any, message: int) -> None:
 
 @compiled
 def _link(c: Choice, links: Any, number: int, message: int, at: int) -> None:
-    """Put a message before the list whose head is at a place."""
+    """Prepend a message to the list whose head is at a place."""
     if c.top[OVERFLOW]:
         return
     links[number].message, links[number].next = message, c.head[at]
@@ -86,7 +86,7 @@ def _link(c: Choice, links: Any, number: int, message: int, at: int) -> None:
 
 @compiled
 def send_last(p: Problem, c: Choice, message: int) -> None:
-    """Let a message be sent by the last of those that it waits for."""
+    """Assign a message to the last of the points that it waits for, which sends it."""
     if not noted(c):
         return
     number = c.messages[message].givers
@@ -104,9 +104,9 @@ def send_last(p: Problem, c: Choice, message: int) -> None:
 def send_from_all(
     p: Problem, c: Choice, s: Scratch, box: Any, rank: int, total: int, message: int, copy: int
 ) -> None:
-    """Let a message wait for all that has a part of a box, and be sent by the last of them.
+    """Make a message wait for all points with a part of a box; the last of them sends it.
 
-    copy: the number of the one that is sent.
+    copy: the number of the copy that is sent.
     """
     if not noted(c):
         return
@@ -118,7 +118,7 @@ def send_from_all(
 
 @compiled
 def depend(c: Choice, message: int, at: int) -> None:
-    """Let a reader's point wait for a message; `at` is where the head of its list is."""
+    """Make a reader's point wait for a message. `at`: the place of the head of its list."""
     if not noted(c):
         return
     _link(c, c.needs, _take(c, NEEDS, c.needs.shape[0]), message, at)
@@ -155,7 +155,7 @@ def new_collective(
 
 @compiled
 def new_copy(p: Problem, c: Choice, nbytes: int, source: int, target: int) -> int:
-    """Return a message from one device to another, or on one, where it takes no time."""
+    """Return a message from one device to another, or within one device, where it takes no time."""
     if source == target:
         return new_message(c, ZERO, ZERO, ZERO, source, target)
     busy, latency = copy_ns(p, source, target, nbytes)
@@ -164,7 +164,7 @@ def new_copy(p: Problem, c: Choice, nbytes: int, source: int, target: int) -> in
 
 @compiled
 def new_lists(c: Choice, devices: int) -> int:
-    """Take empty lists, one a device; return where their heads begin, -1 if nothing is noted."""
+    """Allocate an empty list for each device; return the place of their heads, or -1."""
     if not noted(c):
         return int(NONE)
     at = c.top[HEADS]

@@ -1,9 +1,9 @@
-"""What has to move for one value: copies between devices, and collectives, compiled.
+"""The movement of one value: copies between devices, and collectives, compiled.
 
 A tile that is already on a device is not sent there again, whichever operator needs it.
 
-Where three devices or more need one box, that is a broadcast or an all-gather; where the tiles of
-several devices are partial results, it is a reduction: to one, scattered, or to all.
+If three or more devices need one box, that is a broadcast or an all-gather. If the tiles of several
+devices are partial results, it is a reduction: to one device, scattered, or to all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ENOUGH = 3  # devices that need one box, for a collective
 
 @compiled
 def connect(p: Problem, c: Choice, s: Scratch, value: int) -> None:
-    """Make the messages of a value anew, at the top of the pools."""
+    """Rebuild the messages of a value, at the top of the pools."""
     devices = p.devices.shape[0]
     for row in span(p.values[value].writers):
         c.send_at[row] = NONE
@@ -150,7 +150,7 @@ def _gather(
 
 @compiled
 def _fetch(p: Problem, c: Choice, s: Scratch, value: int, j: int, total: int, held: int) -> int:
-    """What one point lacks, from every device that has some of it."""
+    """Copy what one point lacks from every device that has some of it."""
     rank, item = p.values[value].rank, p.values[value].element_bytes
     r, box = s.readers[j], s.box[3]
     device = r.device
@@ -187,7 +187,7 @@ def _fetch(p: Problem, c: Choice, s: Scratch, value: int, j: int, total: int, he
 
 @compiled
 def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
-    """Sum partial tiles and bring the sums to their readers, one message a distinct tile."""
+    """Sum partial tiles and send the sums to their readers, one message for each distinct tile."""
     rank, item = p.values[value].rank, p.values[value].element_bytes
     first_row = p.values[value].writers.begin
     count, here = ZERO, NONE  # the reader whose tiles are collected
@@ -238,7 +238,7 @@ def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
 
 @compiled
 def _passed_on(p: Problem, c: Choice, s: Scratch, value: int, q: int, total: int) -> None:
-    """Partial tiles of one device: summed there, then copied to each device that reads them."""
+    """Sum the partial tiles of one device there, then copy them to each device that reads them."""
     rank, item = p.values[value].rank, p.values[value].element_bytes
     home, row, box = s.writers[q].device, s.writers[q].row, s.writers[q].box
     s.stamp[0] += 1

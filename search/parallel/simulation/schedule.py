@@ -1,14 +1,14 @@
 """The execution simulator: when tasks and messages run, in integer time, compiled.
 
-Every device runs its tasks in one order, that of `Problem.order`, as the executors' compiled steps
-do; a task begins when its device is free and what it reads has arrived. Channels take messages in
-the order of their senders. Jia, section 3.4.2, with that order in place of the one in which tasks
-become ready (assumption A3): so a simulation is one pass without a queue of events, and its state
-between two tasks is no more than when devices and channels are free.
+Every device runs its tasks in the order of `Problem.order`, as the executors' compiled steps do; a
+task begins when its device is free and its inputs have arrived. Channels take messages in the order
+of their senders. This is Jia, section 3.4.2, with that fixed order in place of the order in which
+tasks become ready (assumption A3). So a simulation is one pass without an event queue, and its
+state between two tasks is just when devices and channels become free.
 
-*Delta simulation* (section 3.4.3) makes use of that: a pass can begin at the first task that a
-change affects, from the state kept there by the pass of the strategy before the change. Full and
-delta simulation are the same function, and their results are equal bit by bit.
+*Delta simulation* (section 3.4.3) uses this: a pass can begin at the first task that a change
+affects, from the state kept there by the pass before the change. Full and delta simulation are the
+same function, and their results are equal bit by bit.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class State(NamedTuple):
     Attributes:
         end, trial_end: (tasks, devices), when points have ended and their results are final; rows
             are places in the order.
-        arrival: (messages); began: when a message took its channels.
+        arrival: (messages). began: when a message took its channels.
         free, trial_free: (tasks + 1, devices + channels + 1), before each task: when devices and
-            channels are free, and the latest time so far.
+            channels become free, and the latest time so far.
         work: (devices), what is left to be done after a place.
-        lists: room for where a task's lists of needs begin.
-        log: LOGGED (messages); logged: (1), how many entries it has.
+        lists: scratch for the places of a task's lists of needs.
+        log: LOGGED (messages). logged: (1), the number of its entries.
     """
 
     end: Array
@@ -55,7 +55,7 @@ class State(NamedTuple):
 
 
 def room(p: Problem, messages: int, more: int = 0) -> State:
-    """Return a state that has room for so many messages, and for more channels than there are."""
+    """Return a state with room for a number of messages, and for `more` channels."""
     tasks, devices = len(p.tasks), len(p.devices)
     reads = int((p.tasks["reads"]["end"] - p.tasks["reads"]["begin"]).max(initial=0))
     wide = devices + int(p.route.max(initial=0)) + 2 + more
@@ -78,10 +78,10 @@ def room(p: Problem, messages: int, more: int = 0) -> State:
 
 @compiled
 def pass_on(p: Problem, c: Choice, message: Any, free: Array, first: int, begins: int) -> int:
-    """Let a message take its channels once all are free; return when it begins.
+    """Make a message take its channels once all are free; return when it begins.
 
     Args:
-        free: when channels are, from place `first` on.
+        free: when channels become free, from place `first` on.
     """
     source, target = message.source, message.target
     if source < 0:
@@ -136,10 +136,10 @@ def _send(p: Problem, c: Choice, t: State, free: Array, message: int, first: int
 
 @compiled
 def _beside(p: Problem, free: Array, device: int, begins: int, ends: int) -> int:
-    """Return when a task ends that would end so alone, and put off devices that work beside it.
+    """Return when a task ends that would end so alone; delay devices that work beside it.
 
-    Devices of one computer share caches, memory and power. While all others work, a task takes
-    `slower` thousandths longer; it and what they run then lose the same.
+    The devices of one computer share caches, memory and power. While all others work, a task takes
+    `slower` thousandths longer; it and what they run then are delayed equally.
     """
     devices, latest, slower = p.devices.shape[0], free.shape[0] - 1, p.slower[0]
     others = ZERO
@@ -160,7 +160,7 @@ def _beside(p: Problem, free: Array, device: int, begins: int, ends: int) -> int
 
 @compiled
 def _lists(p: Problem, c: Choice, t: State, task: int) -> int:
-    """Note where the lists of a task's needs begin; return how many there are."""
+    """Record the places of the lists of a task's needs; return their number."""
     count = ZERO
     for at in span(p.tasks[task].reads):
         heads = c.need_at[p.lists[at]]
@@ -172,7 +172,7 @@ def _lists(p: Problem, c: Choice, t: State, task: int) -> int:
 
 @compiled
 def _begins(c: Choice, t: State, lists: int, point: int, free: int) -> int:
-    """Return when a point begins: its device is free, and what it needs has arrived."""
+    """Return when a point begins: its device is free, and its inputs have arrived."""
     begins = free
     for i in range(lists):
         need = c.head[t.lists[i] + point]
@@ -211,9 +211,9 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
     """Return the time of a step in ns, or PASSED as soon as it must exceed `limit`.
 
     Args:
-        first: the place in the order to begin at, 0 for a full simulation. What comes before must
-            be as in the accepted pass.
-        limit: below 0 for none.
+        first: the place in the order at which to begin, 0 for a full simulation. What comes before
+            must be as in the accepted pass.
+        limit: negative for none.
     """
     devices = p.devices.shape[0]
     tasks = p.order.shape[0]
@@ -262,14 +262,14 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
 def arrange(
     p: Problem, c: Choice, t: State, ptr: Array, after: Array, need: Array, order: Array
 ) -> None:
-    """Write the tasks in an order in which no device waits that has something to do.
+    """Write the tasks in an order in which no device waits while it has something to do.
 
-    Of the tasks whose predecessors are in the order, always the one that can begin first is next;
-    of several the first in program order. Ranks of MPI do so with operations
+    Of the tasks whose predecessors are in the order, the one that can begin first is next; of
+    several, the first in program order. Ranks of MPI order operations likewise
     (`runtime.tracing.list_scheduling`).
 
     Args:
-        ptr, after: successors of each task. need: how many predecessors each has; overwritten.
+        ptr, after: successors of each task. need: the number of predecessors of each; overwritten.
     """
     free = t.trial_free[0]
     put(free, t.free[0], t.free.shape[1])
@@ -313,7 +313,7 @@ def accept(p: Problem, t: State, first: int) -> None:
 
 @compiled
 def reject(t: State) -> None:
-    """Forget the pass that was simulated: messages have arrived when they did before it."""
+    """Discard the pass that was simulated, and restore the arrivals of messages."""
     for number in range(t.logged[0] - 1, -1, -1):
         logged = t.log[number]
         t.arrival[logged.message], t.began[logged.message] = logged.arrival, logged.began

@@ -1,4 +1,4 @@
-"""Simulating one strategy: time, traffic, memory and a timeline, without running anything."""
+"""Simulation of one strategy: time, traffic, memory and a timeline, without running anything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from soapstone.search.parallel.simulation.liveness import beyond, peaks
 
 
 class Held(NamedTuple):
-    """The most bytes that the memory of each device holds, and how many do not fit, in all."""
+    """The most bytes that each device's memory holds, and the total that does not fit."""
 
     peak_bytes_per_device: tuple[int, ...]
     missing_bytes: int
@@ -38,16 +38,17 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What one step of a strategy costs on a machine, by simulation.
+    """The simulated cost of one step of a strategy on a machine.
 
     Attributes:
-        step_us: from the first task to the last arrival. compute_us: of all tasks, summed.
-        bytes_moved: between devices; bytes_synchronized: those of gradients' sums and parameters.
-        messages: copies and collectives that move them.
-        lower_bound_us: what no strategy can pass; gap: how far the step is above it, as a share.
-        estimated: whether times of some tasks come from a description, not from measurements.
+        step_us: from the first task to the last arrival. compute_us: the sum over all tasks.
+        bytes_moved: between devices. bytes_synchronized: of those, for sums of gradients and for
+            parameters.
+        messages: the copies and collectives that move them.
+        lower_bound_us: a bound for all strategies. gap: how far the step is above it, as a share.
+        estimated: whether the times of some tasks come from a description, not from measurements.
         draw: simulates the strategy again for its `timeline`.
-        hold: what `held` is, asked for once.
+        hold: computes `held` once.
     """
 
     step_us: float
@@ -64,8 +65,11 @@ class Simulation:
 
     @cached_property
     def held(self) -> Held:
-        """What memories hold: on described machines by liveness in the simulated step, on those
-        that are here by the plan that executors follow."""
+        """The bytes that memories hold.
+
+        On described machines they follow from liveness in the simulated step, on this computer from
+        the plan that executors follow.
+        """
         return self.hold()
 
     @property
@@ -75,16 +79,16 @@ class Simulation:
 
     @property
     def missing_bytes(self) -> int:
-        """By which devices' memories are too small, all together; 0 if it fits."""
+        """The total by which the devices' memories are too small; 0 if the strategy fits."""
         return self.held.missing_bytes
 
     @cached_property
     def timeline(self) -> Profile:
-        """What each device did when; the strategy is simulated again when this is first asked."""
+        """What each device did when; the first access simulates the strategy again."""
         return self.draw()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON can say them."""
+        """Return the figures as JSON data."""
         names = [*self.__dataclass_fields__][:-2]
         figures = {name: getattr(self, name) for name in (*names, *Held._fields)}
         figures["peak_bytes_per_device"] = list(self.peak_bytes_per_device)
@@ -108,8 +112,8 @@ class Simulator:
     """Simulates strategies of one graph on one machine.
 
     Args:
-        model: graph and machine as arrays (`prepare`). settled: what is known of the strategy that
-            was simulated last, which is gone on from; by default nothing is.
+        model: graph and machine as arrays (`prepare`).
+        settled: the state of the last simulated strategy, from which to continue; by default none.
     """
 
     def __init__(self, model: Model, settled: Settled | None = None) -> None:
@@ -120,7 +124,7 @@ class Simulator:
 
     @cached_property
     def bound(self) -> Bound:
-        """What no strategy can pass."""
+        """The lower bound for all strategies."""
         return lower_bound(self.model)
 
     def step_ns(self, configurations: Mapping[str, Configuration]) -> int:
@@ -147,10 +151,10 @@ class Simulator:
         return step
 
     def simulate(self, configurations: Mapping[str, Configuration]) -> Simulation:
-        """Return what a strategy costs.
+        """Return the simulated cost of a strategy.
 
-        configurations: of the graph's operators, by name; those left out follow their producers,
-        or are whole.
+        configurations: of the graph's operators, by name; those left out follow their producers, or
+        are whole.
 
         Raises:
             ParallelError: a configuration is not legal.
@@ -158,7 +162,7 @@ class Simulator:
         return self.summary(self.step_ns(configurations))
 
     def simulate_strategy(self, strategy: Strategy) -> Simulation:
-        """Return what a strategy of configurations alone costs.
+        """Return the simulated cost of a strategy that has configurations alone.
 
         Raises:
             ParallelError, StrategyError: a configuration is not legal.
@@ -168,9 +172,9 @@ class Simulator:
         return self.summary(self.step_ns(configurations), strategy)
 
     def summary(self, step_ns: int, strategy: Strategy | None = None) -> Simulation:
-        """Return the figures of what was simulated last, a step of `step_ns` nanoseconds.
+        """Return the figures of the last simulated strategy, with a step of `step_ns` ns.
 
-        strategy: that it was of, by default one of its configurations.
+        strategy: the strategy, by default one with its configurations.
         """
         p, c, s = self.problem, self.settled.choice, self.state
         live = c.live
@@ -203,7 +207,7 @@ class Simulator:
         )
 
     def _timeline(self) -> Profile:
-        """Return what each device and link did, with what each task and message waited for."""
+        """Return what each device and link did, and what each task and message waited for."""
         p, c, s = self.problem, self.settled.choice, self.state
         profile = Profile(self.model.machine, self.model.graph.name)
         devices = len(p.devices)
@@ -260,7 +264,7 @@ class Simulator:
         return givers
 
     def _given(self, messages: Iterable[int], first: int) -> list[int | tuple[int, int]]:
-        """Return what messages stand for: themselves, or tasks where nothing has to move."""
+        """Return what messages stand for: themselves, or tasks if nothing has to move."""
         standing_for: dict[int | tuple[int, int], None] = {}
         for message in messages:
             row = self.settled.choice.messages[message]
@@ -272,7 +276,7 @@ class Simulator:
 
 
 def _planned(model: Model, chosen: Sequence[Array], strategy: Strategy | None) -> Held:
-    """Return what the executor of a machine that is here holds under choices, by its own plan."""
+    """Return what executors on this computer would hold under choices, by their own plan."""
     if strategy is None:
         settled = Settled(model)
         settled.restore(*chosen)
@@ -296,10 +300,10 @@ def _timeline_of(model: Model, *chosen: Array) -> Profile:
 
 
 def simulate(graph: Graph, machine: Machine, strategy: Strategy) -> Simulation:
-    """Return what a strategy costs on a machine, which need not be here.
+    """Return the simulated cost of a strategy on a machine, which need not be this computer.
 
-    What it says of values, beyond configurations, is carried out first, so that recomputation,
-    resharding paths and offloading are tasks and copies like any others.
+    What the strategy says beyond configurations is carried out first, so recomputation, resharding
+    paths and offloading are simulated as tasks and copies.
 
     Raises:
         ParallelError, StrategyError: the strategy does not fit the graph or the machine.
