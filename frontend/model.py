@@ -1,4 +1,4 @@
-"""The model: layers that are recorded, then compiled, trained and run."""
+"""Models: layers that are recorded, then compiled, trained and run."""
 
 from __future__ import annotations
 
@@ -76,48 +76,50 @@ class Model(Trainable):
     ) -> None:
         """Choose loss, optimizer, machine and mapper; nothing is allocated until the first step.
 
-        A model that is compiled again keeps its weights, and the states of its optimizer where that
-        is the same but for its learning rate; else a warning says that these begin anew.
+        A model that is compiled again keeps its weights. The optimizer's state is kept if it is the
+        same optimizer except for the learning rate; otherwise a warning says that it is reset.
 
         Args:
-            optimizer: an SGD, Adam or AdamW, or its name in small letters.
-            loss: of the first output, or of several outputs a dict by their layers' names; a name,
-                one of `soapstone.losses` with its settings, or a function of tensors
-                `loss(model, output, labels)` (docs/training.md). "cross_entropy" and "focal"
-                (labels: class numbers, without the output's last axis), "masked_cross_entropy" (the
-                same over the labels that are not -1), "cross_entropy_dense" (labels:
-                probabilities), "mse", "mae", "huber", "bce" (of probabilities),
-                "bce_with_logits" or "masked_bce" (of logits, over the labels that are not -1);
-                labels of these have the output's shape.
-            metrics: names, those of `soapstone.metrics`, or functions as losses are; of several
-                outputs with a loss, a dict by output.
-            loss_weights: by output, what its loss is multiplied by; 1 where it is left out.
-            weighted: whether samples have weights, which data then need.
-            micro_batches: parts in which a step computes its batch one after another, with one
-                update by the sum of their gradients.
-            precision: "float32", or "mixed_float16": products are computed of halves, and their
-                gradients times a scale that adapts itself; weights and all else stay single
-                (docs/training.md); or "tf32", on GPUs: products may round operands (docs/cuda.md).
-            machine: a described machine to run on; by default this one with `cpus` processors of
-                `threads` threads in each process.
-            gpus: so many of this computer's NVIDIA GPUs to run on instead (docs/cuda.md).
-            executor: who runs the tasks: local (threads of this process), mpi (one process a rank,
-                under mpiexec: every rank runs the same program) or legate (docs/legate.md).
+            optimizer: an SGD, Adam or AdamW, or its name in lower case.
+            loss: of the first output, or for several outputs a dict by the names of their layers: a
+                name, one of `soapstone.losses` with its settings, or a function of tensors
+                `loss(model, output, labels)` (docs/training.md). "cross_entropy" and "focal" take
+                class numbers, without the output's last axis; "masked_cross_entropy" is the same
+                over the labels that are not -1; "cross_entropy_dense" takes probabilities. "mse",
+                "mae", "huber", "bce" (of probabilities), "bce_with_logits" and "masked_bce" (of
+                logits, over the labels that are not -1) take labels of the output's shape.
+            metrics: names, those of `soapstone.metrics`, or functions like those of losses; for
+                several outputs with a loss, a dict by output.
+            loss_weights: by output, a factor of its loss; by default 1.
+            weighted: whether samples have weights, which data must then include.
+            micro_batches: the number of parts in which a step computes its batch one after another,
+                with one update by the sum of their gradients.
+            precision: "float32"; or "mixed_float16": products are computed from halves, and
+                gradients with an adaptive loss scale, while weights and everything else stay single
+                (docs/training.md); or "tf32", on GPUs: products may round their operands
+                (docs/cuda.md).
+            machine: a described machine to run on; by default this computer, with `cpus` processors
+                of `threads` threads in each process.
+            gpus: the number of this computer's NVIDIA GPUs to run on instead (docs/cuda.md).
+            executor: local (threads of this process), mpi (one process for each rank, under
+                mpiexec: every rank runs the same program) or legate (docs/legate.md).
             mapper: a name (`soapstone.mappers` entry points), `module:Class`, or an instance.
             strategy: a strategy or the path of its file; it is checked against the model's graph.
-            optimize: search for a faster training step when the first is to be run, and train with
-                it where it is faster when measured (docs/optimize.md).
+            optimize: whether to search for a faster training step before the first one, and train
+                with it if it is measured to be faster (docs/optimize.md).
             step: a training step that such a search has found, or the path of its file; it is
-                checked against the model, and run for batches of its size.
-            choices: a file of kernel choices (`save_choices`) to repeat: with them, the same seed,
-                strategy and threads give the same bits. Calls that it does not name are measured.
+                checked against the model, and used for batches of its size.
+            choices: a file of kernel choices (`save_choices`) to repeat: together with the same
+                seed, strategy and threads they give the same bits. Calls that it does not contain
+                are measured.
             seed: in place of the model's.
-            fast_memory: bytes of a memory that the processors work in, with the computer's behind
-                it: values are copied between the two as a memory plan says (docs/memory.md).
-            plan: how that is planned: "dp" (the default), "lru", "stream" or "belady", or a plan
-                or the path of its file, which is checked when the training step is bound; its
-                capacity is that of the fast memory where none is given.
-            overlap: let two more threads make the copies, one each way, while processors compute.
+            fast_memory: bytes of a memory that the processors work in, backed by the computer's
+                memory; values are copied between the two by a memory plan (docs/memory.md).
+            plan: how that is planned: "dp" (the default), "lru", "stream" or "belady", or a plan or
+                the path of its file, which is checked when the training step is bound; without
+                `fast_memory` the plan's capacity is used.
+            overlap: whether two more threads make the copies, one in each direction, while
+                processors compute.
 
         Raises:
             ChoiceError: when bound, a choice that cannot be repeated here.
@@ -157,20 +159,20 @@ class Model(Trainable):
 
         Args:
             x: (samples, …) float32, a dict by input name, `Samples` or `Buckets` of
-                `soapstone.data`, a folder of npz files, or an iterable of (x, y) batches; y:
-                labels, (samples,) integers for `cross_entropy`, or a dict by output.
-            batch_size: of a step, by default the model's; a last batch may be smaller.
-            epochs: how many in all, those of a resumed run among them.
-            validation_data: a pair (x, y), with weights a third, `Samples`, `Buckets`, the path of
-                npz files, or batches that can be drawn again, to evaluate after each epoch.
-            validation_split: which part of arrays x and y is held out for that instead, drawn by
-                the seed.
-            sample_weights: (samples,) or of the labels' shape, what each counts in the loss; by
-                output a dict. The model is compiled `weighted`.
-            callbacks: what is called as training goes (`soapstone.frontend.training.callbacks`).
-            shuffle: whether each epoch has the samples in an order of its own, drawn by the seed.
-            resume: a checkpoint to continue from, in the middle of an epoch if it was there.
-            progress: whether a line on standard error shows how far training is.
+                `soapstone.data`, a folder of npz files, or an iterable of (x, y) batches.
+            y: labels, (samples,) integers for `cross_entropy`, or a dict by output.
+            batch_size: of a step, by default the model's; the last batch may be smaller.
+            epochs: the total number, including those of a resumed run.
+            validation_data: evaluated after each epoch: a pair (x, y), with weights a triple,
+                `Samples`, `Buckets`, the path of npz files, or batches that can be iterated again.
+            validation_split: the share of arrays x and y that is held out for that instead, drawn
+                by the seed.
+            sample_weights: (samples,) or of the labels' shape, the weight of each in the loss; a
+                dict for several outputs. The model must be compiled `weighted`.
+            callbacks: called during training (`soapstone.frontend.training.callbacks`).
+            shuffle: whether each epoch has a new order of the samples, drawn by the seed.
+            resume: a checkpoint to continue from, also from the middle of an epoch.
+            progress: whether a progress line is shown on standard error.
 
         Raises:
             DataError: arrays that do not fit the model.
@@ -189,10 +191,10 @@ class Model(Trainable):
         sample_weights: Any = None,
         learning_rate: float | None = None,
     ) -> dict[str, float]:
-        """Train one step on all samples of x, and return their loss and metrics before it.
+        """Train one step on all samples of x; return their loss and metrics before the update.
 
-        x, y and sample_weights are as of `fit`: arrays, or what has samples, all of which are one
-        batch; an iterable has one. learning_rate: of this step, in place of the optimizer's.
+        x, y and sample_weights are as of `fit`: arrays, or data whose samples make one batch; an
+        iterable must have one batch. learning_rate: of this step, in place of the optimizer's.
 
         Raises:
             DataError: data that do not fit the model, or several batches.
@@ -206,7 +208,7 @@ class Model(Trainable):
     def gradients(self, x: Any, y: Any = None, *, sample_weights: Any = None) -> dict[str, Array]:
         """Return the gradient of the loss by each trained parameter, over all samples of x.
 
-        They are those of a training step (dropout drops, batch norm normalises over the batch)
+        It is that of a training step (dropout drops, batch norm uses the statistics of the batch)
         before any clipping; nothing is trained. x, y and sample_weights are as of `train_on_batch`.
 
         Raises:
@@ -225,8 +227,7 @@ class Model(Trainable):
     ) -> dict[str, float]:
         """Return the mean "loss" over the samples of a data set, and the metrics by name.
 
-        x, y, batch_size and sample_weights are as of `fit`. Nothing is trained, and dropout drops
-        nothing.
+        x, y, batch_size and sample_weights are as of `fit`. Nothing is trained, and dropout is off.
 
         Raises:
             DataError: no samples or labels, or arrays that do not fit the model.
@@ -237,9 +238,9 @@ class Model(Trainable):
     def predict(self, x: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:
         """Return the model's output for all samples of x, (samples, …), or a tuple of several.
 
-        A compiled model runs with its parameters as they are between steps; one that is not runs in
-        an inference session of its own. To run often, keep one: `model.inference()`. x and
-        batch_size are as of `fit`.
+        A compiled model runs with its present parameters; another model runs in a new inference
+        session. For many calls, keep a session: `model.inference()`. x and batch_size are as of
+        `fit`.
 
         Raises:
             DataError: no samples, or arrays that do not fit the model.
@@ -265,7 +266,7 @@ class Model(Trainable):
         tune: Tune = True,
         precision: str = "float32",
     ) -> InferenceSession:
-        """Return a session that serves the model with its present weights.
+        """Return an inference session of the model with its present weights.
 
         threads, cpus, strategy, requests, plain, bound_shapes, fast_memory, plan, tune and
         precision are those of `InferenceSession`.
@@ -295,7 +296,7 @@ class Model(Trainable):
         return self.trainer.strategy_for(self.batch_size)
 
     def save_choices(self, path: str | Path) -> None:
-        """Write which kernel variant serves each form of call to a file, for `compile(choices=…)`.
+        """Save the kernel variant of each form of call to a file, for `compile(choices=…)`.
 
         Raises:
             GraphError: the model is not compiled.
@@ -318,7 +319,7 @@ class Model(Trainable):
         `steps`, `step_us` (the median), `samples_per_s`, `peak_bytes`, `peak_bytes_per_device` (of
         the memory of each processor of this process), `variants` (by launch) and `runtime`
         (`Statistics`: launches, copies, …). With a fast memory also `planned_bytes` and
-        `copied_bytes`, between the memories, of a training step.
+        `copied_bytes` of a training step.
 
         Raises:
             GraphError: the model is not compiled.
@@ -326,7 +327,7 @@ class Model(Trainable):
         return self.trainer.statistics()
 
     def profile(self, path: str | Path) -> AbstractContextManager[None]:
-        """Return a context in which steps are timed, and written to a file as a timeline.
+        """Time the steps inside the block, and write a timeline to a file.
 
         The file has the trace-event format (docs/profiles.md).
 
@@ -336,7 +337,7 @@ class Model(Trainable):
         return self.trainer.session.profile(path)
 
     def close(self) -> None:
-        """Stop the workers and free all memory of the compiled model, but for trained weights."""
+        """Stop the workers and free all memory of the compiled model, except trained weights."""
         if self._trainer is None:
             return
         trainer, self._trainer = self._trainer, None
@@ -350,10 +351,10 @@ class Model(Trainable):
             trainer.close()
 
     def __call__(self, *arguments: Any, **settings: Any) -> NoReturn:
-        """Refuse to be called.
+        """Raise an error: a model is not a function.
 
         Raises:
-            TypeError: says what is meant.
+            TypeError: names the methods to use instead.
         """
         raise TypeError(
             f"model {self.name!r} is not called: model.predict(x) runs it on arrays, and a function"

@@ -1,8 +1,9 @@
-"""Inference: graphs bound once to constant weights, and served from then on.
+"""Inference sessions: graphs bound once to constant weights, then run any number of times.
 
-Weights never change here, so what depends on them alone is computed when they are bound, batch norm
-goes into them, kernels pack them in their own layout, and element-wise steps run in the launch of
-the product before them (docs/lowering.md). A session keeps what it bound for each shape of inputs.
+Weights never change here. So what depends on them alone is computed when a graph is bound, batch
+norm is folded into them, kernels pack them in layouts of their own, and element-wise steps run in
+the launch of the product before them (docs/lowering.md). A session keeps a bound graph for each
+shape of inputs.
 """
 
 from __future__ import annotations
@@ -54,49 +55,48 @@ _OPENED = (  # what a session has once its model is open
 class InferenceSession:
     """A model bound to its weights.
 
-    `run` may be called from several threads: as many runs as `requests` go on at once, each on
-    processors of its own, the others wait. For many small requests at once there is the `Batcher`.
+    `run` may be called from several threads: as many runs as `requests` proceed at once, each on
+    its own processors, and others wait. A `Batcher` joins many small requests.
 
     Inputs are arrays, or anything with `__dlpack__`, such as tensors of torch (docs/inference.md).
 
     Args:
         model: a Model, an OnnxModel or its file, or a Graph.
-        weights: the parameters and states of a Graph, by name; those of a Model default to what a
-            compiled model has now.
-        threads: of each processor; by default all cores are shared out. gpus: 1 for a GPU instead
+        weights: the parameters and states of a Graph, by name; those of a Model are by default what
+            a compiled model has now.
+        threads: of each processor; by default all cores are divided. gpus: 1 to use a GPU instead
             (docs/cuda.md).
-        cpus: how many processors a run is split over, 1 by default, or as many as the strategy
-            was made for. machine: what to run on, in place of these numbers.
-        strategy: how a run is split over them: a Strategy, or its file (docs/strategies.md), of
-            the model's graph for some shapes of inputs; for others it is fitted. Without one,
-            samples are split, or what touches fewer bytes (the `data_parallel` mapper).
-        requests: how many runs may go on at once, each on so many processors; they share weights.
-        plain: run one kernel an operator, without folding or fusing, for comparison.
-        layouts: axis orders of values, such as `OptimizeResult.layouts`, the rest in C order; by
-            default those of the model's file, or where there are none what `channels_last` says.
-        bound_shapes: how many shapes of inputs stay bound; the least recently used one goes. By
+        cpus: the number of processors that share a run; by default 1, or as many as the strategy
+            was made for. machine: the machine to run on, in place of these numbers.
+        strategy: how processors share a run: a Strategy, or its file (docs/strategies.md), for the
+            model's graph at some input shapes; it is adapted to other shapes. Without one, samples
+            are split, or the dim that moves the fewest bytes (the `data_parallel` mapper).
+        requests: how many runs may proceed at once, each on as many processors; they share weights.
+        plain: run one kernel for each operator, without folding or fusing, for comparison.
+        layouts: axis orders of values, such as `OptimizeResult.layouts`, the others in C order; by
+            default those in the model's file, else those of `channels_last`.
+        bound_shapes: how many input shapes stay bound; the least recently used one is released. By
             default as many as fit in 256 MB, 128 at most.
-        fast_memory: bytes of a memory that the threads work in, with the computer's behind it
-            (docs/memory.md). Weights are then streamed like any value, so none is folded or packed,
-            and all shapes share them and that memory.
-        tune: what the choice between kernels of one operator rests on. True: what has been measured
-            on this computer, and where nothing has, what is expected of them; "now": they are
-            measured where they are not yet, before the first answer, and kept for later sessions;
-            False: what is expected alone. A session keeps to its choices.
-        precision: "float32", or "bfloat16": products and convolutions may round their
-            operands to bfloat16, and those are kept in it (docs/inference.md). Sums within them,
-            and all other operators, stay float32. "int4" and "int8": matrix products round their
-            weights to so many bits, and keep them so. On a GPU "tf32": those of NVIDIA's libraries
-            may round theirs to that (docs/cuda.md).
+        fast_memory: bytes of a memory that the threads work in, backed by the computer's memory
+            (docs/memory.md). Weights are then streamed like other values, so none is folded or
+            packed, and all shapes share them and that memory.
+        tune: how kernels are chosen. True: by measurements that exist on this computer, else by
+            expected cost; "now": missing measurements are made before the first answer, and kept
+            for later sessions; False: by expected cost alone. A session never changes a choice.
+        precision: "float32"; "bfloat16": products and convolutions may round their operands to
+            bfloat16 and keep them so (docs/inference.md), while their sums and all other operators
+            stay float32; "int4" or "int8": matrix products round their weights to so many bits and
+            keep them so; "tf32", on a GPU: products of NVIDIA's libraries may round their operands
+            (docs/cuda.md).
         plan: how values are streamed: "dp" (fewest bytes, the default), "lru", "stream", "belady",
-            or a plan or its file, which is of the graph of one shape.
+            or a plan or its file, for the graph of one shape.
 
     Raises:
         GraphError: an unknown plan, or one without a fast memory; another `tune`; numbers of
-            processors or requests that do not fit; another `precision`, or one that is not to be
-            had: the processor has no instructions for it, or weights are streamed.
-        StrategyError: the strategy is for another graph or machine, or not legal; where the model
-            has symbolic dims that the strategy does not tell, `run` says so.
+            processors or requests that do not fit; an unknown `precision`, or one that is not
+            available: the processor has no instructions for it, or weights are streamed.
+        StrategyError: the strategy is for another graph or machine, or not legal. If it does not
+            give extents of the model's symbolic dims, `run` raises this.
         MachineError: no threads, or too many.
 
     Example:
@@ -167,7 +167,7 @@ class InferenceSession:
         plan: MemoryPlan | str | Path | None,
         file: MappedFile | None = None,
     ) -> None:
-        """Read the model, and make ready to bind graphs of it; file: see `Source.of`."""
+        """Read the model and prepare to bind graphs of it. file: see `Source.of`."""
         from soapstone.frontend.inference.binding import Binder, Packed
         from soapstone.frontend.inference.session_strategy import SessionStrategy
         from soapstone.frontend.precision import check_precision
@@ -192,7 +192,7 @@ class InferenceSession:
         self._begin(binder, bound_shapes, requests)
 
     def __getattr__(self, name: str) -> Any:
-        """Open the model, where there is only a snapshot of it and something else is asked for."""
+        """Open the model, if there is only a snapshot of it and another attribute is needed."""
         if name not in _OPENED or "_opened" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         with self._opened:
@@ -223,21 +223,21 @@ class InferenceSession:
         self._free = self._all_free()
 
     def _another(self, machine: Machine) -> InferenceSession:
-        """Return a session of the same model on another machine, which shares weights."""
+        """Return a session of the same model on another machine, with shared weights."""
         other = object.__new__(InferenceSession)
         other._snapshot = other._keeper = None
         other._begin(self._binder.on(machine), self._bounds.asked)
         return other
 
     def _all_free(self) -> queue.LifoQueue[int]:
-        """Return the numbers of those who run nothing: this session's is 0."""
+        """Return the queue of idle sessions by number; this one has number 0."""
         free: queue.LifoQueue[int] = queue.LifoQueue()
         for number in reversed(range(self.requests)):
             free.put(number)
         return free
 
     def forked(self) -> None:
-        """In a child process nobody holds the lock, and shapes are bound anew, to new workers."""
+        """In a child process, reset locks and bind shapes again, to new workers."""
         self._lock = threading.Lock()
         self._pool = None
         self._free = self._all_free()
@@ -253,21 +253,21 @@ class InferenceSession:
 
     @property
     def threads(self) -> int:
-        """How many threads each processor has."""
+        """The number of threads of each processor."""
         if self._snapshot is not None:
             return self._snapshot.options.threads
         return self._machine.processors[0].threads
 
     @property
     def cpus(self) -> int:
-        """How many processors a run is split over."""
+        """The number of processors that share a run."""
         if self._snapshot is not None:
             return 1
         return len(self._machine.workers)
 
     @property
     def requests(self) -> int:
-        """How many runs may go on at once."""
+        """The number of runs that may proceed at once."""
         if self._snapshot is not None:
             return 1
         return 1 + len(self._others)
@@ -293,9 +293,9 @@ class InferenceSession:
     ) -> dict[str, Array]:
         """Return the outputs by name.
 
-        inputs: an array of the declared type for each input, or a tensor of another library that
-        has `__dlpack__`; one serves a single input. out: arrays or tensors to write outputs to, by
-        name, in place of new arrays.
+        inputs: an array of the declared type for each input, or a tensor of another library with
+        `__dlpack__`; a single one for a model with one input. out: arrays or tensors to write
+        outputs to, by name, in place of new arrays.
 
         Raises:
             DataError: a missing or unknown input, or one of another type, rank or extent; or such
@@ -348,7 +348,7 @@ class InferenceSession:
             return found
 
     def _keep(self, keeper: Keeper, bound: Bound) -> None:
-        """Keep what answered first for later processes, where shapes alone decide what runs."""
+        """Keep a snapshot for later processes, if shapes alone decide what runs."""
         with self._lock:
             alike = not self._bounds.reads_contents
             keep = keeper.take(self._source, bound) if alike else None
@@ -367,20 +367,20 @@ class InferenceSession:
         seed: int = 0,
         on_tokens: Callable[[tuple[int | None, ...]], object] | None = None,
     ) -> list[Any]:
-        """Return the tokens that a decoder continues prompts with (docs/inference.md).
+        """Return the tokens with which a decoder continues prompts (docs/inference.md).
 
         Args:
-            prompts: tokens of one prompt, or of several, whose lengths may differ. For one prompt
-                the result is a list of tokens, for several a list of such.
-            max_new_tokens: how many are made at most.
-            stop: tokens after which no more follow; the one that comes is the last.
-            temperature: what logits are divided by before a token is drawn; at 0, the likeliest
-                token is taken, the first of several.
-            top_k: how many of the likeliest tokens are drawn from; all by default.
-            top_p: the least share that tokens which are drawn from have, the likeliest first.
-            seed: of the drawing; each prompt has random numbers of its own, by its place.
-            on_tokens: is called with the next token of each prompt as soon as it is known, None
-                for a prompt that has ended.
+            prompts: the tokens of one prompt, or of several, whose lengths may differ. The result
+                is a list of tokens for one prompt, and a list of such lists for several.
+            max_new_tokens: the largest number of new tokens.
+            stop: tokens that end the continuation; the one that occurs is its last token.
+            temperature: divides the logits before a token is drawn; at 0, the likeliest token is
+                taken, the first of several.
+            top_k: tokens are drawn from so many of the likeliest; by default from all.
+            top_p: tokens are drawn from the fewest likeliest whose probabilities sum to this.
+            seed: of the draws; each prompt has its own random numbers, by its index.
+            on_tokens: called with the next token of each prompt as soon as it is known, None for a
+                prompt that has ended.
 
         Raises:
             DataError: the model is no decoder, or a prompt does not fit it.
@@ -393,7 +393,7 @@ class InferenceSession:
     def stream(
         self, prompt: Sequence[int] | Array, max_new_tokens: int = 128, **options: Any
     ) -> Iterator[int]:
-        """Yield the tokens that a decoder continues one prompt with, each as soon as it is known.
+        """Yield the tokens with which a decoder continues one prompt, each as soon as it is known.
 
         prompt: its tokens. max_new_tokens, options: as of `generate`, without `on_tokens`.
 
@@ -405,9 +405,9 @@ class InferenceSession:
         return streamed(self, prompt, max_new_tokens, **options)
 
     def run_async(self, inputs: Mapping[str, Any] | Any) -> Future[dict[str, Array]]:
-        """Return the future of `run`: threads of the session run, as many as `requests`, in order.
+        """Return a future of `run`, which a thread of the session runs, in order of the calls.
 
-        inputs: as of `run`; they must stay as they are until the future is done.
+        inputs: as of `run`; they must not change until the future is done.
 
         Raises:
             DataError: as `run`, at once; other errors are the future's.
@@ -424,10 +424,10 @@ class InferenceSession:
 
     @contextmanager
     def profile(self, path: str | Path) -> Iterator[Profile]:
-        """Time every task run inside, and write a timeline to a file (docs/profiles.md).
+        """Time every task that runs inside, and write a timeline to a file (docs/profiles.md).
 
-        Yields the timeline. Runs follow each other meanwhile, on processors of one request. path:
-        of the file, in the trace-event format.
+        Yields the timeline. Meanwhile runs are serial, on the processors of one request. path: of
+        the file, in the trace-event format.
 
         Raises:
             ProfileError: another timeline is being taken.
@@ -445,7 +445,7 @@ class InferenceSession:
     def variants(self, inputs: Mapping[str, Array] | Array) -> Mapping[str, str]:
         """Return which kernel variant serves each launch for inputs of these shapes.
 
-        A model that is run in pieces is run for that, since its shapes depend on computed values.
+        A model that runs in pieces is run for this, since its shapes depend on computed values.
         """
         from soapstone.engine.session import Bound
 
@@ -455,10 +455,10 @@ class InferenceSession:
             return dict(bound.variants if isinstance(bound, Bound) else bound.variants(given))
 
     def meeting_samples(self, inputs: Mapping[str, Any] | Any) -> str:
-        """Return where outputs depend on other rows of the inputs than theirs; "" for nowhere.
+        """Return where rows of outputs depend on other rows of the inputs; "" for nowhere.
 
-        Rows are along the first axis of all inputs and outputs. inputs: as of `run`, of two rows or
-        more.
+        Rows are along the first axis of all inputs and outputs. inputs: as of `run`, with two rows
+        or more.
         """
         from soapstone.frontend.onnx import UnboundError
         from soapstone.ir.samples import meeting_samples
@@ -473,7 +473,7 @@ class InferenceSession:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of inputs, outputs and arenas of all bound shapes; packed weights come on top."""
+        """Bytes of inputs, outputs and arenas of all bound shapes, without packed weights."""
         if self._snapshot is not None:
             return self._snapshot.peak_bytes
         found = 0
@@ -483,10 +483,10 @@ class InferenceSession:
         return found
 
     def moved_bytes(self, inputs: Mapping[str, Array] | Array) -> tuple[int, int] | None:
-        """Return what a run on inputs of these shapes copies between the fast memory and the other.
+        """Return the bytes that a run copies between the fast memory and its backing memory.
 
-        Two counts, by its memory plan and as it is compiled; None without a plan, and for a model
-        that is run in pieces.
+        inputs: of the shapes in question. The two counts are those of the memory plan and of the
+        compiled run; None without a plan, and for a model that runs in pieces.
         """
         from soapstone.engine.session import Bound
 
@@ -496,10 +496,10 @@ class InferenceSession:
             return bound.moved_bytes if isinstance(bound, Bound) else None
 
     def close(self) -> None:
-        """Stop the workers and free the memory; a closed session runs no more.
+        """Stop the workers and free the memory; later calls of `run` are errors.
 
-        What was asked of `run_async` before is done first. No thread reads the model's file from
-        then on, so that it may be written to.
+        Calls of `run_async` that were made before are completed first. No thread reads the
+        model's file from then on, so that it may be written to.
         """
         with self._opened:
             if self._snapshot is not None:
@@ -524,7 +524,7 @@ class InferenceSession:
         self.close()
 
     def checked(self, inputs: Mapping[str, Any] | Any) -> dict[str, Array]:
-        """Return inputs as `run` takes them: an array for each input, in the memory that it had.
+        """Return inputs as `run` takes them: an array for each input, not copied where possible.
 
         inputs: as of `run`.
 
@@ -537,7 +537,7 @@ class InferenceSession:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Let nothing else of this session run inside.
+        """Run nothing else of this session inside the block.
 
         Raises:
             StoppedError: the session was closed.
@@ -548,7 +548,7 @@ class InferenceSession:
 
     @property
     def in_main_memory(self) -> bool:
-        """Whether what runs read and write lies in the computer's memory, and nowhere else."""
+        """Whether everything that runs read and write is in the computer's main memory."""
         from soapstone.runtime.machines.machine import CUDA
 
         return self._binder.plans is None and self._machine.processors[0].kind != CUDA
@@ -580,22 +580,23 @@ class InferenceSession:
         constants: Mapping[str, Array] = NOTHING,
         runs: int = 1,
     ) -> Bound:
-        """Return a graph bound under a key of its own, among those of shapes; made if need be.
+        """Return a graph bound under a key of its own; it is made if no such graph is bound.
 
-        Updates of its inputs are carried out where they lie. key: of it. make: returns the graph.
-        constants: what it reads besides the model's weights. runs: of how many graphs one run of
-        the model consists, each of which stays bound.
+        It is kept among the graphs of input shapes, and updates of its inputs are carried out in
+        place. key: identifies it. make: returns the graph. constants: what it reads besides the
+        model's weights. runs: the number of graphs that make up one run of the model, each of which
+        stays bound.
         """
         return self._bounds.under(key, make, constants, runs)
 
     def run_bound(self, bound: Bound) -> None:
-        """Run a bound graph once on what its feeds hold. bound: of `bound_as`."""
+        """Run a bound graph once on the contents of its feeds. bound: of `bound_as`."""
         self._source.check()
         self._bounds.session.run(bound)
 
     @property
     def most_bound(self) -> int:
-        """How many shapes of inputs stay bound."""
+        """The number of input shapes that stay bound."""
         return self._bounds.most
 
     def _check_open(self) -> None:
@@ -606,7 +607,7 @@ class InferenceSession:
             raise StoppedError(f"session of model {self.name!r}: it was closed")
 
     def _bound_or_pieces(self, given: Mapping[str, Array]) -> Bound | Pieces:
-        """Return the bound graph, or what runs a model whose shapes depend on computed values."""
+        """Return the bound graph, or what runs a model in pieces, whose shapes are computed."""
         self._check_open()
         if self._pieces is None:
             try:

@@ -1,4 +1,4 @@
-"""An ONNX model taken in: graphs for any extents of its symbolic dims, and the weights."""
+"""Imported ONNX models: graphs for any extents of their symbolic dims, and the weights."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _GRAPHS = 64  # whose constants are kept: those that were built last
 class OnnxModel:
     """A parsed ONNX file; `graph` builds a graph for given extents of the symbolic dims.
 
-    Weights are read-only views of the mapped file (so they need not be aligned), and the small
-    constants that building a graph folds; both have the names of the graph's parameters and state.
-    Constants of the last 64 graphs are kept, and others while anybody has them.
+    Weights are read-only views of the mapped file (which may be unaligned), and the small constants
+    that are folded when a graph is built; both have the names of the graph's parameters and state.
+    Constants of the last 64 graphs are kept, and others as long as they are in use.
 
-    May be used from several threads.
+    It may be used from several threads.
 
     Args:
         source: the checked file. dims: extents of symbolic dims of its inputs, by name.
@@ -83,7 +83,7 @@ class OnnxModel:
 
     @property
     def inputs(self) -> tuple[Declared, ...]:
-        """The graph's inputs as declared, symbolic dims by name if `dims` gave none; no weights."""
+        """The graph's inputs as declared, without weights; free symbolic dims by name."""
         return self._inputs
 
     @property
@@ -93,13 +93,13 @@ class OnnxModel:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The names of what nodes make, in the file's order: `Model.onnx` takes any of them."""
+        """The names of all intermediate values, in the file's order; see `Model.onnx`."""
         made = (node for node in self._source.graph.node if node.op_type != "Constant")
         return tuple(name for node in made for name in node.output if name)
 
     @property
     def layouts(self) -> Layouts | None:
-        """The axis orders in which values of the file are to be kept, where it has any."""
+        """The axis orders that the file gives for its values, or None."""
         return self._source.layouts
 
     @property
@@ -149,10 +149,10 @@ class OnnxModel:
     ) -> Graph:
         """Return the graph for these extents of the symbolic dims.
 
-        `contents` fixes inputs that shapes depend on (a shape to reshape to, a number of rows): the
-        graph is for those contents only. Weights are parameters (floating-point) or state, inputs
-        and outputs have the file's names. `wanted` says otherwise what is built, and of which
-        weights.
+        dims: extents by name. contents: of inputs that shapes depend on (a shape to reshape to, a
+        number of rows); the graph is then for those contents only. wanted: which part of the model
+        is built, and from which weights; by default all. Weights are parameters (floating-point) or
+        state, and inputs and outputs have the file's names.
 
         Raises:
             UnboundError: a dim or such an input is not given; names it.
@@ -177,9 +177,9 @@ class OnnxModel:
         return importer.build(), tuple(importer.notes)
 
     def graph_for(self, arrays: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
-        """Return the graph for these inputs, and those of them whose contents it is made for.
+        """Return the graph for these inputs, and those inputs for whose contents it is made.
 
-        arrays: an input each, by name, of the shapes that the graph is to have.
+        arrays: one for each input, by name, with the shapes of the graph.
 
         Raises:
             OnnxError: as `bind` and `graph`.
@@ -189,11 +189,11 @@ class OnnxModel:
     def noted_for(
         self, arrays: Mapping[str, Array], *, rare: bool = False, lasting: bool = False
     ) -> tuple[Graph, dict[str, Array], tuple[Note, ...]]:
-        """Return what `graph_for` does, and what is noted of extents in it (`even.py`).
+        """Return what `graph_for` does, and the notes on its extents (`even.py`).
 
-        arrays: as of `graph_for`. rare: whether the contents have to be such as seldom change, a
-        few integers that are a shape, not data. lasting: whether constants that go along extents
-        of inputs, such as masks, stay operators in the graph.
+        arrays: as of `graph_for`. rare: whether the contents that the graph depends on must be a
+        few integers that form a shape, which seldom change, and no data. lasting: whether constants
+        as long as the inputs, such as masks, stay operators in the graph.
         """
         self._source.files.check()
         most = MOST_SHAPE if rare else MOST_CONTENTS
@@ -215,9 +215,9 @@ class OnnxModel:
     def _keep(
         self, used: dict[str, Array], label: str, array: Array, taken: Callable[[str], bool]
     ) -> str:
-        """Keep a folded constant as a weight and return its name; equal ones share theirs.
+        """Keep a folded constant as a weight and return its name; equal constants share one.
 
-        used: the constants of the graph that it is for. label: what its name begins with.
+        used: the constants of the graph that it is for. label: the beginning of its name.
         """
         with self._lock:
             for name, known in self._constants.items():
@@ -248,11 +248,11 @@ def from_onnx(
     dims: Mapping[str, int] | None = None,
     name: str = "model",
 ) -> OnnxModel:
-    """Return an ONNX model taken in from a file, its bytes, or a parsed message.
+    """Return an ONNX model from a file, its bytes, or a parsed message.
 
-    `dims` gives symbolic dims extents for every graph that is built. Weights stay in the file and
-    are mapped; the rest is parsed and checked. name: of a model that comes from no file, where its
-    graph has none.
+    model: any of these. dims: extents of symbolic dims, for every graph that is built. name: of a
+    model without a file, if its graph has none. Weights stay in the file and are mapped; the rest
+    is parsed and checked.
 
     Raises:
         OnnxError: the file is malformed, or needs what is not supported.

@@ -1,8 +1,8 @@
-"""Optimised models: the search over substitutions, checked and measured before it is believed.
+"""Optimised models: found by a search over substitutions, then checked and measured.
 
-The found graph is run on random inputs beside the original, and both are timed in turns on the
-target, each in a process of its own; what is not faster there is not returned. What ends a run
-early, its budget or an interrupt, and what speaks against a found graph gives the original.
+The graph found is run on random inputs besides the original, and both are timed in turns on the
+target, each in a process of its own; the result is returned only if it is faster there. If the
+budget or an interrupt ends the run early, or a check fails, the original is returned.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def optimize(
 ) -> OptimizeResult:
     """Return a faster equivalent of a model, for the executor that will run it.
 
-    The budget is of everything that is searched, measured, checked and timed; it begins when the
-    model and the rules are read. When it is over,
-    or at an interrupt, what was found by then counts if it could be checked; else the original.
+    The budget covers searching, measuring, checking and timing, and begins when the model and the
+    rules have been read. When it is over, or at an interrupt, the best result so far is returned if
+    it could be checked, otherwise the original.
 
     Args:
-        model: a Model, an OnnxModel or its file, or a Graph; one with updates is a training graph,
-            whose weights are values like others.
+        model: a Model, an OnnxModel or its file, or a Graph. A Graph with updates is a training
+            graph, whose weights are values like others.
         weights: those of a Graph; of a training graph, the contents of its constants.
         batch_size, dims: the extents that the graph is for; the first axis of an input is the
             batch's if it is symbolic.
@@ -85,23 +85,24 @@ def optimize(
             GPU of this computer, on which launches are measured.
         objective: `time`, `memory`, `flops`, `bytes`, `launches`, a weighted sum, or with limits:
             `time subject to memory<2e8`.
-        alpha: how much worse than the best a graph may be and still be searched from; 1 is greedy.
-        seconds, candidates: when to stop: after so many seconds in all, and after so many graphs a
-            piece.
-        method: `backtracking`, or `saturation`, which keeps every graph in one e-graph, or
-            `exhaustive`, which looks at every graph: feasible for few rules, such as `metaflow`.
+        alpha: graphs that cost up to this times the best are searched from; 1 is greedy.
+        seconds, candidates: the limits of all time, and of the graphs priced for each piece.
+        method: `backtracking`; `saturation`, which keeps every graph in one e-graph; or
+            `exhaustive`, which considers every graph and is feasible for few rules, such as
+            `metaflow`.
         rules: a rule file instead of the shipped one, or `metaflow`: that paper's substitutions.
-            Each proof of a file is replayed before it is used.
-        max_rule_size: the most operators of a rule.
-        threads: how many compute, here and where the model is to run; all cores by default.
-        progress: called with a stage, what is done of it and how much it has in all, or None.
-        ground: of a training graph: the machine and mapper that will run it; by default one
-            processor a thread, as `Model.compile` has it.
-        layouts: choose axis orders of values too, for soapstone's executor on this computer.
-        chain: a file of substitutions, from `OptimizeResult.save_chain`: they are applied, and
-            nothing is searched.
-        floats: what floating-point tensors hold, so that nothing becomes NaN: `zeros`, finite
-            numbers; `infinities`, those and NaN too; `reals` also allows rules of which one side is
+            Each proof of a file is replayed before the rule is used.
+        max_rule_size: the largest number of operators of a rule.
+        threads: the number that computes, here and where the model will run; by default all cores.
+        progress: called with a stage, how much of it is done, and its total or None.
+        ground: for a training graph, the machine and mapper that will run it; by default one
+            processor for each thread, as in `Model.compile`.
+        layouts: whether axis orders of values are chosen too, for soapstone's executor on this
+            computer.
+        chain: a file of substitutions, from `OptimizeResult.save_chain`, which are applied instead
+            of a search.
+        floats: the contents of floating-point tensors, so that nothing becomes NaN: `zeros`: finite
+            numbers; `infinities`: those and NaN too; `reals` also allows rules with a side that is
             undefined at some zeros, as `1/rsqrt(x) = x rsqrt(x)`.
         deadline: in place of the seconds.
 
@@ -184,7 +185,7 @@ def optimize(
 def _judged(
     searched: Searched, outcome: Outcome, changed: bool, timed: bool, wanted: Objective
 ) -> tuple[bool, str]:
-    """Return whether what was found is kept, and why not, or what of it is not known."""
+    """Return whether the result is kept, and the reason if not, or what is not known of it."""
     if outcome.problem:
         return False, outcome.problem
     if not changed:
@@ -200,7 +201,7 @@ def _judged(
 
 
 def _rules(rules: str | Path | None, max_size: int | None, floats: Floats) -> Rulebook:
-    """Return the rules of a file, of the shipped one, or those of a name."""
+    """Return the rules of a file, of the shipped one, or those with a name."""
     from soapstone.rules.file_checks import trusted
     from soapstone.search.rules import rulefile
     from soapstone.search.rules.metaflow import metaflow
@@ -216,7 +217,7 @@ def _rules(rules: str | Path | None, max_size: int | None, floats: Floats) -> Ru
 
 
 def _made(side: Side, searched: Searched) -> Side:
-    """Return what was found, ready to run."""
+    """Return the result of a search, ready to run."""
     if side.ground is not None:
         return replace(side, graph=searched.graph)
     new, weights = settled(searched.graph, searched.constants)
@@ -225,7 +226,7 @@ def _made(side: Side, searched: Searched) -> Side:
 
 
 def _applied(searched: Searched, book: Rulebook) -> tuple[dict[str, int], dict[str, str]]:
-    """Return how often each rule was applied, either way round, and what it says."""
+    """Return how often each rule was applied, in either direction, and its equation."""
     counts: Counter[str] = Counter()
     equations: dict[str, str] = {}
     for name, count in searched.substitutions.items():
@@ -241,10 +242,10 @@ def cost_model(
     threads: int | None = None,
     training: bool = False,
 ) -> CostModel:
-    """Return what prices graphs for a target, for a described machine, or for a GPU of this one.
+    """Return the cost model for a target, a described machine, or a GPU of this computer.
 
     Raises:
-        DataError: there is no such target, it runs no training graphs, or there is no GPU.
+        DataError: an unknown target, one that runs no training graphs, or there is no GPU.
     """
     if str(machine) == "gpu":
         from soapstone.native.cuda.device import NoDevice
@@ -277,10 +278,10 @@ def taken(
     batch_size: int,
     dims: Mapping[str, int],
 ) -> tuple[Graph, dict[str, Array], dict[str, int]]:
-    """Return a model as a graph for some extents, its weights, and what symbolic dims were given.
+    """Return a model as a graph for some extents, its weights, and the extents of symbolic dims.
 
     Raises:
-        DataError: a symbolic dim that has no extent, and is not the first of an input.
+        DataError: a symbolic dim without an extent that is not the first of an input.
     """
     if isinstance(model, str | Path) and not str(model).lower().endswith(".onnx"):
         from soapstone.ir.files.graphs import load_graph
@@ -316,7 +317,7 @@ def taken(
 
 
 class _Exported(Wrapped):
-    """Prices graphs as they are written to a file: out of the form in which rules see them."""
+    """Prices graphs as they are exported to a file, which is not in the normal form of rules."""
 
     def cost(self, graph: Graph, constants: Arrays, layouts: Layouts = NO_LAYOUTS) -> Cost:
         """Return the cost of the exported graph; see `CostModel`."""
@@ -326,9 +327,9 @@ class _Exported(Wrapped):
 
 
 def joined(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str, str]]:
-    """Return a graph with biases back in products and nested joins as one, and its new names.
+    """Return a graph with biases in products and nested concatenations joined, and its new names.
 
-    Outputs keep their names; weights whose name an output takes have another.
+    Outputs keep their names; a weight whose name an output takes is renamed.
     """
     outputs = graph.outputs
     graph = merge_parts(fold_weights(graph, weights), Strategy({DEFAULT: Configuration()}))
@@ -337,9 +338,10 @@ def joined(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str,
 
 
 def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
-    """Return a graph out of its normal form, with what weights alone determine as weights.
+    """Return a graph out of normal form, with what weights alone determine as weights.
 
-    Biases go back into products, nested joins become one, and merged kernels become arrays.
+    Biases go back into products, nested concatenations are joined, and merged kernels become
+    arrays.
     """
     outputs = graph.outputs
     graph, names = joined(graph, weights)
@@ -349,9 +351,9 @@ def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str
 
 
 def all_orders(graph: Graph, weights: Mapping[str, Array], chosen: Layouts) -> dict[str, Order]:
-    """Return the axis orders of a graph's values when it runs: those chosen, the rule's for others.
+    """Return the axis orders of a graph's values when it runs: those chosen, else the rule's.
 
-    The rule is asked about the graph as sessions have it, its weights folded.
+    The rule is applied to the graph with its weights folded, as sessions have it.
     """
     run = folded(graph, weights)[1]
     held = stored(run)
@@ -360,7 +362,7 @@ def all_orders(graph: Graph, weights: Mapping[str, Array], chosen: Layouts) -> d
 
 
 def explanation(searched: Searched, book: Any) -> str:
-    """Return every step of every piece, with the rule, its guard, and the laws that prove it."""
+    """Return every step of every piece with the rule, its guard, and the laws that prove it."""
     lines = []
     for number, solved in enumerate(searched.solved, 1):
         if not solved.cheapest.steps:

@@ -1,4 +1,4 @@
-"""What a search for a faster model has given: the model, its costs and times, and its files."""
+"""The result of a search for a faster model: the model, its costs and times, and its files."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _OTHER_SIZES = "another size needs a search of its own"
 
 @dataclass(frozen=True)
 class OptimizeResult:
-    """An optimised model, what was predicted and measured of it, and how it came about.
+    """An optimised model, with its predicted and measured costs and how it was found.
 
     Attributes:
-        graph, weights: the model; the original where the search found nothing faster.
-        before, after: predicted costs; not numbers where the budget ended before anything was.
+        graph, weights: the model; the original if the search found nothing faster.
+        before, after: predicted costs; NaN if the budget ended before anything was priced.
         measured_before_us, measured_after_us: medians of runs in processes of their own, taken in
-            turns on the target; None where it is only described, or the budget ended before.
+            turns on the target; None if it is only described, or the budget ended before.
         substitutions: how often each rule was applied, by its identity.
         equations: the rules that were applied, as mathematics.
-        candidates: how many graphs were priced. complete: whether the search ended by itself,
-            before its budget did.
-        seconds: of everything. measuring_seconds: of these, what measuring costs took.
+        candidates: the number of graphs priced. complete: whether the search ended before its
+            budget.
+        seconds: of everything. measuring_seconds: of these, the time spent measuring costs.
         max_abs_error: the largest difference of an output from the original's on random inputs.
-        kept: whether the optimised graph is the one returned. reason: why not, or what of it is
-            not known.
+        kept: whether the optimised graph is the one returned. reason: why not, or what is not known
+            of it.
         explanation: where the gain comes from, for people.
-        dims: the extents that symbolic dims of the inputs were given: the graph is for them alone.
-        layouts: axis orders of the graph's values, where others than the rule's were chosen.
-        chain: the substitutions, in the form in which they can be applied again; None for training
-            graphs, and where layouts were chosen or all graphs were looked at.
+        dims: the extents of symbolic dims of the inputs; the graph is for them alone.
+        layouts: the axis orders of the graph's values that differ from the rule's.
+        chain: the substitutions, in a form in which they can be applied again; None for training
+            graphs, if layouts were chosen, or if all graphs were considered.
         original: the model as it was given.
     """
 
@@ -69,27 +69,27 @@ class OptimizeResult:
 
     @property
     def speedup(self) -> float:
-        """Measured time before over after, predicted where nothing was measured."""
+        """The measured time before over that after; the predicted one if nothing was measured."""
         if self.measured_before_us is not None and self.measured_after_us:
             return self.measured_before_us / self.measured_after_us
         return self.predicted_speedup
 
     @property
     def predicted_speedup(self) -> float:
-        """Predicted time before over after; 1 where there is none."""
+        """The predicted time before over that after; 1 if there is none."""
         found = self.before.time_us / self.after.time_us if self.after.time_us else 1.0
         return found if math.isfinite(found) else 1.0
 
     def save(self, path: str | Path) -> str:
-        """Write the model: an ONNX file by its suffix, else a graph file and its weights.
+        """Save the model: as an ONNX file by its suffix, else as a graph file with its weights.
 
-        An original that is kept, with symbolic dims, is written as its file has it.
+        path: of the file. An original that is kept is saved with its symbolic dims, as its file has
+        it.
 
-        Returns "", or where what was found cannot be written, why the original was.
+        Returns "", or if the optimised model cannot be saved, why the original was saved.
 
         Raises:
-            GraphError: the original cannot be written either: an operator has no counterpart in
-                ONNX.
+            GraphError: the original cannot be saved either: an operator has no counterpart in ONNX.
         """
         if not self.kept and self.dims and self.original and self.original.copy(path):
             return ""
@@ -102,17 +102,19 @@ class OptimizeResult:
             return f"what was found cannot be written: {error}"
 
     def save_chain(self, path: str | Path) -> None:
-        """Write the substitutions to a file, to be applied again without a search.
+        """Save the substitutions to a file, to be applied again without a search.
+
+        path: of the file.
 
         Raises:
-            GraphError: the result is of a kind that has no chain.
+            GraphError: a result of a kind that has no chain.
         """
         if self.chain is None:
             raise GraphError("no chain: inference without layouts or exhaustive search needed")
         self.chain.save(path)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result for JSON; what is not known is None."""
+        """Return the result as JSON data; None for what is not known."""
         found = {
             "cost_before_us": self.before.time_us,
             "cost_after_us": self.after.time_us,
@@ -141,7 +143,7 @@ class OptimizeResult:
         return {**found, **dict.fromkeys(unknown)}
 
     def metrics(self) -> list[tuple[str, float, float]]:
-        """Return what was measured and predicted: a name, before and after."""
+        """Return the measured and predicted figures: a name, the value before and after."""
         before, after = self.before, self.after
         measured = []
         if self.measured_before_us is not None and self.measured_after_us is not None:
@@ -185,14 +187,14 @@ class OptimizeResult:
 
 @dataclass(frozen=True)
 class Original:
-    """The model that was given, to be written where what was found of it cannot be."""
+    """The model that was given, saved if the optimised one cannot be."""
 
     graph: Graph
     weights: Mapping[str, Array]
     file: Path | None = None
 
     def save(self, path: str | Path, graph: Graph) -> bool:
-        """Write it, as it is in its own file if that is of the same format; return whether so."""
+        """Save it, from its own file if the format is the same; return whether it was saved."""
         if graph is not self.graph:
             try:
                 _save(self.graph, self.weights, path)
@@ -202,7 +204,7 @@ class Original:
         return self.copy(path)
 
     def copy(self, path: str | Path) -> bool:
-        """Write its file again, if both are ONNX files that stand alone; return whether so."""
+        """Copy its file if both are ONNX files without external data; return whether it did."""
         suffixes = {Path(name).suffix.lower() for name in (path, self.file or "")}
         if self.file is None or suffixes != {".onnx"} or _has_data(self.file):
             return False
@@ -211,7 +213,7 @@ class Original:
 
 
 def _has_data(file: Path) -> bool:
-    """Return whether an ONNX file has weights in other files, which are found from its folder."""
+    """Return whether an ONNX file has weights in other files, relative to its folder."""
     import onnx
 
     model = onnx.load(file, load_external_data=False)

@@ -1,4 +1,4 @@
-"""Strategies for models: what to search for, on which machine, and what to show of it."""
+"""Searches for strategies from outside: the graph, the machine, and the presentation of results."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def graph_of(
     Args:
         model: any of these.
         batch_size: of an app, by default its own; of an ONNX file whose first dims are symbolic, 1.
-        training: an app's training step rather than its inference graph.
-        sizes: what else the app's `build` takes, such as layers or hidden.
+        training: whether it is an app's training step or its inference graph.
+        sizes: further arguments of the app's `build`, such as layers or hidden.
         dims: the extents of an ONNX file's symbolic dims, by name.
 
     Raises:
@@ -60,7 +60,7 @@ def with_constants(
     sizes: Mapping[str, Any] | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> tuple[Graph, Mapping[str, Array]]:
-    """Return the graph of `graph_of`, and the contents of its constants, where it is an app's.
+    """Return the graph of `graph_of`, and for an app the contents of its constants.
 
     Arguments and errors are those of `graph_of`.
     """
@@ -105,7 +105,7 @@ def forward_of(
     sizes: Mapping[str, Any] | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> tuple[Graph, Mapping[str, Array]]:
-    """Return the forward graph of `graph_of`, or of a model, and its weights where there are any.
+    """Return the forward graph of `graph_of` or of a model, and its weights if there are any.
 
     Arguments and errors are those of `graph_of`.
     """
@@ -126,12 +126,12 @@ def forward_of(
 def machine_of(name: str | Path, devices: int | None = None) -> Machine:
     """Return the machine of a name or file; `local` is this computer, measured.
 
-    It has no copiers, which no task is placed on.
+    The machine has no copiers, since no task is placed on them.
 
-    devices: how many processors it has; what the machine says itself by default.
+    devices: the number of processors; by default the machine's own.
 
     Raises:
-        MachineError: there is none.
+        MachineError: an unknown machine.
     """
     if str(name) == "local":
         return measured_machine(devices)
@@ -146,15 +146,15 @@ def measure_tasks(
     deadline: Deadline | None = None,
     constants: Mapping[str, Array] = NOTHING,
 ) -> int:
-    """Measure what this computer's times of tasks lack for a graph; return how many, 0 elsewhere.
+    """Measure the missing task times of a graph on this computer; return how many were missing.
 
-    What is measured until the deadline is kept; what is missing then is estimated. With a deadline
-    Ctrl-C ends the measuring alone, and stops it.
+    What is measured until the deadline is kept, and the rest is estimated. With a deadline, Ctrl-C
+    ends only the measuring, and stops the deadline.
 
     Args:
-        graph: a training step or inference. machine: that of `machine_of("local")`, or another,
-            of which nothing is measured.
-        progress: called with a stage, what is done of it and how much it has in all, or None.
+        graph: a training step or inference graph. machine: that of `machine_of("local")`; for
+            another machine nothing is measured and 0 is returned.
+        progress: called with a stage, how much of it is done, and its total or None.
         constants: the contents of inputs that never change, by name.
 
     Raises:
@@ -182,7 +182,7 @@ def measure_tasks(
 
 
 def parse_sizes(texts: list[str] | None) -> dict[str, Any]:
-    """Return the sizes that texts such as `layers=2` or `unrolled=true` say.
+    """Return sizes parsed from texts such as `layers=2` or `unrolled=true`.
 
     Raises:
         GraphError: a text of another form.
@@ -203,7 +203,7 @@ def parse_sizes(texts: list[str] | None) -> dict[str, Any]:
 
 
 def imported(graph: Graph, machine: Machine, path: str | Path) -> dict[str, Configuration]:
-    """Return the configurations of a strategy file's operators; searches begin without copies.
+    """Return the configurations in a strategy file, without replication of operators.
 
     Raises:
         StrategyError: it cannot be read, or is for another graph or machine.
@@ -217,7 +217,7 @@ def imported(graph: Graph, machine: Machine, path: str | Path) -> dict[str, Conf
 
 
 def given(graph: Graph, machine: Machine, strategy: str | Path) -> str | Strategy:
-    """Return data, model, expert or tensor, which are names, or the strategy of a file.
+    """Return the strategy named data, model, expert or tensor, or that of a file.
 
     Raises:
         StrategyError: neither, or a file that cannot be read or is for another graph or machine.
@@ -235,7 +235,7 @@ def given(graph: Graph, machine: Machine, strategy: str | Path) -> str | Strateg
 
 
 def simulated(graph: Graph, machine: Machine, strategy: str | Path | Strategy) -> Simulation:
-    """Return what a strategy costs: one that is known by name, a file's, or a given one.
+    """Return the simulated cost of a strategy: one known by name, a file's, or a given one.
 
     Raises:
         StrategyError, ParallelError: the strategy does not fit.

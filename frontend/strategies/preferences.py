@@ -1,4 +1,4 @@
-"""A strategy by what its user prefers: the shortest step, the fewest devices, or a table of both.
+"""Strategies by preference: the shortest step, the fewest devices, or a table of both.
 
 Cai et al., TensorOpt, section 4.1: the options of `find_strategy`.
 """
@@ -28,10 +28,11 @@ Progress = Callable[[str, int, int | None], None]  # a stage, how much is done, 
 
 
 class Option(StrEnum):
-    """What is looked for.
+    """The preference.
 
-    mini-time: the shortest step on so many devices; mini-parallelism: the fewest devices whose
-    memory is enough, and the shortest step on them; profiling: the shortest step on each number.
+    mini-time: the shortest step on a number of devices. mini-parallelism: the fewest devices with
+    enough memory, and the shortest step on them. profiling: the shortest step on each number of
+    devices.
     """
 
     MINI_TIME = "mini-time"
@@ -41,12 +42,12 @@ class Option(StrEnum):
 
 @dataclass(frozen=True)
 class Preferred:
-    """The frontiers that were tracked, and what was chosen of them.
+    """The frontiers that were tracked, and the point that was chosen.
 
     Attributes:
         frontiers: by number of devices. fastest: the point of each with the shortest step that
-            fits, None where none does.
-        devices: the number that was chosen; None where nothing fits, and for profiling.
+            fits; None where none fits.
+        devices: the chosen number; None if nothing fits, and for profiling.
     """
 
     option: Option
@@ -56,10 +57,11 @@ class Preferred:
 
     @property
     def point(self) -> FrontierPoint:
-        """The point that was chosen.
+        """The chosen point.
 
         Raises:
-            ParallelError: there is none; says how much memory is missing, or who chooses.
+            ParallelError: there is none; says how much memory is missing, or that profiling chooses
+                none.
         """
         point = None if self.devices is None else self.fastest[self.devices]
         if point is not None:
@@ -76,20 +78,20 @@ class Preferred:
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy of the point that was chosen; raises as `point` does."""
+        """The strategy of the chosen point; raises as `point`."""
         return self.point.strategy
 
     def best(self, *costs: str) -> list[FrontierPoint]:
         """Return the best trade-offs of some costs among all points on all numbers of devices.
 
-        What a step costs in money is `device_us` times the price of a device.
+        The price of a step is `device_us` times the price of a device.
 
         Args:
             costs: fields of points: memory_bytes, time_us, network_us, devices, device_us.
                 network_us is exact only if it was a cost of the frontiers.
 
         Raises:
-            ParallelError: one is no cost of points.
+            ParallelError: an unknown cost.
         """
         for name in costs:
             if name not in COSTS:
@@ -100,7 +102,7 @@ class Preferred:
         return [every[i] for i in np.flatnonzero(~below.any(0))]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all as JSON can say it."""
+        """Return everything as JSON data."""
         found: dict[str, Any] = {"option": str(self.option), "devices": self.devices}
         found["fastest"] = [
             {"devices": count, "point": None if point is None else point.as_dict()}
@@ -140,33 +142,33 @@ def find_strategy(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Preferred:
-    """Return the strategy that suits, with the frontier of memory and time it was chosen from.
+    """Return the preferred strategy, with the frontier of memory and time from which it was chosen.
 
     Args:
-        model: a compiled model, a training graph, or what commands take: an app's name, a script, a
-            file.
+        model: a compiled model, a training graph, an app's name, a script, or a file.
         machine: a machine, or the name or file of one.
         option: mini-time, mini-parallelism or profiling.
-        memory: bytes that each device may hold at most; default: what the machine says.
-        devices: how many; for mini-parallelism and profiling those that are tried: by default 1,
-            2, 4, ... up to a node, or up to the number that is given. A machine that was given as
-            such has the devices that it has.
-        eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
-        saving: what memory may be saved by, at the cost of time: recompute, offload, copies; models
-            of many configurations take minutes then.
-        paths: whether values may be moved from layout to layout in several steps.
-        replicate: whether several devices may compute the same forward, to save messages.
-        network: whether time on the network is a cost of its own, besides memory and time.
-        batch_size: samples of a step of an app, all devices together; default: the app's own.
-        progress: called with the stage, how much of it is done, and of how much.
+        memory: the bytes that each device may hold; by default its capacity.
+        devices: the number; for mini-parallelism and profiling the numbers that are tried, by
+            default 1, 2, 4, ... up to a node, or up to the number given. A machine that is passed
+            as an object has its own devices.
+        eps: how much more a point may cost than that of the exact frontier, as a share; 0: exact.
+        saving: ways to save memory at the cost of time: recompute, offload, copies; models with
+            many configurations then take minutes.
+        paths: whether values may change layout in several steps.
+        replicate: whether several devices may compute the same forward operators, to save messages.
+        network: whether time on the network is a further cost, besides memory and time.
+        batch_size: the samples of a step of an app, on all devices together; by default the app's
+            own.
+        progress: called with the stage, how much of it is done, and its total.
 
     On this computer the graph's tasks are measured first, which takes minutes once. Ctrl-C ends the
-    measuring, or a frontier with the points that are known by then; a profile has the numbers of
-    devices whose frontiers were done.
+    measuring, or a frontier with the points known by then; a profile then has the numbers of
+    devices that were finished.
 
     Raises:
         ParallelError: an argument is out of range, or the graph has nothing to split.
-        MachineError, GraphError, AppError: machine or model cannot be had.
+        MachineError, GraphError, AppError: the machine or model cannot be loaded.
     """
     try:
         option = Option(option)
@@ -212,7 +214,7 @@ def find_strategy(
 
 
 def _joins(devices: int, progress: Progress | None) -> Callable[[int, int, int], None]:
-    """Return what says how far the frontier of so many devices is."""
+    """Return a function that reports the progress of the frontier of a number of devices."""
 
     def say(done: int, total: int, _points: int) -> None:
         if progress is not None:
