@@ -1,10 +1,10 @@
-"""Kernels compiled ahead of need: into this user's cache, or into a package, for any processor.
+"""Compilation of kernels ahead of need, into this user's cache or into a package.
 
     python -m soapstone.engine.ahead FOLDER [PART PARTS]
 
-Those are all kernels that modules declare, the instruction of each pointwise operator, the folds of
-floats, and the steps of recurrent layers. What else a program asks for, it compiles as it does
-where nothing is.
+These are all kernels that modules declare, the instruction of each pointwise operator, the folds of
+floats, and the steps of recurrent layers. Whatever else a program needs is compiled when it is
+used.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ def kernels() -> list[Native]:
 
 
 def fill() -> int:
-    """Compile the kernels for this computer, and return how many there are."""
+    """Compile the kernels for this computer, and return their number."""
     for each in kernels():
         _ = each.address
     return len(kernels())
 
 
 def ship(level: str, within: Path = PACKAGED) -> Path:
-    """Compile the kernels for a level of instructions (`LEVELS`), into a package; return where.
+    """Compile the kernels for a level of instructions (`LEVELS`) into a package; return where.
 
-    Processes do that side by side, as many as there are cores.
+    As many processes as there are cores compile in parallel.
 
     within: the package's folder `machine_code`, by default of the package that runs.
 
     Raises:
         ValueError: an unknown level.
-        CalledProcessError: one could not be compiled; why is on standard error.
+        CalledProcessError: a kernel could not be compiled; the reason is on standard error.
     """
     if level not in LEVELS:
         raise ValueError(f"level: {level!r} found; one of {', '.join(LEVELS)} needed")

@@ -1,4 +1,4 @@
-"""Operators on GPUs: the kernel that serves a call, or word that none does and the host runs it."""
+"""Operators on GPUs: the kernel that serves a call, or a warning that the host runs it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Seen = Callable[[Array, bool], Any]  # a tile, and whether it is of a constant, 
 def device_entry(
     operator: str, call: Callable[[Seen], Call], variant: str | None
 ) -> tuple[str, Any]:
-    """Return the name and entry of the CUDA kernel of an operator, of the GPU that is current.
+    """Return the name and entry of the CUDA kernel of an operator, on the current GPU.
 
-    The entry is None where there is none: then the host runs the operator on copies of its
-    operands, which a warning says once.
+    The entry is None if there is none. Then the host runs the operator on copies of its operands,
+    which a warning reports once.
 
     Args:
         call: makes the call, of arrays as kernels take them.
@@ -45,10 +45,10 @@ def device_entry(
 
 
 def _on_device(tile: Array, constant: bool) -> Any:
-    """Return a tile as kernels take it; of a constant, whose contents the host has, a copy.
+    """Return a tile as kernels take it; a constant, whose contents are on the host, is copied.
 
     Raises:
-        Declined: its elements are of a type that no kernel of a GPU has.
+        Declined: an element type that no kernel of a GPU has.
     """
     if name_of(tile.dtype) in BITS and name_of(tile.dtype) != "bfloat16":
         raise Declined

@@ -1,9 +1,10 @@
-"""What the launches of a prepared graph touch in memory: what memory plans are of (`ir/plan.py`).
+"""The memory that the launches of a prepared graph access; see `ir/plan.py` for plans of it.
 
-A region is one value, whoever looks at it: views are the memory of their root, and an update in
-place is its parameter's. Constants are in no region, and what is offloaded stays where it is. Where
-processors work in several memories each has a footprint of its own: there a value is the box around
-the tiles that are touched there, and what others have made is as if it were behind the memory.
+A region is one value, whichever views of it are read: views are in the memory of their root, and an
+update in place in its parameter's. Constants are in no region, and offloaded values stay where they
+are. If processors work in several memories, each has a footprint of its own, in which a value is
+the box around the tiles accessed there, and values made elsewhere count as coming from behind the
+memory.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from soapstone.runtime.tracing.arena import ALIGNMENT
 
 @dataclass(frozen=True)
 class Share:
-    """What launches touch in one memory.
+    """What launches access in one memory.
 
-    extents: the box of each value that is kept there; those that are not named are kept whole.
+    extents: the box of each value that is kept there; values that are not named are kept whole.
     """
 
     footprint: Footprint
@@ -55,7 +56,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Values:
-    """Values by the regions that hold them: whose each is, which are elsewhere, what they are."""
+    """The values by the regions that hold them, those that are elsewhere, and their types."""
 
     old: Mapping[str, str]
     away: Set[str]
@@ -63,7 +64,7 @@ class _Values:
 
     @staticmethod
     def of(prepared: Prepared, images: Mapping[str, TensorSpec]) -> _Values:
-        """Return those of a graph, and of packed rows."""
+        """Return the values of a graph and of packed rows."""
         graph, old = prepared.graph, in_place(prepared.graph)
         kept = prepared.strategy.tensors.items()
         specs = {old.get(name, name): prepared.region(name) for name in graph.tensors}
@@ -72,16 +73,16 @@ class _Values:
 
 
 def footprint_of(prepared: Prepared) -> Footprint:
-    """Return what is touched by the launches of a graph, in their order, in one memory."""
+    """Return what the launches of a graph access, in their order, in one memory."""
     values = _Values.of(prepared, {})
     some = [(item, _parts(values, item)) for item in prepared.launches]
     return _footprint(prepared.graph, values, some)
 
 
 def footprints_of(prepared: Prepared, machine: Machine, images: Images) -> Mapping[str, Share]:
-    """Return what launches touch in each memory in which processors of a machine work.
+    """Return what launches access in each memory in which processors of a machine work.
 
-    images: the launches, of which some gather from images.
+    images: the launches, some of which gather from images.
     """
     memories = list(dict.fromkeys(processor.memory for processor in machine.processors))
     if len(memories) == 1:
@@ -97,7 +98,7 @@ def footprints_of(prepared: Prepared, machine: Machine, images: Images) -> Mappi
 def _parts(
     values: _Values, item: NodeLaunch, machine: Machine | None = None, memory: str = ""
 ) -> list[_Part]:
-    """Return what a launch touches in a memory of a machine; None: in one that has it all."""
+    """Return what a launch accesses in a machine's memory; None: in one that has everything."""
     found = []
     for argument in item.arguments:
         value = values.old.get(argument.region, argument.region)
@@ -130,7 +131,7 @@ def _folded(
     machine: Machine,
     memory: str,
 ) -> _Part:
-    """Return what partial results, and the folds of them, touch in a memory."""
+    """Return what partial results and their folds access in a memory."""
     processors = list(processors_of(machine, item))
     homes = [processor.memory for processor in machine.processors]
     itemsize, tiling = np.dtype(spec.dtype).itemsize, intern(spec.shape, argument.lo, argument.hi)
@@ -155,7 +156,7 @@ def _folded(
 
 
 def _ends(boxes: Sequence[Box], rank: int) -> tuple[Ints, Ints]:
-    """Return where boxes begin and end: int64 (boxes, rank) each."""
+    """Return the first and past-the-end indices of boxes: int64 (boxes, rank) each."""
     lo, hi = (np.array([box[e] for box in boxes], np.int64) for e in (0, 1))
     return lo.reshape(len(boxes), rank), hi.reshape(len(boxes), rank)
 
@@ -166,7 +167,7 @@ def _bytes(lo: Ints, hi: Ints, itemsize: int) -> int:
 
 
 def _extents(parts: Sequence[_Part]) -> dict[str, Box]:
-    """Return the box around all that is touched of each value."""
+    """Return the box around everything that is accessed of each value."""
     boxes: dict[str, list[_Part]] = {}
     for part in parts:
         if len(part.lo):
@@ -186,7 +187,7 @@ def _footprint(
     launches: Sequence[tuple[NodeLaunch, Sequence[_Part]]],
     extents: Mapping[str, Box] | None = None,
 ) -> Footprint:
-    """Return what launches touch in a memory. extents: of values there; None: all of each."""
+    """Return what launches access in a memory. extents: of values there; None: all of each."""
     old, specs, nodes = values.old, values.specs, []
     for item, parts in launches:
         found: dict[str, Touch] = {}
@@ -220,7 +221,7 @@ def _size(spec: TensorSpec, extents: Mapping[str, Box] | None, value: str) -> in
 
 
 def _written(part: _Part, spec: TensorSpec, size: int) -> int:
-    """Return how many bytes of a value a launch writes."""
+    """Return the number of bytes of a value that a launch writes."""
     tiling = intern(spec.shape, part.lo, part.hi)
     volume = int(tiling.volume.sum()) * np.dtype(spec.dtype).itemsize
     return size if tiling.complete else min(size, volume)

@@ -1,14 +1,14 @@
-"""Images: of what a point task gathers from, only the rows that its entries name are its own.
+"""Images: each point task of a gather receives only the rows that its entries name.
 
-Where processors share a memory they gather from the whole of a value. Where memories are apart that
-would bring all of it to each of them. So the rows that a part's entries name, its image, are packed
-into a tile of a region made for it: who has rows of a part packs those that another names, and only
-they are copied. The tile has rows in the order of their numbers, in which the part's entries are
-numbered again, so sums are of the same rows in the same order, with the same bits.
+Processors that share a memory gather from the whole value. With separate memories that would copy
+all of it to each of them. So the rows that a part's entries name, its image, are packed into a tile
+of a region made for it: each processor packs those of its rows that others need, and only they are
+copied. The tile keeps the order of row numbers, and entries are renumbered accordingly, so sums are
+over the same rows in the same order, with the same bits.
 
-What is gathered, and which operands say which rows, is in the operator's signature (`Whole.by`);
-which rows it is follows from the contents of those operands, which must be constants. The images of
-a partition are Legion's (Treichler et al., Dependent partitioning, OOPSLA 2016).
+The operator's signature says what is gathered, and which operands name the rows (`Whole.by`); the
+rows themselves follow from the contents of those operands, which must be constants. The images of a
+partition are Legion's (Treichler et al., Dependent partitioning, OOPSLA 2016).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Image:
     """The rows that the entries of each part name.
 
     Attributes:
-        rows: their numbers, ascending in each part, one part after the other; int32.
-        starts: (parts + 1), where the rows of each begin.
-        homes: (parts, parts + 1), where those begin among them that each part has.
-        entries: the numbers of the rows that entries name, counted in the image of their part;
-            those of parts that are computed elsewhere are not looked at.
+        rows: their numbers, ascending in each part, one part after another; int32.
+        starts: (parts + 1), where the rows of each part begin.
+        homes: (parts, parts + 1), where the rows that each part owns begin among them.
+        entries: the entries, renumbered within the image of their part; those of parts that are
+            computed elsewhere are undefined.
     """
 
     rows: Array
@@ -57,9 +57,9 @@ class Image:
         """Return the images of parts.
 
         Args:
-            indptr, indices: which rows each index of a dim gathers from, in CSR.
-            cuts: where the parts of the dim begin and end, and those of what has the rows.
-            mine: the parts whose entries are numbered; by default all.
+            indptr, indices: the rows that each index of a dim gathers from, in CSR.
+            cuts: the boundaries of the parts of that dim, and of the rows.
+            mine: the parts whose entries are renumbered; by default all.
         """
         parts, named = len(cuts) - 1, np.zeros(cuts[-1], bool)
         entries = np.zeros(len(indices), np.int32)
@@ -80,17 +80,17 @@ class Image:
 
     @property
     def moved(self) -> int:
-        """How many rows parts need that others have."""
+        """The number of rows that parts need and others own."""
         counts = np.diff(self.homes, axis=1)
         return int(counts.sum() - np.trace(counts))
 
 
 @dataclass
 class Images:
-    """The launches of a program in which parts gather from images; regions and constants of those.
+    """The launches of a program in which parts gather from images, and what these need.
 
     Attributes:
-        constants: the rows that are packed, and entries numbered by image, by name.
+        constants: the rows to pack, and the renumbered entries, by name.
         regions: shapes and types of packed rows, by name.
     """
 
@@ -105,7 +105,7 @@ def imaged(
     machine: Machine,
     processors: Collection[int],
 ) -> Images:
-    """Return launches that gather from images where memories are apart.
+    """Return launches that gather from images where memories are separate.
 
     Args:
         prepared: what is launched. constants: contents, by name.
@@ -148,10 +148,10 @@ def _axis(item: NodeLaunch, place: int) -> Whole:
 def _gathered(
     item: NodeLaunch, constants: Mapping[str, Array], prepared: Prepared
 ) -> tuple[int, ...]:
-    """Return which inputs of a launch are gathered and can be images; none unless all of them can.
+    """Return the gathered inputs of a launch if they can be images; none unless all of them can.
 
-    Their dim must be all that is cut, in as many parts as there are points, and their rows be as
-    many: of what is launched, or of a view of it that leaves rows as they are.
+    Their dim must be the only one that is split, into as many parts as there are points; the rows
+    must be split alike, in what is launched or in a view of it that keeps rows.
     """
     axes = [operand.axes[0] if operand.axes else None for operand in item.signature.inputs]
     places = tuple(
@@ -183,7 +183,7 @@ def _gathered(
 
 @dataclass
 class _Imaging:
-    """A launch, and the image that it is to gather from: what packs it, and the launch itself."""
+    """A launch and its image: makes the launches that pack rows, and the one that gathers."""
 
     item: NodeLaunch
     name: str
@@ -193,7 +193,7 @@ class _Imaging:
     contents: Mapping[str, Array]
 
     def launches(self, places: Sequence[int]) -> list[NodeLaunch]:
-        """Return the launches that pack rows of each operand, and that which gathers from them."""
+        """Return the launches that pack rows of each operand, and the one that gathers them."""
         item, image, found = self.item, self.image, self.found
         axis, packs = _axis(item, places[0]), dict[str, NodeLaunch]()
         arguments, inputs = list(item.arguments), list(item.inputs)
@@ -218,7 +218,7 @@ class _Imaging:
         return [*packs.values(), replace(item, arguments=tuple(arguments), inputs=tuple(inputs))]
 
     def _offsets(self, operand: Operand) -> Operand:
-        """Return offsets of the rows of each part, one part after the other, as far apart."""
+        """Return the offsets of each part's rows, part after part, with the same differences."""
         name, image = f"{self.name}.{operand.constant}", self.image
         parts = np.split(
             np.diff(self.contents[str(operand.constant)])[image.rows], image.starts[1:]
@@ -271,7 +271,7 @@ class _Imaging:
 
 
 def _boxes(first: Ints, past: Ints, shape: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the boxes of ranges of rows, with all there is of the other axes."""
+    """Return the boxes of ranges of rows, whole along the other axes."""
     lo = np.zeros((len(first), len(shape)), np.int64)
     hi = np.tile(np.array(shape, np.int64), (len(first), 1))
     lo[:, 0], hi[:, 0] = first, past

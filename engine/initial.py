@@ -1,6 +1,6 @@
-"""The first contents of parameters: counter-based random numbers keyed by name and element index.
+"""Initial contents of parameters: counter-based random numbers keyed by name and element index.
 
-No generator has a state, so no order of creation, partition or placement changes a value.
+There is no generator state, so neither the order of creation nor partition nor placement matters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _uniform(key: int, count: int, stream: int) -> Array:
 
 
 def materialise(initial: Initial | None, spec: TensorSpec, seed: int, name: str) -> Array:
-    """Return the first contents of a parameter or state; zeros when nothing is declared."""
+    """Return the initial contents of a parameter or state; zeros if nothing is declared."""
     if initial is None:
         return np.zeros(spec.shape, spec.dtype)
     if initial.kind == "constant":

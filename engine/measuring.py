@@ -1,4 +1,4 @@
-"""Sessions in which a step is bound to be timed or compared: scratch parameters, random inputs."""
+"""Sessions in which a step is bound to be timed or compared, with random inputs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def running(
     executor: str = "local",
     constants: Mapping[str, Array] = NOTHING,
 ) -> Iterator[tuple[Session, Bound]]:
-    """Yield a session in which a graph is bound under a strategy, and fed with random inputs.
+    """Yield a session, and in it a graph bound under a strategy and fed with random inputs.
 
     Scalars, such as the learning rate and the number of the step, are 1.
 
-    mapper: who places what the strategy leaves open; by default blocks of points. constants:
-        contents, by name.
+    mapper: places what the strategy leaves open; by default blocks of points. constants: contents,
+    by name.
     """
     session = Session(machine, mapper or GraphMapper(), seed=0, executor=executor)
     try:
@@ -44,15 +44,15 @@ def running(
 
 
 def hold(bound: Bound) -> None:
-    """Let parameters stay what they are, however often a step runs: it learns nothing."""
+    """Set the learning rate to zero, so that parameters keep their values in every step."""
     if LEARNING_RATE in bound.feeds:
         bound.feeds[LEARNING_RATE][...] = 0
 
 
 def drawn(graph: Graph, name: str) -> Array:
-    """Return seeded random contents of an input: around 0, or 0 and 1 for whole numbers.
+    """Return seeded random contents of an input: around 0, or 0 and 1 for integers.
 
-    Of what has one element alone, the index is 0.
+    For an index into a single element it is 0.
     """
     spec = graph.tensors[name]
     random = np.random.default_rng([*name.encode(), spec.size])

@@ -1,9 +1,9 @@
-"""Data parallelism, defined once: what mappers, searches and "speedup over data parallelism" mean.
+"""Data parallelism, defined once for mappers, searches and "speedup over data parallelism".
 
-Every operator that sees samples is split over them, one block a processor, and its parameters are
-everywhere (Jia, section 3.7.2). The `data_parallel` mapper begins with this, and departs from it
-where the bytes of an operator say so (`mappers/plugins.py`); the initial strategies of a search are
-made with the same `split` (`search/parallel/mcmc/initial.py`).
+Every operator that has samples is split over them, one block for each processor, and its parameters
+are replicated (Jia, section 3.7.2). The `data_parallel` mapper begins with this and departs from it
+where an operator moves fewer bytes otherwise (`mappers/plugins.py`); the initial strategies of a
+search use the same `split` (`search/parallel/mcmc/initial.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def legal(graph: Graph, node: Node, degrees: Mapping[str, int]) -> bool:
 def split(
     graph: Graph, node: Node, name: str | None, devices: Sequence[int]
 ) -> Configuration | None:
-    """Return one dim cut over devices as far as its extent goes; None where it cannot be cut."""
+    """Return one dim split over devices as far as its extent allows; None if it cannot be split."""
     dim = graph.signature(node).by_name.get(name or "")
     if dim is None or dim.kind is Kind.WHOLE:
         return None
@@ -43,5 +43,5 @@ def data_parallel(graph: Graph, devices: Sequence[int]) -> dict[str, Configurati
 
 
 def in_blocks(points: int, devices: int) -> tuple[int, ...]:
-    """Return the device of each of some points, which follow each other on as many as there are."""
+    """Return the device of each point, in blocks of consecutive points."""
     return tuple(point * devices // points for point in range(points))

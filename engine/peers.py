@@ -1,4 +1,4 @@
-"""Processes that measure together: those of a run over MPI, or this one alone."""
+"""The processes that measure together: those of a run over MPI, or this one alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from soapstone.ir.tensor import Array
 
 
 class Peers:
-    """The processes of an executor's run, who take turns alike: each asks the same, in one order.
+    """The processes of a run, all of which make the same calls in the same order.
 
     Args:
-        executor: "mpi" for all ranks of the launcher; with any other this process is alone.
+        executor: "mpi" for all ranks of the launcher; otherwise this process is alone.
 
     Raises:
         MachineError: "mpi" without mpi4py or an MPI library.
@@ -27,7 +27,7 @@ class Peers:
             self._comm = connect()
 
     def meet(self) -> None:
-        """Wait until every process has come here."""
+        """Wait until every process has called this."""
         if self._comm is not None:
             self._comm.Barrier()
 
@@ -41,11 +41,11 @@ class Peers:
         return result
 
     def first(self, array: Array | None) -> Array:
-        """Return the array of the first process; the others' are not looked at."""
+        """Return the array of the first process; those of others are ignored."""
         result: Array | None = array if self._comm is None else self._comm.bcast(array)
         assert result is not None
         return result
 
     def agreed(self, mine: bool) -> bool:
-        """Return what the first process says, so that a clock makes no two go different ways."""
+        """Return the first process' answer, so that differences between clocks do not matter."""
         return bool(self.all(np.array([mine]))[0, 0])

@@ -1,9 +1,9 @@
-"""Results that are computed in copies, each behind the one before it in one region.
+"""Results that several devices compute: copies, one behind the other in one region.
 
-TensorOpt, section 2.1, allows "redundant computation of the same tensor on different devices". A
-copy is complete by itself, and each point of a reader reads of one: that of which its processor has
-a part, or the nearest, by the numbers of processors. So every element of a region is written once,
-executors see launches like any others, and sums of what readers make of copies count nothing twice.
+TensorOpt, section 2.1, allows "redundant computation of the same tensor on different devices". Each
+copy is complete, and each point of a reader reads one copy: that of which its processor has a part,
+or the nearest by processor number. So every element of a region is written once, executors see
+ordinary launches, and sums over readers count nothing twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from soapstone.records import dataclass
 
 @dataclass(frozen=True)
 class Replicas:
-    """The copies of an operator's results: `devices` (copies, parts), int64, compute them."""
+    """The copies of an operator's results: `devices`, int64 (copies, parts), compute them."""
 
     devices: Ints
 
@@ -30,11 +30,11 @@ class Replicas:
         item: Configuration,
         written: Signature | None = None,
     ) -> tuple[Ints, Ints]:
-        """Return boxes of a value as boxes of its region, where copies follow along axis 0.
+        """Return boxes of a value as boxes of its region, in which copies follow along axis 0.
 
         Args:
             boxes: two (points, rank) arrays. extent: of axis 0 of the value.
-            item: the configuration of the operator whose points read them, or write them.
+            item: the configuration of the operator whose points read or write them.
             written: the signature of the operator if it writes them.
         """
         lo, hi = (each.copy() for each in boxes)
@@ -53,7 +53,7 @@ class Replicas:
 
 
 def numbered(signature: Signature, item: Configuration) -> Ints:
-    """Return which copy each point of an operator writes: its place along replicated dims."""
+    """Return the copy that each point of an operator writes: its index along replicated dims."""
     grid = tuple(item.degrees.get(dim.name, 1) for dim in signature.dims)
     number = np.zeros(item.points, np.int64)
     for dim, degree, index in zip(signature.dims, grid, np.indices(grid)):

@@ -18,7 +18,7 @@ def load(mapper: object, strategy: Strategy | str | Path | None = None) -> Graph
     """Return a mapper from its name, from `module:Class`, or from itself.
 
     Args:
-        strategy: what the mapper `strategy` follows; giving one chooses that mapper.
+        strategy: what the mapper `strategy` follows; giving one selects that mapper.
 
     Raises:
         StrategyError: an unknown name, a class that is no mapper, or one that cannot be made.

@@ -1,9 +1,9 @@
-"""Which operators not to split over samples where every processor has its own memory.
+"""Operators that are better not split over samples, where every processor has its own memory.
 
 Split over samples, an operator moves its parameters' gradients and their new values; split over a
 dim of its parameters (the channels of a wide linear layer), it moves its samples. Krizhevsky (2014)
-chose by hand; here the bytes decide. Tables whose rows samples name need little arithmetic, so they
-stay whole where enough of them can be dealt out evenly (Naumov et al., DLRM, 2019).
+chose by hand; here the bytes decide. Tables whose rows are selected by samples need little
+arithmetic, so they stay whole if there are enough to distribute evenly (Naumov et al., DLRM, 2019).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EVEN = 1.25  # times the mean share of the bytes of tables that a processor may 
 def configure_apart(
     graph: Graph, samples: Mapping[str, str], parts: int
 ) -> dict[str, Configuration]:
-    """Return the configurations of what samples are not best for.
+    """Return the configurations of operators that are better not split over samples.
 
     samples: the sample dim of each node (`ir.samples`). They are of operators with parameters,
     their gradients, and the updates of those parameters.
@@ -76,12 +76,12 @@ def moved_bytes(
     samples: Mapping[str, str],
     parts: int,
 ) -> int:
-    """Return the bytes that nodes split over a dim each move between the memories of their points.
+    """Return the bytes that nodes split over a dim each move between their points' memories.
 
-    Values that have samples are at home in blocks of them, and what nodes of the group alone use
-    is where they left it. What has none is a parameter or its gradient: a tile of it stays, but
-    what is whole in several places is added up in blocks, and the blocks of what is updated go
-    everywhere.
+    Values with samples are distributed in blocks of samples, and those that only nodes of the group
+    use stay where they are made. A value without samples is a parameter or its gradient: its tiles
+    stay, but where several places have all of it partial sums are added in blocks, and the blocks
+    of updated parameters are copied everywhere.
     """
     made = {name for node in group for name in node.outputs}
     inside = {node.name for node in group}
@@ -110,14 +110,14 @@ def moved_bytes(
 
 
 def _stays(graph: Graph, name: str, made: Set[str] | None, inside: Set[str]) -> bool:
-    """Whether a value of samples is where a group needs it, or (made: None) only the group does."""
+    """Whether a value of samples is where a group needs it; `made` None: only the group uses it."""
     if made is None:
         return all(user.name in inside for user in graph.consumers[name])
     return name in made or graph.roles.get(name) is Role.INPUT
 
 
 def _groups(graph: Graph, samples: Mapping[str, str]) -> list[list[Node]]:
-    """The operators with parameters that see samples, each with its gradients."""
+    """The operators with parameters and samples, each with its gradients."""
     groups = {
         node.name: [node]
         for node in graph.nodes
@@ -134,7 +134,7 @@ def _groups(graph: Graph, samples: Mapping[str, str]) -> list[list[Node]]:
 def _best(
     graph: Graph, group: Sequence[Node], samples: Mapping[str, str], parts: int
 ) -> str | None:
-    """The dim of the first node over which a group moves fewest bytes; None: samples do."""
+    """The dim of the first node over which a group moves the fewest bytes; None for samples."""
     sample = samples[group[0].name]
     kind = graph.signature(group[0]).by_name[sample].kind
     extents = [graph.signature(node).by_name[samples[node.name]].extent for node in group]
@@ -151,7 +151,7 @@ def _best(
 
 
 def _named(graph: Graph, node: Node, dim: str | None, parts: int) -> str | None:
-    """What a node calls a dim of its origin, if it can be split over it."""
+    """A node's name for a dim of its origin, if it can be split over it."""
     names = dict(node.rename)
     for own in graph.signature(node).dims:
         if names.get(own.name, own.name) == dim and own.extent >= parts:
@@ -160,7 +160,7 @@ def _named(graph: Graph, node: Node, dim: str | None, parts: int) -> str | None:
 
 
 def _parameters(graph: Graph, node: Node, sample: str) -> list[tuple[str, Operand]]:
-    """The parameters that a node reads, and the gradients that it makes, with their axes."""
+    """The parameters that a node reads and the gradients that it makes, with their axes."""
     signature = graph.signature(node)
     pairs = [*zip(node.inputs, signature.inputs), *zip(node.outputs, signature.outputs)]
     return [
@@ -171,7 +171,7 @@ def _parameters(graph: Graph, node: Node, sample: str) -> list[tuple[str, Operan
 
 
 def _followed(graph: Graph, node: Node, axes: Mapping[str, int], parts: int) -> str | None:
-    """The dim of a node along the axis over which something that it reads is split."""
+    """The dim of a node along the axis over which one of its operands is split."""
     rows = row_dims(graph, node, parts, 1)
     for name, operand in zip(node.inputs, graph.signature(node).inputs):
         if name in axes:
@@ -182,7 +182,7 @@ def _followed(graph: Graph, node: Node, axes: Mapping[str, int], parts: int) -> 
 
 
 def _table(graph: Graph, node: Node) -> bool:
-    """Whether a node only picks what samples name: a parameter has a dim that nothing else has."""
+    """Whether a node only selects by samples: a parameter has a dim that no other operand has."""
     signature = graph.signature(node)
     operands = list(zip((*node.inputs, *node.outputs), (*signature.inputs, *signature.outputs)))
     return any(
@@ -193,7 +193,7 @@ def _table(graph: Graph, node: Node) -> bool:
 
 
 def _dealt(graph: Graph, nodes: Sequence[Node], parts: int) -> dict[str, int]:
-    """The processor of each table, the largest first; nothing where shares would be uneven."""
+    """The processor of each table, the largest first; nothing if shares would be uneven."""
     sizes = {
         node.name: sum(
             graph.tensors[name].nbytes

@@ -1,8 +1,8 @@
-"""The bytes that a strategy moves, by plan: from tiles, privileges and memories of its launches.
+"""The bytes that a strategy moves, from the tiles, privileges and memories of its launches.
 
 Executors move the same bytes: an element that a launch reads is copied once to the memory of each
 processor that reads it, unless it was written or read there before; partial results are copied to
-where they are folded. So a path's bytes are those that its copies read, and then its consumer.
+where they are folded. So the bytes of a path are those that its copies read, and then its consumer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def planned_bytes(
 ) -> Mapping[tuple[str, str], int]:
     """Return the bytes that are copied between memories, by value and the launch that reads it.
 
-    The steps of a path of `x` to `fc` read `x`, `x.to.fc.1`, ...; of partial results, what is
-    copied to where they are folded is by the value and the launch that makes them. Inputs of the
-    graph are left out: where they begin is not the strategy's.
+    The steps of a path of `x` to `fc` read `x`, `x.to.fc.1`, ... Bytes of partial results, copied
+    to where they are folded, are listed by the value and the launch that makes them. Inputs of the
+    graph are left out, since their initial place is not part of the strategy.
 
     Raises:
         StrategyError: the strategy cannot be carried out.
@@ -59,7 +59,7 @@ def planned_bytes(
 def _done(
     machine: Machine, spec: TensorSpec, item: NodeLaunch, argument: Argument
 ) -> tuple[Tiles, int]:
-    """Return the tiles that an argument reads, or leaves complete, and the bytes of its folds."""
+    """Return the tiles that an argument reads or completes, and the bytes of its folds."""
     processors = processors_of(machine, item)
     memories = [processor.memory for processor in machine.processors]
     if argument.privilege in (Read, ReadWrite, Write):
@@ -78,7 +78,7 @@ def _done(
 
 
 def processors_of(machine: Machine, item: NodeLaunch) -> Sequence[int]:
-    """Return the processor of each point, as mappers place them that are not told otherwise.
+    """Return the processor of each point, as the default placement has it.
 
     machine: where they run. item: a launch.
     """

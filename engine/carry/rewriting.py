@@ -1,8 +1,8 @@
-"""The rewriting itself: which value each reader of the backward pass reads instead.
+"""The rewriting: which value each reader in the backward pass reads instead.
 
-The nodes of the graph are gone through in program order. What a reader needs is made, if it is not
-there yet, right before it: so nothing is recomputed, copied back or fetched before the backward
-pass asks for it, and no later than the first that does.
+The nodes of the graph are visited in program order. What a reader needs is made right before it
+unless it exists, so nothing is recomputed, copied back or fetched before the backward pass needs
+it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CARRY = "carry_out_strategy"  # the name of this step, before all passes
 
 
 def carry_out(graph: Graph, strategy: Strategy) -> tuple[Graph, Strategy]:
-    """Return a graph in which a strategy's choices for values are nodes, and their configurations.
+    """Return a graph in which a strategy's choices for values are nodes, and its configurations.
 
-    What the strategy says of values that the graph does not have, or that no backward pass reads,
-    is left out: one strategy serves training, evaluation and other batch sizes.
+    Choices for values that the graph does not have, or that no backward pass reads, are left out:
+    one strategy serves training, evaluation and other batch sizes.
 
     Raises:
         StrategyError: a choice that cannot be carried out; names the value.
@@ -40,7 +40,7 @@ def carry_out(graph: Graph, strategy: Strategy) -> tuple[Graph, Strategy]:
 
 
 class _Rewriting:
-    """A graph gone through node by node, and what has been made beside its own nodes."""
+    """A graph that is visited node by node, and the nodes that have been added to its own."""
 
     def __init__(self, graph: Graph, strategy: Strategy) -> None:
         self.graph, self.strategy = graph, strategy
@@ -95,7 +95,7 @@ class _Rewriting:
         return self.graph.with_nodes(nodes, self.made), strategy
 
     def _reading(self, node: Node, instead: Callable[[str], str]) -> Node:
-        """Return a node that reads other values, but for those that it writes over."""
+        """Return a node that reads other values, except those that it overwrites."""
         own = set(node.overwrites.values())
         inputs = tuple(value if value in own else instead(value) for value in node.inputs)
         self.moved.update(old for old, new in zip(node.inputs, inputs) if old != new)
@@ -108,10 +108,9 @@ class _Rewriting:
         return value
 
     def _late(self, reader: str, origin: str, value: str) -> str:
-        """Return what the backward pass reads instead of a value; make it if it is not there.
+        """Return what the backward pass reads instead of a value; make it if it does not exist.
 
-        origin: the operator whose gradient the reader is, or that it recomputes: it has the copies
-        that this one has read.
+        origin: the operator that the reader differentiates or recomputes, and whose copies it uses.
         """
         if (value, reader) in self.paths and reader in self.late:
             return self._along(value, reader, self._stayed(value), "")
@@ -126,7 +125,7 @@ class _Rewriting:
         return self._stayed(value)
 
     def _updates(self, name: str) -> bool:
-        """Return whether a node updates a parameter; names of clones are not known yet."""
+        """Return whether a node updates a parameter; clones are not known by name yet."""
         node = self.graph.by_name.get(name)
         return node is not None and bool(node.spec.updates)
 
@@ -147,10 +146,10 @@ class _Rewriting:
         return self._chain(value, name, begin, self.paths[value, consumer].layouts)
 
     def _anew(self, value: str, consumer: str) -> str:
-        """Return a value that is moved once more where a consumer's gradients read it.
+        """Return a value that is copied again for a consumer's gradients.
 
-        As what was read in the forward pass is no layout, it is the value that is copied where it
-        is, unless it is made again anyway: the copies that were read then are not read any more.
+        A reader in the forward pass has no layout of its own, so the value is copied where it is,
+        unless it is recomputed anyway; copies of the forward pass are not read again.
         """
         begin = self._stayed(value)
         if begin != value:
@@ -158,13 +157,13 @@ class _Rewriting:
         return self._chain(value, f"to.{consumer}.recomputed", begin, [self._layout(value)])
 
     def _back(self, value: str) -> str:
-        """Return a value made anew of the copy after its path, by the same way back."""
+        """Return a value that is copied back from the end of its path, along the same path."""
         consumer = self.after[value]
         layouts = [*self.paths[value, consumer].layouts[-2::-1], self._layout(value)]
         return self._chain(value, "back", self.copies[value, f"to.{consumer}"], layouts)
 
     def _fetched(self, value: str) -> str:
-        """Return a value that has been in the backing memory since it was made."""
+        """Return a value that was in the backing memory since it was made."""
         layout = self._layout(value)
         if (value, "offloaded") not in self.copies:
             rest = self.nodes
@@ -185,9 +184,10 @@ class _Rewriting:
         layouts: Sequence[Configuration],
         late: bool | None = None,
     ) -> str:
-        """Return the last of some copies of a value, each made of the one before, made once.
+        """Return the last of a chain of copies of a value, which is made only once.
 
-        late: by default all but paths of the forward pass, and of what the backward pass makes.
+        late: by default all copies, except paths in the forward pass and of values of the backward
+        pass.
         """
         if (value, role) in self.copies:
             return self.copies[value, role]
@@ -220,7 +220,7 @@ class _Rewriting:
     # Recomputation
 
     def _recomputed(self, value: str) -> str:
-        """Return a value made once more; what it is made of in program order, each once."""
+        """Return a recomputed value; its operands are recomputed in program order, each once."""
         maker = self.graph.producers[value]
         if maker.name not in self.clones:
             for node in sorted(self._needed(maker), key=lambda node: self.position[node.name]):
@@ -228,7 +228,7 @@ class _Rewriting:
         return self.clones[maker.name].outputs[maker.outputs.index(value)]
 
     def _needed(self, node: Node) -> list[Node]:
-        """Return a node, and those of which it reads what has to be recomputed too."""
+        """Return a node, and those of its operands' makers that must be recomputed too."""
         found, pending = dict[str, Node](), [node]
         while pending:
             node = pending.pop()
@@ -244,8 +244,8 @@ class _Rewriting:
     def _again(self, node: Node, value: str) -> bool:
         """Return whether a node that is recomputed reads a value that is recomputed as well.
 
-        One that nothing else reads is not kept without the clone, so it is not kept for it either,
-        unless the strategy says so.
+        A value that nothing else reads would not be kept without the clone, so it is not kept for
+        it either, unless the strategy says so.
         """
         keep = self.strategy.tensors.get(value)
         if keep is not None or value not in self.graph.producers:
@@ -253,7 +253,7 @@ class _Rewriting:
         return self.graph.only_reader(value) is node
 
     def _clone(self, node: Node) -> None:
-        """Add a node that does what another did: the same operator, configuration and kernel."""
+        """Add a copy of a node: the same operator, configuration and kernel."""
         graph = self.graph
 
         def instead(value: str) -> str:
@@ -286,7 +286,7 @@ class _Rewriting:
     # Nodes
 
     def _named(self, name: str) -> str:
-        """Return a name like this that no node or value has."""
+        """Return a name based on this one that no node or value has."""
         while self.builder.has(name) or name in self.made or name in self.graph.by_name:
             name = self.builder.unique(f"{name}_")
         return name
@@ -297,10 +297,10 @@ class _Rewriting:
 
 
 def _once(item: Reshard) -> bool:
-    """Return whether a way without layouts is gone again for the backward pass."""
+    """Return whether a path without layouts is repeated for the backward pass."""
     return bool(item.path) and not item.layouts and item.kept is Copies.BEFORE
 
 
 def _outputs(name: str, count: int) -> tuple[str, ...]:
-    """Return what the results of a node are called, as a builder calls them."""
+    """Return the names of a node's results, as a builder would choose them."""
     return (name,) if count == 1 else tuple(f"{name}.{i}" for i in range(count))

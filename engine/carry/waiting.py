@@ -1,10 +1,10 @@
-"""What repeats work for the backward pass waits until that has come to it.
+"""Delays for work that is repeated for the backward pass, until the backward pass needs it.
 
-A worker that takes whatever can run (a rank that would wait for a message,
-`runtime/tracing/list_scheduling.py`) might else recompute a value in the forward pass, and hold it
-as long as if it had been kept. TensorOpt (section 4.2) inserts "extra dependencies": here each
-point reads one element of what the backward pass has made last before it on the same processor,
-which moves nothing.
+A worker that takes whatever is ready (a rank that would otherwise wait for a message,
+`runtime/tracing/list_scheduling.py`) might recompute a value in the forward pass, and hold it as
+long as if it had been kept. TensorOpt (section 4.2) inserts "extra dependencies": here each point
+reads one element of what the backward pass has made last before it on the same processor, which
+moves nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEAR = 64  # launches before it among which one is looked for
 
 
 def waiting(graph: Graph, launches: Sequence[NodeLaunch]) -> tuple[NodeLaunch, ...]:
-    """Return the launches of a lowered graph, late ones with what they wait for."""
+    """Return the launches of a lowered graph, the late ones with an argument that delays them."""
     if not any(item.node.late for item in launches):
         return tuple(launches)
     back = backward(graph)
@@ -59,7 +59,7 @@ def _trigger(item: NodeLaunch, last: NodeLaunch) -> Argument | None:
 
 
 def _processors(item: NodeLaunch) -> list[Hashable]:
-    """Return the processor of each point, or how far along those that mappers fill in order."""
+    """Return the processor of each point, or its relative position in the default order."""
     devices = item.configuration.devices
     if devices:
         return [*devices]

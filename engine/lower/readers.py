@@ -1,4 +1,4 @@
-"""What a node's kernels take at no cost: operands of any strides, and rows that lie apart."""
+"""What a node's kernels take at no cost: operands of any strides, and rows with gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def takes_strides(node: Node) -> bool:
 
 
 def takes_rows(graph: Graph, node: Node, value: str) -> bool:
-    """Return whether a node may read a part of a larger value, rows that lie apart, at no cost.
+    """Return whether a node may read part of a larger value, with gaps between rows, at no cost.
 
     A product whose operand has no windows, such as a 1x1 convolution, is a product of rows.
     """
@@ -25,12 +25,12 @@ def takes_rows(graph: Graph, node: Node, value: str) -> bool:
 
 
 def inner(node: Node) -> OpSpec:
-    """Return the operator that a node is, or wraps."""
+    """Return the operator of a node, or the one that it wraps."""
     return operator(str(node.attributes["operator"])) if "arity" in node.attributes else node.spec
 
 
 def _plain(axis: Axis) -> bool:
-    """Return whether each index of a dim reads one index of the axis, its own."""
+    """Return whether each index of a dim reads only its own index of the axis."""
     if isinstance(axis, Product):
         return all(extent == 1 for extent in axis.extents[:-1])
     return isinstance(axis, Affine) and (axis.stride, axis.offset, axis.window) == (1, 0, 1)

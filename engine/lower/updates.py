@@ -1,4 +1,4 @@
-"""Updates of carried values: written in place where an operator allows, and as early as they can.
+"""Updates of parameters and states: in place where an operator allows it, and as early as possible.
 
 A gradient lives only until its update, so gradients share memory.
 """
@@ -15,7 +15,7 @@ from soapstone.ir.strategy import Strategy
 
 
 def in_place(graph: Graph) -> dict[str, str]:
-    """Return, for each value that an update operator writes over its old value, that old value."""
+    """Return, for each value that an update operator writes over an old value, that old value."""
     result = {}
     for name, value in graph.updates.items():
         node = graph.producers.get(value)
@@ -25,7 +25,7 @@ def in_place(graph: Graph) -> dict[str, str]:
 
 
 def store_updates(graph: Graph) -> Graph:
-    """Return the graph with a copy for each next value that no operator writes in place."""
+    """Return the graph with a copy for each next value that is not written in place."""
     written = in_place(graph)
     rest = {name: value for name, value in graph.updates.items() if value not in written}
     if not rest:
@@ -39,9 +39,9 @@ def store_updates(graph: Graph) -> Graph:
 
 
 def merge_stores(graph: Graph, strategy: Strategy) -> Graph:
-    """Return the graph with the guarded stores of a place made one launch.
+    """Return the graph with the guarded stores that are in one place merged into one launch.
 
-    Stores that are split stay apart: their tiles are where the values are made.
+    Stores that are split stay separate: their tiles are where the values are made.
     """
     groups: dict[tuple[str, tuple[int, ...]], list[Node]] = {}
     for node in graph.nodes:
@@ -65,10 +65,10 @@ def merge_stores(graph: Graph, strategy: Strategy) -> Graph:
 
 
 def hoist_updates(graph: Graph) -> Graph:
-    """Return the graph with each update right after its operands and the old value's readers.
+    """Return the graph with each update right after its operands and the readers of the old value.
 
-    A gradient then lives only until its update, so gradients share memory. Who reads a view of the
-    old value may read the old value itself.
+    A gradient then lives only until its update, so gradients share memory. A reader of a view of
+    the old value counts as a reader of it.
     """
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     keyed: list[tuple[int, bool, int, Node]] = []  # a node that moves comes after who was there

@@ -1,4 +1,4 @@
-"""What must hold of a graph after every pass, whatever the pass is for."""
+"""The invariants of a graph after every lowering pass."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from soapstone.ir.tensor import Role
 
 
 def check_graph(graph: Graph, before: Graph | None = None, where: str = "graph") -> None:
-    """Check that every value is made once, before it is read, and of the type that it has.
+    """Check that every value is made once, before it is read, and of the inferred type.
 
     Args:
-        before: the graph that this one shall compute the same as: inputs, outputs and updates are.
-        where: what errors begin with.
+        before: the graph that this one must be equivalent to: inputs, outputs and updates are
+            compared.
+        where: the beginning of errors.
 
     Raises:
         GraphError: names the operator or the value, what was found and what was needed.
@@ -78,10 +79,10 @@ def _check_node(graph: Graph, node: Node, label: str) -> None:
 
 
 def check_sources(graph: Graph, began: Graph, where: str = "graph", whole: bool = True) -> None:
-    """Check that nodes do the work of nodes that there were when passes began.
+    """Check that nodes do the work of nodes of the graph before the passes.
 
     Args:
-        whole: whether all work must be done that is more than another look at memory.
+        whole: whether all of that work must be done, except what is only a view.
 
     Raises:
         GraphError: names the node whose work is unknown, or done by none.
