@@ -1,7 +1,7 @@
-"""Passes from a graph and a strategy to the graph whose nodes are launched one by one.
+"""Lowering passes: from a graph and a strategy to the graph whose nodes are launched one by one.
 
-These passes decide how a graph runs and never what it computes (docs/lowering.md). `passes.py` has
-the list of them; `views` then says which values need no launch at all.
+The passes decide how a graph runs and never what it computes (docs/lowering.md). `passes.py` lists
+them; `views` then says which values need no launch at all.
 """
 
 from __future__ import annotations

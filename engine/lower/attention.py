@@ -1,8 +1,8 @@
-"""Attention that a graph spells out, a product, a softmax and a product, as one operator.
+"""Attention that is written as a product, a softmax and a product, fused into one operator.
 
-Its kernel keeps scores in the cache between the products that make and read them, where three
-launches write and read all of them: 54 MB in a layer of 6 heads over 1,500 positions. Between the
-products there may be scales, and a mask that is added or chosen by (`attention_parts.py`).
+Its kernel keeps scores in the cache between the two products, where three launches would write and
+read all of them: 54 MB in a layer of 6 heads over 1,500 positions. Between the products there may
+be scales, and a mask that is added or selected by (`attention_parts.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HIDES = -1e30  # beside it a score is lost: adding it and putting it there are 
 
 
 def joined(site: Site, node: Node) -> str | None:
-    """Return what takes the place of a product that ends attention, or None where it ends none."""
+    """Return the replacement of a product that ends attention; None for other products."""
     if any(node.attributes.values()):
         return None
     shares, empty = unguarded(site.builder, node.inputs[0], site.constants)
@@ -98,9 +98,9 @@ def _pays(queries: int, keys: int) -> bool:
 
 
 def _operands(site: Site, product: Node, values: str) -> tuple[list[str], float] | None:
-    """Return queries, keys and values (b, t, heads, d), and the scale of the first two.
+    """Return queries, keys and values (b, t, heads, d), and the scale of the scores.
 
-    Keys and values may be of one head, for all of those of queries.
+    Keys and values may have one head, which all heads of the queries share.
     """
     (q, by, _), (k, twice, _) = (unscaled(site.builder, n, site.constants) for n in product.inputs)
     turned = not product.attributes["transpose_b"]
@@ -116,9 +116,9 @@ def _operands(site: Site, product: Node, values: str) -> tuple[list[str], float]
 
 
 def _by_time(site: Site, value: str, turned: bool) -> str:
-    """Return (b, heads, t, d), or (b, t, d) of one head, as (b, t, heads, d).
+    """Return (b, heads, t, d), or (b, t, d) for one head, as (b, t, heads, d).
 
-    turned: its last two axes are in each other's place.
+    turned: whether the last two axes are swapped.
     """
     shape = site.builder.spec(value).shape
     if len(shape) == 3:
@@ -128,7 +128,7 @@ def _by_time(site: Site, value: str, turned: bool) -> str:
 
 
 def _unmasked(site: Site, scores: str) -> Iterator[tuple[str, str | None, tuple[Node, ...]]]:
-    """Yield what scores may be before they are masked, what is added to them, and who adds it."""
+    """Yield candidates for the scores before masking, with what is added and the node adding it."""
     yield scores, None, ()
     node = site.only(scores, "add", "where")
     if node is None:
@@ -164,7 +164,7 @@ def _mask(site: Site, value: str | None, shape: tuple[int, ...]) -> tuple[list[s
 
 
 def _hidden(mask: Array) -> str:
-    """Return what a mask hides from each query: "nothing", the keys "later", or else "some"."""
+    """Return what a mask hides from each query: "nothing", "later" keys, or "some" keys."""
     if not mask.any():
         return "nothing"
     if mask.ndim < 2:

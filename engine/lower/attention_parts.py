@@ -1,4 +1,4 @@
-"""Parts of attention as files spell it out, for whoever makes one operator of them."""
+"""Recognition of the parts of attention as ONNX files write it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from soapstone.ir.tensor import Array
 
 
 def number(weights: Mapping[str, Array], name: str) -> float | None:
-    """Return a constant that is one number, or None."""
+    """Return a constant of one number, or None."""
     found = weights.get(name)
     return float(found.reshape(())) if found is not None and found.size == 1 else None
 
@@ -19,7 +19,7 @@ def number(weights: Mapping[str, Array], name: str) -> float | None:
 def unscaled(
     builder: GraphBuilder, value: str, weights: Mapping[str, Array]
 ) -> tuple[str, float, list[Node]]:
-    """Return a value before it was multiplied by constant numbers, these, and who multiplies."""
+    """Return a value before constant factors, the product of these, and the nodes."""
     scale, steps = 1.0, list[Node]()
     while (node := builder.maker(value)) is not None:
         if node.operator == "affine" and node.attributes["shift"] == 0:
@@ -42,7 +42,7 @@ def unscaled(
 
 
 def unguarded(builder: GraphBuilder, shares: str, weights: Mapping[str, Array]) -> tuple[str, str]:
-    """Return the softmax behind shares, and attention's `empty`, by whether NaN is made zero."""
+    """Return the softmax behind shares, and attention's `empty`: "zeros" if they replace NaN."""
     guarded = builder.maker(shares)
     if guarded is None or guarded.operator != "where" or number(weights, guarded.inputs[1]) != 0:
         return shares, "nan"
@@ -53,7 +53,7 @@ def unguarded(builder: GraphBuilder, shares: str, weights: Mapping[str, Array]) 
 
 
 def before_swap(builder: GraphBuilder, value: str) -> str | None:
-    """Return what a value (…, x, y) is with its last axes in each other's place."""
+    """Return the value (…, x, y) of which a value is the transpose of the last two axes."""
     node, rank = builder.maker(value), builder.spec(value).rank
     if node is None:
         return None

@@ -1,6 +1,6 @@
-"""Convolutions of a value's parts, side by side, as the one convolution of groups that they are.
+"""Parallel convolutions of a value's parts, merged into one grouped convolution.
 
-Networks of many paths are written so, a small convolution a path.
+Networks with many paths are written so, with a small convolution for each path.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from soapstone.ir.ops.windows.convolution import CONVOLUTIONS
 
 
 def grouped(site: Site, node: Node) -> str | None:
-    """Return the convolution that makes a concatenation of those of a split's parts, or None."""
+    """Return the grouped convolution that replaces a concatenation of convolutions, or None."""
     found = [site.only(value, *CONVOLUTIONS) for value in node.inputs]
     paths = [path for path in found if path is not None]
     if node.attributes["axis"] != 1 or len(paths) < max(2, len(found)):

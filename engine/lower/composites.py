@@ -1,4 +1,4 @@
-"""Composite operators whose configuration splits a dim that they reduce mid-way: primitives."""
+"""Composite operators, replaced by primitives if their configuration splits a lowered dim."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from soapstone.ir.strategy import Strategy
 
 
 def lower_composites(graph: Graph, strategy: Strategy) -> Graph:
-    """Return the graph with each composite that is split mid-way replaced by its primitives."""
+    """Return the graph with each composite that has a lowered dim split replaced by primitives."""
     while True:
         split = {
             node.name
@@ -35,6 +35,6 @@ def _replaced(graph: Graph, names: set[str], strategy: Strategy) -> Graph:
 
 
 def following(builder: GraphBuilder, node: Node, strategy: Strategy) -> Emitter:
-    """Return an emitter of nodes that follow whichever configuration a node follows."""
+    """Return an emitter of nodes that follow the same configuration as a node."""
     own = node.name in strategy.configurations
     return Emitter(builder, replace(node, origin=None, rename=()) if own else node, "")

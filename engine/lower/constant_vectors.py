@@ -1,4 +1,4 @@
-"""Constants that vary along one axis only, whichever operators make them: as a vector along it."""
+"""Constants that vary along one axis only, whatever operators make them, as vectors along it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from soapstone.ir.graph import Node
 def vector_over(site: Site, value: str, shape: tuple[int, ...], axis: int) -> str | None:
     """Return a constant as a vector over an axis of the shape that it is broadcast to, or None.
 
-    None where it varies along other axes too, or may for all that its makers tell: broadcasts,
-    concatenations and splits along the axis, and element-wise operators are looked through.
+    None if it varies along other axes too, or may: only broadcasts, concatenations and splits along
+    the axis, and element-wise operators are traced.
     """
     found = site.builder.spec(value).shape
     if len(found) > len(shape):
@@ -29,7 +29,7 @@ def vector_over(site: Site, value: str, shape: tuple[int, ...], axis: int) -> st
 
 
 def _along(site: Site, value: str, extent: int) -> str:
-    """Return a constant of that many elements, or of one, as a vector."""
+    """Return a constant with `extent` elements, or with one, as a vector."""
     spec = site.builder.spec(value)
     maker = site.builder.maker(value)
     if maker is not None and maker.operator == "reshape":
@@ -44,7 +44,7 @@ def _along(site: Site, value: str, extent: int) -> str:
 
 
 def _behind(site: Site, maker: Node, value: str, shape: tuple[int, ...], axis: int) -> str | None:
-    """Return the vector of a constant by what makes it."""
+    """Return the vector of a constant, derived from the node that makes it."""
     at = maker.attributes
     own = axis - len(shape) + site.builder.spec(value).rank  # the axis as the constant counts it
     if maker.operator == "broadcast":
@@ -80,7 +80,7 @@ def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
 
 
 def _by_contents(site: Site, value: str, shape: tuple[int, ...], axis: int) -> str | None:
-    """Return the vector of a constant whose contents are the same along every other axis."""
+    """Return the vector of a constant whose contents are equal along every other axis."""
     array = site.constants[value]
     own = axis - len(shape) + array.ndim
     first = tuple(slice(None) if i == own else slice(0, 1) for i in range(array.ndim))

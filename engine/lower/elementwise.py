@@ -1,4 +1,4 @@
-"""Chains of element-wise operators: one launch, one pass over memory."""
+"""Fusion of element-wise chains: one launch, one pass over memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ Program = tuple[tuple[str, tuple[int, ...], Items], ...]  # operator, operands, 
 def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
     """Return the graph with chains of element-wise operators merged into single nodes.
 
-    A producer joins its readers when all of them are in one group, when their outputs `follow` its
-    own, when all have one configuration, and when nothing but the merged node needs its value.
-    Groups grow from consumers to producers, so a merged group has one output and no cycle can
-    close.
+    A producer joins its readers if all of them are in one group, their outputs `follow` its own,
+    all have the same configuration, and no other node needs its value. Groups grow from consumers
+    to producers, so a merged group has one output and no cycle can arise.
     """
     group_of: dict[str, str] = {}
     members: dict[str, list[Node]] = {}
@@ -42,9 +41,9 @@ def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
 
 
 def follows(graph: Graph, before: str, after: str) -> bool:
-    """Return whether a step may make one value of the other in one pass over memory.
+    """Return whether one pass over memory may make one value from the other.
 
-    They have the same shape and type, or one is of single precision and the other of bytes or of
+    They have the same shape and type, or one is in single precision and the other in bytes or
     halves.
     """
     first, second = graph.tensors[before], graph.tensors[after]
@@ -54,7 +53,7 @@ def follows(graph: Graph, before: str, after: str) -> bool:
 
 
 def _fused(nodes: list[Node]) -> Node:
-    """Return one fused node for a chain of nodes in order; the last makes the output."""
+    """Return one fused node for a chain of nodes in order; the last one makes the output."""
     inside = {node.outputs[0] for node in nodes}
     inputs = list(dict.fromkeys(i for node in nodes for i in node.inputs if i not in inside))
     number = {name: i for i, name in enumerate(inputs)}
@@ -66,7 +65,7 @@ def _fused(nodes: list[Node]) -> Node:
 def program_of(nodes: Sequence[Node], number: dict[str, int]) -> Program:
     """Return element-wise nodes as the steps of a program, in order.
 
-    number: of each operand among the program's values; results are numbered on.
+    number: of each operand among the program's values; results are numbered after them.
     """
     program = []
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Element-wise steps that follow a product: one launch with the product."""
+"""Fusion of element-wise steps after a product into the product's launch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MOST_STEPS = 6
 def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
     """Return the graph with each product and the element-wise chain on its result as one node.
 
-    A chain follows while a value has one reader, element-wise, of the same shape, type and degrees;
-    single precision may become bytes and back. The fused node stands where the chain ended, so that
-    the chain's other operands are made. Of two products that are added, the later one takes the
-    addition. Bytes and halves that a step reads as real numbers are read as they are, and a chain
-    ends with halves that a product reads.
+    A chain continues while the value has a single reader that is element-wise and of the same
+    shape, type and degrees; single precision may become bytes and back. The fused node is at the
+    place of the chain's last node, where all other operands exist. If two products are added, the
+    later one takes the addition. Bytes and halves that a step reads as real numbers are read as
+    they are, and a chain may end with halves that a product reads.
     """
     taken: set[str] = set()  # nodes of chains, and their products
     fused: dict[str, tuple[Node, ...]] = {}  # what replaces the last node of a chain
@@ -71,7 +71,7 @@ def _feeds_products(graph: Graph, cast: Node) -> bool:
 def _with_narrow(
     graph: Graph, strategy: Strategy, node: Node, chain: list[Node], taken: set[str]
 ) -> list[Node]:
-    """Return the chain with what widens its operands before the steps that read them."""
+    """Return the chain with casts that widen its operands before the steps that read them."""
     steps: list[Node] = []
     made = {node.outputs[0], *(step.outputs[0] for step in chain)}
     for step in chain:
@@ -93,7 +93,7 @@ def _with_narrow(
 
 
 def _same_tiles(graph: Graph, strategy: Strategy, node: Node, reader: Node) -> bool:
-    """Return whether both make the same tiles of their results on the same processors."""
+    """Return whether two nodes have the same tiles of their results on the same processors."""
     first, second = (strategy.configuration(graph, n) for n in (node, reader))
     if not first.degrees and not second.degrees:
         return first.devices == second.devices

@@ -1,8 +1,8 @@
-"""Products with constant weights of few bits, which stay packed: `matmul_nbits`.
+"""Products with constant weights of few bits, which stay packed (`matmul_nbits`).
 
-A file says by casts, scales and zero points what weights of narrow types stand for. Computed once,
-they would be four or eight times the bytes that each run reads; packed, a kernel makes numbers of
-them. Where a session asks for it (`precision="int4"`), weights of wider types are rounded to such.
+A file expresses weights of narrow types by casts, scales and zero points. Computed in advance, they
+would be four or eight times the bytes that each run reads; packed, the kernel unpacks them. If a
+session asks for it (`precision="int4"`), weights of wider types are rounded to few bits.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _SHIFTS |= {f"u{name}": 0 for name in _SHIFTS}
 
 @dataclass(frozen=True)
 class _Weights:
-    """Constant weights of few bits, and the values that say what they stand for.
+    """Constant weights of few bits, with their scales and zero points.
 
     Attributes:
         numbers: of the narrow type. axis: of them, along k.
-        scale, zero: what broadcasts over them, and its axis along k; None where there is none.
+        scale, zero: values that broadcast over them, and their axis along k; None if there is none.
     """
 
     numbers: str
@@ -47,7 +47,7 @@ class _Weights:
 
 
 def _weights(site: Site, value: str, axis: int) -> _Weights | None:
-    """Return what a matrix of weights is made of, or None where it is not of few bits.
+    """Return the parts of a matrix of weights; None if it is not of few bits.
 
     axis: of the matrix, along k.
     """
@@ -80,7 +80,7 @@ def _is_narrow(site: Site, value: str) -> bool:
 
 
 def _narrow(site: Site, value: str) -> str:
-    """Return the value of a narrow type that a value is cast from, or itself."""
+    """Return the value of a narrow type that a value is cast from, or the value itself."""
     maker = site.builder.maker(value)
     if maker is None or maker.operator != "cast" or not _is_narrow(site, maker.inputs[0]):
         return value
@@ -88,9 +88,9 @@ def _narrow(site: Site, value: str) -> str:
 
 
 def _block(site: Site, value: str, axis: int) -> tuple[str, int] | None:
-    """Return the value of which numbers along an axis are repeated to make this, and how often.
+    """Return the value whose elements are repeated along an axis to make this one, and how often.
 
-    The axis of that one has an axis of one number behind it. None: it is not made so.
+    Its axis is followed by an axis of extent 1. None if it is not made so.
     """
     maker = site.builder.maker(value)
     if maker is not None and maker.operator == "slice":
@@ -107,9 +107,9 @@ def _block(site: Site, value: str, axis: int) -> tuple[str, int] | None:
 
 
 def _by_blocks(site: Site, value: str, axis: int, shape: tuple[int, int], block: int) -> str | None:
-    """Return a scale or zero point as float32 of a shape (n, blocks), or None where it is not such.
+    """Return a scale or zero point as float32 (n, blocks), or None if it has no such form.
 
-    axis: of the weights, along k. block: how many of k have one number.
+    axis: of the weights, along k. block: the number of elements along k that share one number.
     """
     found = _block(site, value, axis)
     if found:
@@ -143,9 +143,9 @@ def _is_zero(site: Site, value: str) -> bool:
 
 
 def _packed(site: Site, node: Node, halves: bool) -> str | None:
-    """A product with weights that are made of few bits is one with packed weights.
+    """Replace a product with weights of few bits by one with packed weights.
 
-    halves: of sixteen bits, which a few rows read in half the time; more rows take float32 ones.
+    halves: whether a few rows read sixteen bits, which takes half the time; more rows read float32.
     """
     x, w = node.inputs[:2]
     found = _weights(site, w, 0) if w in site.fixed and x not in site.fixed else None
@@ -189,7 +189,7 @@ def _packed(site: Site, node: Node, halves: bool) -> str | None:
 def _product(
     site: Site, node: Node, codes: str, parts: Sequence[str], attributes: Mapping[str, Any]
 ) -> str:
-    """Emit a product with packed weights in place of `linear`. parts: scales, maybe zero points."""
+    """Emit a product with packed weights, not `linear`. parts: scales, perhaps zero points."""
     x, _, *bias = node.inputs
     attributes = {**attributes, "zeros": len(parts) > 1}
     y = site.emit("matmul_nbits", x, codes, *parts, name=node.name, **attributes)
@@ -201,9 +201,10 @@ def _product(
 
 
 def _rounded(site: Site, node: Node, bits: int) -> str | None:
-    """A product with weights is one with the nearest of few bits, a scale for each block.
+    """Replace the weights of a product by the nearest of few bits, with a scale for each block.
 
-    A block's number that is the farthest from zero is the lowest integer, which has no counterpart.
+    The number of a block that is farthest from zero becomes the lowest integer, whose negative does
+    not exist.
     """
     x, w = node.inputs[:2]
     if w not in site.fixed or x in site.fixed or site.builder.spec(w).dtype != "float32":
@@ -230,12 +231,12 @@ def _rounded(site: Site, node: Node, bits: int) -> str | None:
 
 
 def _few(size: int, depth: int) -> bool:
-    """Return whether rows of so many elements, all of them of that size, are few."""
+    """Return whether an operand has few rows, given its number of elements and their depth."""
     return 0 < size <= _FEW * depth
 
 
 def _halved(site: Site, node: Node) -> str | None:
-    """A product of a few rows is one of operands rounded to bfloat16, whose weights stay so."""
+    """Replace a product of a few rows by one of bfloat16 operands, with weights stored so."""
     x, w, *bias = node.inputs
     given, kept = site.builder.spec(x), site.builder.spec(w)
     if w not in site.fixed or x in site.fixed or {given.dtype, kept.dtype} != {"float32"}:

@@ -1,14 +1,14 @@
-"""Half-precision operators in single precision: their operands are cast up, and results down.
+"""Half-precision operators in single precision: operands are cast up, and results down.
 
-An operator computes halves in single precision and rounds once (`OpSpec.run`). Where the dim it
-reduces is split, what it rounds would be partial results, and the primitives of a composite would
-round every value between them; so such a node is widened. On CPUs, whose kernels are of single
-precision, all are but views: halves are what is kept between launches. Casts join element-wise
-chains, and those of constant weights are made once.
+An operator computes halves in single precision and rounds once (`OpSpec.run`). If a dim that it
+reduces is split, the rounded values would be partial results, and the primitives of a composite
+would round every value in between; such nodes are therefore widened. On CPUs, whose kernels are in
+single precision, all nodes but views are; halves are then only stored between launches. Casts join
+element-wise chains, and those of constant weights are computed once.
 
-Where the processor gains by multiplying bfloat16, products read it as it is kept (`read_halves`),
-and what products may round anyway is rounded where it is made (`store_halves`), so that half the
-bytes move.
+If the processor is faster at multiplying bfloat16, products read it as it is stored
+(`read_halves`), and values that products may round anyway are rounded where they are made
+(`store_halves`), which moves half the bytes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from soapstone.kernels.entry import BFLOAT16
 
 
 def widen_partials(graph: Graph, strategy: Strategy) -> Graph:
-    """Return the graph with single-precision twins of half-precision nodes that leave partials."""
+    """Return the graph with half-precision nodes that leave partial results in single precision."""
     return _widened(graph, strategy, lambda node: _leaves_partials(graph, strategy, node))
 
 
 def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
-    """Return the graph with single-precision twins of nodes that take halves, but for views."""
+    """Return the graph with nodes that take halves, except views, in single precision."""
 
     def computes(node: Node) -> bool:
         spec = node.spec
@@ -48,14 +48,14 @@ def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
 
 
 def _moves(node: Node) -> bool:
-    """Return whether results are elements of the operands, rounded before or after."""
+    """Return whether results are elements of the operands, so rounding may come before."""
     return node.spec.view is not None or (node.spec.chooses and len(node.outputs) == 1)
 
 
 def reads_halves(graph: Graph, node: Node) -> bool:
-    """Return whether a node is a product that multiplies bfloat16 where its operands are.
+    """Return whether a node is a product that multiplies bfloat16 if its operands are in it.
 
-    Where that takes longer than in float32, none is: what is not kept so may be multiplied so.
+    False if that is slower than float32; values that are not stored so may still be multiplied so.
     """
     spec = node.spec
     if spec.name == "with_epilogue":
@@ -67,7 +67,7 @@ def reads_halves(graph: Graph, node: Node) -> bool:
 
 
 def read_halves(graph: Graph, strategy: Strategy) -> Graph:
-    """Return the graph with products that read bfloat16 where their operands are cast from it."""
+    """Return the graph with products that read bfloat16 instead of casts from it."""
     instead: dict[str, tuple[Node, ...]] = {}
     if not any(spec.dtype == BFLOAT16 for spec in graph.tensors.values()):
         return graph
@@ -105,10 +105,10 @@ def _reading(node: Node, inputs: Sequence[str], casts: Sequence[Node]) -> Node:
 
 
 def store_halves(graph: Graph, constants: Set[str]) -> Graph:
-    """Return the graph with bfloat16 in memory where products read it.
+    """Return the graph with values that products read stored in bfloat16.
 
-    What else reads such a value element by element reads the rounded one, and what only moves its
-    elements moves those; all others read it as it was.
+    Element-wise readers of such a value read the rounded one, and nodes that only move its elements
+    move those; all others read it as it was.
 
     constants: inputs that never change.
     """
@@ -148,9 +148,9 @@ def store_halves(graph: Graph, constants: Set[str]) -> Graph:
 
 
 def _wanted(graph: Graph, fixed: set[str]) -> set[str]:
-    """Return the values that are worth keeping in bfloat16.
+    """Return the values that are worth storing in bfloat16.
 
-    Products read them, perhaps moved, or a step adds them to what a later product makes.
+    Products read them, perhaps after moving, or a step adds them to a later product's result.
     """
     wanted: set[str] = set()
     order = {name: place for place, name in enumerate(graph.producers)}
@@ -217,7 +217,7 @@ def _splits_sums(graph: Graph, strategy: Strategy, node: Node) -> bool:
 
 
 def _renamed(operand: Operand) -> dict[str, str]:
-    """Return the dim that each axis of an operand runs along, by the name `cast` has for it."""
+    """Return the dim of each axis of an operand, by its name in `cast`."""
     return {
         f"d{number}": axis.dim
         if isinstance(axis, Affine) and axis == Affine(axis.dim, axis.extent)

@@ -1,9 +1,9 @@
-"""Products of bytes: what the weights and operands of products stand for is left to the product.
+"""Products of bytes: quantised weights and operands are multiplied as they are stored.
 
 A file says that values are bytes by `dequantize` where they are read and `quantize` where they are
-made. Where kernels multiply bytes, a product of two dequantised operands becomes one of bytes; the
-steps that follow it join it later (`fuse_epilogues`). Operators that only move elements move bytes.
-Where none do, products of bytes, which some files have, become products of real numbers.
+made. If kernels multiply bytes, a product of two dequantised operands becomes one of bytes; the
+steps after it are fused later (`fuse_epilogues`). Operators that only move elements move bytes.
+Otherwise products of bytes, which some files have, become products of real numbers.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def multiplies_bytes(processor: str) -> bool:
 
 
 def _stays_real(node: Node) -> bool:
-    """Return whether a product is one of real numbers where others multiply bytes.
+    """Return whether a product stays one of real numbers where others multiply bytes.
 
-    Convolutions of groups are, but where sums of four products are one instruction.
+    These are grouped convolutions, unless one instruction sums four products.
     """
     several = node.attributes.get("groups", 1) > 1
     return several and not (onednn.available() and onednn.multiplies_bytes())
 
 
 def _bytes_of(site: Site, value: str) -> tuple[str, str, str] | None:
-    """Return the bytes, scale and zero that a value is made of, or None."""
+    """Return the bytes, scale and zero point of a dequantised value, or None."""
     maker = site.builder.maker(value)
     if maker is None or maker.operator != "dequantize":
         return None
@@ -61,7 +61,7 @@ def _number(site: Site, value: str) -> str:
 def _weights(site: Site, value: str, axis: int, centred: bool) -> tuple[str, str, int] | None:
     """Return constant weights as signed bytes, their scales as a vector along an axis, their zero.
 
-    centred: whether the zero must be 0.
+    centred: whether the zero point must be 0.
     """
     if value not in site.fixed:
         return None
@@ -107,7 +107,7 @@ def _weights(site: Site, value: str, axis: int, centred: bool) -> tuple[str, str
 
 
 def _product(site: Site, node: Node) -> str | None:
-    """A product of what bytes and constant bytes stand for is a product of bytes."""
+    """Replace a product of dequantised operands, one constant, by a product of bytes."""
     x, w, *bias = node.inputs
     left = _bytes_of(site, x)
     if left is None or x in site.fixed or node.attributes["activation"] is not None:
@@ -151,7 +151,7 @@ def _unsigned(site: Site, node: Node) -> str | None:
 
 
 def _moved(site: Site, node: Node) -> str | None:
-    """What bytes stand for, moved, is what the moved bytes stand for."""
+    """Move the elements of a dequantised value before it is dequantised."""
     found = _bytes_of(site, node.inputs[0])
     if found is None or node.inputs[0] in site.fixed or node.attributes.get("indices"):
         return None
@@ -168,7 +168,7 @@ def _meaning(site: Site, node: Node, value: str, scale: str, zero: str) -> str:
 
 
 def _same(site: Site, first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether scales and zeros are the same numbers."""
+    """Return whether scales and zero points are equal numbers."""
 
     def equal(a: str, b: str) -> bool:
         if a == b:
@@ -180,7 +180,7 @@ def _same(site: Site, first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def _contents(site: Site, value: str) -> tuple[str, float] | None:
-    """Return the type and the number of a constant that is one number, or None."""
+    """Return the type and value of a constant of one number, or None."""
     maker = site.builder.maker(value)
     if maker is not None and maker.operator == "reshape":
         return _contents(site, maker.inputs[0])
@@ -193,7 +193,7 @@ def _contents(site: Site, value: str) -> tuple[str, float] | None:
 
 
 def _concat(site: Site, node: Node) -> str | None:
-    """Parts that stand for numbers by one scale are joined as bytes."""
+    """Join parts that are dequantised by one scale as bytes."""
     parts = [_bytes_of(site, name) for name in node.inputs]
     first = parts[0]
     if first is None or not (_is_number(site, first[1]) and _is_number(site, first[2])):
@@ -207,7 +207,7 @@ def _concat(site: Site, node: Node) -> str | None:
 
 
 def _rounded(site: Site, node: Node) -> str | None:
-    """Bytes read and written by one scale are left alone; parts are rounded, then joined."""
+    """Remove a quantisation by the scale that bytes were read with; round parts, then join."""
     x, *numbers = node.inputs
     found = _bytes_of(site, x)
     if found is not None:
@@ -228,7 +228,7 @@ def _rounded(site: Site, node: Node) -> str | None:
 
 
 def _summed(site: Site, node: Node) -> str | None:
-    """Sums of products that become real at once are made real by the product."""
+    """Let a product make its sums real, if they become real at once."""
     host = site.only(node.inputs[0], *_QUANTIZED)
     if host is None or (host.attributes["to"], node.attributes["to"]) != ("int32", "float32"):
         return None
@@ -238,7 +238,7 @@ def _summed(site: Site, node: Node) -> str | None:
 
 
 def _scaled(site: Site, node: Node) -> str | None:
-    """A product of bytes takes the factor that follows it: a number, or one a channel."""
+    """Move a factor after a product of bytes, a number or one a channel, into the product."""
     for value, other in (node.inputs, node.inputs[::-1]):
         host = site.only(value, *_QUANTIZED)
         if host is None or host.attributes["to"] == "int32" or host.attributes["bias"]:
@@ -255,7 +255,7 @@ def _scaled(site: Site, node: Node) -> str | None:
 
 
 def _biased(site: Site, node: Node) -> str | None:
-    """A product of bytes takes the constant that is added to each of its channels."""
+    """Move a constant that is added to the channels of a product of bytes into the product."""
     for value, other in (node.inputs, node.inputs[::-1]):
         host = site.only(value, *_QUANTIZED)
         if host is None or host.attributes["to"] == "int32" or host.attributes["bias"]:
@@ -271,7 +271,7 @@ def _biased(site: Site, node: Node) -> str | None:
 
 
 def _real(site: Site, node: Node) -> str | None:
-    """A product of bytes is one of the integers that they are, in floating point."""
+    """Replace a product of bytes by a floating-point product of the same integers."""
     name = _QUANTIZED[node.operator]
     x, w, zero, *vectors = node.inputs
     weights, (of_weights, of_result) = site.builder.spec(w), CHANNELS[name]
@@ -300,12 +300,12 @@ def _real(site: Site, node: Node) -> str | None:
 
 
 def _apart(site: Site, node: Node) -> str | None:
-    """A product of bytes that kernels do not serve is one in floating point."""
+    """Replace a product of bytes that no kernel serves by a floating-point product."""
     return _real(site, node) if _stays_real(node) else None
 
 
 def _scale(site: Site, node: Node) -> tuple[str, str]:
-    """The scale and zero of a range, by its least and its greatest value."""
+    """Compute the scale and zero point of a range from its least and greatest values."""
     x, emit = node.inputs[0], site.emit
     spec = site.builder.spec(x)
     axes, none = tuple(range(spec.rank)), emit("full", shape=(), value=0.0, dtype=spec.dtype)

@@ -1,4 +1,4 @@
-"""Which values are kept channels-last: the layouts that every strategy begins with."""
+"""Default layouts: which values are stored channels-last."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ NONE: Mapping[str, Order] = MappingProxyType({})
 
 
 def channels_last(graph: Graph, boundary: Mapping[str, Order] = NONE) -> dict[str, Order]:
-    """Return the values kept channels-last: images and sequences between spatial operators.
+    """Return the values stored channels-last: images and sequences between spatial operators.
 
-    Convolutions and pools run fastest on them. A value is an image when its axes run over the
-    samples, channels, rows and columns of an operator that slides a window, and a sequence when it
-    has no rows; element-wise operators on them, and their splits, slices and concatenations, pass
-    the layout on. Values that outlive a step keep plain order.
+    Convolutions and pools run fastest on them. A value is an image if its axes run over the
+    samples, channels, rows and columns of an operator that slides a window, and a sequence if it
+    has no rows; element-wise operators on them, splits, slices and concatenations pass the layout
+    on. Values that outlive a step stay in C order.
 
-    boundary: axis orders of inputs and outputs of a graph that is a part of a larger one, and of
-        values for which another order than this rule's was chosen.
+    boundary: the axis orders of inputs and outputs of a graph that is part of a larger one, and of
+    values
+        for which another order was chosen.
     """
     chosen = {name for name, order in boundary.items() if order in CHANNELS_LAST.values()}
     for node in graph.nodes:
@@ -39,7 +40,7 @@ def channels_last(graph: Graph, boundary: Mapping[str, Order] = NONE) -> dict[st
 
 
 def boundary_orders(graph: Graph, boundary: Mapping[str, Order] = NONE) -> dict[str, Order]:
-    """Return the orders of a boundary alone, C order left out: what every other value is in."""
+    """Return the orders of a boundary alone, without C order, in which all other values are."""
     return {
         name: order
         for name, order in boundary.items()
@@ -68,7 +69,7 @@ def images(graph: Graph, node: Node) -> list[str]:
 
 
 def passing(graph: Graph, node: Node) -> tuple[str, ...]:
-    """Return those values of an operator that have one layout, if it passes theirs on."""
+    """Return the operands and results of an operator that share a layout, if it passes that on."""
     values = (*node.inputs, *node.outputs)
     if node.spec.view in ("concat", "split", "slice"):
         return values

@@ -1,8 +1,8 @@
-"""Norms that a graph spells out, as one operator.
+"""Norms that are written as several operators, replaced by one.
 
 Exporters write a root-mean-square norm as x * (1 / sqrt(mean(x^2) + epsilon)) * gamma, which is
-four launches, and a group norm as the instance norm of what has the groups as channels, between two
-reshapes: these are copies where an image's channels are last.
+four launches, and a group norm as an instance norm with groups as channels between two reshapes,
+which are copies for channels-last images.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def named(site: Site, node: Node) -> str | None:
 
 
 def _normalised(site: Site, node: Node) -> tuple[str, float, list[Node]] | None:
-    """Return what a node divides by its root mean square, the epsilon, and what makes that."""
+    """Return the value that a node divides by its root mean square, the epsilon, and the nodes."""
     sides = (node.inputs,) if node.operator == "div" else (node.inputs, node.inputs[::-1])
     for x, factor in sides:
         parts = _root(site, factor, inverse=node.operator == "mul")
@@ -50,7 +50,7 @@ def _normalised(site: Site, node: Node) -> tuple[str, float, list[Node]] | None:
 
 
 def _root(site: Site, value: str, inverse: bool) -> list[Node]:
-    """Return what makes the root of something, or its inverse, in order; empty: it is none."""
+    """Return the nodes that make a square root, or its inverse, in order; or none."""
     power = site.only(value, "power")
     if power is not None and power.attributes["exponent"] == (-0.5 if inverse else 0.5):
         return [power]
@@ -62,12 +62,12 @@ def _root(site: Site, value: str, inverse: bool) -> list[Node]:
 
 
 def grouped(site: Site, node: Node) -> str | None:
-    """Return the group norm that a node ends or scales or shifts by channel, or None."""
+    """Return the group norm that a node ends, or scales or shifts by channel, or None."""
     return _ended(site, node) if node.operator == "reshape" else _with_vector(site, node)
 
 
 def _ended(site: Site, node: Node) -> str | None:
-    """Return the group norm of what is reshaped, instance-normalised and reshaped back, or None."""
+    """Return the group norm written as a reshape, an instance norm and a reshape back, or None."""
     norm = site.only(node.inputs[0], "instance_norm")
     apart = site.only(norm.inputs[0], "reshape") if norm is not None else None
     if norm is None or apart is None or not site.fixed.issuperset(norm.inputs[1:]):
@@ -89,7 +89,7 @@ def _ended(site: Site, node: Node) -> str | None:
 
 
 def _with_vector(site: Site, node: Node) -> str | None:
-    """Return a group norm with a constant vector over its channels in its own, or None."""
+    """Return a group norm that includes a constant vector over its channels, or None."""
     for value, other in (node.inputs, node.inputs[::-1]):
         norm = site.only(value, "group_norm")
         if norm is None or not site.fixed.issuperset((other, *norm.inputs[1:])):

@@ -1,8 +1,8 @@
-"""Values that need no launch: reshapes, transposes and parts that are another look at memory.
+"""Views: values that need no launch, since they are in the memory of another value.
 
-A reshape of a contiguous value costs nothing: its readers look at the old memory. A transpose is as
-free for readers that take any strides, such as matrix products; and where its operand is made by
-such an operator and read by nobody else, it is written transposed in the first place. A part of a
+A reshape of a contiguous value costs nothing: its readers read the old memory. A transpose costs
+nothing for readers that take any strides, such as matrix products; and if such an operator makes
+its operand and nobody else reads that, it is written transposed in the first place. A part of a
 value, made by a split or a slice, is a box of it.
 """
 
@@ -30,7 +30,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # first, past the last index
 
 @dataclass(frozen=True)
 class View:
-    """How a value is seen in the memory of another, its root: all of it or a box, then steps."""
+    """How a value lies in the memory of another, its root: the whole or a box of it, then steps."""
 
     root: str
     steps: tuple[Step, ...] = ()
@@ -38,14 +38,14 @@ class View:
 
     @property
     def part(self) -> bool:
-        """Whether it is of less than all of the root."""
+        """Whether it is of a part of the root."""
         return self.box is not None or any(kind == "slice" for kind, _ in self.steps)
 
     def then(self, kind: str, argument: tuple[int, ...]) -> View:
-        """Return the view of this view; like steps in a row are one, so that long chains are short.
+        """Return the view of this view; consecutive steps of a kind are merged.
 
-        A reshape that follows another sees the same elements in the same order, and a transpose
-        that undoes the one before it leaves nothing.
+        A reshape after a reshape has the same elements in the same order, and a transpose that
+        undoes the previous one removes it.
         """
         before = self.steps[:-1]
         last, old = self.steps[-1] if self.steps else ("", ())
@@ -58,7 +58,7 @@ class View:
         return replace(self, steps=(*before, (kind, argument)))
 
     def apply(self, array: Array, samples: int | None = None) -> Array:
-        """Return the view of the root's array; `samples` is the extent of axis 0 of a tile.
+        """Return the view of the root's array. samples: the extent of axis 0 of a tile.
 
         Raises:
             ValueError: the array's strides do not allow it without a copy.
@@ -77,9 +77,9 @@ class View:
 
 
 def views(graph: Graph, strategy: Strategy, constants: Set[str] = frozenset()) -> dict[str, View]:
-    """Return the view of each value of a lowered graph that takes no memory of its own.
+    """Return the view of each value of a lowered graph that has no memory of its own.
 
-    Constants have no memory in the runtime to look at.
+    Constants have no memory in the runtime, so there are no views of them.
     """
     return scan(graph, strategy, constants)[0]
 
@@ -89,7 +89,7 @@ def scan(
 ) -> tuple[dict[str, View], dict[str, tuple[str, ...]]]:
     """Return the views, and for each node with several results those that cannot be views.
 
-    Such a node is launched where any of its results cannot.
+    Such a node is launched if any of its results cannot be a view.
     """
     found: dict[str, View] = {}
     refused: dict[str, tuple[str, ...]] = {}
@@ -118,7 +118,7 @@ def scan(
 
 
 def _looks(graph: Graph, node: Node, behind: View) -> dict[str, View]:
-    """Return how a node that only looks at its operand sees it; empty where strides cannot."""
+    """Return the views that a node makes of its operand; empty if strides do not allow them."""
     at = node.attributes
     if node.spec.view == "transpose":
         look = behind.then("transpose", tuple(at["permutation"]))
@@ -151,7 +151,7 @@ def _split_looks(spec: TensorSpec, node: Node, behind: View) -> dict[str, View]:
 def _cut(
     behind: View, starts: tuple[int, ...], stops: tuple[int, ...], steps: tuple[int, ...]
 ) -> View:
-    """Return the view of a part of a view: a box of the root where that is all there is to it."""
+    """Return the view of a part of a view, as a box of the root if possible."""
     if behind.steps or any(by != 1 for by in steps):
         return behind.then("slice", (*starts, *stops, *steps))
     first = behind.box[0] if behind.box else (0,) * len(starts)
@@ -160,7 +160,7 @@ def _cut(
 
 
 def _written_through(graph: Graph, strategy: Strategy, node: Node, taken: Set[str]) -> View | None:
-    """Return the view of a transpose's result in which its operand can be written, or None."""
+    """Return the view of a transpose's result as which its operand can be written, or None."""
     source, value = node.inputs[0], node.outputs[0]
     maker = graph.producers.get(source)
     if (
@@ -180,9 +180,9 @@ def _written_through(graph: Graph, strategy: Strategy, node: Node, taken: Set[st
 def _allowed(graph: Graph, strategy: Strategy, view: View, value: str, strict: bool) -> bool:
     """Return whether a value may be a view: its root's strides and all its readers allow it.
 
-    A reshape or transpose of the view may always be launched as a copy of it; `strict` asks that
-    those be views too. What takes no rows that lie apart makes a copy of a part of its own accord,
-    which costs what a launched copy costs: one such reader is allowed.
+    A reshape or transpose of the view may always be launched as a copy; `strict` requires that
+    those be views too. A reader that takes no rows with gaps copies a part itself, which costs as
+    much as a launched copy, so one such reader is allowed.
     """
     if value in graph.results:
         return False
@@ -213,7 +213,7 @@ def _allowed(graph: Graph, strategy: Strategy, view: View, value: str, strict: b
 
 
 def example(shape: tuple[int, ...], order: tuple[int, ...] | None) -> Array:
-    """Return an array with the strides of a value dense in the axis order; it is only looked at."""
+    """Return an array with the strides of a dense value in the axis order, to inspect only."""
     axes = order or tuple(range(len(shape)))
     strides, step = {}, 1
     for axis in reversed(axes):
@@ -224,7 +224,7 @@ def example(shape: tuple[int, ...], order: tuple[int, ...] | None) -> Array:
 
 
 def _in_order(seen: Array, order: tuple[int, ...] | None) -> bool:
-    """Return whether a view has its elements in the axis order, the last of them side by side."""
+    """Return whether a view has its elements in the axis order, with the last axis contiguous."""
     axes = order or range(seen.ndim)
     strides = [seen.strides[axis] for axis in axes if seen.shape[axis] > 1]
     return strides == sorted(strides, reverse=True) and strides[-1:] in ([], [seen.itemsize])
@@ -256,7 +256,7 @@ def _tiles_fit(graph: Graph, strategy: Strategy, node: Node, value: str, view: V
 
 
 def launched(node: Node, seen: Mapping[str, View]) -> bool:
-    """Return whether a node of a lowered graph is launched at all."""
+    """Return whether a node of a lowered graph is launched."""
     if node.spec.view is None:
         return True
     if node.spec.view == "concat":
@@ -266,7 +266,7 @@ def launched(node: Node, seen: Mapping[str, View]) -> bool:
 
 
 def _in_place(node: Node, seen: Mapping[str, View]) -> bool:
-    """Return whether the parts of a concatenation lie one after the other in its memory."""
+    """Return whether the parts of a concatenation are consecutive in its memory."""
     whole, axis = seen.get(node.outputs[0], View(node.outputs[0])), node.attributes["axis"]
     low = None if whole.box is None else whole.box[0]
     for name in node.inputs:

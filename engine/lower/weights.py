@@ -1,8 +1,8 @@
-"""Passes for graphs whose weights never change: what can be computed from weights alone, once.
+"""Passes for graphs whose weights never change: what weights alone determine is computed once.
 
-Batch norm with fixed statistics goes into the weights before it; a product with constant columns
-becomes `linear`, which takes the bias too. Both leave operators on weights alone, which
-`split_constants` puts in a graph of their own, to be run when the weights are bound.
+Batch norm with fixed statistics is folded into the weights before it; a product with constant
+columns becomes `linear`, which also takes a bias. Both leave operators on weights alone, which
+`split_constants` moves to a graph of their own, run when the weights are bound.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from soapstone.ir.tensor import Role
 
 
 def fold_biases(graph: Graph, weights: Set[str]) -> Graph:
-    """Return the graph with biases, and activations behind them, in the products of weights.
+    """Return the graph with biases, and activations after them, folded into products.
 
-    weights: inputs that may change between runs, so nothing is made of their contents.
+    weights: inputs that may change between runs, so their contents are not used.
     """
     for each in _PRODUCTS:
         graph = fold(each, graph, {}, weights)
@@ -35,7 +35,7 @@ def fold_biases(graph: Graph, weights: Set[str]) -> Graph:
 
 
 def split_constants(graph: Graph, constants: Set[str]) -> tuple[Graph, Graph]:
-    """Return the graph of what constants alone determine, and the rest, which takes its outputs."""
+    """Return the graph of what constants alone determine, and the rest, which reads its outputs."""
     known = set(constants)
     first: list[Node] = []
     rest: list[Node] = []
@@ -53,7 +53,7 @@ def split_constants(graph: Graph, constants: Set[str]) -> tuple[Graph, Graph]:
 
 
 def _number(site: Site, node: Node) -> str | None:
-    """Arithmetic with one constant number is `affine`."""
+    """Replace arithmetic with one constant number by `affine`."""
     x, other = node.inputs
     if x in site.constants and node.operator in ("add", "mul"):
         x, other = other, x
@@ -81,7 +81,7 @@ _SPELLED: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def _named(site: Site, node: Node) -> str | None:
-    """GELU and SiLU written out as arithmetic are one operator, which can join a product."""
+    """Replace GELU and SiLU written as arithmetic by one operator, which can join a product."""
 
     def made(value: str) -> Made[str]:
         maker = site.builder.maker(value) if value else node  # whose outputs are not named yet
@@ -104,7 +104,7 @@ def _named(site: Site, node: Node) -> str | None:
 
 
 def _product(site: Site, node: Node) -> str | None:
-    """`matmul` with a constant matrix on the right is `linear`."""
+    """Replace `matmul` with a constant matrix on the right by `linear`."""
     if node.attributes["transpose_a"]:
         return None
     x, weights = node.inputs
@@ -116,12 +116,12 @@ def _product(site: Site, node: Node) -> str | None:
 
 
 def _plain_product(site: Site, node: Node) -> str | None:
-    """As `_product`, but nothing is transposed: that costs where it is done in every run."""
+    """As `_product`, if nothing is transposed, which would cost time in every run."""
     return None if node.attributes["transpose_b"] else _product(site, node)
 
 
 def _reshaped(site: Site, node: Node) -> str | None:
-    """Rows that a product makes and that are then counted otherwise are so before the product."""
+    """Reshape the rows of a product's operand before the product instead of its result after it."""
     host = site.only(node.inputs[0], "linear")
     if host is None:
         return None
@@ -133,7 +133,7 @@ def _reshaped(site: Site, node: Node) -> str | None:
 
 
 def _batch_norm(site: Site, node: Node) -> str | None:
-    """Fixed statistics scale and shift: in the product before, or as one multiply and add."""
+    """Fold fixed statistics into the product before, or into one multiplication and addition."""
     if not site.fixed.issuperset(node.inputs[1:]):
         return None
     x, gamma, beta, mean, var = node.inputs
@@ -150,7 +150,7 @@ def _batch_norm(site: Site, node: Node) -> str | None:
 
 
 def _channel_vector(site: Site, host: Node, value: str) -> str | None:
-    """Return a constant that varies over a product's channels only, as a vector; or None."""
+    """Return a constant that varies only over a product's channels as a vector, or None."""
     if value not in site.fixed:
         return None
     shape = site.builder.spec(host.outputs[0]).shape
@@ -176,7 +176,7 @@ def _scale(site: Site, node: Node) -> str | None:
 
 
 def _scale_seen(site: Site, node: Node) -> str | None:
-    """A number times a product, or times a reshaped or transposed look at one."""
+    """Fold a factor of a product, or of a reshape or transpose of one, into the product."""
     looks: list[Node] = []
     value = node.inputs[0]
     while True:
