@@ -1,7 +1,7 @@
 """Memory plans of the graphs that a model runs, made when each is bound (docs/memory.md).
 
-A graph is planned as it is launched: lowered under the strategy of its mapper. So a plan that was
-made before for a training step serves the step of the same model, batch size and processors.
+A graph is planned as it is launched: lowered under the strategy of its mapper. So a plan made
+earlier for a training step is valid for the step of the same model, batch size and processors.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ SECONDS = 30.0  # of search for the plan of a graph, at most
 
 
 def launched(graph: Graph, cpus: int | None = None) -> Footprint:
-    """Return what the launches of a graph touch, as it is run by default on this computer.
+    """Return the footprint of a graph's launches, as it runs by default on this computer.
 
-    cpus: processors that it runs on, by default all cores.
+    cpus: the number of processors, by default all cores.
     """
     return Launches(graph, cpus)(frozenset())[0]
 
 
 class Launches:
-    """What is launched of a graph by default on this computer, where some values are recomputed.
+    """The launches of a graph as it runs by default on this computer, with some values recomputed.
 
     Args:
-        cpus, threads: processors that it runs on, by default all cores, and threads of each.
-        timed: whether to tell what nodes and copies take; what the cost database lacks is measured.
-        contents: of constants, by name, which times depend on.
-        copiers: whether processors of their own copy.
+        cpus, threads: the number of processors, by default all cores, and of threads of each.
+        timed: whether to give times of nodes and copies; those that the cost database lacks are
+            measured.
+        contents: of constants, by name, on which times depend.
+        copiers: whether separate processors copy.
         machine: the name or file of a described GPU that runs the graph instead, whose copiers copy
-            to and from its host: times are estimated then.
+            to and from its host; times are then estimated.
 
     Raises:
-        DeviceError: there is no such device, or no GPU is said of it.
+        DeviceError: an unknown device, or the description has no GPU.
     """
 
     def __init__(
@@ -84,9 +85,9 @@ class Launches:
             self._cost, self._copy = ExecutorCost(threads, training=True), copies()
 
     def __call__(self, recomputed: Collection[str]) -> tuple[Footprint, Times | None]:
-        """Return what is touched by the launches, and their times where those are wanted.
+        """Return the footprint of the launches, and their times if these are wanted.
 
-        recomputed: values that the backward pass makes anew.
+        recomputed: values that the backward pass recomputes.
         """
         strategy, constants = anew(self._strategy, recomputed), self._graph.inputs(Role.CONSTANT)
         prepared = prepare(self._graph, strategy, set(constants), halves=self._halves)
@@ -99,7 +100,7 @@ class Launches:
 
     @property
     def values(self) -> dict[str, tuple[str, ...]]:
-        """The values that may be recomputed, and of which others of them each is made."""
+        """The values that may be recomputed, with the others of them that each is made of."""
         graph = self._graph
         known = recomputable(graph)
         makers = {value: graph.producers[value].inputs for value in known}
@@ -107,7 +108,7 @@ class Launches:
 
 
 def anew(strategy: Strategy, recomputed: Collection[str]) -> Strategy:
-    """Return a strategy by which the backward pass makes some values anew."""
+    """Return a strategy under which the backward pass recomputes some values."""
     if not recomputed:
         return strategy
     kept = dict.fromkeys(recomputed, Keep.RECOMPUTE)
@@ -115,17 +116,17 @@ def anew(strategy: Strategy, recomputed: Collection[str]) -> Strategy:
 
 
 class Plans:
-    """Makes the plans of graphs in a fast memory: what `BoundedMemoryMapper` asks.
+    """Makes the memory plans of graphs, for `BoundedMemoryMapper`.
 
     Args:
-        plan: a method of `memory_plan`, or a plan or its file, which is of a training step. Other
-            graphs, such as those of evaluation, are planned by LRU then.
-        capacity_bytes: of the fast memory; None: what a given plan is for.
+        plan: a method of `memory_plan`, or a plan or its file, for a training step. Other graphs,
+            such as those of evaluation, are then planned by LRU.
+        capacity_bytes: of the fast memory; by default that of the given plan.
 
     Attributes:
         given: the plan that was given, if any. capacity_bytes: of the fast memory.
         step: whether the graph that is bound next is the training step. briefly: whether it will
-            soon be bound again: then nothing is searched for, and LRU plans in place of dp.
+            soon be bound again; then LRU plans it instead of dp, without a search.
 
     Raises:
         GraphError: an unknown method, a file that is no plan, or no capacity.
@@ -150,7 +151,7 @@ class Plans:
         self.capacity_bytes = least if capacity_bytes is None else capacity_bytes
 
     def strategy(self, strategy: Strategy) -> Strategy:
-        """Return how the graph runs that is bound next: what a given plan recomputes is made anew.
+        """Return the strategy of the graph that is bound next, with what a given plan recomputes.
 
         strategy: of that graph, without a plan.
         """

@@ -1,8 +1,8 @@
-"""The mapper of memories too small for a model: instances are streamed in, and leave for others.
+"""The mapper for memories smaller than a model: values are copied in, and evicted for others.
 
-Every value lives in a larger memory, the backing one, and is brought to the memory of the
-processors when a task uses it. A memory plan says when and where; without one what has not been
-used for longest leaves first (LRU) when space is needed.
+Every value lives in a larger memory, the backing one, and is copied to the memory of the processors
+when a task uses it. A memory plan says when and where; without one, the least recently used value
+is evicted when space is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Planner = Callable[[Footprint, int], MemoryPlan]  # of what is launched, in a me
 
 @dataclass(frozen=True)
 class _Stage:
-    """What a plan says of one run of a node: where values come, and which are there after it."""
+    """The part of a plan for one run of a node: where values arrive, and which remain after it."""
 
     name: str
     arrivals: Mapping[str, int]
@@ -41,7 +41,7 @@ class _Stage:
 
 @dataclass
 class _Followed:
-    """A plan that is followed in one memory, and how far it is."""
+    """A plan that is followed in one memory, and its next step."""
 
     stages: list[_Stage]
     extents: Mapping[str, Box]
@@ -49,7 +49,7 @@ class _Followed:
     used: int = 0  # bytes of its workspace
 
     def stage(self, launch: Launch) -> _Stage:
-        """Return what the plan says of a launch, which is the next."""
+        """Return the plan's part for a launch, which is the next one."""
         stage, tag = self.stages[self.at], launch.tag
         if not isinstance(tag, NodeLaunch) or tag.node.name != stage.name:
             raise MapperError(f"the plan runs {stage.name!r} next, task {launch.name!r} found")
@@ -101,12 +101,13 @@ class BoundedMemoryMapper(DataParallelMapper):
     def planned(
         self, prepared: Prepared, images: Images, everyone: Everyone
     ) -> Mapping[str, MemoryPlan]:
-        """Return the plans that the launches which come next follow, checked; none without one.
+        """Return the checked plans for the launches that follow; none without a plan.
 
-        Each process plans for the memories that its processors work in, and learns of the others.
+        Each process plans for the memories in which its processors work, and learns the plans of
+        others.
 
         Raises:
-            GraphError: a plan of another graph, or for a larger memory; processors that work in a
+            GraphError: a plan for another graph, or for a larger memory; processors that work in a
                 memory without a larger one; or plans of several memories in different orders.
         """
         self._followed = {}
@@ -162,14 +163,14 @@ class BoundedMemoryMapper(DataParallelMapper):
         return plan
 
     def layout(self, launch: Launch, argument: int, memory: str) -> Layout:
-        """A box around all that is touched of a value there, where several memories have plans."""
+        """A box around all that is accessed in the memory, if several memories have plans."""
         region = launch.partitions[argument].region
         followed = self._followed.get(memory)
         extent = None if followed is None else followed.extents.get(region.name)
         return Layout(self.order(region), extent is None, extent)
 
     def arrive(self, launch: Launch | None, region: Region, memory: str, nbytes: int) -> int | None:
-        """Where the plan has the value, or, for partial results, next in the node's workspace."""
+        """The plan's place for the value; partial results are next in the node's workspace."""
         followed = self._followed.get(memory)
         if followed is None or launch is None:
             return None
@@ -181,7 +182,7 @@ class BoundedMemoryMapper(DataParallelMapper):
         return place
 
     def leave(self, launch: Launch, memory: str, held: tuple[Held, ...]) -> list[int]:
-        """What the plan has no more after the node."""
+        """The instances that the plan does not keep after the node."""
         followed = self._followed.get(memory)
         if followed is None:
             return []
@@ -195,7 +196,7 @@ def _order(plan: MemoryPlan) -> tuple[str, ...]:
 
 
 def _stages(plan: MemoryPlan) -> list[_Stage]:
-    """Return what a plan says, run by run."""
+    """Return the parts of a plan, one for each run of a node."""
     here: set[str] = set()
     arrivals: dict[str, int] = {}
     found: list[_Stage] = []

@@ -1,4 +1,4 @@
-"""The first mappers: sequential, data-parallel (the default), round-robin, and a strategy's own."""
+"""The built-in mappers: sequential, data-parallel (the default), round-robin, and by a strategy."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class SequentialMapper(GraphMapper):
 
 
 class DataParallelMapper(GraphMapper):
-    """Every operator is split over its samples, one block a processor; updates are split by rows.
+    """Every operator is split over its samples, one block for each processor; updates by rows.
 
-    It begins with data parallelism (`engine.parallelism`). Where all processors share a memory
-    nothing has to be moved to split another dim, so an operator whose weights outweigh its samples
-    is split by rows or columns instead when that touches clearly fewer bytes: a wide linear layer
-    reads its weights once, and a weight's gradient needs no partial sums (the hybrid of Krizhevsky
-    2014, decided operator by operator), and what folds a large gradient to a number, such as the
-    norm that clips it, is split too. Where memories are apart the bytes that are moved decide
+    This begins with data parallelism (`engine.parallelism`). If all processors share a memory,
+    splitting another dim moves nothing, so an operator with larger weights than samples is split by
+    rows or columns where that accesses clearly fewer bytes: a wide linear layer then reads its
+    weights once, and a weight's gradient needs no partial sums (the hybrid of Krizhevsky 2014,
+    decided for each operator). Reductions of a large gradient to a number, such as the norm that
+    clips it, are split too. With separate memories the bytes that are moved decide
     (`mappers.apart`).
     """
 
@@ -44,7 +44,7 @@ class DataParallelMapper(GraphMapper):
     preference = 0.9  # other dims must touch fewer bytes than this share of what samples touch
 
     def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
-        """Return one block of samples, or of rows, a processor."""
+        """Return the configurations: one block of samples, or of rows, for each processor."""
         parts = range(len(machine.workers))
         if len(parts) == 1:
             return {}
@@ -63,7 +63,7 @@ class DataParallelMapper(GraphMapper):
         }
 
     def _rows(self, graph: Graph, node: Node, parts: range, shared: bool) -> Configuration | None:
-        """Return a node split by rows, where it sees no samples or rows touch fewer bytes."""
+        """Return a node split by rows, if it has no samples or rows access fewer bytes."""
         name = graph.sample_dims.get(node.name)
         if name is None:
             rows = row_dims(graph, node, len(parts))
@@ -86,7 +86,7 @@ class DataParallelMapper(GraphMapper):
 
 
 class RoundRobinMapper(DataParallelMapper):
-    """As data-parallel, with whole operators dealt out to the processors in turn."""
+    """As data-parallel, with whole operators assigned to the processors in turn."""
 
     name = "round_robin"
 

@@ -1,1 +1,1 @@
-"""Generating text: prompts in, one token after another out (docs/inference.md)."""
+"""Text generation: a prompt is continued token by token (docs/inference.md)."""

@@ -1,15 +1,15 @@
-"""The step of a model that has no past among its inputs, derived from its graph of all tokens.
+"""The single-token step of a model without past inputs, derived from its graph for all tokens.
 
-Where a value's row for a token depends on that token and those before it alone, rows that have been
-made never change when tokens are appended. Then a step makes the new row of each value, and what
-other tokens read, keys and values, is kept in buffers of all rows.
+If a value's row for a token depends only on that token and earlier ones, existing rows never change
+when tokens are appended. A step then makes the new row of each value, and the values that other
+tokens read, keys and values, are kept in buffers of all rows.
 
-This is derived from signatures, node by node. An operator makes rows one by one where all operands
-that have a row for each token are indexed by one free dim, by which it does not tell them apart.
-Tokens meet in attention alone: an `attention` or `hide_later` that is causal, or a product of rows
-by all rows, of which a constant hides the later ones before a softmax, and a product by all rows
-again. Which ones a constant hides is read from its contents, for each pair of tokens. Whatever else
-is found, the model is run on all tokens.
+This is derived from signatures, node by node. An operator makes rows one by one if all operands
+with a row for each token are indexed by one free dim along which it treats all indices alike.
+Tokens meet in attention alone: a causal `attention` or `hide_later`; or a product of rows by all
+rows, of which a constant hides the later ones before a softmax, followed by a product by all rows
+again. Which rows a constant hides is read from its contents, for each pair of tokens. If anything
+else is found, the model is run on all tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROWS, _SCORES, _MASKED, _SHARES = "rows", "scores", "masked", "shares"
 
 @dataclass(frozen=True)
 class Kept:
-    """A buffer of a value's rows: its name, the axis of rows in it, and of samples in the value."""
+    """A buffer of a value's rows: its name, its axis of rows, and the value's axis of samples."""
 
     buffer: str
     axis: int
@@ -47,11 +47,11 @@ class Kept:
 
 @dataclass(frozen=True)
 class Step:
-    """A graph of one token, with buffers of what it needs of the tokens before.
+    """A graph for one token, with buffers for what it needs of earlier tokens.
 
     Attributes:
         graph: its inputs are the tokens (samples, 1), `STARTS` and the buffers.
-        kept: of each value that a buffer holds, the buffer.
+        kept: the buffer of each value that has one.
         constants: what the graph reads besides the model's weights.
     """
 
@@ -62,7 +62,7 @@ class Step:
 
 @dataclass(frozen=True)
 class _Value:
-    """What is known of a value of all tokens: the new row's name, and along which axis rows are.
+    """A value of the graph for all tokens: its new row's name in the step, its axis of rows.
 
     samples: the axis of samples. kind: rows; scores of keys along axis `keys`, of all or of those
     that are not hidden; or shares of these, which are zero for hidden ones.
@@ -81,14 +81,14 @@ _STATES = {"rnn": {"h0": "y"}, "gru": {"h0": "y"}, "lstm": {"h0": "y", "c0": "ce
 
 
 class _Unknown(Exception):
-    """An operator is not known to make rows of the tokens up to theirs alone."""
+    """An operator that is not known to make rows from their own and earlier tokens alone."""
 
 
 def appended(graph: Graph, ids: str, logits: str, weights: Mapping[str, Array]) -> Step | str:
-    """Return the step of a graph of all tokens, or where it is not known that there is one.
+    """Return the step of a graph for all tokens, or why none is known.
 
     Args:
-        graph: of an input of tokens (samples, tokens). ids: this input. logits: its output.
+        graph: with an input of tokens (samples, tokens). ids: this input. logits: its output.
         weights: the contents of parameters, states and constants, by name.
     """
     try:
@@ -134,7 +134,7 @@ class _Steps:
         return Step(graph, self.kept, self.constants)
 
     def _after(self, node: Node) -> dict[str, _Value]:
-        """Return what is known of a node's results."""
+        """Return a node's results in the step."""
         if node.operator == "attention":
             return self._attention(node)
         if node.operator in _STATES:
@@ -201,7 +201,7 @@ class _Steps:
         return made
 
     def _apply(self, node: Node, inputs: Sequence[str], axis: int) -> tuple[str, ...]:
-        """Return the outputs of an operator on one row, its attributes' extents made to fit."""
+        """Return the outputs of an operator on one row, with extents in its attributes adjusted."""
         attributes = dict(node.attributes)
         if node.operator == "broadcast":
             attributes["shape"] = _with(attributes["shape"], axis, 1)
@@ -214,7 +214,7 @@ class _Steps:
         return self.builder.add(replace(node, inputs=tuple(inputs), items=items))
 
     def _check(self, node: Node, name: str, new: str, axis: int) -> None:
-        """Find out whether one row has been made where all were."""
+        """Check that one row was made where all were."""
         shape = self.graph.tensors[name].shape
         if self.builder.spec(new).shape != _with(shape, axis, 1) or shape[axis] != self.tokens:
             raise _Unknown(node.label)
@@ -233,7 +233,7 @@ class _Steps:
     # Where tokens meet
 
     def _product(self, node: Node, given: Sequence[_Value]) -> dict[str, _Value]:
-        """Return scores, a product of rows by all rows; or rows, of shares by all rows."""
+        """Return scores, for a product of rows by all rows; rows, for one of shares by all rows."""
         signature, (name,) = self.graph.signature(node), node.outputs
         (one, all_rows), (a, b) = given, signature.inputs
         if all_rows.kind != _ROWS or one.kind not in (_ROWS, _SHARES):
@@ -261,7 +261,7 @@ class _Steps:
         return {name: _Value(new, axis)}
 
     def _scored(self, node: Node, given: Sequence[_Value]) -> dict[str, _Value]:
-        """Return what follows scores: what changes them one by one, hides some, or is a softmax."""
+        """Return the result of a node on scores: changed one by one, some hidden, or a softmax."""
         value = given[0]
         if len(given) != 1:
             raise _Unknown(node.label)
@@ -282,7 +282,7 @@ class _Steps:
         return next(name for name in node.inputs if name in self.values)
 
     def _hides(self, node: Node, value: _Value, shape: tuple[int, ...]) -> bool:
-        """Return whether a node makes the scores of all later keys those of hidden ones."""
+        """Return whether a node sets the scores of all later keys to those of hidden ones."""
         if node.operator == "add":
             mask = self._contents(next(n for n in node.inputs if n not in self.values))
             return self._later(np.broadcast_to(mask <= _HIDES, shape), value)
@@ -297,7 +297,7 @@ class _Steps:
         return False
 
     def _later(self, hidden: Array, value: _Value) -> bool:
-        """Return whether all later keys are among those that are hidden."""
+        """Return whether all later keys are among the hidden ones."""
         pairs = np.moveaxis(hidden, (value.axis, value.keys), (-2, -1))
         later = np.triu(np.ones(pairs.shape[-2:], bool), 1)
         return bool(pairs[..., later].all())
@@ -340,7 +340,7 @@ class _Steps:
         return {node.outputs[0]: _Value(new, 1)}
 
     def _recurrent(self, node: Node) -> dict[str, _Value]:
-        """Return the outputs of each step of a recurrent layer, which begins at the one before."""
+        """Return the outputs of a recurrent layer, which continues from the previous step."""
         value, rest = self.values.get(node.inputs[0]), node.inputs[1:]
         known = [each.removesuffix("?") for each in node.spec.inputs[: len(node.inputs)]]
         forward = not node.attributes["reverse"] and "lengths" not in known
@@ -366,7 +366,7 @@ class _Steps:
         return found
 
     def _row_before(self, buffer: str) -> str:
-        """Return the row of a buffer (samples, tokens, d) before the new one: (samples, d)."""
+        """Return the row before the new one of a buffer (samples, tokens, d): (samples, d)."""
         numbers = self._constant(_SAMPLES, np.arange(self.samples).reshape(-1, 1))
         one = self._constant(_ONE, np.array(1))
         (before,) = self.builder.apply("sub", STARTS, one)
@@ -377,7 +377,7 @@ class _Steps:
     # What a step reads
 
     def _whole(self, name: str) -> str:
-        """Return the rows of all tokens of a value: a buffer, or what moves one's elements."""
+        """Return a value's rows for all tokens: a buffer, or one whose elements are moved."""
         if name in self.whole:
             return self.whole[name]
         node, value = self.graph.producers.get(name), self.values[name]
@@ -392,7 +392,7 @@ class _Steps:
         return made
 
     def _write(self, name: str, buffer: str, value: _Value) -> str:
-        """Return a buffer with the new row of what it holds in it."""
+        """Return a buffer with the new row of its value written to it."""
         order = _samples_first(value.samples, len(self.builder.spec(value.name).shape))
         (row,) = self.builder.apply("transpose", value.name, permutation=order)
         axis = order.index(value.axis)
@@ -403,13 +403,13 @@ class _Steps:
         return made
 
     def _buffer(self, name: str, samples: int) -> str:
-        """Return an input of all rows of a value, samples first."""
+        """Return an input for all rows of a value, samples first."""
         spec = self.graph.tensors[name]
         shape = (spec.shape[at] for at in _samples_first(samples, spec.rank))
         return self.builder.input(f"{name}.kept", tuple(shape), spec.dtype)
 
     def _seen(self, dtype: str) -> str:
-        """Return what hides later keys of a new token: a mask (samples, 1, 1, tokens)."""
+        """Return the mask of later keys for a new token, (samples, 1, 1, tokens)."""
         key = (f"{_SEEN}.{dtype}", 0, 4, 0)
         if key not in self.rows:
             places = self._constant(_PLACES, np.arange(self.tokens).reshape(1, 1, 1, -1))
@@ -427,7 +427,7 @@ class _Steps:
         return self.builder.input(name, contents.shape, contents.dtype.name, Role.CONSTANT)
 
     def _row_of(self, node: Node, name: str, axis: int, rank: int, samples: int = 0) -> str:
-        """Return the rows of the new tokens of what no token changes, aligned to a result."""
+        """Return the new tokens' rows of a value independent of tokens, aligned to a result."""
         key = (name, axis, rank, samples)
         if key in self.rows:
             return self.rows[key]
@@ -449,7 +449,7 @@ class _Steps:
         return made
 
     def _contents(self, name: str) -> Array:
-        """Return the contents of a value that no token changes."""
+        """Return the contents of a value that does not depend on tokens."""
         if name in self.weights:
             return np.asarray(self.weights[name])
         least = replace(self.graph, outputs=(name,)).pruned()
@@ -461,7 +461,7 @@ class _Steps:
 
 
 def _samples_first(samples: int, rank: int) -> tuple[int, ...]:
-    """Return the permutation that brings the axis of samples before the others."""
+    """Return the permutation that moves the axis of samples to the front."""
     return (samples, *(axis for axis in range(rank) if axis != samples))
 
 
@@ -472,7 +472,7 @@ def _first(signature: Signature, operand: Operand) -> bool:
 
 
 def _same_place(before: Sequence[int], after: Sequence[int], at: int) -> int | None:
-    """Return the axis of a reshaped value that is an axis of it before, or None."""
+    """Return the axis of a reshaped value that corresponds to an axis before, or None."""
     size = int(np.prod(before[:at]))
     fits = (
         axis

@@ -1,7 +1,7 @@
-"""What is known of a session's model as a decoder: its graphs of prompts and of single tokens.
+"""A session's model as a decoder: its graphs for prompts and for single tokens.
 
-Whether a model allows prompts that are filled up, and keys and values in buffers (`kept.py`), is
-found out once a session. What it does not allow is done without, and a warning says so.
+Whether a model allows padded prompts, and keys and values in buffers (`kept.py`), is determined
+once for each session. What it does not allow is not used, and a warning says so.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _GRAPHS = 4  # that are kept: a step and a prompt need the same ones several tim
 
 
 def room(length: int) -> int:
-    """Return the extent that is bound for a length: a power of two, or one and a half times one."""
+    """Return the extent that is bound for a length: a power of two, or 1.5 times one."""
     power = max(_LEAST, 1 << max(length - 1, 1).bit_length())
     return power * 3 // 4 if length <= power * 3 // 4 and power > _LEAST else power
 
 
 class Decoder:
-    """What is known of a session's model as a decoder.
+    """A session's model as a decoder.
 
     Raises:
-        DataError: the model is not one; names the input or output.
+        DataError: the model is no decoder; names the input or output.
     """
 
     def __init__(self, session: InferenceSession) -> None:
@@ -82,7 +82,7 @@ class Decoder:
         self.buffers: WeakValueDictionary[tuple[int, int], Buffers] = WeakValueDictionary()
 
     def check(self, prompts: Sequence[Sequence[int]], most: int, ends: Collection[int]) -> None:
-        """Find out whether the model takes prompts, and so many tokens more, to one that ends them.
+        """Check that the model takes prompts and `most` further tokens, those of `ends` included.
 
         Raises:
             DataError: a token that it does not know or make, or too many; names prompt and input.
@@ -116,9 +116,9 @@ class Decoder:
             )
 
     def _know_extents(self, samples: int, longest: int, most: int) -> None:
-        """Find how many tokens and places there are, as the model's tables and logits say.
+        """Determine the numbers of tokens and positions from the model's tables and logits.
 
-        samples, longest, most: of prompts, whose graph shows them; else one of a token does.
+        samples, longest, most: of prompts, whose graph shows them; otherwise that of a token does.
         """
         if self.extents:
             return
@@ -135,7 +135,7 @@ class Decoder:
         self.extents = {name: _looked_up(graph, name) for name in names}
 
     def feeds(self, samples: int, new: int, past: int) -> dict[str, Array]:
-        """Return zeros for each input, of as many new tokens and tokens of the past."""
+        """Return zeros for each input, for numbers of new and of past tokens."""
         found: dict[str, Array] = {}
         for each in (self.ids, self.places):
             if each is not None:
@@ -149,7 +149,7 @@ class Decoder:
         return found
 
     def graph(self, samples: int, new: int, past: int) -> Graph:
-        """Return the model's graph for these lengths, of which the last few are kept."""
+        """Return the model's graph for these lengths; the last few are kept."""
         key = samples, new, past
         found = self.graphs.get(key)
         if found is None:
@@ -160,7 +160,7 @@ class Decoder:
         return found[0]
 
     def whole(self, samples: int, extent: int) -> Graph:
-        """Return the graph of so many tokens from the first one on, with logits of some alone."""
+        """Return the graph for `extent` tokens from the first on, with logits of some of them."""
         graph = self.graph(samples, extent, 0)
         if self.kept and not self.given:
             kept = self.past_of(samples, extent)
@@ -168,9 +168,9 @@ class Decoder:
         return of_last(graph, self.logits, extent)
 
     def past_of(self, samples: int, extent: int) -> list[str]:
-        """Return the values that a derived step keeps the rows of; its buffers are the past then.
+        """Return the values whose rows a derived step keeps; its buffers are then the past.
 
-        There are none, and none are kept, where no step can be derived; a warning says why.
+        If no step can be derived there are none, and a warning says why.
         """
         step = self._derived(samples, extent)
         if isinstance(step, str):
@@ -195,7 +195,7 @@ class Decoder:
         return step.constants if isinstance(step, Step) else {}
 
     def _derived(self, samples: int, extent: int) -> Step | str:
-        """Return the step that is derived from the graph of so many tokens, or where none is."""
+        """Return the step derived from the graph for `extent` tokens, or why there is none."""
         key = samples, extent
         found = self.derived.get(key)
         if found is None:
@@ -206,7 +206,7 @@ class Decoder:
         return found
 
     def step(self, samples: int, rows: int) -> Graph | str:
-        """Return the graph of a token with buffers of so many rows, or why there is none."""
+        """Return the graph for a token with buffers of `rows` rows, or why there is none."""
         derived = self._derived(samples, rows) if self.kept and not self.given else ""
         if isinstance(derived, Step):
             return grouped(derived.graph, {**self.session.weights(), **derived.constants})
@@ -228,7 +228,7 @@ class Decoder:
 
 
 def _make_room(kept: dict[Any, Any], most: int) -> None:
-    """Forget the first that was kept where there are as many as may be."""
+    """Remove the oldest entry if there are `most`."""
     if len(kept) >= most:
         kept.pop(next(iter(kept)), None)
 
@@ -238,7 +238,7 @@ def _are_ids(each: Field) -> bool:
 
 
 def _looked_up(graph: Graph, ids: str) -> int | None:
-    """Return the least extent of the tables that integers are looked up in; None for no table."""
+    """Return the smallest extent of the tables that token ids index; None for no table."""
     found, names = [], [ids]
     for name in names:
         for node in graph.consumers.get(name, ()):
@@ -252,7 +252,7 @@ def _looked_up(graph: Graph, ids: str) -> int | None:
 
 
 def _time_axis(each: Field, label: str) -> int:
-    """Return the axis along which a past grows: after axis 0, the one with an open extent."""
+    """Return the axis along which a past grows: the one after axis 0 with an open extent."""
     found = [axis for axis, dim in enumerate(each.shape) if axis and not isinstance(dim, int)]
     if len(found) != 1 or len(each.shape) < 3:
         raise DataError(f"{label}: input {each} found; one open extent after the first needed")

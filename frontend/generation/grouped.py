@@ -1,9 +1,9 @@
-"""Queries that share keys are rows of one product: keys and values need not be repeated for them.
+"""Grouped queries: those that share keys become rows of one product, and keys are not repeated.
 
-Files repeat each head of keys and values for all heads of queries that share it, which copies all
-that a decoder remembers at every token. Of one token, those queries are rows beside each other. And
-what files spell out, a product, a scale, a mask, a softmax and a product, is attention: its kernel
-reads keys and values in place, and only those in use (`kernels/cpu/attention/few.py`).
+Files repeat each head of keys and values for all heads of queries that share it, which copies the
+whole past at every token. For one token, those queries are adjacent rows. The product, scale, mask,
+softmax and product that files write are attention, whose kernel reads keys and values in place, and
+only those in use (`kernels/cpu/attention/few.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def grouped(graph: Graph, weights: Mapping[str, Array]) -> Graph:
 def _attention(
     builder: GraphBuilder, node: Node, weights: Mapping[str, Array]
 ) -> tuple[str, ...] | None:
-    """Return attention, of one query a head, where a product ends what it is spelled out as."""
+    """Return attention with one query for each head, if a product ends one that is written out."""
     shares, values = node.inputs
     shares, empty = unguarded(builder, shares, weights)
     maker = builder.maker(shares)
@@ -92,7 +92,7 @@ def _attended(
 
 
 def _few_heads(builder: GraphBuilder, node: Node) -> tuple[str, ...] | None:
-    """Return attention of one query a head as that of queries which share keys, or None."""
+    """Return attention with one query a head as that of queries that share keys, or None."""
     q, *held, mask = node.inputs
     samples, rows, heads, depth = builder.spec(q).shape
     if len(held) != 2 or rows != 1 or builder.spec(mask).shape[:-1][-2:] not in _OF_ALL_HEADS:

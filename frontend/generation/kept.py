@@ -1,14 +1,14 @@
-"""A decoder's step as a graph that keeps keys and values where they are.
+"""A decoder's step as a graph that keeps keys and values in buffers.
 
-Files write it with keys and values of the past as inputs, which are joined with the new ones and
-given back: every token is another shape, and a copy of all there is. Here the past is a buffer of
-more rows than are used. The graph is that of a past one row short of the buffer, in which each join
-becomes a write into a row of the buffer. So a token is new only when the buffer is full.
+Files take past keys and values as inputs, concatenate the new ones, and return the result, so every
+token has another shape and copies the whole past. Here the past is a buffer with more rows than are
+in use. The graph is that for a past one row shorter than the buffer, with each concatenation
+replaced by a write to a row of the buffer. So a new graph is needed only when the buffer is full.
 
-That is the same where three things hold, and each is looked for: results do not depend on the order
-of keys and their mask (`ir/order.py`), lengths of the past matter only as extents (`differs`), and
-rows that the mask hides have no effect (which is tried: `decoder.py`). Where a file writes new keys
-into rows itself (GroupQueryAttention), their order is its own, and stays.
+This is equivalent under three conditions, each of which is checked: results do not depend on the
+order of keys and their mask (`ir/order.py`), lengths of the past matter only as extents
+(`differs`), and rows that the mask hides have no effect (which is tested by a run: `decoder.py`).
+If a file writes new keys to rows itself (GroupQueryAttention), their order is kept.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ STARTS = "generation.starts"  # an input: the row that each sample's new key and
 
 @dataclass(frozen=True)
 class Pair:
-    """An input with the past of a layer's keys or values, and the output that is it and the new.
+    """An input with the past keys or values of a layer, and the output that extends it.
 
     Attributes:
-        past, present: their names. axis: along which they are joined.
-        joined: whether the new ones come after the past, and not to a row that the file says.
+        past, present: their names. axis: along which they are concatenated.
+        joined: whether the new ones follow the past, and are not written to a row that the file
+            names.
     """
 
     past: str
@@ -41,7 +42,7 @@ class Pair:
 
 
 def pairs(graph: Graph) -> tuple[Pair, ...]:
-    """Return the inputs of a graph that an output continues."""
+    """Return the inputs of a graph that an output extends."""
     found = []
     for value in graph.outputs:
         node = graph.producers.get(value)
@@ -56,9 +57,10 @@ def pairs(graph: Graph) -> tuple[Pair, ...]:
 
 
 def keeping(graph: Graph, past: tuple[Pair, ...], logits: str) -> Graph:
-    """Return the graph of one token that writes its keys and values into buffers.
+    """Return the graph for one token that writes its keys and values to buffers.
 
-    graph: of one token after a past one row short of the buffers, which take the inputs' names.
+    graph: for one token after a past one row shorter than the buffers, which take the inputs'
+    names.
     """
     tensors, roles, updates = dict(graph.tensors), dict(graph.roles), dict(graph.updates)
     samples = tensors[past[0].past].shape[0]
@@ -86,7 +88,7 @@ def unfit(
     mask: str,
     weights: Mapping[str, Array],
 ) -> str:
-    """Return what keeps the past of a graph from being a buffer; "" for nothing."""
+    """Return why the past of a graph cannot be a buffer; "" if it can."""
     joined = {pair.present: pair.axis for pair in past if pair.joined}
     for pair in past:
         readers = graph.consumers[pair.past]

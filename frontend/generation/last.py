@@ -1,4 +1,4 @@
-"""Logits of the last tokens alone: the largest product of a decoder is of one row, not of all."""
+"""Logits of the last tokens alone, so that the largest product of a decoder has one row."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LAST = "generation.last"  # an input (samples, 1, 2): the number of each sample,
 
 
 def of_last(graph: Graph, logits: str, extent: int) -> Graph:
-    """Return the graph whose logits are (samples, 1, words), of the tokens that input `LAST` names.
+    """Return the graph with logits (samples, 1, words) of the tokens that input `LAST` names.
 
-    logits: a value (samples, tokens, words). extent: how many tokens there are.
+    logits: a value (samples, tokens, words). extent: the number of tokens.
 
     Raises:
         DataError: logits of another shape.
@@ -41,7 +41,7 @@ def of_last(graph: Graph, logits: str, extent: int) -> Graph:
 
 
 def _only_tokens(graph: Graph, value: str) -> tuple[Node, str] | None:
-    """Return what makes a value, and the one input of which it does so token by token, or None."""
+    """Return the node that makes a value token by token, and its one such input, or None."""
     node = graph.producers.get(value)
     if node is None or len(node.outputs) != 1 or node.spec.view or node.spec.localize:
         return None

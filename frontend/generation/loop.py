@@ -1,4 +1,4 @@
-"""The loop of generation: logits of each prompt's last token, a choice, and the same again."""
+"""The generation loop: compute the logits of each prompt's last token, choose a token, repeat."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def generated(
     drawn: Mapping[str, Any],
     on_tokens: Callable[[Tokens], object] | None,
 ) -> list[Any]:
-    """Return what follows one prompt, or each of several; see `InferenceSession.generate`."""
+    """Return the continuation of one prompt or of several; see `InferenceSession.generate`."""
     if on_tokens is not None and not callable(on_tokens):
         raise DataError(f"on_tokens: {on_tokens!r} found; a function needed")
     try:
@@ -56,7 +56,7 @@ def streamed(
     stop: int | Sequence[int] = (),
     **drawn: Any,
 ) -> Iterator[int]:
-    """Return an iterator of what follows one prompt; see `InferenceSession.stream`."""
+    """Return an iterator of one prompt's continuation; see `InferenceSession.stream`."""
     known = [each.name for each in fields(Sampling)]
     unknown = sorted(drawn.keys() - set(known))
     if unknown:
@@ -101,7 +101,7 @@ def _loop(
     """Return an iterator of the next token of every row, None where it has ended, until all have.
 
     Raises:
-        DataError: what does not fit, before any token is made.
+        DataError: arguments that do not fit, before any token is made.
     """
     if not (isinstance(max_new_tokens, int | np.integer) and max_new_tokens >= 0):
         raise DataError(f"max_new_tokens: {max_new_tokens!r} found; an integer, 0 or more, needed")
@@ -118,7 +118,7 @@ def _loop(
 def _tokens(
     session: InferenceSession, run: Run, most: int, ends: set[int], sampling: Sampling
 ) -> Iterator[Tokens]:
-    """Yield the tokens of a run; session: its own, which nobody else may hold."""
+    """Yield the tokens of a run. session: the run's own, which nobody else may hold."""
     random = [sampling.generator(row) for row in range(len(run.tokens))]
     going = [True] * len(run.tokens)
     for _ in range(most):

@@ -1,6 +1,6 @@
-"""Prompts that are continued: all tokens of a prompt at once, then one token at a time.
+"""Prompts under continuation: all tokens of a prompt at once, then one token at a time.
 
-Prompts are filled up at their ends, and keys and values are kept in buffers, so that few shapes are
+Prompts are padded at their ends, and keys and values are kept in buffers, so that few shapes are
 bound.
 """
 
@@ -27,7 +27,7 @@ _NOISE = 100.0  # what rows that are hidden are filled with, to see whether they
 
 @dataclass
 class Buffers:
-    """A bound step with the buffers that it writes to, and whose keys and values these hold."""
+    """A bound step with its buffers, and the run whose keys and values they hold."""
 
     bound: Bound
     rows: int
@@ -36,9 +36,9 @@ class Buffers:
 
 @dataclass
 class Run:
-    """Prompts being continued: their lengths and, in buffers or arrays, their keys and values.
+    """Prompts under continuation: their lengths, and their keys and values in buffers or arrays.
 
-    most: how long they get at most.
+    most: the largest length.
     """
 
     decoder: Decoder
@@ -50,9 +50,9 @@ class Run:
     past: dict[str, Array] = field(default_factory=dict)  # where they are in no buffer, by input
 
     def logits(self, advance: Sequence[bool]) -> Array:
-        """Return the logits (samples, words) of the token that follows each of the tokens.
+        """Return the logits (samples, words) of the token that follows each prompt.
 
-        advance: of each, whether a token has been added since; others stay as they are.
+        advance: for each, whether a token was added since; the logits of others are unchanged.
         """
         with self.decoder.session.turn():
             if not self.seen:
@@ -62,7 +62,7 @@ class Run:
     # Prompts
 
     def _filled(self, bound: Bound, filler: int) -> Array:
-        """Return the logits of each one's last token, of a run on all, filled up with a token."""
+        """Return the logits of each prompt's last token, by a run on all, padded with `filler`."""
         decoder, feeds = self.decoder, bound.feeds
         feeds[decoder.ids.name][:] = filler
         if decoder.places is not None:
@@ -147,7 +147,7 @@ class Run:
         return held.bound.results[decoder.logits][:, -1].copy()
 
     def _try(self, held: Buffers, seen: Array) -> bool:
-        """Return whether rows past those in use have no effect: they are made others."""
+        """Return whether rows past those in use have no effect, by changing them."""
         session, found = self.decoder.session, []
         for noise in (0.0, _NOISE):
             for name, axis in self.decoder.past.items():
@@ -162,7 +162,7 @@ class Run:
         return "rows" in self.decoder.tried
 
     def _without(self, why: str) -> None:
-        """Go on without keys and values: on all tokens at once."""
+        """Continue without keys and values, on all tokens at once."""
         self.buffers, self.decoder.kept, self.made, self.past = None, False, {}, {}
         self.decoder.warn(f"{why}, so each token costs as much as all before it")
 
@@ -173,7 +173,7 @@ class Run:
                 buffer[row, count:] = 0
 
     def _grow(self, longest: int) -> None:
-        """Go on in larger buffers."""
+        """Continue in larger buffers."""
         decoder, session, samples = self.decoder, self.decoder.session, len(self.tokens)
         before = 0 if self.buffers is None else self.buffers.rows
         rows = room(min(self.most, max(2 * before, _USUAL, longest + 1)))
@@ -209,7 +209,7 @@ class Run:
             self.made = {}
 
     def _take(self, held: Buffers) -> None:
-        """Move keys and values into buffers, and those out of them that others have there."""
+        """Move keys and values to buffers, after moving out those of another run."""
         owner = held.owner()
         if owner is not None and owner.buffers is held:
             owner._spill(held, owner.seen)
@@ -240,5 +240,5 @@ class _Unfit(Exception):
 
 
 def _near(a: Array, b: Array) -> bool:
-    """Return whether logits are the same but for the order of additions."""
+    """Return whether logits are equal up to the order of additions."""
     return bool(np.allclose(a, b, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(b).max()))))

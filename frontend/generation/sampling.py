@@ -1,4 +1,4 @@
-"""Which token comes next: the likeliest, or one drawn from the likely ones."""
+"""The choice of the next token: the likeliest, or one drawn from the likely ones."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ class Sampling:
     """How a token is chosen from logits.
 
     Attributes:
-        temperature: what logits are divided by; at 0 the likeliest token is taken.
-        top_k: how many of the likeliest tokens are drawn from; None for all.
-        top_p: the least share of the likeliest tokens that are drawn from, in (0, 1].
-        seed: of the drawing; each row of a batch draws from numbers of its own.
+        temperature: divides the logits; at 0 the likeliest token is taken.
+        top_k: tokens are drawn from so many of the likeliest; None for all.
+        top_p: tokens are drawn from the fewest likeliest whose probabilities sum to this, in (0,
+            1].
+        seed: of the draws; each row of a batch has its own random numbers.
 
     Raises:
-        DataError: one out of its range.
+        DataError: a value out of range.
     """
 
     temperature: float = 0.0
@@ -59,10 +60,10 @@ class Sampling:
         return np.random.default_rng((self.seed, row))
 
     def choose(self, logits: Array, random: np.random.Generator) -> int:
-        """Return a token. logits: (words,); of several that are likeliest the first is taken.
+        """Return a token. logits: (words,); of equally likely tokens the first is taken.
 
         Raises:
-            DataError: a logit is not a number.
+            DataError: a logit is NaN.
         """
         first = int(logits.argmax())
         if np.isnan(logits[first]):
@@ -83,7 +84,7 @@ class Sampling:
 
 
 def _largest(shares: Array, least: float) -> Array:
-    """Return the places of the largest shares, as few as sum to `least`, in falling order."""
+    """Return the indices of the fewest largest shares that sum to `least`, in descending order."""
     some = np.arange(shares.size)
     if shares.size > _LIKELY:
         few = np.argpartition(shares, -_LIKELY)[-_LIKELY:]

@@ -1,4 +1,4 @@
-"""`soapstone predict --benchmark`: how long runs take when nothing is new to the session."""
+"""`soapstone predict --benchmark`: the time of runs once a session has bound everything."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Latency:
-    """What was run and how long runs took.
+    """The times of runs.
 
     Attributes:
-        inputs: their types and shapes, by name. requests: at once. cpus, threads: processors of
-            each, and threads of those.
-        seconds: of each run that was counted. wall_seconds: of all. warm: how many ran before.
-        bind_seconds: of reading, compiling and binding. samples: in a run, where inputs agree.
+        inputs: their types and shapes, by name. requests: at once. cpus, threads: the processors of
+            each, and the threads of those.
+        seconds: of each run that was counted. wall_seconds: of all. warm: the number of runs
+            before.
+        bind_seconds: of reading, compiling and binding. samples: of a run, if the inputs agree.
     """
 
     model: str
@@ -47,17 +48,17 @@ class Latency:
 
     @property
     def percentiles_ms(self) -> dict[int, float]:
-        """The time in which so many of 100 runs ended, in ms."""
+        """Percentiles of the time of a run, in ms."""
         found = np.percentile(self.seconds, PERCENTILES) * 1e3
         return dict(zip(PERCENTILES, found.tolist()))
 
     @property
     def runs_per_s(self) -> float:
-        """How many runs ended in a second."""
+        """The number of runs that end in a second."""
         return len(self.seconds) / self.wall_seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result for JSON."""
+        """Return the result as JSON data."""
         return {
             "model": self.model,
             "inputs": dict(self.inputs),
@@ -100,14 +101,14 @@ def measure(
     runs: int | None = None,
     **options: Any,
 ) -> Latency:
-    """Return how long runs of a model take.
+    """Return the times of runs of a model.
 
     Args:
         model: the path of an `.onnx` file, or an app's name, whose weights may be initial ones.
         arrays: the inputs, as of `predict`; by default drawn: normal numbers, integers of 0.
-        dims: extents of symbolic dims of inputs that are drawn, 1 where not given.
+        dims: extents of symbolic dims of inputs that are drawn; by default 1.
         checkpoint: the weights of an app. runs: how many to count; by default those of 3 s.
-        options: see `InferenceSession`; with `requests`, as many runs are under way at any time.
+        options: see `InferenceSession`; with `requests`, as many runs proceed at any time.
 
     Raises:
         DataError, GraphError: a model, arrays or dims that do not fit.
@@ -154,10 +155,10 @@ def measure(
 def asked(
     session: InferenceSession, inputs: Mapping[str, Any], enough: Callable[[int, float], bool]
 ) -> tuple[list[float], float]:
-    """Return the seconds of each run, and of all, while as many as may are under way.
+    """Return the seconds of each run, and of all, with as many runs at once as the session allows.
 
-    inputs: of each run. enough: told how many runs were begun, and the seconds since the first;
-    returns whether that will do.
+    inputs: of each run. enough: receives the number of runs begun and the seconds since the first;
+    returns whether to stop.
     """
     times: list[float] = []
     places = itertools.count()  # taken in turns, without a lock

@@ -1,13 +1,12 @@
-"""What the first session of a model's file bound, kept on disk for later processes.
+"""Snapshots: what the first session of a model's file bound, kept on disk for later processes.
 
-A process that opens the file again, with the same options and in the same environment, takes the
-bound entries from here (`native.snapshot`): it builds no graph, chooses no kernels, binds no call
-and packs no weights, and imports next to nothing of what does. What is kept is of one shape of each
-input, the first that was asked for. It is found while the model's bytes, the options, the
-environment, every source of soapstone that the process which made it had imported, the library of
-products, and what has been measured are what they were; and it is written once it has given the
-same answer as the session that it was taken of, if the file is then what it was before that session
-opened it.
+A process that opens the file again, with the same options and in the same environment, restores the
+bound entries from a snapshot (`native.snapshot`): it builds no graph, chooses no kernels, binds no
+call, packs no weights, and imports almost nothing that these need. A snapshot is of one shape of
+each input, the first that was run. It is valid as long as the model's bytes, the options, the
+environment, the sources of soapstone that the process which made it had imported, the library of
+products, and the measurements are unchanged. It is written only after it has given the same answer
+as the session that it was taken of, and if the file did not change meanwhile.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _REGISTRY = "soapstone.kernels.registry"
 
 
 class Options(NamedTuple):
-    """What of a session's options decides about what is bound."""
+    """The options of a session that affect what is bound."""
 
     threads: int
     tune: bool
@@ -62,7 +61,7 @@ class Options(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where what is bound of a model's file is kept.
+    """Where the snapshot of a model's file is kept.
 
     Attributes:
         path: named by the file's bytes, the options and the environment. state: of the file.
@@ -75,7 +74,7 @@ class Place(NamedTuple):
 
 
 class Snapshot:
-    """A bound model from disk: it answers inputs of one shape each, and nothing else.
+    """A bound model from disk, which answers inputs of one shape and nothing else.
 
     Attributes:
         source: what the model declares. options: of the session. file: its bytes.
@@ -92,7 +91,7 @@ class Snapshot:
         self._lock, self._process = Lock(), os.getpid()
 
     def run(self, inputs: Mapping[str, Any] | Any, out: Mapping[str, Any]) -> Any:
-        """Return the outputs by name, or None where these inputs are another session's to answer.
+        """Return the outputs by name; None for inputs that the snapshot is not for.
 
         inputs, out: as of `InferenceSession.run`, and so are errors.
         """
@@ -127,17 +126,17 @@ class Snapshot:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of inputs, outputs, and what is in between; what kernels work in is among them."""
+        """Bytes of inputs, outputs and intermediate values, including workspaces of kernels."""
         data = self._header["data"]
         if self._restored is None:
             return 0
         return sum(high - low for low, high in data["segments"][data["held"] :])
 
     def _fill(self, memory: memoryview) -> None:
-        """Write the contents that are kept to memory.
+        """Read the contents that are kept into memory.
 
         Raises:
-            OSError: they are not whole.
+            OSError: they are incomplete.
         """
         with open(self._path, "rb") as file:
             file.seek(self._header["begin"])
@@ -146,9 +145,9 @@ class Snapshot:
 
 
 def find(model: object, options: Options) -> tuple[Snapshot | None, Keeper | None]:
-    """Return what is kept of a model's file, or who keeps it once it is bound, where that may be.
+    """Return the snapshot of a model's file, or else what keeps one once it is bound, or neither.
 
-    A process in which kernels may have been registered binds them itself.
+    A process in which other kernels may be registered binds its models itself.
     """
     binds = _REGISTRY in sys.modules
     if not isinstance(model, str | Path) or (binds and Keeper.kept) or not _supported():
@@ -161,7 +160,7 @@ def find(model: object, options: Options) -> tuple[Snapshot | None, Keeper | Non
 
 
 def _read(place: Place, options: Options) -> Snapshot | None:
-    """Return what is kept at a place, or None where there is none that may be used."""
+    """Return the snapshot at a place; None if there is no valid one."""
     try:
         with open(place.path, "rb") as file:
             mark, length = file.read(_HASH), int.from_bytes(file.read(_LENGTH), "little")
@@ -179,7 +178,7 @@ def _read(place: Place, options: Options) -> Snapshot | None:
 
 
 class Keeper:
-    """Keeps what a session binds first of a model's file, where that may be kept.
+    """Keeps the first graph that a session binds of a model's file, if possible.
 
     model: its path. options: of the session. place: of the file before the session opens it.
     """
@@ -191,16 +190,16 @@ class Keeper:
 
     @staticmethod
     def of(model: str | Path, options: Options, place: Place) -> Keeper | None:
-        """Return who keeps what a session binds, or None: the first of a process is kept."""
+        """Return a keeper, or None: only the first model of a process is kept."""
         if Keeper.kept:
             return None
         Keeper.kept = True
         return Keeper(model, options, place)
 
     def take(self, source: Source, bound: Bound) -> Callable[[], None] | None:
-        """Return what keeps a bound graph that has run, or None where it cannot be kept.
+        """Return a function that writes the snapshot of a graph that has run; None if impossible.
 
-        source: of the model. Nothing runs meanwhile; what is returned may be called at any time.
+        source: of the model. Nothing runs meanwhile; the function may be called at any time.
         """
         from soapstone.kernels.registry import foreign
 
@@ -264,9 +263,9 @@ def _supported() -> bool:
 
 
 def _place(model: str | Path, options: Options) -> Place | None:
-    """Return where what is bound of a model's file is kept, or None of one that is not looked for.
+    """Return where the snapshot of a model's file is kept; None for models without one.
 
-    No other file, and not this one once it was written to, has the same path and state.
+    Another file, or this one after a write, has another path or state.
     """
     try:
         status = os.stat(model)
@@ -284,7 +283,7 @@ def _place(model: str | Path, options: Options) -> Place | None:
 
 
 def _mapped(source: Source) -> Array | None:
-    """Return the bytes of a model's file where its weights lie, or None where none does."""
+    """Return the bytes of a model's file in which its weights are, or None."""
     for array in source.weights().values():
         base = mapping(array)
         if base is not None:
@@ -301,9 +300,9 @@ def _files() -> list[str]:
 
 
 def _states(files: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """Return the state of each file, and of what has been measured where that counts.
+    """Return the state of each file, and of the measurements if they matter.
 
-    One that was written after this process began has a state that is no other's.
+    A file that was written after this process began has a state that no other has.
     """
     found: dict[str, Any] = {}
     for file in files:
@@ -323,7 +322,7 @@ def _restored(
     lying: Array | None,
     threads: int,
 ) -> snapshot.Restored:
-    """Return the entry that a header is of; see `native.snapshot.restored`."""
+    """Return the entry that a header describes; see `native.snapshot.restored`."""
     for module, name, path, symbol in header["natives"]:
         native: Native = getattr(sys.modules[module], name)
         if not native.placed:
@@ -347,7 +346,7 @@ def _restored(
 def _answer(
     made: snapshot.Restored, given: Mapping[str, Array], threads: int
 ) -> dict[str, Array] | None:
-    """Return the outputs for inputs, where they will be overwritten; None: a kernel failed."""
+    """Return the outputs for inputs in memory that will be overwritten; None: a kernel failed."""
     for name, array in given.items():
         np.copyto(made.ends["input", name], array)
     before = openmp.set_threads(threads)
@@ -369,7 +368,7 @@ def _keep(
     answer: Mapping[str, Array],
     threads: int,
 ) -> None:
-    """Write what was taken, if it gives the answer that the session gave; else nothing is kept."""
+    """Write a snapshot if it gives the answer that the session gave; otherwise nothing."""
 
     def fill(memory: memoryview) -> None:
         memory[:] = contents.data
@@ -398,7 +397,7 @@ def _keep(
 
 
 def _prune(place: Path) -> None:
-    """Remove those that were used longest ago, where there are too many bytes."""
+    """Remove the snapshots used least recently if they take too many bytes."""
     total = 0
     for file in sorted(place.iterdir(), key=lambda f: -f.stat().st_mtime):
         total += file.stat().st_size
@@ -407,7 +406,7 @@ def _prune(place: Path) -> None:
 
 
 def _sum(memory: memoryview) -> bytes:
-    """Return what tells contents from such that are cut short or damaged, faster than a hash."""
+    """Return a checksum that detects truncated or damaged contents, faster than a hash."""
     data = np.frombuffer(memory, np.uint8)
     whole = data[: data.size // _PAGE * _PAGE].view(np.uint64).reshape(-1, _PAGE // 8)
     sums = whole.sum(axis=1, dtype=np.uint64).tobytes() + data[whole.nbytes :].tobytes()
