@@ -1,9 +1,9 @@
-"""The arrays that compiled code works on: a graph on a machine, a strategy, and room to work in.
+"""The arrays that compiled code works on: a graph on a machine, a strategy, and scratch memory.
 
-Tables are arrays of records, one an item: compiled code reads `p.nodes[node].task`, and Python
-`p.nodes[node]["task"]`, or the column `p.nodes["task"]`. A `RANGE` says where an item's entries are
-in another table, or in `lists`. Few arrays keep calls between compiled functions short, and their
-compilation fast.
+Tables are arrays of records, one for each item: compiled code reads `p.nodes[node].task`, and
+Python `p.nodes[node]["task"]`, or the column `p.nodes["task"]`. A `RANGE` says where an item's
+entries are in another table, or in `lists`. A small number of arrays keeps calls between compiled
+functions short and their compilation fast.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def record(
     """Return the type of a table's rows.
 
     Args:
-        names: of numbers, with spaces between. ranges, by_dim: of fields that are a `RANGE`, or
-            have a number for each dim. others: other fields, with their types.
+        names: of numbers, separated by spaces. ranges, by_dim: names of fields that are a `RANGE`,
+            or have a number for each dim. others: other fields, with their types.
     """
     fields = [(name, of) for name in names.split()]
     fields += [(name, RANGE) for name in ranges.split()]
@@ -92,7 +92,7 @@ SEEN = record("operand waits")  # whether anything waits for an operand
 
 @packed
 class Problem(NamedTuple):
-    """What never changes during a search.
+    """The constant data of a search.
 
     *Operators* have a configuration. *Nodes* are an operator's forward node and its gradient nodes.
     *Tasks* are what devices run: an operator's forward node, or all its gradient nodes. *Values*
@@ -140,7 +140,7 @@ class Problem(NamedTuple):
 
 @packed
 class Choice(NamedTuple):
-    """A strategy, and what follows from it before any simulation."""
+    """A strategy, and everything derived from it before a simulation."""
 
     operators: Array  # SPLIT
     placed: Array  # (operators, devices): the device of each point
@@ -160,24 +160,24 @@ class Choice(NamedTuple):
 
     @property
     def chosen(self) -> tuple[Array, Array, Array]:
-        """What is chosen, from which all else follows: operators, devices, uneven tiles."""
+        """The independent data: operators, devices, uneven tiles."""
         return self.operators, self.placed, self.cuts
 
     @property
     def messages_only(self) -> Choice:
-        """The same with no room for who waits for which message."""
+        """The same without room to record who waits for which message."""
         no = {name: getattr(self, name)[:0] for name in ("givers", "sends", "needs")}
         return self._replace(**no)
 
     @property
     def live(self) -> Array:
-        """The messages that there are."""
+        """The messages in use."""
         return self.messages[: self.top[MESSAGES]]
 
 
 @packed
 class Scratch(NamedTuple):
-    """Room to work in."""
+    """Scratch memory."""
 
     box: Array  # (4)
     at: Array  # (most dims)

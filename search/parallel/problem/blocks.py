@@ -1,4 +1,4 @@
-"""Repeated blocks: a model with two of each, whose strategy is one for all of them."""
+"""Repeated blocks: a model with two of each, whose strategy is extended to all of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LONGEST = 64  # operators of a block
 
 
 def repeated(classes: Sequence[int]) -> list[int]:
-    """Return, for each item of a sequence, which of the kept ones it is like.
+    """Return, for each item of a sequence, the kept item that it is like.
 
-    Of a part that is repeated thrice or more the first two are kept, and those after it are like
-    the second. An item that is kept is like itself.
+    Of a part that is repeated three times or more, the first two are kept, and later ones are like
+    the second. A kept item is like itself.
     """
     like: list[int] = []
     at = 0
@@ -39,7 +39,7 @@ def repeated(classes: Sequence[int]) -> list[int]:
 
 
 class Blocks:
-    """A model cut down to two of each repeated block.
+    """A model reduced to two of each repeated block.
 
     Attributes:
         model: the small model; None if nothing is repeated.
@@ -56,7 +56,7 @@ class Blocks:
             self.model = prepare(full.graph, full.machine, kept, full.routes)
 
     def spread(self, configurations: Mapping[str, Configuration]) -> dict[str, Configuration]:
-        """Return the strategy of the whole model in which blocks are split as those kept are."""
+        """Return the strategy of the whole model in which blocks are split like the kept ones."""
         return {
             name: configurations[kept] for name, kept in self.like.items() if kept in configurations
         }

@@ -1,4 +1,4 @@
-"""Strategies as arrays: made, changed, taken back; and to and from `Strategy`."""
+"""Strategies as arrays: set, changed and undone, and converted from and to `Strategy`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from soapstone.search.parallel.simulation.movement import connect
 
 
 def empty(p: Problem, pool: int) -> Choice:
-    """Return a choice in which every operator is whole, on device 0; nothing is derived yet."""
+    """Return a choice in which every operator is whole and on device 0; nothing is derived yet."""
     devices, operators, nodes = len(p.devices), len(p.operators), len(p.nodes)
     tasks, rows = len(p.tasks), len(p.writers)
     return Choice(
@@ -69,7 +69,7 @@ def empty(p: Problem, pool: int) -> Choice:
 
 
 def scratch(p: Problem, held: int = 0) -> Scratch:
-    """Return room to work in. held: boxes that devices have of one value, at least."""
+    """Return scratch memory. held: the boxes of one value that devices can have, at least."""
     devices = len(p.devices)
     written = p.values["writers"]["end"] - p.values["writers"]["begin"]
     read = p.values["readers"]["end"] - p.values["readers"]["begin"]
@@ -104,7 +104,7 @@ def settle_all(p: Problem, c: Choice, s: Scratch) -> None:
 
 @compiled
 def reconnect_all(p: Problem, c: Choice, s: Scratch) -> None:
-    """Make all messages anew, so that the pools hold nothing else."""
+    """Rebuild all messages, so that the pools hold nothing else."""
     for pool in range(7):
         c.top[pool] = 0
     for value in range(p.values.shape[0]):
@@ -113,7 +113,7 @@ def reconnect_all(p: Problem, c: Choice, s: Scratch) -> None:
 
 @compiled
 def affected(p: Problem, s: Scratch, op: int, first: bool) -> None:
-    """Collect an operator, those that follow it, and their values, besides those collected."""
+    """Collect an operator, those that follow it, and their values, in addition to earlier ones."""
     if first:
         s.stamp[0] += 1
         s.collected[0] = 0
@@ -137,7 +137,7 @@ def affected(p: Problem, s: Scratch, op: int, first: bool) -> None:
 
 @compiled
 def _move(p: Problem, source: Choice, target: Choice, op: int) -> None:
-    """Copy what is derived of an operator, messages aside."""
+    """Copy what is derived for an operator, except messages."""
     target.operators[op] = source.operators[op]
     put(target.placed[op], source.placed[op], source.placed.shape[1])
     put(target.cuts[op], source.cuts[op], source.cuts.shape[1])
@@ -151,7 +151,7 @@ def _move(p: Problem, source: Choice, target: Choice, op: int) -> None:
 
 @compiled
 def save(p: Problem, c: Choice, b: Choice, s: Scratch) -> None:
-    """Keep in `b` what a change of the collected operators will overwrite."""
+    """Save in `b` what a change of the collected operators will overwrite."""
     put(b.top, c.top, 7)
     for i in range(s.collected[0]):
         _move(p, c, b, s.lists[i].operator)
@@ -165,7 +165,7 @@ def save(p: Problem, c: Choice, b: Choice, s: Scratch) -> None:
 
 @compiled
 def change(p: Problem, c: Choice, s: Scratch) -> None:
-    """Derive anew what follows from the collected operators, whose own configurations are set.
+    """Derive what follows from the collected operators, whose own configurations are set.
 
     Messages are left to `reconnect`.
     """
@@ -181,14 +181,14 @@ def change(p: Problem, c: Choice, s: Scratch) -> None:
 
 @compiled
 def reconnect(p: Problem, c: Choice, s: Scratch) -> None:
-    """Make the messages of the collected values anew."""
+    """Rebuild the messages of the collected values."""
     for i in range(s.collected[1]):
         connect(p, c, s, s.lists[i].value)
 
 
 @compiled
 def undo(p: Problem, c: Choice, b: Choice, s: Scratch) -> None:
-    """Take a change back."""
+    """Undo a change."""
     for i in range(s.collected[1]):
         value = s.lists[i].value
         for row in span(p.values[value].writers):
@@ -200,7 +200,7 @@ def undo(p: Problem, c: Choice, b: Choice, s: Scratch) -> None:
 
 @compiled
 def put_back(p: Problem, c: Choice, b: Choice, s: Scratch) -> None:
-    """Set the collected operators to what they were; their messages are as they were."""
+    """Restore the collected operators, whose messages were not changed."""
     put(c.top, b.top, 7)
     for i in range(s.collected[0]):
         _move(p, b, c, s.lists[i].operator)
@@ -217,7 +217,7 @@ class Settled:
         self.scratch = scratch(self.problem)
 
     def set(self, configurations: Mapping[str, Configuration]) -> None:
-        """Take over the configurations of operators; those left out follow, or are whole.
+        """Set the configurations of operators; those left out follow others, or are whole.
 
         Raises:
             ParallelError: a configuration is not legal on this graph and machine.
@@ -262,7 +262,7 @@ class Settled:
                 c.cuts[op, : len(uneven[dim.name])] = uneven[dim.name]
 
     def settle(self) -> None:
-        """Derive everything; make the pools larger until it fits."""
+        """Derive everything; enlarge the pools until it fits."""
         while True:
             call(settle_all, self.problem, self.choice, self.scratch)
             if not self.choice.top[OVERFLOW]:
@@ -270,13 +270,13 @@ class Settled:
             self.grow()
 
     def restore(self, operators: Array, placed: Array, cuts: Array) -> None:
-        """Take over a strategy of the same model (`Choice.chosen`), and derive everything."""
+        """Set a strategy of the same model (`Choice.chosen`), and derive everything."""
         for kept, new in zip(self.choice.chosen, (operators, placed, cuts)):
             kept[:] = new
         self.settle()
 
     def grow(self) -> None:
-        """Double all room; what is in the pools must be derived again."""
+        """Double all room; the contents of the pools must be derived again."""
         old = self.choice
         self.scratch = scratch(self.problem, 2 * len(self.scratch.holdings))
         self.choice = empty(self.problem, 2 * len(old.messages))
@@ -326,7 +326,7 @@ def as_strategy(
     configurations: Mapping[str, Configuration],
     provenance: Mapping[str, Any],
 ) -> Strategy:
-    """Return the strategy with these configurations; sums of gradients go with their updates."""
+    """Return the strategy with these configurations; gradient sums get those of their updates."""
     made = dict(configurations)
     for node in graph.nodes:
         if node.name in made or node.origin in graph.by_name or not node.inputs:
@@ -346,7 +346,7 @@ def as_strategy(
 
 
 def _like(graph: Graph, node: Node, reader: Node, item: Configuration) -> Configuration:
-    """Return the configuration of an element-wise reader for the node whose result it reads."""
+    """Return a node's configuration, given that of the element-wise reader of its result."""
     names = [dim.name for dim in graph.signature(reader).dims]
     mine = [dim.name for dim in graph.signature(node).dims]
     degrees = {mine[names.index(name)]: degree for name, degree in item.degrees.items()}

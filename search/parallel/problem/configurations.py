@@ -1,4 +1,4 @@
-"""Legal configurations of an operator, listed: every one, or those that are placed in order."""
+"""Lists of an operator's legal configurations: all of them, or those with ordered placements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def degrees_of(
 
     Args:
         reduced: whether dims that index no result may be split.
-        equal: degrees divide extents, so that parts are equal.
+        equal: whether degrees must divide extents, so that parts are equal.
     """
     row = p.operators[op]
     dims, most, node = int(row["dims"]), max(points), int(row["node"])
@@ -57,7 +57,7 @@ def _made(p: Problem, node: int) -> set[int]:
 
 
 def placements(points: int, devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield devices for points: neighbours in order, in blocks, then evenly spaced ones."""
+    """Yield ordered placements of points: consecutive devices, in blocks, then evenly spaced."""
     for first in range(0, devices - points + 1, points):
         yield tuple(range(first, first + points))
     stride = devices // points
@@ -67,7 +67,7 @@ def placements(points: int, devices: int) -> Iterator[tuple[int, ...]]:
 
 
 def every_placement(points: int, devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield all devices for points, also one for several."""
+    """Yield all placements of points, including several points on one device."""
     return itertools.product(range(devices), repeat=points)
 
 

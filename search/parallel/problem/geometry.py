@@ -1,9 +1,9 @@
-"""Configurations and tiles, compiled: what `Strategy.configuration` and `expand` say, fast.
+"""Configurations and tiles, compiled: a fast form of `Strategy.configuration` and `expand`.
 
-An operator's degrees become those of its gradient nodes by dim name; light operators follow the
-tiles of what they read; updates are spread over the devices that hold parts of the gradient.
+An operator's degrees become those of its gradient nodes by dim name; light operators have the tiles
+of what they read; updates are distributed over the devices that hold parts of the gradient.
 
-What an axis map says is compiled from where it is said.
+Interval maps are compiled from their definitions.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def tile(p: Problem, c: Choice, operand: int, point: int, box: Any, index: Array
 
 @compiled
 def volume(box: Any, rank: int) -> int:
-    """Return how many elements a box has."""
+    """Return the number of elements of a box."""
     result = 1
     for axis in range(rank):
         result *= box.high[axis] - box.low[axis]
@@ -89,7 +89,7 @@ def volume(box: Any, rank: int) -> int:
 
 @compiled
 def inside(a: Any, b: Any, rank: int) -> bool:
-    """Return whether the first box lies in the second."""
+    """Return whether the first box is contained in the second."""
     for axis in range(rank):
         if a.low[axis] < b.low[axis] or a.high[axis] > b.high[axis]:
             return False
@@ -98,7 +98,7 @@ def inside(a: Any, b: Any, rank: int) -> bool:
 
 @compiled
 def overlap(a: Any, b: Any, rank: int) -> int:
-    """Return how many elements two boxes share."""
+    """Return the number of elements that two boxes share."""
     result = 1
     for axis in range(rank):
         low, high = max(a.low[axis], b.low[axis]), min(a.high[axis], b.high[axis])
@@ -146,7 +146,7 @@ def _partial(p: Problem, operand: int, degrees: Array, replicated: int) -> bool:
 
 @entry
 def legal(p: Problem, node: int, degrees: Array) -> bool:
-    """Return whether a node's dims may be split so; extents are not looked at."""
+    """Return whether a node's dims may be split so, regardless of extents."""
     nested = p.nodes[node].nested
     for place in range(nested.begin, nested.end, 2):
         outer = p.lists[place + 1]
@@ -157,7 +157,7 @@ def legal(p: Problem, node: int, degrees: Array) -> bool:
 
 @entry
 def complete(p: Problem, node: int, degrees: Array, replicated: int) -> bool:
-    """Return whether a node may have all of some dims at each point (`check_replicated`)."""
+    """Return whether each point of a node may have all of some dims (`check_replicated`)."""
     mine = p.nodes[node]
     if mine.once:
         return False
@@ -177,7 +177,7 @@ def complete(p: Problem, node: int, degrees: Array, replicated: int) -> bool:
 
 @compiled
 def _replicated(p: Problem, node: int, degrees: Array, dims: int) -> int:
-    """Return the dims of which a node has all, where its operator has all of these: all or none."""
+    """Return the dims that a node has whole if its operator has all of these: all or none."""
     mine, whole = p.nodes[node], ZERO
     for dim in range(mine.dims):
         if degrees[dim] > 1 and (dims >> mine.follows[dim]) & 1:
@@ -228,7 +228,7 @@ def spread(p: Problem, c: Choice, s: Scratch, op: int) -> None:
 
 @compiled
 def axis_degree(p: Problem, c: Choice, axis: int, node: int) -> int:
-    """Return in how many ranges an axis is cut."""
+    """Return the number of ranges into which an axis is split."""
     degree = 1
     for place in span(p.axes[axis].dims):
         if not (c.nodes[node].replicated >> p.lists[place]) & 1:
@@ -238,7 +238,7 @@ def axis_degree(p: Problem, c: Choice, axis: int, node: int) -> int:
 
 @compiled
 def point_at(p: Problem, c: Choice, operand: int, ranges: Array, replica: int) -> int:
-    """Return the node's point whose tile is at these ranges; `replica` numbers those alike."""
+    """Return the node's point with the tile at these ranges; `replica` numbers equal ones."""
     node = p.operands[operand].node
     result, weight, left = 0, 1, replica
     first = p.operands[operand].axes.begin
@@ -267,7 +267,7 @@ def point_at(p: Problem, c: Choice, operand: int, ranges: Array, replica: int) -
 def copies(p: Problem, c: Choice, op: int) -> int:
     """Return how many points make each tile of the gradient that an update follows.
 
-    More than one make parts of a sum, and each of their devices has read the whole tile.
+    Several points make partial sums, and each of their devices has read the whole tile.
     """
     source = p.operators[op].source
     made, tiles = p.operands[source].node, 1
@@ -285,11 +285,11 @@ def _first_dim(p: Problem, axis: int) -> int:
 
 @compiled
 def follow(p: Problem, c: Choice, op: int, ranges: Array, cut: Array) -> None:
-    """Set an update's configuration: the tiles, and the devices, of the gradient.
+    """Set an update's configuration: the tiles of the gradient, and its devices.
 
-    It cuts each tile further, so that every device that holds a part of the gradient updates
-    an equal share of the parameter, and the sum needs each byte once at one place (the scheme of
-    Rajbhandari et al., ZeRO, 2020, stage 1).
+    Each tile is split further, so that every device with a part of the gradient updates an equal
+    share of the parameter, and the sum needs each byte once in one place (Rajbhandari et al., ZeRO,
+    2020, stage 1).
     """
     mine, degrees = p.operators[op], c.operators[op].degrees
     source, operand = mine.source, mine.operand

@@ -1,4 +1,4 @@
-"""Operators that are changed together: equal ones, and those that share parameters."""
+"""Groups of operators that change together: equal ones, and those that share parameters."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from soapstone.search.parallel.problem.prepare import Model
 
 
 def classes(model: Model) -> dict[int, object]:
-    """Return the class of each operator that has a configuration of its own."""
+    """Return the class of each operator with a configuration of its own."""
     p = model.problem
     return {op: int(p.operators["class_"][op]) for op in p.free}
 
 
 def sharing(model: Model) -> dict[int, object]:
-    """Return a key of each operator that has a configuration of its own, its parameters.
+    """Return a key of the parameters of each operator with a configuration of its own.
 
-    Operators of one key have equal dims: what is legal for one is for all. Those without parameters
-    go by their class.
+    Operators with equal keys have equal dims, so what is legal for one is for all. Without
+    parameters, the key is the class.
     """
     found: dict[int, object] = {}
     for op, number in classes(model).items():

@@ -1,4 +1,4 @@
-"""A graph's operators, tasks and nodes by number, and the lists that rows of tables refer to."""
+"""Numbers for a graph's operators, tasks and nodes, and the lists that rows of tables refer to."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from soapstone.search.parallel.problem.operators import Operator, Task
 
 
 class Numbering:
-    """What the arrays of a problem are written from.
+    """The names and numbers from which the arrays of a problem are written.
 
     Attributes:
-        nodes: of all tasks; their numbers, their tasks' and operators' by name.
-        lists: `Problem.lists`, as far as it is written.
+        nodes: of all tasks; their numbers, and those of their tasks and operators, by name.
+        lists: `Problem.lists` as written so far.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""Operators and tasks of a graph: what has one configuration, and what devices run.
+"""Operators and tasks of a graph: the units of configuration, and of execution.
 
-Jia, section 3.4.1. Deviations: the gradient nodes of an operator are one task a point (as in
-FlexFlow's runtime), light nodes run with what they follow, and parameter updates are tasks.
+Jia, section 3.4.1. Deviations: the gradient nodes of an operator are one task for each point (as in
+FlexFlow's runtime), light nodes run with the operator that they follow, and parameter updates are
+tasks.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ Task = tuple[int, tuple[Node, ...]]  # the number of its operator, and its nodes
 
 
 class ParallelError(ValueError):
-    """A graph or machine that a parallelization cannot be searched for; says why."""
+    """A graph or machine for which no strategy can be searched; says why."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What has one configuration: a forward node, light ones that follow it, and their gradients.
+    """The unit of configuration: a forward node, light nodes that follow it, and their gradients.
 
     Attributes:
         node: the forward node whose dims are the operator's.
-        ahead: what its tasks of the forward pass run, in program order, `node` first.
-        back: what those of the backward pass run.
+        ahead: the nodes of its tasks in the forward pass, in program order, `node` first.
+        back: the nodes of its tasks in the backward pass.
         source: the value whose tiles an update follows; None for other operators.
     """
 
@@ -65,9 +66,9 @@ def _updates_parameter(graph: Graph, node: Node) -> bool:
 
 
 def operators_of(graph: Graph, fans: Mapping[str, Node]) -> tuple[Operator, ...]:
-    """Return the operators; those that do little join what they read last.
+    """Return the operators; light nodes join the operator that makes what they read last.
 
-    Nodes without inputs are constants, which are everywhere.
+    Nodes without inputs are constants, which are on every device.
     """
     dropped = {node.name for node in fans.values()}
     order = {node.name: i for i, node in enumerate(graph.nodes)}
@@ -105,7 +106,7 @@ def operators_of(graph: Graph, fans: Mapping[str, Node]) -> tuple[Operator, ...]
 
 
 def _copies(graph: Graph, node: Node) -> bool:
-    """Return whether a node is a copy that a strategy asks for: it has tiles of its own."""
+    """Return whether a node is a copy that a strategy asks for, with its own tiles."""
     same = graph.tensors[node.inputs[0]] == graph.tensors[node.outputs[0]]
     return node.apart and node.operator == "broadcast" and same
 
@@ -121,10 +122,10 @@ def _gradient(graph: Graph, node: Node) -> str | None:
 
 
 def followed(graph: Graph, node: Node, order: Mapping[str, int]) -> Node | None:
-    """Return what a light operator runs with, of all that it reads the last made, else None.
+    """Return the node that a light node runs with, the last maker of its operands; else None.
 
-    It is light if it does little for each element of what it reads: its first result is indexed as
-    an operand is, or is just another look at one.
+    A node is light if it does little for each element that it reads: its first result is indexed
+    like an operand, or is a view of one.
     """
     signature = graph.signature(node)
     result = signature.outputs[0].dims
@@ -148,7 +149,7 @@ def followed(graph: Graph, node: Node, order: Mapping[str, int]) -> Node | None:
 def within(
     operators: tuple[Operator, ...], fans: Mapping[str, Node], only: Collection[str]
 ) -> tuple[Operator, ...]:
-    """Return some operators, by name, with the updates that they give gradients to."""
+    """Return some operators, by name, with the updates that read their gradients."""
     kept = [item for item in operators if item.source is None and item.name in only]
     made = {name for item in kept for node in (*item.ahead, *item.back) for name in node.outputs}
     found = {item.name for item in kept}
@@ -165,11 +166,11 @@ def tasks_of(
 ) -> tuple[Task, ...]:
     """Return the tasks of each operator: its forward nodes, and its backward ones.
 
-    Where nodes so joined would wait for themselves they stay apart.
+    Nodes that would wait for themselves if joined are separate tasks.
 
     Args:
-        fine: a task for each backward node: what comes before an operator may go on as soon as it
-            has its own gradient, before those of weights.
+        fine: whether each backward node is a task, so that earlier operators may continue as soon
+            as they have their own gradient, before those of weights.
     """
     apart: set[int] = set()
     while True:
@@ -193,7 +194,8 @@ def tasks_of(
 def waits_of(graph: Graph, tasks: Sequence[Task], fans: Mapping[str, Node]) -> networkx.DiGraph:
     """Return the graph of tasks, by number: an edge to each from those whose results it reads.
 
-    What repeats work for the backward pass also waits for the gradient before it in program order.
+    Work that is repeated for the backward pass also waits for the gradient before it in program
+    order.
     """
     task_of = {node.name: i for i, (_, nodes) in enumerate(tasks) for node in nodes}
     waits = networkx.DiGraph()

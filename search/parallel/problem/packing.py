@@ -1,9 +1,9 @@
-"""How compiled functions get their many arrays: packed, by one pointer.
+"""Passing many arrays to compiled functions by one pointer.
 
-A `NamedTuple` of arrays is what Python code works with. Passed to compiled code as it is, every
-array in it would be an argument of every function, which takes minutes to compile. `call` passes
-the address of a table of where the arrays are. Compiled code borrows them: their references are
-not counted, which would take most of its time; the tuple holds them while a call runs.
+Python code works with a `NamedTuple` of arrays. Passed as it is, every array in it would be an
+argument of every compiled function, which takes minutes to compile. `call` passes the address of a
+table with the places of the arrays instead. Compiled code borrows them without reference counts,
+which would take most of its time; the tuple holds them during a call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from soapstone.native.memory import pack
 
 
 class PackedType(types.Type):  # type: ignore[misc, unused-ignore]
-    """A table of arrays under names, of types that are known."""
+    """A table of arrays with names and known types."""
 
     def __init__(self, kind: str, fields: dict[str, types.Array]) -> None:
         self.fields = fields
@@ -42,7 +42,7 @@ class PackedType(types.Type):  # type: ignore[misc, unused-ignore]
 
 @register_model(PackedType)
 class _Model(models.OpaqueModel):  # type: ignore[misc, unused-ignore]
-    """A pointer to data and shape of each array in turn, words of 64 bits."""
+    """For each array, pointers to its data and its shape, as words of 64 bits."""
 
 
 @infer_getattr
@@ -55,7 +55,7 @@ class _Attributes(AttributeTemplate):  # type: ignore[misc, unused-ignore]
 
 @lower_getattr_generic(PackedType)  # type: ignore[untyped-decorator]
 def _array(context: Any, builder: Any, of: PackedType, pointer: Any, name: str) -> Any:
-    """Make an array that is borrowed: it has no reference count."""
+    """Make a borrowed array, which has no reference count."""
     kind = of.fields[name]
     first = 0
     for other, each in of.fields.items():
@@ -116,7 +116,7 @@ _kinds: set[type] = set()
 
 
 def packed(kind: type) -> type:
-    """Return a `NamedTuple` of arrays as a class whose tuples `call` packs; a decorator."""
+    """Decorate a `NamedTuple` of arrays, whose tuples `call` then packs."""
     own = {"__module__": kind.__module__, "__doc__": kind.__doc__}
     made = type(kind.__name__, (kind,), own)  # without slots: a tuple keeps what it is packed to
     _kinds.add(made)
@@ -124,7 +124,7 @@ def packed(kind: type) -> type:
 
 
 def call(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a compiled function with its tuples of arrays packed."""
+    """Call a compiled function, with tuples of arrays packed."""
     return function(*(_pack(arg) if type(arg) in _kinds else arg for arg in args))
 
 

@@ -180,8 +180,8 @@ class _Encoder(Numbering):
     def _order(self, flops: Array) -> Array:
         """Return the tasks in the order in which every device runs its own.
 
-        They are ordered by when they could begin if there were no bounds to devices, so that what
-        can run beside each other alternates; updates come last, when their sums have arrived.
+        They are ordered by when they could begin on unlimited devices, so independent tasks
+        alternate; updates come last, when their sums have arrived.
         """
         waits = waits_of(self.graph, self.tasks, self.fans)
         cost = np.ones(len(self.tasks))
@@ -211,7 +211,7 @@ class _Encoder(Numbering):
     def _values(
         self, operands: Array
     ) -> tuple[Array, Array, Array, list[list[int]], list[list[int]]]:
-        """Return values, writers, readers; the values of each operator, and rows of each task."""
+        """Return values, writers, readers; the values of each operator; the rows of each task."""
         graph = self.graph
         writers: dict[str, list[tuple[str, int]]] = {}
         inside = {part: value for value, node in self.fans.items() for part in node.inputs}
@@ -307,7 +307,7 @@ class _Encoder(Numbering):
         return rows
 
     def _maker(self, value: str) -> tuple[Node, str]:
-        """Return the first node that makes a value, and what it makes: of a sum, a part."""
+        """Return the first node that makes a value and what it makes: of a sum, a part."""
         parts = self.fans[value].inputs if value in self.fans else (value,)
         for part in parts:
             maker = self.graph.producers[part]

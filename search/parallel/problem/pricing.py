@@ -1,6 +1,6 @@
-"""What the tasks of an operator take under a configuration, compiled: measured, or by the roofline.
+"""The times of an operator's tasks under a configuration, compiled: measured, or by the roofline.
 
-What a roofline says is compiled from where it is said.
+The roofline is compiled from its definition.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _roofline = compiled(roofline)
 def task_cost(p: Problem, c: Choice, s: Scratch, task: int, point: int, kind: int) -> int:
     """Return the nanoseconds of a point task by the roofline of a device's kind (`Device.us`).
 
-    Unlike there a weight's gradient, few results of long sums, may fill a device.
+    In contrast to it, a weight's gradient, few results of long sums, may use a whole device.
     """
     total = 0
     rates = p.kinds[kind]
@@ -88,9 +88,9 @@ def task_cost(p: Problem, c: Choice, s: Scratch, task: int, point: int, kind: in
 def measured(p: Problem, c: Choice, task: int) -> int:
     """Return the row of `Problem.times` for a task with its operator's degrees, or -1.
 
-    Only equal parts are measured, and none in copies. An update's row says last how many points
-    made its gradient: a parameter that every device reads is slower to write than one that stays on
-    its device.
+    Only equal parts without copies are measured. The last entry of an update's row is the number of
+    points that made its gradient: writing a parameter that every device reads is slower than one
+    that stays.
     """
     op = p.tasks[task].operator
     split, dims = c.operators[op], p.operators[op].dims
@@ -140,12 +140,12 @@ def price(p: Problem, c: Choice, s: Scratch, op: int) -> None:
 
 @compiled
 def _exchanges(p: Problem, c: Choice, task: int, op: int) -> int:
-    """Return the time of what a task's points tell each other before their results are final.
+    """Return the time of exchanges between a task's points before their results are final.
 
     An operator that reduces mid-way (batch norm over samples, softmax over classes) becomes several
     primitives when it is split there, with small sums of partial results between them. The estimate
-    here is a round trip in a tree of its points, whose latency outweighs the few bytes. Partial
-    results that a light operator of the same task reads are summed too: all of their bytes.
+    is a round trip in a tree of its points, whose latency outweighs the few bytes. Partial results
+    that a light operator of the same task reads are summed too, with all of their bytes.
     """
     latency, slow = 0, 0.0
     levels = 0

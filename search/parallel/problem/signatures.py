@@ -1,4 +1,4 @@
-"""Nodes, their operands and what indexes them, as rows of tables: from signatures to numbers."""
+"""From signatures to tables: nodes, their operands, and the dims that index them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KINDS = {Whole: UNINDEXED, Affine: AFFINE, Product: PRODUCT}
 
 
 def write_dims(graph: Graph, row: Any, node: Node) -> None:
-    """Write the dims of a node, or of the operator whose forward node it is."""
+    """Write the dims of a node, or of the operator with that forward node."""
     dims = graph.signature(node).dims
     if len(dims) > MOST_DIMS:
         raise ParallelError(f"{node.label}: {len(dims)} dims found, {MOST_DIMS} at most")
@@ -66,8 +66,8 @@ def nodes_of(n: Numbering) -> tuple[Array, Array]:
 def _sources(n: Numbering) -> dict[str, dict[str, int]]:
     """Return, for each node, which of its operator's dims each of its dims follows.
 
-    A gradient node's are those of its origin by name, a light node's those that index the same
-    axes of what it follows.
+    Those of a gradient node are its origin's by name; those of a light node index the same axes of
+    what it follows.
     """
     found: dict[str, dict[str, int]] = {}
     order = {node.name: i for i, node in enumerate(n.graph.nodes)}
@@ -103,7 +103,7 @@ def _followed_dims(
 
 
 def operands_of(n: Numbering, nodes: Array) -> tuple[Array, Array, dict[Made, int]]:
-    """Return `Problem.operands` and `axes`, and operands by what they are; set nodes' ranges."""
+    """Return `Problem.operands` and `axes`, and operands by their identity; set nodes' ranges."""
     number: dict[Made, int] = {}
     operands: list[tuple[Any, ...]] = []
     axes: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""What devices are, and what a machine's tasks take on them: by rates, or as measured."""
+"""The devices of a machine, and the times of tasks on them: by rates, or as measured."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from soapstone.search.parallel.problem.operators import ParallelError
 
 
 def step_kind(graph: Graph) -> str:
-    """Return what the time of a step beside its tasks depends on: the shapes that it is fed."""
+    """Return the key of the time of a step besides its tasks: the shapes of its inputs."""
     fed = sorted(str(graph.tensors[name]) for name in graph.inputs(Role.INPUT))
     return json.dumps(["step", fed])
 
 
 def described(machine: Machine, number: int) -> Device:
-    """Return the description of a machine's processor: shipped, or from its own figures.
+    """Return the description of a machine's processor: a shipped one, or its own figures.
 
     Raises:
-        ParallelError: it is of an unknown kind and lacks its rate or its memory's.
+        ParallelError: an unknown kind of processor, without its rate or its memory's.
     """
     processor = machine.processors[number]
     try:
@@ -92,7 +92,7 @@ def _memories(machine: Machine) -> list[str]:
 
 
 def profile_of(machine: Machine) -> Array:
-    """Return `Problem.messages`: what was measured of messages among the ranks of a machine."""
+    """Return `Problem.messages`: the measured times of messages among the ranks of a machine."""
     if not isinstance(machine, MeasuredMachine):
         return np.zeros(0, PROFILE)
     number = {name: place for place, name in enumerate(_memories(machine))}
@@ -106,7 +106,7 @@ def profile_of(machine: Machine) -> Array:
 
 
 def read_ns(graph: Graph, machine: Machine) -> Array:
-    """Return what a byte takes more that another device of the same memory has made."""
+    """Return the additional time of a byte that another device of the same memory has made."""
     memory = np.array([processor.memory for processor in machine.processors])
     one = (memory[:, None] == memory) & ~np.eye(len(memory), dtype=bool)
     if not isinstance(machine, MeasuredMachine):
@@ -118,7 +118,7 @@ def read_ns(graph: Graph, machine: Machine) -> Array:
 def cross_links(
     n: Numbering, machine: Machine, nodes: Array, flops: Array, away: frozenset[str]
 ) -> None:
-    """Let copies to and from backing memories take what the slowest of their links takes."""
+    """Set the times of copies to and from backing memories to those of their slowest links."""
     for number, node in enumerate(n.nodes):
         if not away.isdisjoint((*node.inputs, *node.outputs)):
             nodes[number]["crosses"] = True
@@ -126,7 +126,7 @@ def cross_links(
 
 
 def crossing_ns(machine: Machine, nbytes: Any) -> Any:
-    """Return what bytes take, to a backing memory or back: as on the slowest of their links."""
+    """Return the time of bytes to a backing memory or back, on the slowest of the links."""
     by_ends = {(link.source, link.target): link.bytes_per_s for link in machine.links}
     slowest = min(
         by_ends.get(ends, math.inf)
@@ -179,7 +179,7 @@ def _roofline_ns(n: Numbering, task: int, nodes: Array, flops: Array, rates: Arr
 
 
 def _kind(n: Numbering, nodes: Array, task: int) -> str:
-    """Return the class of a task: its nodes, what they read, and whose dims they follow."""
+    """Return the class of a task: its nodes, their operands, and the operator of their dims."""
     op, mine = n.tasks[task]
     item = n.operators[op]
     made = {name: i for i, node in enumerate(mine) for name in node.outputs}
