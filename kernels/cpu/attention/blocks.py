@@ -17,6 +17,7 @@ from soapstone.ir.ops.products.attention import scale_of, shared
 from soapstone.kernels.cpu.attention.blocks_lanes import (
     HALF_PRODUCT,
     HALF_WEIGHTS,
+    HALVED,
     PRODUCT,
     ROWS,
     WEIGHTS,
@@ -202,6 +203,8 @@ def _attend(halves: bool) -> Native:
                 for i in range(0, dv, _PANEL):
                     vectors = min(WIDTH, (dv - i + 15) >> 4)
                     last = min(16, dv - i - (vectors - 1) * 16)
+                    if HALVED and last <= 8:
+                        vectors = 0
                     lines, to = part.values + i * 4, at + i * 4
                     product(
                         vectors,

@@ -36,6 +36,7 @@ from soapstone.native.simd import store_lanes, store_some, vectorised, where
 ROWS = 6  # with 64 columns their sums take 24 of 32 registers of 16 lanes
 # Vectors of a panel. Of eight lanes sixteen registers hold the sums of six rows with 16 columns.
 WIDTH = 4 if held() >= 32 else 1
+HALVED = WIDTH == 1  # half a vector is a register: values of up to eight columns take that
 
 
 def _pairs(total: Lanes, left: Lanes, right: Lanes) -> Lanes:
@@ -45,6 +46,13 @@ def _pairs(total: Lanes, left: Lanes, right: Lanes) -> Lanes:
     name = "llvm.x86.avx512bf16.dpbf16ps.512"
     made = cgutils.get_or_insert_function(b.module, shape, name)
     return Lanes(b, b.call(made, [total.value, left.value, right.value]))
+
+
+def _widened(half: Lanes) -> Lanes:
+    """Return half a vector as one whose other half is anything."""
+    b = half.builder
+    places = ir.Constant(ir.VectorType(I32, LANES), list(range(LANES)))
+    return Lanes(b, b.shuffle_vector(half.value, half.value, places))
 
 
 def _larger(a: Lanes, b: Lanes) -> Lanes:
@@ -62,15 +70,28 @@ def _product(halves: bool) -> Any:
         x, x_step, depth, lines, line, factors, to, to_step, last, room = given
         builder = depth.builder
         rows = [x + x_step * row for row in range(ROWS)]
+        # Six sums of half a vector would wait for each other: there are two of each.
+        lanes, vectors, steps = (LANES, vectors, 1) if vectors else (LANES // 2, 1, 2)
+        count = ROWS * vectors
 
-        def turn(k: Lanes, sums: list[Lanes]) -> list[Lanes]:
-            right = [load_lanes(lines + line * k, v * LANES, element) for v in range(vectors)]
-            left = [load_one(row + k * 4, element).splat() for row in rows]
-            both = zip(((a, b) for a in left for b in right), sums)
-            return [_pairs(total, a, b) if halves else a * b + total for (a, b), total in both]
+        def turn(steps: int, k: Lanes, sums: list[Lanes]) -> list[Lanes]:
+            sums = list(sums)
+            for step in range(steps):
+                at = k + step if step else k
+                panel = lines + line * at
+                right = [load_lanes(panel, v * LANES, element, lanes) for v in range(vectors)]
+                left = [load_one(row + at * 4, element).splat(lanes) for row in rows]
+                for place, (a, b) in enumerate(((a, b) for a in left for b in right), step * count):
+                    sums[place] = _pairs(sums[place], a, b) if halves else a * b + sums[place]
+            return sums
 
-        zero = Lanes(builder, ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES))
-        sums = stretch(builder, (I64(0), depth.value), 1, [zero] * (ROWS * vectors), turn)
+        zero = Lanes(builder, ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes))
+        whole = (depth & -steps if steps > 1 else depth).value
+        sums = [zero] * (count * steps)
+        sums = stretch(builder, (I64(0), whole), steps, sums, partial(turn, steps))
+        if steps > 1:
+            sums = stretch(builder, (whole, depth.value), 1, sums, partial(turn, 1))
+            sums = [_widened(a + b) for a, b in zip(sums[:count], sums[count:])]
         for row in range(ROWS):
             factor, place = load_one(factors + row * 4).splat(), to + to_step * row
             for v in range(vectors):
@@ -96,12 +117,14 @@ def _product(halves: bool) -> Any:
     ) -> None:
         """Write the products of ROWS rows with a panel of so many vectors, each row by a factor.
 
-        x: the rows' first address, to: the results', with the bytes between rows; lines: that of
-        `depth` lines of the panel, words of halves; factors: that of a number for each row; room:
-        how many lanes of the last vector are written, those past `last` as minus infinity.
+        vectors: 0 is the first half of one, where they are HALVED. x: the rows' first address, to:
+        the results', with the bytes between rows; lines: that of `depth` lines of the panel, words
+        of halves; factors: that of a number for each row; room: how many lanes of the last vector
+        are written, those past `last` as minus infinity.
         """
         given = x, x_step, depth, lines, line, factors, to, to_step, last, room
-        chosen(vectors, {count: partial(write, count, *given) for count in range(1, WIDTH + 1)})
+        forms = range(0 if HALVED else 1, WIDTH + 1)
+        chosen(vectors, {count: partial(write, count, *given) for count in forms})
 
     return vectorised(product)
 
