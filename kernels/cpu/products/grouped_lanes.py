@@ -26,6 +26,7 @@ from soapstone.native.simd import vectorised
 
 PIXELS = (14, 7, 4, 2, 1)  # of a block, or of several where registers hold fewer sums
 STRIDES = (1, 2)
+FEW = held() < 2 * max(PIXELS)  # whether registers hold the sums of a part of the pixels
 _UNROLLED = 8  # channels of a group: of more, one at a time in a loop
 
 
@@ -58,6 +59,13 @@ def _block(
     def of_channel(x: Lanes, w: Lanes, sums: list[Lanes], numbers: list[int] | None) -> list[Lanes]:
         """Add the products of one channel of each group, or, without numbers, of the one at x."""
         sums = list(sums)
+        if numbers is None and FEW:  # one tap in registers at a time leaves room for more sums
+            for place in range(window):
+                tap = load_lanes(w, place * LANES)
+                for pixel in range(pixels):
+                    column = pixel * stride + place
+                    sums[pixel] += load_one(x + column * LANES * 4).splat() * tap
+            return sums
         taps = [load_lanes(w, place * LANES) for place in range(window)]
         for column, uses in _uses(pixels, stride, window):
             if numbers is None:
@@ -114,7 +122,9 @@ def block(group: int, window: int) -> Any:
         `count`, (columns, 16) each, of which windows begin `shift` bytes after. weights: (count,
         group, window, 16). low, high: bounds of the results.
         """
-        most = max(PIXELS) if held() >= 2 * max(PIXELS) else held() // 2
+        most = max(PIXELS)
+        if FEW:
+            most = held() * 5 // 8 if group > _UNROLLED else held() // 2
 
         def piece(pixels: int, first: int, stride: int) -> None:
             at, target = shift + first * stride * LANES * 4, to + step * first
@@ -122,8 +132,9 @@ def block(group: int, window: int) -> Any:
             _block(group, window, stride, pixels, *given)
 
         def strided(size: int) -> None:
-            for first in range(0, size, most):
-                part = min(most, size - first)
+            each = -(-size // -(-size // most))
+            for first in range(0, size, each):
+                part = min(each, size - first)
                 chosen(stride, {s: partial(piece, part, first, s) for s in STRIDES})
 
         chosen(pixels, {size: partial(strided, size) for size in PIXELS})
