@@ -57,6 +57,32 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """A call that a library would be given, where arrays are only described: it cannot run.
+
+    Attributes:
+        library: its name.
+        extents: of the products that it computes: how many, rows, columns, and terms of a sum.
+        dtype: the element type of operands.
+        arguments: the arrays that it reads and writes. flops: see `Launch`.
+    """
+
+    library: str
+    extents: tuple[int, int, int, int]
+    dtype: str
+    arguments: tuple[Any, ...]
+    flops: float = 0.0
+
+    def enqueue(self, stream: Any = 0) -> None:
+        """Refuse to run.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"{self.library}: a call of arrays that are only described cannot run")
+
+
+@dataclass(frozen=True)
 class DeviceEntry:
     """Launches bound to concrete device arrays, run one after the other.
 
@@ -76,8 +102,9 @@ class DeviceEntry:
             launch.enqueue(stream)
 
     def counted(self, flops: float) -> DeviceEntry:
-        """Return the entry with a first launch that says its operations; a library's says none."""
-        if not self.launches or not isinstance(self.launches[0], Launch):
+        """Return the entry with a first launch that says its operations; what runs by a library
+        says none."""
+        if not self.launches or not isinstance(self.launches[0], Launch | Expected):
             return self
         return replace(self, launches=(replace(self.launches[0], flops=flops), *self.launches[1:]))
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -60,6 +61,14 @@ def numba_cuda() -> Any:
 def simulated() -> bool:
     """Return whether Numba's simulator stands in for devices."""
     return bool(numba_cuda().config.ENABLE_CUDASIM)
+
+
+@cache
+def libraries_installed() -> bool:
+    """Return whether NVIDIA's libraries (extra `cuda-libs`) are asked for products here first."""
+    if any(find_spec(name) is None for name in ("numba_cuda", "nvmath", "cudnn")):
+        return False
+    return not simulated()
 
 
 @cache

@@ -1,7 +1,8 @@
 """What a described GPU takes for the kernels that it would be given: an estimate.
 
 Calls are bound to arrays that are only described, so variants, launches, grids and blocks are those
-that a GPU of so many multiprocessors would get. A launch takes its overhead, and then as long as
+that a GPU of so many multiprocessors would get. Products are those of NVIDIA's
+libraries where these are said to be there. A launch takes its overhead, and then as long as
 its arithmetic or its memory traffic, whichever is longer, of which it reaches as much as its blocks
 can: few blocks leave multiprocessors idle, the last ones of many do so at the end, and few threads
 do not have enough bytes under way (Little's law). What has no CUDA kernel is copied to the host,
@@ -23,14 +24,22 @@ from soapstone.ir.tensor import Arrays
 from soapstone.kernels.choices import Choices
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import REFERENCE, select_device
+from soapstone.search.cost.gpu_resources import resources
 from soapstone.search.cost.launches import call, hollow, work
 
 if TYPE_CHECKING:
-    from soapstone.kernels.cuda.entry import DeviceEntry, Launch
+    from soapstone.kernels.cuda.entry import DeviceEntry, Expected, Launch
 
 LOADED_BYTES = 16  # that a thread has under way: four elements (`elementwise.pointwise`)
+# What is assumed of a library's product: tiles, with rows, columns, and the share of the rate that
+# is reached on them, of which it takes the fastest; threads of a block, and bytes that each has
+# under way in several stages; and how many terms of a sum are a part, where multiprocessors have
+# no work.
+LIBRARY_TILES = ((128, 128, 1.0), (64, 64, 0.5))
+LIBRARY_THREADS, LIBRARY_LOADED, LIBRARY_DEPTH = 256, 192, 512
 BUSY_THREADS = 256  # of a multiprocessor, whose instructions hide each other's latency
 HOST = "host"
+Rate = Callable[[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -87,17 +96,19 @@ class Gpu:
         return max(1, min(limits))
 
     def shares(
-        self, blocks: int, threads: int, resident: int, memory: float
+        self, blocks: int, threads: int, resident: int, memory: float, loaded: int = LOADED_BYTES
     ) -> tuple[float, float]:
         """Return the shares of arithmetic and of memory that a launch's blocks reach.
 
-        resident: see `resident`. memory: bytes a second that kernels reach where all are busy.
+        Args:
+            resident: see `resident`. memory: bytes a second that kernels reach where all are busy.
+            loaded: bytes that a thread has under way.
         """
         most = math.ceil(blocks / self.multiprocessors)  # that one of them runs, after one another
         balance = blocks / (most * self.multiprocessors)
         awake = min(most, resident) * threads
         at_once = min(blocks, resident * self.multiprocessors) * threads
-        under_way = at_once * LOADED_BYTES / (self.latency_us * 1e-6)
+        under_way = at_once * loaded / (self.latency_us * 1e-6)
         return balance * min(1.0, awake / BUSY_THREADS), min(1.0, under_way / memory)
 
 
@@ -106,7 +117,8 @@ class Priced:
     """A launch and its price.
 
     Attributes:
-        kernel: the kernel's name; `host` where the host runs an operator.
+        kernel: the kernel's name, a library's where it has the product, `host` where the host runs
+            an operator. grid, block: empty for these two.
         busy_us: what it takes once it has begun. bound: what that is: arithmetic, memory or host.
     """
 
@@ -123,8 +135,9 @@ class Priced:
 
 def priced(
     gpu: Gpu,
-    rate: Callable[[str], float],
+    rate: Rate,
     memory: float,
+    libraries: bool,
     prepared: Prepared,
     launch: NodeLaunch,
     constants: Arrays,
@@ -132,31 +145,36 @@ def priced(
     """Return the launches of a node on a GPU, or its run on the host.
 
     Args:
-        rate: gives the operations a second that kernels reach on a type.
+        rate: gives the operations a second that a kernel reaches on a type; "" is a library's.
         memory: bytes a second that they reach.
+        libraries: whether NVIDIA's are there, which are asked for products first.
         constants: contents of constants of whole numbers.
     """
-    from soapstone.kernels.cuda.entry import Launch
+    from soapstone.kernels.cuda.entry import Expected, Launch
+    from soapstone.kernels.cuda.libraries.device import expecting
     from soapstone.kernels.cuda.substrate.target import cut_for
 
     node = launch.node
     flops, nbytes = work(prepared.graph, node)
     made = call(prepared, launch, 1, hollow, constants)
-    with cut_for(gpu.multiprocessors):
+    with cut_for(gpu.multiprocessors), expecting(libraries):
         variant, entry = bound(made)
     if entry is None:
         return (_on_host(gpu.host, made, flops, nbytes),)
     wide = any(each.dtype == np.float64 for each in (*made.inputs, *made.outputs))
-    # Libraries serve no arrays that are only described.
-    launches = [each for each in entry.launches if isinstance(each, Launch)]
-    several = len(launches) > 1
-    reached = rate("float64" if wide else "float32")
+    launches = [each for each in entry.launches if isinstance(each, Launch | Expected)]
     own = any(each.flops for each in launches)
+    # Of a library's product that is several calls, each has its part of the operations.
+    first = sum(isinstance(each, Expected) for each in launches) or 1
     found = []
     for number, each in enumerate(launches):
-        mine = each.flops if own else flops if number == 0 else 0.0
-        moved = float(touched(each)) if several else nbytes
-        found.append(_launched(gpu, reached, memory, node.operator, variant, each, mine, moved))
+        mine = each.flops if own else flops / first if number < first else 0.0
+        moved = float(touched(each)) if len(launches) > 1 else nbytes
+        about = gpu, rate, memory, node.operator, variant
+        if isinstance(each, Expected):
+            found.append(_by_library(*about, each, mine, moved))
+        else:
+            found.append(_launched(*about, wide, each, mine, moved))
     return tuple(found)
 
 
@@ -178,27 +196,52 @@ def bound(made: Call) -> tuple[str, DeviceEntry | None]:
 
 def _launched(
     gpu: Gpu,
-    rate: float,
+    rate: Rate,
     memory: float,
     operator: str,
     variant: str,
+    wide: bool,
     launch: Launch,
     flops: float,
     nbytes: float,
 ) -> Priced:
-    from soapstone.kernels.cuda.substrate.resources import resources
-
-    blocks, threads = math.prod(launch.grid), math.prod(launch.block)
-    registers, shared = resources(launch.kernel.name)
-    resident = gpu.resident(threads, registers, shared + launch.shared)
+    blocks, threads, name = math.prod(launch.grid), math.prod(launch.block), launch.kernel.name
+    needed = resources(name)
+    kind = "float64" if wide else "float16" if needed.tensor else "float32"
+    resident = gpu.resident(threads, needed.registers, needed.shared + launch.shared)
     arithmetic, traffic = gpu.shares(blocks, threads, resident, memory)
-    us = {
-        "arithmetic": 1e6 * flops / (rate * arithmetic),
-        "memory": 1e6 * nbytes / (memory * traffic),
-    }
-    longest = max(us, key=lambda name: us[name])
-    about = operator, variant, launch.kernel.name, launch.grid, launch.block
-    return Priced(*about, flops, nbytes, us[longest], longest)
+    us, longest = _longest(flops, rate(kind, name) * arithmetic, nbytes, memory * traffic)
+    return Priced(operator, variant, name, launch.grid, launch.block, flops, nbytes, us, longest)
+
+
+def _by_library(
+    gpu: Gpu,
+    rate: Rate,
+    memory: float,
+    operator: str,
+    variant: str,
+    of: Expected,
+    flops: float,
+    nbytes: float,
+) -> Priced:
+    """Return a library's product, as it is on the tiles that make it the fastest."""
+    batch, rows, columns, depth = of.extents
+    ways = []
+    for high, wide, share in LIBRARY_TILES:
+        tiles = batch * -(-rows // high) * -(-columns // wide)
+        parts = max(1, min(depth // LIBRARY_DEPTH, gpu.multiprocessors // max(tiles, 1)))
+        sums = 8.0 * batch * rows * columns * parts if parts > 1 else 0.0  # written and read
+        given = tiles * parts, LIBRARY_THREADS, 1, memory, LIBRARY_LOADED
+        arithmetic, traffic = gpu.shares(*given)
+        reached = rate(of.dtype, "") * share * arithmetic
+        ways.append(_longest(flops, reached, nbytes + sums, memory * traffic))
+    us, longest = min(ways)
+    return Priced(operator, variant, of.library, (), (), flops, nbytes, us, longest)
+
+
+def _longest(flops: float, rate: float, nbytes: float, memory: float) -> tuple[float, str]:
+    """Return the microseconds of arithmetic or of memory traffic, and which of them it is."""
+    return max((1e6 * flops / rate, "arithmetic"), (1e6 * nbytes / memory, "memory"))
 
 
 def _on_host(host: Host, made: Call, flops: float, nbytes: float) -> Priced:
@@ -208,7 +251,7 @@ def _on_host(host: Host, made: Call, flops: float, nbytes: float) -> Priced:
     return Priced(made.operator, REFERENCE, HOST, (), (), flops, nbytes, us, HOST)
 
 
-def touched(launch: Launch) -> int:
+def touched(launch: Launch | Expected) -> int:
     """Return the bytes of the arrays of a launch, each once."""
     arrays = {id(each): each for each in launch.arguments if hasattr(each, "dtype")}
     return sum(each.size * each.dtype.itemsize for each in arrays.values())

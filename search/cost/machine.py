@@ -17,15 +17,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from soapstone.dtypes import HALVES
 from soapstone.engine.prepare import Prepared
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Arrays
+from soapstone.native.cuda.device import libraries_installed
 from soapstone.runtime.machines.machine import CUDA
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.executor import ExecutorCost
+from soapstone.search.cost.gpu_resources import FUSED, resources
 from soapstone.search.cost.gpus import HOST, Gpu, Host, Priced, priced
 from soapstone.search.cost.launches import Key, keys, peak_bytes, work
 
@@ -136,23 +139,40 @@ class Device:
             )
         return self.gpu.host.latency_us * 1e-6, self.gpu.host.bytes_per_s
 
-    def rate(self, dtype: str) -> float:
+    def rate(self, dtype: str, kernel: str = "") -> float:
         """Return the operations a second that kernels reach on operands of a type.
 
-        A GPU's compute on halves in single precision.
+        kernel: of a GPU, the name of a kernel of soapstone's own, which may be bound by the
+        instructions that it issues, or "" of a library's product, whose halves are multiplied by
+        tensor cores. Both reach `compute_share` of what bounds them.
 
         Raises:
             DeviceError: the device has no rate for the type.
         """
         kind = dtype if dtype in _RATED else "float32"
-        if self.gpu is not None and kind == "float16":
-            kind = "float32"
+        if self.gpu is not None and dtype in HALVES:
+            kind = "float16" if "float16" in self.flops_per_s else "float32"
         if kind not in self.flops_per_s:
             raise DeviceError(
                 f"device {self.name!r}: arithmetic in {kind} found;"
                 f" rates are for {', '.join(self.flops_per_s)}"
             )
-        return self.flops_per_s[kind] * self.compute_share
+        peak = self.flops_per_s[kind]
+        if self.gpu is not None and kernel:
+            issued = resources(kernel).issued
+            if issued is not None:  # a multiprocessor issues as often as it adds single numbers
+                peak = min(peak, self.flops_per_s["float32"] * issued / FUSED)
+        return peak * self.compute_share
+
+    def product_rate(self, dtype: str) -> float:
+        """Return the rate of products: of a GPU's by NVIDIA's libraries if these are installed.
+
+        Raises:
+            DeviceError: the device has no rate for the type.
+        """
+        if self.gpu is None or libraries_installed():
+            return self.rate(dtype)
+        return self.rate(dtype, "fragments" if dtype in HALVES else "product")
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON-ready data."""
@@ -229,12 +249,21 @@ class RooflineCost(CostModel):
     Args:
         device: a description, the name of a shipped one, or a JSON file.
         training: whether graphs are training graphs, without constants.
+        libraries: whether a GPU has NVIDIA's libraries, which are asked for products first; None:
+            if they are installed here (the extra `cuda-libs`).
     """
 
-    def __init__(self, device: Device | str | Path, *, training: bool = False) -> None:
+    def __init__(
+        self,
+        device: Device | str | Path,
+        *,
+        training: bool = False,
+        libraries: bool | None = None,
+    ) -> None:
         self.device = device if isinstance(device, Device) else Device.load(device)
         self.target = self.device.name
         processor = "cpu" if self.device.gpu is None else CUDA
+        self._libraries = libraries
         self._lowering = ExecutorCost(1, training=training, processor=processor)
         self._known: dict[Key, tuple[Priced, ...]] = {}
 
@@ -304,7 +333,8 @@ class RooflineCost(CostModel):
             known |= {key: (self._plain(prepared.graph, node),) for key, node in missing.items()}
         elif missing:
             by_name = {launch.node.name: launch for launch in prepared.launches}
-            given = gpu, self.device.rate, self.device.memory_rate, prepared
+            libraries = libraries_installed() if self._libraries is None else self._libraries
+            given = gpu, self.device.rate, self.device.memory_rate, libraries, prepared
             for key, node in missing.items():
                 known[key] = priced(*given, by_name[node.name], constants)
         return [known[key] for key in wanted]

@@ -24,6 +24,8 @@ from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Role
 from soapstone.kernels import registry
 from soapstone.runtime.machines.machine import COPIER, CUDA, Link, Machine, Memory, Processor
+from soapstone.search.cost import machine as machines
+from soapstone.search.cost.gpu_resources import FUSED, resources
 from soapstone.search.cost.gpus import BUSY_THREADS, HOST, LOADED_BYTES
 from soapstone.search.cost.machine import Device, DeviceError, RooflineCost
 from soapstone.search.placement.find import TIME, memory_plan
@@ -55,6 +57,17 @@ def unserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._VARIANTS, ("cumsum", "cuda"), [])
 
 
+@pytest.fixture(autouse=True, params=[False])
+def libraries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Say whether NVIDIA's libraries are installed; nothing depends on whether they are."""
+    found = bool(request.param)
+    monkeypatch.setattr(machines, "libraries_installed", lambda: found)
+    return found
+
+
+either = pytest.mark.parametrize("libraries", [False, True], indirect=True)
+
+
 def apply(builder: GraphBuilder, name: str, batch: int, first: str | None = None) -> str:
     """Return the result of an operator of `CALLS`; first: its first operand, else a new input."""
     attributes, operands = CALLS[name]
@@ -76,6 +89,7 @@ def alone(name: str, batch: int) -> Graph:
     return builder.build()
 
 
+@either
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("name", CALLS)
 def test_twice_the_batch_costs_at_most_twice_and_a_launch(name: str, device: str) -> None:
@@ -86,9 +100,10 @@ def test_twice_the_batch_costs_at_most_twice_and_a_launch(name: str, device: str
         assert one <= 1.5 * two, (batch, one, two)  # more threads share what weights take
 
 
+@either
 @pytest.mark.parametrize("batch", [1, 64, 1000, 20_000])
 @pytest.mark.parametrize("producer", ["relu", "add", "linear", "conv2d"])
-def test_what_is_fused_is_not_slower(producer: str, batch: int) -> None:
+def test_what_is_fused_is_not_slower(producer: str, batch: int, libraries: bool) -> None:
     model = RooflineCost(H100)
     builder = GraphBuilder("fused")
     made = apply(builder, producer, batch)
@@ -100,11 +115,14 @@ def test_what_is_fused_is_not_slower(producer: str, batch: int) -> None:
         builder = GraphBuilder(name)
         builder.output(*builder.apply(name, builder.input("x", shape)))
         apart += model.cost(builder.build(), {})
-    assert (fused.launches, apart.launches) == (1, 3)
+    by_library = libraries and producer in ("linear", "conv2d")  # what follows is a pass
+    biased = by_library and producer == "conv2d"  # cuDNN's: its bias is a pass, too
+    assert (fused.launches, apart.launches) == (1 + by_library, 3 + biased)
     assert fused.bytes < apart.bytes
     assert fused.time_us <= apart.time_us
 
 
+@either
 @pytest.mark.parametrize("device", GPUS)
 def test_few_elements_take_a_launch_and_many_reach_the_rates(device: str) -> None:
     model = RooflineCost(device)
@@ -118,8 +136,8 @@ def test_few_elements_take_a_launch_and_many_reach_the_rates(device: str) -> Non
     x, y = (builder.input(name, (8192, 8192)) for name in "xy")
     builder.output(*builder.apply("matmul", x, y))
     product = model.cost(builder.build(), {})
-    floor = launch + 1e6 * product.flops / model.device.rate("float32")
-    assert floor <= product.time_us < 1.02 * floor
+    floor = launch + 1e6 * product.flops / model.device.product_rate("float32")
+    assert floor <= product.time_us < 1.06 * floor
 
 
 def test_blocks_that_are_few_or_too_many_for_a_round_leave_multiprocessors_idle() -> None:
@@ -183,18 +201,80 @@ def test_launches_of_a_composite_have_the_operations_of_what_it_is_lowered_to() 
     assert all(each.bound in ("arithmetic", "memory") for _, _, each in found)
 
 
-def test_halves_move_half_and_are_computed_in_single_precision() -> None:
-    def product(dtype: str) -> Graph:
-        builder = GraphBuilder(dtype)
-        x, y = (builder.input(name, (4096, 4096), dtype) for name in "xy")
-        builder.output(*builder.apply("matmul", x, y))
-        return builder.build()
+def product_of(dtype: str, *after: str, extent: int = 8192) -> Graph:
+    """Return a product of square matrices of a type, and functions of it."""
+    builder = GraphBuilder(dtype)
+    made = builder.apply("matmul", *(builder.input(name, (extent,) * 2, dtype) for name in "xy"))
+    for name in after:
+        made = builder.apply(name, made[0])
+    builder.output(made[0])
+    return builder.build()
 
+
+@either
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_of_halves_are_by_tensor_cores_of_the_kernel_that_would_run(
+    dtype: str, libraries: bool
+) -> None:
     model = RooflineCost(H100)
-    half, single, double = (model.cost(product(f"float{bits}"), {}) for bits in (16, 32, 64))
+    half, single, double = (
+        model.cost(product_of(each), {}) for each in (dtype, "float32", "float64")
+    )
     assert half.launches == single.launches == 1
     assert half.bytes == single.bytes / 2
-    assert half.time_us == single.time_us < double.time_us
+    assert half.time_us < single.time_us <= double.time_us
+    ((_, us, launch),) = model.launches(product_of(dtype), {})
+    peaks, share = H100.flops_per_s, H100.compute_share
+    if libraries:
+        assert (launch.kernel, launch.grid) == ("cublaslt", ())
+        rate = peaks["float16"] * share
+    else:  # as many operations as its loop has to an instruction
+        issued = resources(launch.kernel).issued
+        assert issued is not None and launch.grid
+        rate = min(peaks["float16"], peaks["float32"] * issued / FUSED) * share
+    assert 1e6 * launch.flops / rate <= us < 1.06e6 * launch.flops / rate + H100.launch_us
+    assert model.device.product_rate(dtype) == rate
+
+
+def test_prices_are_those_of_the_libraries_that_are_said_to_be_there() -> None:
+    graph = product_of("float16", "gelu")
+    own, asked = (RooflineCost(H100, libraries=each).launches(graph, {}) for each in (False, True))
+    assert [each.kernel for _, _, each in own] == ["fragments"]
+    assert [each.kernel for _, _, each in asked] == ["cublaslt", "pointwise"]
+    assert sum(us for _, us, _ in asked) < sum(us for _, us, _ in own)
+    assert sum(each.flops for _, _, each in asked) == sum(each.flops for _, _, each in own)
+
+
+def test_what_a_library_declines_is_priced_as_the_kernel_that_serves_it() -> None:
+    """Attention of float32 is products of its primitives; with a width of 20, of halves too."""
+
+    def kernels(dtype: str, width: int) -> list[str]:
+        builder = GraphBuilder("attention")
+        q, k, v = (builder.input(name, (2, 64, 4, width), dtype) for name in "qkv")
+        builder.output(*builder.apply("attention", q, k, v))
+        launches = RooflineCost(H100, libraries=True).launches(builder.build(), {})
+        return [each.kernel for _, _, each in launches if each.kernel != "pointwise"]
+
+    assert kernels("float16", 32) == ["cudnn"]
+    for dtype, width in (("float32", 32), ("float16", 20)):
+        found = kernels(dtype, width)
+        assert found.count("cublaslt") >= 2 and "cudnn" not in found
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(64, 64), (64, 200_000), (128, 4096)])
+def test_a_librarys_product_of_few_tiles_is_cut_into_parts_of_its_sums(
+    rows: int, depth: int
+) -> None:
+    builder = GraphBuilder("sums")
+    a, b = builder.input("a", (rows, depth), "float16"), builder.input("b", (depth, 64), "float16")
+    builder.output(*builder.apply("matmul", a, b))
+    model = RooflineCost(H100, libraries=True)
+    ((_, us, launch),) = model.launches(builder.build(), {})
+    one = 1e6 * launch.flops / (model.device.rate("float16") / 132)  # by one multiprocessor
+    fewest = 1e6 * launch.nbytes / H100.memory_rate
+    assert fewest < us
+    if depth > 1000:
+        assert us < one / 2
 
 
 def test_a_description_of_a_gpu_is_read_back_and_its_faults_are_named(tmp_path: Path) -> None:
@@ -281,7 +361,7 @@ def test_the_command_line_says_what_a_launch_takes_and_why(tmp_path: Path) -> No
 
     lines = told("--machine", "h100").splitlines()
     assert lines[0].startswith("H100: ") and "1 launches" in lines[0]
-    assert "tiled product, 2 blocks of 256" in lines[1] and "memory" in lines[1]
+    assert "tiled product, 2 blocks of 256" in lines[1] and "arithmetic" in lines[1]
     found = json.loads(told("--machine", "h100", "--json"))
     assert found["time_us"] == pytest.approx(sum(each["us"] for each in found["launches"]))
     assert "blocks" not in told("--machine", "v100")  # whose kernels are not said
@@ -319,7 +399,7 @@ def test_a_large_operator_costs_the_optimiser_what_it_costs_a_strategy() -> None
     builder.output(*builder.apply("softmax", product))
     graph = builder.build()
     step = simulated(graph, machine_of("h100", 1), Strategy({DEFAULT: Configuration()}))
-    assert step.step_us == pytest.approx(RooflineCost(H100).cost(graph, {}).time_us, rel=0.03)
+    assert step.step_us == pytest.approx(RooflineCost(H100).cost(graph, {}).time_us, rel=0.05)
 
 
 def test_a_memory_plan_for_a_gpu_takes_its_launches_and_copies_beside_them() -> None:

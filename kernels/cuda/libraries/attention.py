@@ -18,7 +18,7 @@ from soapstone.kernels.cuda.libraries.cudnn import (
     tensor,
     uids,
 )
-from soapstone.kernels.cuda.libraries.device import of_gpu
+from soapstone.kernels.cuda.libraries.device import asked
 from soapstone.kernels.cuda.libraries.images import Tensor
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.entry import Call
@@ -37,6 +37,12 @@ class Attention:
     y: Tensor
     scale: float
     causal: bool
+
+    @property
+    def extents(self) -> tuple[int, int, int, int]:
+        """As products: one a head; queries, elements of values, and keys, over which it sums."""
+        b, heads, queries, width = self.y.dim
+        return b * heads, queries, width, self.k.dim[2]
 
     @property
     def sums(self) -> Tensor:
@@ -91,7 +97,7 @@ def attending(of: Attention, kind: str, **where: Any) -> Graph:
 @variant("attention", "cudnn", processor="cuda")
 def attention(call: Call) -> DeviceEntry | None:
     """Return the entry of attention of halves without a mask."""
-    if not of_gpu(call) or bindings() is None:
+    if not asked(call, bindings):
         return None
     inputs, (y, lse) = views(call)
     of = described(call, inputs, y)

@@ -10,7 +10,7 @@ from typing import Any
 
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.libraries.cudnn import bindings, convolving, executed
-from soapstone.kernels.cuda.libraries.device import of_gpu
+from soapstone.kernels.cuda.libraries.device import asked
 from soapstone.kernels.cuda.libraries.images import Kind, convolution
 from soapstone.kernels.cuda.libraries.products import with_pass
 from soapstone.kernels.cuda.products.convolution import bias_grad
@@ -51,7 +51,7 @@ def convolved(
 @variant((*FORWARD, "with_epilogue"), NAME, processor="cuda")
 def served(call: Call) -> DeviceEntry | None:
     """Return the entry of a convolution, or of its gradient to its input, then its steps."""
-    if not of_gpu(call) or bindings() is None:
+    if not asked(call, bindings):
         return None
     of, precision = product_of(call), call.precision
     if of.name not in FORWARD:
@@ -66,7 +66,7 @@ def served(call: Call) -> DeviceEntry | None:
 @variant([name for name in KINDS if name not in FORWARD], NAME, processor="cuda")
 def weight_grad(call: Call) -> DeviceEntry | None:
     """Return the entry of the weights' gradient and, where it is asked for, the bias's."""
-    if not of_gpu(call) or bindings() is None:
+    if not asked(call, bindings):
         return None
     inputs, (dw, *db) = views(call)
     found = convolved(call.operator, call.attributes, inputs, dw, call.precision)

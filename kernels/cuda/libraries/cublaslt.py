@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import HALVES
-from soapstone.kernels.cuda.entry import DeviceEntry
+from soapstone.kernels.cuda.entry import DeviceEntry, Expected
 from soapstone.kernels.cuda.libraries.device import (
     address,
     alignment,
     attempted,
     current,
     imported,
+    is_described,
     number,
     workspace,
 )
@@ -181,6 +182,10 @@ def product(
     of = column_major(problem, by_columns=bias is not None)
     if of is None:
         return None
+    if is_described(c):
+        extents = of.batch, of.d.rows, of.d.columns, of.a.rows if of.a.transposed else of.a.columns
+        one = Expected("cublaslt", extents, kind, (a.span, b.span, c.span))
+        return DeviceEntry((one,) * len(of.places))
     begin = [address(view) for view in ((b, a, c) if of.swapped else (a, b, c))]
     at = None if bias is None else address(bias)
     sizes = [np.dtype(kind).itemsize] * 2 + [np.dtype(stored).itemsize]

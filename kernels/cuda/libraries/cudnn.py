@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Protocol
 
-from soapstone.kernels.cuda.entry import DeviceEntry
+from soapstone.kernels.cuda.entry import DeviceEntry, Expected
 from soapstone.kernels.cuda.libraries.device import (
     address,
     alignment,
     attempted,
     current,
     imported,
+    is_described,
     number,
     workspace,
 )
@@ -120,6 +121,14 @@ def uids(tensors: list[Any]) -> tuple[int, ...]:
 Make = Callable[..., Graph]
 
 
+class Extents(Hashable, Protocol):
+    """What is described: as products, see `Expected.extents`."""
+
+    @property
+    def extents(self) -> tuple[int, int, int, int]:
+        """How many, rows, columns, and terms of a sum."""
+
+
 @lru_cache(maxsize=1024)
 def planned(make: Make, of: Hashable, kind: str, precision: str, device: int) -> Graph | None:
     """Return the planned graph of what is described, or None: cuDNN has no way to compute it.
@@ -156,7 +165,7 @@ class Executed:
 
 def executed(
     make: Make,
-    of: Hashable,
+    of: Extents,
     precision: str,
     operands: Sequence[View],
     results: Sequence[View],
@@ -170,6 +179,9 @@ def executed(
         return None
     if any(view.reach > MOST_ELEMENTS for view in views):
         return None
+    if any(map(is_described, views)):
+        spans = tuple(view.span for view in views)
+        return DeviceEntry((Expected("cudnn", of.extents, kind, spans),))
     addresses = [address(view) for view in views]
     if alignment(*addresses) < ALIGNED_BYTES:
         return None

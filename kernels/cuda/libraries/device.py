@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
@@ -39,9 +41,32 @@ def attempted(call: Callable[[], Any], label: str, instead: str) -> Any:
         return None
 
 
-def of_gpu(call: Call) -> bool:
-    """Return whether a call's arrays are in a GPU's memory, and not only described."""
-    return not any(isinstance(array, Described) for array in (*call.inputs, *call.outputs))
+_EXPECTED: ContextVar[bool] = ContextVar("libraries", default=False)
+
+
+@contextmanager
+def expecting(libraries: bool) -> Iterator[None]:
+    """Say whether libraries serve calls on arrays that are only described, in this block."""
+    before = _EXPECTED.set(libraries)
+    try:
+        yield
+    finally:
+        _EXPECTED.reset(before)
+
+
+def asked(call: Call, bindings: Callable[[], Any]) -> bool:
+    """Return whether a library is asked to serve a call: it is there, or expected to be there.
+
+    bindings: of the library; not looked for where arrays are only described.
+    """
+    if any(isinstance(array, Described) for array in (*call.inputs, *call.outputs)):
+        return _EXPECTED.get()
+    return bindings() is not None
+
+
+def is_described(view: View) -> bool:
+    """Return whether a view's elements are in no memory."""
+    return isinstance(view.span, Described)
 
 
 def address(view: View) -> int:

@@ -6,6 +6,7 @@ filter, of (n, c, *positions); groups are in the extents of channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,6 +42,21 @@ class Convolution:
     def result(self) -> Tensor:
         """What is computed."""
         return {"conv_fprop": self.y, "conv_dgrad": self.x, "conv_wgrad": self.w}[self.kind]
+
+    @property
+    def extents(self) -> tuple[int, int, int, int]:
+        """As products: groups, rows, columns, and terms of a sum; of y by places, filters, taps."""
+        filters, taps = self.w.dim[0], math.prod(self.w.dim[1:])
+        groups = self.x.dim[1] // self.w.dim[1]
+        filters //= groups
+        places = self.y.dim[0] * math.prod(self.y.dim[2:])
+        if self.kind == "conv_wgrad":
+            return groups, filters, taps, places
+        if self.kind == "conv_fprop":
+            return groups, places, filters, taps
+        kernel = math.prod(self.w.dim[2:])
+        reads = self.x.dim[0] * math.prod(self.x.dim[2:])
+        return groups, reads, self.w.dim[1], filters * kernel
 
     @property
     def operands(self) -> tuple[Tensor, Tensor]:

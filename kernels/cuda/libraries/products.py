@@ -12,7 +12,7 @@ from soapstone.kernels.cuda.elementwise.pointwise import Writer, pointwise
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.libraries.cublaslt import bindings, product
-from soapstone.kernels.cuda.libraries.device import of_gpu
+from soapstone.kernels.cuda.libraries.device import asked
 from soapstone.kernels.cuda.products.matmul import PROBLEMS, Problem, Product, ending, product_of
 from soapstone.kernels.cuda.substrate.arrays import View, room
 from soapstone.kernels.entry import Call
@@ -64,7 +64,7 @@ def with_pass(
 @variant((*SERVED, "with_epilogue"), NAME, processor="cuda")
 def served(call: Call) -> DeviceEntry | None:
     """Return the entry of a product, a linear layer or its gradients, then its steps."""
-    if not of_gpu(call) or bindings() is None or len(call.outputs) != 1:
+    if not asked(call, bindings) or len(call.outputs) != 1:
         return None
     of = product_of(call)
     return multiplied(of, call.precision) if of.name in SERVED else None

@@ -80,7 +80,7 @@ def devices_of(machine: Machine) -> tuple[Array, Array]:
     for kind in range(len(kinds)):
         device = devices[kind_of.index(kind)]
         known = [dtype if dtype in device.flops_per_s else "float32" for dtype in TYPES]
-        flops = [device.rate(dtype) / 1e9 for dtype in known]
+        flops = [device.product_rate(dtype) / 1e9 for dtype in known]
         full = float(device.full_rate_results)
         rates.append((device.memory_rate / 1e9, device.launch_us * 1e3, full, flops))
     return np.array(rows, DEVICE), np.array(rates, DEVICE_KIND)

@@ -14,6 +14,7 @@ from helpers.kernel_calls import FILL, place
 from helpers.operator_checks import subject
 
 from soapstone.ir.spec import Case, operator
+from soapstone.kernels.cuda.entry import Expected
 from soapstone.kernels.cuda.libraries.attention import described
 from soapstone.kernels.cuda.libraries.convolutions import KINDS
 from soapstone.kernels.cuda.libraries.cudnn import convolving, executed
@@ -168,9 +169,13 @@ def test_cudnn_is_asked_for_no_tensor_that_32_bits_do_not_count() -> None:
         x = Described((rows, 2), (2, 1), np.dtype("float16"))
         return View(x, x.shape, x.strides, x.dtype.name)
 
-    with pytest.raises(AttributeError, match="__cuda_array_interface__"):  # it would be asked
-        executed(convolving, None, "float32", [tensor(2**30 - 1)], [tensor(2)])
-    assert executed(convolving, None, "float32", [tensor(2**30)], [tensor(2)]) is None
+    x, w, y = (View(None, (1, 1, 1, 1), (1, 1, 1, 1), "float16") for _ in "xwy")
+    at = {"stride": (1, 1), "padding": (0,) * 4, "dilation": (1, 1), "groups": 1}
+    of = convolution("conv_fprop", at, x, w, y)
+    assert of is not None
+    found = executed(convolving, of, "float32", [tensor(2**30 - 1)], [tensor(2)])
+    assert found is not None and isinstance(found.launches[0], Expected)  # it would be asked
+    assert executed(convolving, of, "float32", [tensor(2**30)], [tensor(2)]) is None
 
 
 def test_addresses_are_as_aligned_as_the_least_of_them() -> None:

@@ -15,9 +15,9 @@ from helpers.cuda_compilers import compilers
 from soapstone.dtypes import learn
 from soapstone.kernels.cuda.substrate.arrays import Described
 from soapstone.kernels.cuda.substrate.compiling import form, ptx
-from soapstone.kernels.cuda.substrate.resources import resources
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
+from soapstone.search.cost.gpu_resources import resources
 
 PROGRAM = Path(__file__).parents[3] / "benchmarks" / "kernels" / "cuda_ptx.py"
 # One of each family: chains, folds by warp and block, rows, tiles of products, windows, graphs,
@@ -40,8 +40,8 @@ def test_kernels_compile_without_spills_or_double_precision(reals: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     rows = [ast.literal_eval(line) for line in done.stdout.splitlines() if line[0] == "{"]
     within = [
-        row["registers"] <= resources(row["kernel"])[0]
-        and row["shared"] <= resources(row["kernel"])[1]
+        row["registers"] <= resources(row["kernel"]).registers
+        and row["shared"] <= resources(row["kernel"]).shared
         for row in rows
         if "registers" in row  # where ptxas is
     ]

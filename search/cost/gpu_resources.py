@@ -1,0 +1,49 @@
+"""What kernels need of a multiprocessor: what ptxas gives four of five of each name at most.
+
+`benchmarks/kernels/cuda_ptx.py` prints registers and shared memory, which say how many blocks a
+multiprocessor holds, and with --loops how many instructions a product's loops have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LANES = 32  # threads of a warp, each of which multiplies and adds in one instruction
+FUSED = 2.0 * LANES  # operations of an instruction of a warp that multiplies and adds
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel needs.
+
+    Attributes:
+        registers: of a thread. shared: bytes of static shared memory of a block.
+        issued: operations to an instruction that a warp issues in a product's loops, all others
+            counted; None where that is not what bounds a kernel. `FUSED` is as many as without
+            tensor cores there can be.
+        tensor: whether tensor cores multiply.
+    """
+
+    registers: int
+    shared: int
+    issued: float | None = None
+    tensor: bool = False
+
+
+# For sm_80 and sm_90.
+_MOST: Mapping[str, Resources] = {
+    "each": Resources(40, 1024),
+    "fold": Resources(40, 2048),
+    "fragments": Resources(168, 10240, 73, tensor=True),
+    "pointwise": Resources(32, 0),
+    "product": Resources(128, 8320, 10),
+    "rows": Resources(48, 128),
+    "transposition": Resources(40, 4224),
+}
+_OTHERS = Resources(64, 8320)
+
+
+def resources(kernel: str) -> Resources:
+    """Return what a kernel needs, by its name."""
+    return _MOST.get(kernel, _OTHERS)
