@@ -161,8 +161,24 @@ def priced(
         variant, entry = bound(made)
     if entry is None:
         return (_on_host(gpu.host, made, flops, nbytes),)
-    wide = any(each.dtype == np.float64 for each in (*made.inputs, *made.outputs))
     launches = [each for each in entry.launches if isinstance(each, Launch | Expected)]
+    return launched(gpu, rate, memory, made, variant, launches, flops, nbytes)
+
+
+def launched(
+    gpu: Gpu,
+    rate: Rate,
+    memory: float,
+    made: Call,
+    variant: str,
+    launches: Sequence[Launch | Expected],
+    flops: float,
+    nbytes: float,
+) -> tuple[Priced, ...]:
+    """Return what a call's launches take by a variant; arguments: see `priced`."""
+    from soapstone.kernels.cuda.entry import Expected
+
+    wide = any(each.dtype == np.float64 for each in (*made.inputs, *made.outputs))
     own = any(each.flops for each in launches)
     # Of a library's product that is several calls, each has its part of the operations.
     first = sum(isinstance(each, Expected) for each in launches) or 1
@@ -170,11 +186,11 @@ def priced(
     for number, each in enumerate(launches):
         mine = each.flops if own else flops / first if number < first else 0.0
         moved = float(touched(each)) if len(launches) > 1 else nbytes
-        about = gpu, rate, memory, node.operator, variant
+        about = gpu, rate, memory, made.operator, variant
         if isinstance(each, Expected):
             found.append(_by_library(*about, each, mine, moved))
         else:
-            found.append(_launched(*about, wide, each, mine, moved))
+            found.append(_by_kernel(*about, wide, each, mine, moved))
     return tuple(found)
 
 
@@ -194,7 +210,7 @@ def bound(made: Call) -> tuple[str, DeviceEntry | None]:
         return REFERENCE, None
 
 
-def _launched(
+def _by_kernel(
     gpu: Gpu,
     rate: Rate,
     memory: float,

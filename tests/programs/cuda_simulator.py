@@ -2,6 +2,7 @@
 """CUDA kernels against the references, in Numba's simulator; run in a process of its own.
 
     python tests/programs/cuda_simulator.py [--every] [OPERATOR ...]
+    python tests/programs/cuda_simulator.py --device [OPERATOR ...]     # on a GPU, all cases
 
 Cases are run in turn as they are and as images channels-last in tiles of larger arrays, the first
 in both ways and both half precisions; some operators on sizes whose launches have several blocks.
@@ -22,15 +23,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+DEVICE = "--device" in sys.argv
+if not DEVICE:
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.setswitchinterval(1e-4)  # the simulator polls its threads
 warnings.simplefilter("ignore")
 
 import numpy as np
+from helpers.cuda_arrays import There
 from helpers.kernel_calls import FILL, around, place
 from helpers.operator_checks import Subject, subject
-from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
 from soapstone.dtypes import kind_of, learn
 from soapstone.ir.spec import Case, operator, operators
@@ -40,7 +43,8 @@ from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 
 EVERY = "--every"
-CASES, POINTS = (None, math.inf) if EVERY in sys.argv else (5, 5000)  # at most, points of each
+# At most so many cases, of so many points.
+CASES, POINTS = (None, math.inf) if DEVICE or EVERY in sys.argv else (5, 5000)
 HALVES = ("float16", learn("bfloat16"))
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4, "float64": 1e-9}
 # Sizes of several blocks, and of rows that a block has to itself.
@@ -131,8 +135,9 @@ def served(name: str) -> dict[str, Any]:
             if each.name == LOWERED and (found or (CASES and calls > 2)):
                 continue  # many launches, of kernels that have cases of their own
             outputs = [place(np.full(x.shape, FILL, x.dtype), layout) for x in expected]
-            inputs = tuple(map(FakeCUDAArray, arrays))
-            call = Call(name, attributes, inputs, tuple(map(FakeCUDAArray, outputs)))
+            inputs, made = ([There(x) for x in side] for side in (arrays, outputs))
+            given = ((x.array for x in side) for side in (inputs, made))
+            call = Call(name, attributes, *map(tuple, given))
             try:
                 entry = each.bind(call)
                 if entry is None:
@@ -142,6 +147,8 @@ def served(name: str) -> dict[str, Any]:
                 entry.enqueue()
                 code = 0 if entry.status is None else int(entry.status.copy_to_host()[0])
                 assert code == 0, entry.explain(code)
+                for output_there in made:
+                    output_there.back()
                 for output, value in zip(outputs, expected, strict=True):
                     near(
                         output,
@@ -167,6 +174,6 @@ def near(found: Array, wanted: Array, tolerance: float) -> None:
 
 
 if __name__ == "__main__":
-    named = [name for name in sys.argv[1:] if name != EVERY]
+    named = [name for name in sys.argv[1:] if not name.startswith("--")]
     for name in named or [spec.name for spec in operators()]:
         print(json.dumps(served(name)), flush=True)

@@ -1,4 +1,4 @@
-"""Every CUDA kernel against its operator's reference, in Numba's simulator; no GPU is needed."""
+"""Every CUDA kernel against its operator's reference, in Numba's simulator, and on a GPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import pytest
 
 from soapstone.ir.spec import OpSpec, operators
 from soapstone.kernels.select import unserved
-
-pytestmark = pytest.mark.simulator
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "cuda_simulator.py"
 SECONDS = 600
@@ -36,11 +34,17 @@ def family(spec: OpSpec) -> str:
     return "elementwise" if spec.elementwise else str(function.__module__).split(".")[-2]
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param((), id="simulated", marks=pytest.mark.simulator),
+        pytest.param(("--device",), id="device", marks=pytest.mark.gpu),
+    ],
+)
 @pytest.mark.parametrize(("names"), [pytest.param(n, id=f) for f, n in families()])
-def test_kernels_equal_the_reference_in_the_simulator(names: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *names], capture_output=True, text=True, timeout=SECONDS
-    )
+def test_kernels_equal_the_reference(names: list[str], where: tuple[str, ...]) -> None:
+    command = [sys.executable, str(PROGRAM), *where, *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["operator"] for line in lines] == names
@@ -49,6 +53,7 @@ def test_kernels_equal_the_reference_in_the_simulator(names: list[str]) -> None:
     assert without >= set(unserved("cuda")) & set(names)
 
 
+@pytest.mark.simulator
 def test_what_is_outside_is_told_by_the_status() -> None:
     program = PROGRAM.with_name("cuda_statuses.py")
     done = subprocess.run(
