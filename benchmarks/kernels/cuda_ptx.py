@@ -1,12 +1,14 @@
 """CUDA kernels compiled without a GPU: registers, shared memory and spills of each, by operator.
 
     python benchmarks/kernels/cuda_ptx.py [OPERATOR ...] [--every] [--reals float16] [--save]
+    python benchmarks/kernels/cuda_ptx.py matmul --loops     # needs nvidia-cuda-nvdisasm
 
 Calls are bound to arrays that are only described, so that what is compiled is what a GPU would be
 given. Each operator's first case is taken (all with --every), and for some a call of usual size,
-whose launches differ; with --reals, those that take reals, in a half precision. The exit code is 1
-where a kernel cannot be compiled, spills registers, or computes in double precision although no
-operand does.
+whose launches differ; with --reals, those that take reals, in a half precision. With --loops, the
+instructions of each loop of the machine code are shown, from which `search/cost/gpu_resources.py`
+has what products issue. The exit code is 1 where a kernel cannot be compiled, spills registers, or
+computes in double precision although no operand does.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from soapstone.ir.tensor import TensorSpec
 from soapstone.kernels.choices import Choices
 from soapstone.kernels.cuda.entry import Launch
 from soapstone.kernels.cuda.substrate.arrays import Described
-from soapstone.kernels.cuda.substrate.compiling import assembled, assembler, form, ptx
+from soapstone.kernels.cuda.substrate.compiling import assembled, assembler, form, loops, ptx
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import select_device
 
@@ -131,6 +133,7 @@ def main() -> int:
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--every", action="store_true")
     parser.add_argument("--reals", default="float32", choices=("float32", "float16", "bfloat16"))
+    parser.add_argument("--loops", action="store_true", help="Show the instructions of loops.")
     parser.add_argument("--save", action="store_true", help="Write the table in RESULTS.md.")
     taken = parser.parse_args()
     ptxas, known, wrong, rows = assembler(), set(), 0, []
@@ -154,6 +157,8 @@ def main() -> int:
                         row["double"] = not wide and bool(re.search(r"\.f64\s+%", text))
                         if ptxas is not None:
                             row |= vars(assembled(text, capability, ptxas))
+                        if ptxas is not None and taken.loops:
+                            row["loops"] = loops(text, capability, ptxas)
                     except Exception as error:
                         row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
                     bad = row.get("error") or row.get("spilled") or row.get("double")

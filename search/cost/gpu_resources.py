@@ -23,22 +23,27 @@ class Resources:
             counted; None where that is not what bounds a kernel. `FUSED` is as many as without
             tensor cores there can be.
         tensor: whether tensor cores multiply.
+        loaded: bytes that a thread has under way: four elements (`elementwise.pointwise`), or the
+            tiles that are copied ahead (`products.staged`).
     """
 
     registers: int
     shared: int
     issued: float | None = None
     tensor: bool = False
+    loaded: int = 16
 
 
 # For sm_80 and sm_90.
 _MOST: Mapping[str, Resources] = {
     "each": Resources(40, 1024),
     "fold": Resources(40, 2048),
-    "fragments": Resources(168, 10240, 73, tensor=True),
+    "fragments": Resources(168, 10240, 46, tensor=True),
     "pointwise": Resources(32, 0),
-    "product": Resources(128, 8320, 10),
+    "product": Resources(128, 8320, 18),
     "rows": Resources(48, 128),
+    "staged": Resources(128, 49152, 650, tensor=True, loaded=128),
+    "staged_small": Resources(104, 24576, 300, tensor=True, loaded=64),
     "transposition": Resources(40, 4224),
 }
 _OTHERS = Resources(64, 8320)

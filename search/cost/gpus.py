@@ -30,7 +30,6 @@ from soapstone.search.cost.launches import call, hollow, work
 if TYPE_CHECKING:
     from soapstone.kernels.cuda.entry import DeviceEntry, Expected, Launch
 
-LOADED_BYTES = 16  # that a thread has under way: four elements (`elementwise.pointwise`)
 # What is assumed of a library's product: tiles, with rows, columns, and the share of the rate that
 # is reached on them, of which it takes the fastest; threads of a block, and bytes that each has
 # under way in several stages; and how many terms of a sum are a part, where multiprocessors have
@@ -96,7 +95,7 @@ class Gpu:
         return max(1, min(limits))
 
     def shares(
-        self, blocks: int, threads: int, resident: int, memory: float, loaded: int = LOADED_BYTES
+        self, blocks: int, threads: int, resident: int, memory: float, loaded: int
     ) -> tuple[float, float]:
         """Return the shares of arithmetic and of memory that a launch's blocks reach.
 
@@ -225,7 +224,7 @@ def _by_kernel(
     needed = resources(name)
     kind = "float64" if wide else "float16" if needed.tensor else "float32"
     resident = gpu.resident(threads, needed.registers, needed.shared + launch.shared)
-    arithmetic, traffic = gpu.shares(blocks, threads, resident, memory)
+    arithmetic, traffic = gpu.shares(blocks, threads, resident, memory, needed.loaded)
     us, longest = _longest(flops, rate(kind, name) * arithmetic, nbytes, memory * traffic)
     return Priced(operator, variant, name, launch.grid, launch.block, flops, nbytes, us, longest)
 

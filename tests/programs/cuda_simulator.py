@@ -88,7 +88,13 @@ LARGER = {
         Case(("2 90", "uint8 3 6 8 >=0 <256", "3 6", "3 6"), {"zeros": True}),
         Case(("2 9 30", "uint8 11 2 8 >=0 <256", "11 2")),
     ],
-    "matmul": [Case(("20 40", "40 30"))],
+    "matmul": [
+        Case(("20 40", "40 30")),
+        Case(("2 40 48", "2 48 24")),
+        Case(("48 20", "16 48"), {"transpose_a": True, "transpose_b": True}),
+        Case(("40 19", "40 24"), {"transpose_a": True}),
+    ],
+    "linear": [Case(("2 11 40", "40 24", "24"), {"bias": True, "activation": "gelu"})],
     "adam": [Case(("900",) * 4 + ("", "int64 <9", "bool"), {}, (), positive=True)],
 }
 
@@ -107,8 +113,8 @@ def forms(name: str) -> Iterator[tuple[str, Mapping[str, Any], Sequence[Array], 
         if number == 0 or number % 2:
             arrays = [place(array, "last tile") for array in item.arrays]
             yield f"{what} tile", item.attributes, arrays, expected
-        if number and not (name == "matmul" and case in LARGER[name]):  # by fragments of tiles
-            continue
+        if number and not (name in ("matmul", "linear") and case in LARGER[name]):
+            continue  # other than by tensor cores halves are computed as float32 is
         for kind in HALVES:
             halves = [x.astype(kind) if x.dtype == np.float32 else x for x in item.arrays]
             if any(x.dtype == kind for x in halves):

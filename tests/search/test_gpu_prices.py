@@ -26,13 +26,14 @@ from soapstone.kernels import registry
 from soapstone.runtime.machines.machine import COPIER, CUDA, Link, Machine, Memory, Processor
 from soapstone.search.cost import machine as machines
 from soapstone.search.cost.gpu_resources import FUSED, resources
-from soapstone.search.cost.gpus import BUSY_THREADS, HOST, LOADED_BYTES
+from soapstone.search.cost.gpus import BUSY_THREADS, HOST
 from soapstone.search.cost.machine import Device, DeviceError, RooflineCost
 from soapstone.search.placement.find import TIME, memory_plan
 
 pytest.importorskip("numba.cuda", reason="pip install soapstone[cuda]")
 GPUS = ("a100", "h100", "h200")
 H100 = Device.load("h100")
+LOADED = resources("pointwise").loaded
 
 # Operators by name: attributes and operands; n is a batch, and w a weight's operand.
 CALLS = {
@@ -145,7 +146,7 @@ def test_blocks_that_are_few_or_too_many_for_a_round_leave_multiprocessors_idle(
     assert gpu is not None
 
     def arithmetic(blocks: int, threads: int = BUSY_THREADS) -> float:
-        return gpu.shares(blocks, threads, 8, H100.memory_rate)[0]
+        return gpu.shares(blocks, threads, 8, H100.memory_rate, LOADED)[0]
 
     count = gpu.multiprocessors
     assert arithmetic(1) == pytest.approx(1 / count)
@@ -155,11 +156,11 @@ def test_blocks_that_are_few_or_too_many_for_a_round_leave_multiprocessors_idle(
     assert arithmetic(2 * count, BUSY_THREADS // 4) == pytest.approx(1 / 2)
 
     def traffic(blocks: int, resident: int) -> float:
-        return gpu.shares(blocks, 256, resident, H100.memory_rate)[1]
+        return gpu.shares(blocks, 256, resident, H100.memory_rate, LOADED)[1]
 
     needed = H100.memory_rate * gpu.latency_us * 1e-6  # bytes under way, by Little's law
-    assert traffic(10, 8) == pytest.approx(10 * 256 * LOADED_BYTES / needed)
-    assert traffic(10_000, 1) == pytest.approx(count * 256 * LOADED_BYTES / needed)
+    assert traffic(10, 8) == pytest.approx(10 * 256 * LOADED / needed)
+    assert traffic(10_000, 1) == pytest.approx(count * 256 * LOADED / needed)
     assert traffic(10_000, 8) == 1
 
 
@@ -239,7 +240,7 @@ def test_products_of_halves_are_by_tensor_cores_of_the_kernel_that_would_run(
 def test_prices_are_those_of_the_libraries_that_are_said_to_be_there() -> None:
     graph = product_of("float16", "gelu")
     own, asked = (RooflineCost(H100, libraries=each).launches(graph, {}) for each in (False, True))
-    assert [each.kernel for _, _, each in own] == ["fragments"]
+    assert [each.kernel for _, _, each in own] == ["staged"]
     assert [each.kernel for _, _, each in asked] == ["cublaslt", "pointwise"]
     assert sum(us for _, us, _ in asked) < sum(us for _, us, _ in own)
     assert sum(each.flops for _, _, each in asked) == sum(each.flops for _, _, each in own)
@@ -361,7 +362,7 @@ def test_the_command_line_says_what_a_launch_takes_and_why(tmp_path: Path) -> No
 
     lines = told("--machine", "h100").splitlines()
     assert lines[0].startswith("H100: ") and "1 launches" in lines[0]
-    assert "tiled product, 2 blocks of 256" in lines[1] and "arithmetic" in lines[1]
+    assert "tiled product, 2 blocks of 256" in lines[1] and "memory" in lines[1]
     found = json.loads(told("--machine", "h100", "--json"))
     assert found["time_us"] == pytest.approx(sum(each["us"] for each in found["launches"]))
     assert "blocks" not in told("--machine", "v100")  # whose kernels are not said

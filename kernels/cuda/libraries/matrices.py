@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from soapstone.kernels.cuda.products.matmul import Problem
-from soapstone.kernels.cuda.products.tiled import Axes, Operand
+from soapstone.kernels.cuda.products.operands import Axes, Operand, step
 
 MOST_CALLS = 64  # of one product, whose batches are not all in one stride
 MOST_EXTENT = 2**31 - 1
@@ -87,21 +87,6 @@ def _uses(a: Operand, b: Operand, c: Operand) -> list[tuple[str, int, Operand]]:
     return [
         (key, n, x) for n, x, keys in ((0, a, "mk"), (1, b, "kn"), (2, c, "mn")) for key in keys
     ]
-
-
-def step(operand: Operand, axes: Axes) -> int | None:
-    """Return the step of an operand along axes that are counted as one, or None: it has several."""
-    first, whole = None, 1
-    for name, extent in reversed(axes):
-        if extent == 1:
-            continue
-        own = operand.strides.get(name, 0)
-        if first is None:
-            first = own
-        elif own != first * whole:
-            return None
-        whole *= extent
-    return first or 0
 
 
 def _batches(

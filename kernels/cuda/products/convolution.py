@@ -9,7 +9,7 @@ from soapstone.ir.ops.windows.window import windows_of
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.products.matmul import PROBLEMS, Problem, Product, bound, named, tiled
-from soapstone.kernels.cuda.products.tiled import Operand, Window
+from soapstone.kernels.cuda.products.operands import Operand, Window
 from soapstone.kernels.cuda.reduction.fold import fold
 from soapstone.kernels.cuda.substrate.arrays import View, views
 from soapstone.kernels.entry import Call

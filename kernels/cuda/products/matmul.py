@@ -10,7 +10,8 @@ from soapstone.ir.ops.elementwise.fused import program_steps
 from soapstone.kernels.cuda.elementwise.pointwise import Writer
 from soapstone.kernels.cuda.elementwise.text import Text, Value, step
 from soapstone.kernels.cuda.entry import DeviceEntry
-from soapstone.kernels.cuda.products.tiled import Axes, Operand, product
+from soapstone.kernels.cuda.products.operands import Axes, Operand
+from soapstone.kernels.cuda.products.tiled import product
 from soapstone.kernels.cuda.substrate.arrays import View, views
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant

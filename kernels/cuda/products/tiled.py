@@ -5,52 +5,29 @@ over axes, of which some are windows, that have a place only where they lie insi
 and its gradients are the same kernel as a matrix product, without a matrix of windows in memory. A
 block has a tile of c; each thread keeps a few rows and columns of it in registers, and what threads
 load together lies side by side where the operand's strides allow it. Halves are multiplied by
-tensor cores, a warp's rows and columns at a time, and added in single precision.
+tensor cores, a warp's rows and columns at a time, and added in single precision; of matrices whose
+rows are copied in pieces, tiles are loaded ahead (`staged.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from soapstone.kernels.cuda.elementwise.integers import INTEGERS
 from soapstone.kernels.cuda.elementwise.pointwise import Writer
 from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch
-from soapstone.kernels.cuda.substrate.arrays import View, reinterpreted
-from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built
+from soapstone.kernels.cuda.products.operands import Axes, Operand, side_by_side
+from soapstone.kernels.cuda.products.staged import LARGE, SMALL, Staged, rows_of
+from soapstone.kernels.cuda.substrate.arrays import reinterpreted
+from soapstone.kernels.cuda.substrate.copying import COPYING
+from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built, processors
 from soapstone.kernels.cuda.substrate.tensor_cores import MULTIPLIED, SCRATCH, serves
 
 THREADS = WARP if SIMULATED else 256  # of a block
-
-
-@dataclass(frozen=True)
-class Window:
-    """A place along one axis of an operand, found from several axes of the product.
-
-    It is (sum of axes times `steps`, plus `shift`) / `divisor`, where that is whole and from 0 to
-    `size` - 1; elsewhere the element is zero. `stride`: of the operand along it.
-    """
-
-    steps: Mapping[str, int]
-    shift: int
-    size: int
-    stride: int
-    divisor: int = 1
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A view, its strides along axes of the product, and its windows."""
-
-    view: View
-    strides: Mapping[str, int]
-    windows: tuple[Window, ...] = ()
-
-
-Axes = Sequence[tuple[str, int]]  # names and extents
 
 
 class Sums:
@@ -85,7 +62,8 @@ class Sums:
 
     def slot(self, name: str, k: str, at: str) -> str:
         """Return the text of a word of a tile."""
-        return f"tile_{name}[{k} * {(self.high if name == 'a' else self.wide) + 1} + {at}]"
+        length = (self.high if name == "a" else self.wide) + 1
+        return f"tile_{name}[uint64({k} * {length} + {at})]"  # which is not looked for a sign
 
 
 class Fragments(Sums):
@@ -130,14 +108,14 @@ class Fragments(Sums):
 
     def slot(self, name: str, k: str, at: str) -> str:
         """Return the text of a word of a tile."""
-        return f"tile_{name}[({at}) * {self.depth // 2 + 4} + {k}]"
+        return f"tile_{name}[uint64(({at}) * {self.depth // 2 + 4} + {k})]"
 
 
 @cache
 def compiled(source: str) -> Kernel:
-    """Return the kernel `product` of a source text, or `fragments`."""
-    name = "product" if source.startswith("def product") else "fragments"
-    return built(name, source, **INTEGERS, **MULTIPLIED)
+    """Return the kernel of a source text, which begins with its name."""
+    name = source[len("def ") : source.index("(")]
+    return built(name, source, **INTEGERS, **MULTIPLIED, **COPYING)
 
 
 def indices(number: str, axes: Axes, indent: str) -> list[str]:
@@ -195,8 +173,10 @@ def product(
         return DeviceEntry(())
     kind = kind or wide(a.view.dtype)
     halves = kind == "float32" and a.view.dtype == b.view.dtype and serves(a.view.dtype)
-    by: Sums = Fragments(a.view.dtype) if halves and counts["k"] else Sums(kind)
-    if by.together > 1:  # tiles have the bits of elements
+    by: Sums | Staged = Sums(kind)
+    if halves and counts["k"]:
+        by = staged(a, b, axes, counts) or Fragments(a.view.dtype)
+    if not isinstance(by, Sums) or by.together > 1:  # tiles have the bits of elements
         a, b = (replace(x, view=reinterpreted(x.view, "uint16")) for x in (a, b))
     operands = {"a": a, "b": b, "c": c, **{f"x{n}": one for n, one in enumerate(extras)}}
     parameters, arguments = [], []
@@ -209,12 +189,12 @@ def product(
             if step:
                 parameters.append(f"s_{name}_{axis}")
                 arguments.append(step)
+    if isinstance(by, Staged):
+        parameters += [f"row_{name}" for name in "ab"]
+        arguments += [by.steps[name] for name in "ab"]
     lines = [
         f"def {by.kernel}(m_count, n_count, k_count, {', '.join(parameters)}):",
-        f"    tile_a = cuda.shared.array({by.words('a')}, {by.word})",
-        f"    tile_b = cuda.shared.array({by.words('b')}, {by.word})",
         "    thread = cuda.threadIdx.x",
-        *("    " + line for line in by.head),
         f"    tiles_m = (m_count + {by.high - 1}) // {by.high}",
         f"    tiles_n = (n_count + {by.wide - 1}) // {by.wide}",
         "    tile = cuda.blockIdx.x",  # along the other axes there are at most 65535 blocks
@@ -223,12 +203,63 @@ def product(
         "    batch = tile // tiles_n // tiles_m",
         *indices("batch", axes["b"], "    "),
     ]
-    lines += [f"    {name} = {kind}(0)" for name, _, _ in by.sums]
-    lines += ["    first_k = 0", "    while first_k < k_count:"]
+
+    def stored(total: str, indent: str) -> list[str]:
+        return _stored(Value(total, kind), operands, axes, writer, indent)
+
+    if isinstance(by, Staged):
+        for name in "ab":
+            terms = [
+                f" + at_{axis} * s_{name}_{axis}"
+                for axis, _ in axes["b"]
+                if operands[name].strides.get(axis)
+            ]
+            lines.append(f"    o_{name} = o_{name}{''.join(terms)}")
+        lines += ["    next_k = 0", *("    " + line for line in by.start())]
+        lines += [f"    {name} = {kind}(0)" for name in by.sums]
+        lines += ["    " + line for line in (*by.loop(), *by.store(stored("total", "")))]
+    else:
+        lines += _tiles(by)
+        lines += [f"    {name} = {kind}(0)" for name, _, _ in by.sums]
+        lines += _loop(by, operands, axes)
+        for name, row, column in by.sums:
+            lines += [f"    m_at = first_m + {row}", f"    n_at = first_n + {column}"]
+            lines += ["    if m_at < m_count and n_at < n_count:", *stored(name, " " * 8)]
+    grid = (-(-counts["n"] // by.wide) * -(-counts["m"] // by.high) * counts["b"],)
+    kernel = compiled("\n".join(lines))
+    launch = (counts["m"], counts["n"], counts["k"], *arguments)
+    return DeviceEntry((Launch(kernel, grid, (THREADS,), launch),))
+
+
+def staged(
+    a: Operand, b: Operand, axes: Mapping[str, Axes], counts: Mapping[str, int]
+) -> Staged | None:
+    """Return how tiles of halves are loaded ahead, or None where they cannot be."""
+    rows = {"a": rows_of(a, axes["m"], axes["k"]), "b": rows_of(b, axes["n"], axes["k"])}
+    known = {name: found for name, found in rows.items() if found is not None}
+    if len(known) < 2:
+        return None
+    large = Staged(a.view.dtype, LARGE, known)
+    tiles = counts["b"] * -(-counts["m"] // large.high) * -(-counts["n"] // large.wide)
+    return large if tiles >= processors() else Staged(a.view.dtype, SMALL, known)
+
+
+def _tiles(by: Sums) -> list[str]:
+    """Return the statements that make room for a pair of tiles."""
+    return [
+        f"    tile_a = cuda.shared.array({by.words('a')}, {by.word})",
+        f"    tile_b = cuda.shared.array({by.words('b')}, {by.word})",
+        *("    " + line for line in by.head),
+    ]
+
+
+def _loop(by: Sums, operands: Mapping[str, Operand], axes: Mapping[str, Axes]) -> list[str]:
+    """Return the statements that add all products to the sums, a pair of tiles after the other."""
+    lines = ["    first_k = 0", "    while first_k < k_count:"]
     inner, deeper = " " * 8, " " * 12
     for name, across, size in (("a", "m", by.high), ("b", "n", by.wide)):
         operand, words = operands[name], by.depth // by.together
-        deep = _side_by_side(operand, axes["k"]) <= _side_by_side(operand, axes[across])
+        deep = side_by_side(operand, axes["k"]) <= side_by_side(operand, axes[across])
         place, before, test = _place(operand, name)
         for load in range(-(-words * size // THREADS)):
             number = f"(thread + {load * THREADS})" if load else "thread"
@@ -248,37 +279,29 @@ def product(
                 lines += [f"{deeper}if {test}:", f"{deeper}    {read}"] if test else [deeper + read]
             lines += [f"{inner}{by.slot(name, 'kk', 'mm')} = word"]
     lines += ["        cuda.syncthreads()", *(inner + line for line in by.body)]
-    lines += ["        cuda.syncthreads()", f"        first_k += {by.depth}"]
-    place, _, _ = _place(c, "c")
-    for name, row, column in by.sums:
-        lines += [f"    m_at = first_m + {row}", f"    n_at = first_n + {column}"]
-        lines += ["    if m_at < m_count and n_at < n_count:"]
-        lines += indices("m_at", axes["m"], " " * 8) + indices("n_at", axes["n"], " " * 8)
-        text, total = Text(), Value(name, kind)
-        made = total
-        if writer is not None:
-            values = []
-            for n, extra in enumerate(extras):
-                dtype = extra.view.dtype
-                read = f"x{n}[{_place(extra, f'x{n}')[0]}]"
-                values.append(
-                    text.set(
-                        f"{wide(dtype)}({read})" if wide(dtype) != dtype else read, wide(dtype)
-                    )
-                )
-            (made,) = writer(text, [total, *values])
-        stored = text.cast(made, c.view.dtype).name
-        lines += [" " * 8 + line for line in text.lines]
-        lines += [f"        c[{place}] = {stored}"]
-    grid = (-(-counts["n"] // by.wide) * -(-counts["m"] // by.high) * counts["b"],)
-    kernel = compiled("\n".join(lines))
-    launch = (counts["m"], counts["n"], counts["k"], *arguments)
-    return DeviceEntry((Launch(kernel, grid, (THREADS,), launch),))
+    return [*lines, "        cuda.syncthreads()", f"        first_k += {by.depth}"]
 
 
-def _side_by_side(operand: Operand, axes: Axes) -> int:
-    """Return the step between neighbours along the innermost of axes that has more than one."""
-    name = next((axis for axis, extent in reversed(axes) if extent > 1), axes[-1][0])
-    step = operand.strides.get(name, 0)
-    step += sum(w.stride * abs(w.steps.get(name, 0)) for w in operand.windows)
-    return step or 1 << 60
+def _stored(
+    total: Value,
+    operands: Mapping[str, Operand],
+    axes: Mapping[str, Axes],
+    writer: Writer | None,
+    indent: str,
+) -> list[str]:
+    """Return the statements that store what is made of a sum at m_at and n_at."""
+    lines = indices("m_at", axes["m"], indent) + indices("n_at", axes["n"], indent)
+    c, text, made = operands["c"], Text(), total
+    if writer is not None:
+        values = []
+        for name, extra in operands.items():
+            if name[0] != "x":
+                continue
+            dtype = extra.view.dtype
+            read = f"{name}[{_place(extra, name)[0]}]"
+            read = f"{wide(dtype)}({read})" if wide(dtype) != dtype else read
+            values.append(text.set(read, wide(dtype)))
+        (made,) = writer(text, [total, *values])
+    stored = text.cast(made, c.view.dtype).name
+    lines += [indent + line for line in text.lines]
+    return [*lines, f"{indent}c[{_place(c, 'c')[0]}] = {stored}"]

@@ -62,6 +62,13 @@ class View:
         """Number of elements from the first to the last, and of those that lie between."""
         return 1 + sum((extent - 1) * step for extent, step in zip(self.shape, self.strides))
 
+    def aligned(self, nbytes: int) -> bool:
+        """Return whether the span begins at a multiple of so many bytes; one that is only described
+        does, as what an allocation begins at."""
+        if isinstance(self.span, Described) or SIMULATED:
+            return True
+        return int(self.span.__cuda_array_interface__["data"][0]) % nbytes == 0
+
     @property
     def contiguous(self) -> bool:
         """Whether the elements lie in row-major order without gaps."""

@@ -10,6 +10,7 @@ import contextlib
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,39 @@ def assembler() -> Path | None:
         return None
     found = (path for root in nvidia.__path__ for path in Path(root).rglob("ptxas"))
     return next(found, None)
+
+
+def loops(text: str, capability: tuple[int, int], ptxas: Path) -> list[dict[str, int]]:
+    """Return for each loop of a kernel's machine code how often it has each instruction.
+
+    Loops are in order of their ends, with those inside of them; the disassembler is that of the
+    package nvidia-cuda-nvdisasm, beside `ptxas`.
+
+    Raises:
+        OSError: it is not there. subprocess.CalledProcessError: ptxas or it fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(text)
+        arch = f"-arch=sm_{capability[0]}{capability[1]}"
+        subprocess.run([ptxas, arch, source, "-o", made], check=True, capture_output=True)
+        shown = subprocess.run(
+            [ptxas.with_name("nvdisasm"), made], check=True, capture_output=True, text=True
+        ).stdout
+    labels: dict[str, int] = {}
+    names: list[str] = []
+    found = []
+    for line in shown.splitlines():
+        label = re.match(r"\s*(\.L_x_\d+):", line)
+        code = re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9]*)(.*);", line)
+        if label:
+            labels[label[1]] = len(names)
+        elif code:
+            names.append(code[1])
+            to = re.search(r"`\((\.L_x_\d+)\)", code[2])
+            if to and code[1] == "BRA" and to[1] in labels:
+                found.append(dict(Counter(names[labels[to[1]] :])))
+    return found
 
 
 def assembled(text: str, capability: tuple[int, int], ptxas: Path) -> Assembled:

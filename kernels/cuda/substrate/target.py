@@ -55,7 +55,7 @@ class _Shared:
 
     lock = threading.Lock()
 
-    def array(self, shape: int, dtype: Any) -> Any:
+    def array(self, shape: int, dtype: Any, alignment: int | None = None) -> Any:
         """Return the array of the line that asks; the simulator's own may be made twice."""
         frame = sys._getframe(1)
         place = frame.f_code.co_filename, frame.f_lineno

@@ -70,7 +70,8 @@ def test_a_transposition_has_no_more_blocks_along_an_axis_than_a_launch_may(rows
 
 def test_a_product_has_all_its_blocks_along_the_axis_that_has_room_for_them() -> None:
     pytest.importorskip("numba.cuda")
-    from soapstone.kernels.cuda.products.tiled import Operand, product
+    from soapstone.kernels.cuda.products.operands import Operand
+    from soapstone.kernels.cuda.products.tiled import product
     from soapstone.kernels.cuda.substrate.arrays import View
 
     counts = {"b": 65_536, "m": 300, "n": 2, "k": 1}

@@ -13,8 +13,10 @@ import pytest
 from helpers.cuda_compilers import compilers
 
 from soapstone.dtypes import learn
+from soapstone.ir.spec import operator
+from soapstone.kernels.cuda.entry import Launch
 from soapstone.kernels.cuda.substrate.arrays import Described
-from soapstone.kernels.cuda.substrate.compiling import form, ptx
+from soapstone.kernels.cuda.substrate.compiling import assembled, assembler, form, ptx
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.search.cost.gpu_resources import resources
@@ -48,16 +50,58 @@ def test_kernels_compile_without_spills_or_double_precision(reals: str) -> None:
     assert sum(within) >= 0.8 * len(within), rows
 
 
+def entry_of(dtype: str, extent: int, row: int, **attributes: bool) -> Launch:
+    """Return the launch of a product of square matrices, whose rows are `row` elements apart."""
+    x = Described((extent, extent), (2 * row, 2), np.dtype(learn(dtype)))
+    at = operator("matmul").normalise(attributes)
+    (tiled,) = [each for each in variants("matmul", "cuda") if each.name == "tiled"]
+    launch: Launch = tiled.bind(Call("matmul", at, (x, x), (x,))).launches[0]
+    return launch
+
+
+def steps(text: str, kind: str) -> list[str]:
+    """Return the operands of all steps of tensor cores, of registers that are called x."""
+    step = rf"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.{kind}\.{kind}\.f32 (.*);"
+    found = [re.sub("%[a-z]+[0-9]+", "x", each) for each in re.findall(step, text)]
+    return [each.replace(" ", "") for each in found]
+
+
+OPERANDS = ",".join(["{x,x,x,x}", "{x,x,x,x}", "{x,x}", "{x,x,x,x}"])
+
+
 @pytest.mark.skipif(not compilers(), reason="NVIDIA's compilers are not installed")
 @pytest.mark.parametrize(("dtype", "kind"), [("float16", "f16"), ("bfloat16", "bf16")])
 def test_products_of_halves_are_steps_of_tensor_cores(dtype: str, kind: str) -> None:
-    x = Described((64, 64), (128, 2), np.dtype(learn(dtype)))
-    at = {"transpose_a": False, "transpose_b": False}
-    (tiled,) = [each for each in variants("matmul", "cuda") if each.name == "tiled"]
-    entry = tiled.bind(Call("matmul", at, (x, x), (x,)))
-    text = ptx(*form(entry.launches[0]), (9, 0))
-    step = rf"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.{kind}\.{kind}\.f32 (.*);"
-    steps = re.findall(step, text)
-    operands = [re.sub("%[a-z]+[0-9]+", "x", step) for step in steps]
-    four, two = "{x,x,x,x}", "{x,x}"
-    assert [each.replace(" ", "") for each in operands] == [f"{four},{four},{two},{four}"] * 8
+    launch = entry_of(dtype, 62, 63)  # rows that begin anywhere
+    assert launch.kernel.name == "fragments"
+    assert steps(ptx(*form(launch), (9, 0)), kind) == [OPERANDS] * 8
+
+
+@pytest.mark.skipif(not compilers(), reason="NVIDIA's compilers are not installed")
+@pytest.mark.parametrize("crossed", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("extent", [64, 4096])
+def test_tiles_of_halves_are_copied_while_others_are_multiplied(
+    crossed: tuple[bool, bool], extent: int
+) -> None:
+    at = dict(zip(("transpose_a", "transpose_b"), crossed))
+    launch = entry_of("float16", extent, extent, **at)
+    many = (4, 2) if extent == 4096 else (2, 1)
+    assert launch.kernel.name == ("staged" if extent == 4096 else "staged_small")
+    text = ptx(*form(launch), (8, 0))
+    found = steps(text, "f16")
+    times, rest = divmod(len(found), 2 * many[0] * 2 * many[1])  # that the loop is unrolled
+    assert times > 0 and rest == 0 and set(found) == {OPERANDS}
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global", text)) >= 3 * 2
+    assert "cp.async.wait_group 1" in text and "cp.async.commit_group" in text
+    load = r"ldmatrix\.sync\.aligned\.m8n8\.x4%s\.shared"
+    loads = [len(re.findall(load % way, text)) for way in ("", r"\.trans")]
+    of_a, of_b = 2 * many[0] * times, 2 * many[1] * times
+    assert loads == [
+        of_a * (not crossed[0]) + of_b * crossed[1],
+        of_a * crossed[0] + of_b * (not crossed[1]),
+    ]
+    ptxas = assembler()
+    if ptxas is not None:
+        made, needed = assembled(text, (8, 0), ptxas), resources(launch.kernel.name)
+        assert made.spilled == 0
+        assert (made.registers, made.shared) <= (needed.registers, needed.shared)

@@ -54,6 +54,18 @@ def test_kernels_equal_the_reference(names: list[str], where: tuple[str, ...]) -
 
 
 @pytest.mark.simulator
+def test_tiles_are_copied_ahead_in_pieces_that_end_with_their_rows() -> None:
+    program = PROGRAM.with_name("cuda_staged.py")
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 10
+    for dtype, *_, kernel, off in found:
+        assert kernel.startswith("staged") and off < (2e-3 if dtype == "float16" else 1e-2), found
+
+
+@pytest.mark.simulator
 def test_what_is_outside_is_told_by_the_status() -> None:
     program = PROGRAM.with_name("cuda_statuses.py")
     done = subprocess.run(
