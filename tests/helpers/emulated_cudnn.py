@@ -131,26 +131,70 @@ class pygraph:
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        bias: Tensor | None,
         attn_scale: float,
         use_causal_mask: bool,
         generate_stats: bool,
     ) -> tuple[Tensor, Tensor]:
         """Add attention, of halves and with the sums of rows."""
         assert generate_stats
-        assert self._types["io_data_type"] in (data_type.HALF, data_type.BFLOAT16)
         y, sums = self._new(), self._new()
 
         def run(at: Any) -> None:
-            queries, keys, values = (torch.from_numpy(at(x).astype(np.float32)) for x in (q, k, v))
-            scores = queries @ keys.transpose(2, 3) * attn_scale
-            if use_causal_mask:
-                later = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
-                scores = scores.masked_fill(later, -math.inf)
-            at(y)[...] = (scores.softmax(-1) @ values).numpy()
+            given = [torch.from_numpy(at(x).astype(np.float32)) for x in (q, k, v)]
+            scores = self._scores(at, *given[:2], bias, attn_scale, use_causal_mask)
+            at(y)[...] = (scores.softmax(-1) @ given[2]).numpy()
             at(sums)[...] = scores.logsumexp(-1, keepdim=True).numpy()
 
         self._operation = run
         return y, sums
+
+    def _scores(
+        self, at: Any, q: Any, k: Any, bias: Tensor | None, scale: float, causal: bool
+    ) -> Any:
+        assert self._types["io_data_type"] in (data_type.HALF, data_type.BFLOAT16)
+        scores = q @ k.transpose(2, 3) * scale
+        if bias is not None:
+            assert tuple(bias.dim[2:]) == tuple(scores.shape[2:])
+            scores = scores + torch.from_numpy(at(bias).astype(np.float32))
+        if causal:
+            later = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        assert bool((scores > -math.inf).any(-1).all()), "a row of which every key is hidden"
+        return scores
+
+    def sdpa_backward(
+        self,
+        *,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        dO: Tensor,
+        stats: Tensor,
+        bias: Tensor | None,
+        attn_scale: float,
+        use_causal_mask: bool,
+        use_deterministic_algorithm: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add attention's gradients, from its result and the sums of rows."""
+        assert use_deterministic_algorithm and stats.kind == data_type.FLOAT
+        made = self._new(), self._new(), self._new()
+
+        def run(at: Any) -> None:
+            queries, keys, values, y, dy, sums = (
+                torch.from_numpy(at(x).astype(np.float32)) for x in (q, k, v, o, dO, stats)
+            )
+            weights = self._scores(at, queries, keys, bias, attn_scale, use_causal_mask)
+            weights = (weights - sums).exp()
+            inner = dy @ values.transpose(2, 3) - (dy * y).sum(-1, keepdim=True)
+            scores = weights * inner * attn_scale
+            found = scores @ keys, scores.transpose(2, 3) @ queries, weights.transpose(2, 3) @ dy
+            for tensor, value in zip(made, found):
+                at(tensor)[...] = value.numpy()
+
+        self._operation = run
+        return made
 
     def validate(self) -> None:
         """Check that there is a result."""

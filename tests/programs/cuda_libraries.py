@@ -8,6 +8,7 @@ What is printed is what `cuda_simulator.py` prints.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,10 @@ from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from soapstone.ir.spec import Case, operator
 from soapstone.kernels.cuda.libraries import device
 
+# Of two queries all keys are hidden, of one by the mask alone.
+_ROWS = (-math.inf, -math.inf, -1.0, 0.5), (-math.inf,) * 4, (-math.inf, -9e4, 0.0, 1.0), (0.0,) * 4
+HIDING = Case((*("1 4 2 8",) * 3, "4 4"), {"causal": True}, contents={3: _ROWS})
+_GRADS = (*("2 4 2 8",) * 5, "2 2 4")
 # Calls that libraries serve and no case of the operators has: (operator, case, element type).
 MORE = (
     ("matmul", Case(("2 3 5", "2 5 4")), "float64"),
@@ -33,6 +38,10 @@ MORE = (
     ("attention", Case(("2 9 2 8", "2 5 2 8", "2 5 2 16")), "bfloat16"),
     ("attention", Case(("2 9 2 8", "2 5 2 8", "2 5 2 16")), "float16"),
     ("attention", Case(("1 5 2 8", "1 5 2 8", "1 5 2 8"), {"causal": True}), "float16"),
+    ("attention", Case(("2 9 2 8", "2 5 2 8", "2 5 2 16", "2 1 1 5")), "float16"),
+    ("attention", HIDING, "bfloat16"),
+    ("attention_grad", Case(_GRADS), "float16"),
+    ("attention_grad", Case((*_GRADS, "2 1 4 4"), {"causal": True}), "bfloat16"),
 )
 
 emulated_cublaslt.install()

@@ -8,7 +8,10 @@ Prints a line of JSON: how many descriptions and plans were as they should be, a
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,12 @@ from helpers import emulated_cublaslt
 from nvmath import CudaDataType
 from nvmath.bindings.cublas import ComputeType
 
+from soapstone.dtypes import HALVES
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import TensorSpec
 from soapstone.kernels.cuda.libraries import cublaslt, cudnn
-from soapstone.kernels.cuda.libraries.images import Kind, convolution
+from soapstone.kernels.cuda.libraries.attention import Attention, Descent, attending, descending
+from soapstone.kernels.cuda.libraries.images import Kind, Tensor, convolution
 from soapstone.kernels.cuda.libraries.matrices import Matrix, MatrixProduct
 from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.entry import TF32
@@ -179,7 +184,44 @@ def plans() -> tuple[int, list[Any]]:
     return count, wrong
 
 
+def attentions() -> tuple[int, list[Any]]:
+    """Return how many graphs of attention are valid, and what the library does not take of them.
+
+    Its own plans are only for a GPU that is there; a name that it does not know fails as late.
+    """
+    described = cudnn.bindings().create_device_properties(json.dumps(H100))
+    own = import_module("cudnn._compiled_module").backend_graph
+    count, wrong = 0, []
+
+    def packed(*dim: int) -> Tensor:
+        return Tensor(dim, tuple(math.prod(dim[n + 1 :]) for n in range(len(dim))))
+
+    q, k = packed(2, 4, 128, 64), packed(2, 4, 64, 64)
+    for kind in HALVES:
+        for causal in (False, True):
+            for bias in (None, packed(1, 1, 128, 64), packed(2, 4, 128, 64)):
+                of = Attention(q, k, k, q, 0.125, causal, bias)
+                descent = Descent(of, q, (q, k, k))
+                for name, make, given in (
+                    ("sdpa", attending, of),
+                    ("sdpa_backward", descending, descent),
+                ):
+                    try:
+                        graph = make(given, kind, device_property=described).graph
+                        graph.validate()
+                        graph.build_operation_graph()
+                        (node,) = graph.nodes
+                        known = set(re.findall(r"(\w+): ", getattr(own, name).__doc__))
+                        wrong += sorted({*node.inputs, *node.params} - known)
+                        count += 1
+                    except Exception as error:
+                        wrong.append(f"{type(error).__name__}: {error}"[:300])
+    return count, wrong
+
+
 if __name__ == "__main__":
     wrong = descriptions()
     planned, unplanned = plans()
-    print(json.dumps({"descriptions": wrong, "planned": planned, "unplanned": unplanned}))
+    found = {"descriptions": wrong, "planned": planned, "unplanned": unplanned}
+    valid, unknown = attentions()
+    print(json.dumps({**found, "attentions": valid, "unknown": unknown}))

@@ -1,13 +1,21 @@
-"""Attention of halves by cuDNN, which keeps no scores in memory; sums are in single precision."""
+"""Attention of halves by cuDNN, and its gradients: no scores in memory, sums in single precision.
+
+A mask is given as a bias in which what hides a key is a number that is far below any score, as
+cuDNN has no answer for a row of which every key is hidden: the logarithm of such a row's sum tells
+it from others, and a pass over the result makes of it what it has to be.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from soapstone.dtypes import HALVES
 from soapstone.ir.ops.products.attention import scale_of
-from soapstone.kernels.cuda.elementwise.pointwise import pointwise
+from soapstone.kernels.cuda.elementwise.pointwise import Writer, pointwise
+from soapstone.kernels.cuda.elementwise.text import Text, Value, literal
 from soapstone.kernels.cuda.entry import DeviceEntry, sequence
 from soapstone.kernels.cuda.libraries.cudnn import (
     Graph,
@@ -22,14 +30,19 @@ from soapstone.kernels.cuda.libraries.device import asked
 from soapstone.kernels.cuda.libraries.images import Tensor
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.entry import Call
-from soapstone.kernels.registry import variant
+from soapstone.kernels.registry import arrange, variant
 
 MOST_WIDTH, WIDTHS = 128, 8  # elements of a head, and what they are a multiple of
+HIDDEN, LEAST = -60000.0, -30000.0  # instead of minus infinity, and of what is less than this
+EMPTY = (HIDDEN + LEAST) / 2  # logarithms of sums below it are of rows without a key
 
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(q k' scale) v, all (b, heads, positions, elements); keys may not follow queries."""
+    """softmax(q k' scale + bias) v, all (b, heads, positions, elements).
+
+    causal: keys may not follow queries. bias: (b or 1, heads or 1, queries, keys), or None.
+    """
 
     q: Tensor
     k: Tensor
@@ -37,6 +50,7 @@ class Attention:
     y: Tensor
     scale: float
     causal: bool
+    bias: Tensor | None = None
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
@@ -51,42 +65,85 @@ class Attention:
         return Tensor((b, heads, queries, 1), (heads * queries, queries, 1, 1))
 
 
-def described(call: Call, inputs: tuple[View, ...], y: View) -> Attention | None:
+@dataclass(frozen=True)
+class Descent:
+    """Gradients of attention: from that of its result, those of queries, keys and values."""
+
+    of: Attention
+    dy: Tensor
+    made: tuple[Tensor, ...]
+
+    @property
+    def extents(self) -> tuple[int, int, int, int]:
+        """As products: those of keys, of which each takes gradients of all queries."""
+        count, queries, width, keys = self.of.extents
+        return count, keys, width, queries
+
+
+def described(
+    call: Call, inputs: Sequence[View], y: View, bias: View | None = None
+) -> Attention | None:
     """Return what a call computes, or None where cuDNN's attention is not that.
 
-    Masks are not given to it: a row of which a mask hides every key has no answer there.
+    inputs: queries, keys and values. bias: see `biased`.
     """
-    if len(inputs) != 3 or inputs[0].dtype not in HALVES:
+    if inputs[0].dtype not in HALVES:
         return None
     if inputs[0].shape[2] != inputs[1].shape[2]:  # heads that share keys
         return None
     tensors = [_heads(x) for x in (*inputs, y)]
-    for x in (*inputs, y):
-        if x.strides[-1] != 1 or x.shape[-1] % WIDTHS or x.shape[-1] > MOST_WIDTH or not x.size:
-            return None
+    if not all(map(_in_rows, (*inputs, y))):
+        return None
     causal = bool(call.attributes["causal"])
     if causal and call.attributes.get("ahead", 0):
         return None  # a tile, whose first query and key are apart
     scale = scale_of(call.attributes, inputs[0].shape[-1])
-    return Attention(tensors[0], tensors[1], tensors[2], tensors[3], scale, causal)
+    about = None if bias is None else Tensor(bias.shape, _strides(bias))
+    return Attention(tensors[0], tensors[1], tensors[2], tensors[3], scale, causal, about)
+
+
+def biased(mask: View, y: View, keys: int) -> tuple[DeviceEntry, View]:
+    """Return the entry that makes a bias of a mask, and it: what hides is finite in it."""
+    shape = (*(1,) * (4 - len(mask.shape)), *mask.shape)
+    bias = room((*shape[:2], y.shape[1], keys), y.dtype, y.span)
+
+    def write(text: Text, values: Sequence[Value]) -> list[Value]:
+        (x,) = values
+        least, hidden = (literal(number, x.type) for number in (LEAST, HIDDEN))
+        more = f"({least} if {x.name} < {least} else {x.name})"
+        none = f"{x.name} == {literal(-math.inf, x.type)}"
+        return [text.set(f"({hidden} if {none} else {more})", x.type)]
+
+    return pointwise(write, [mask], [bias]), bias
+
+
+def _in_rows(x: View) -> bool:
+    """Return whether heads' elements lie side by side, as many as cuDNN takes."""
+    width = x.shape[-1]
+    return x.strides[-1] == 1 and width % WIDTHS == 0 and width <= MOST_WIDTH and x.size > 0
 
 
 def _heads(x: View) -> Tensor:
     """Return (b, positions, heads, elements) as cuDNN takes it, heads before positions."""
-    whole = max(e * s for e, s in zip(x.shape, x.strides))
-    strides = [whole if e == 1 else s for e, s in zip(x.shape, x.strides)]
-    order = (0, 2, 1, 3)
+    order, strides = (0, 2, 1, 3), _strides(x)
     return Tensor(tuple(x.shape[n] for n in order), tuple(strides[n] for n in order))
+
+
+def _strides(x: View) -> tuple[int, ...]:
+    """Return the strides of a view, none of which is 0: an axis of one element has that of all."""
+    whole = max(e * s for e, s in zip(x.shape, x.strides))
+    return tuple(whole if e == 1 else s for e, s in zip(x.shape, x.strides))
 
 
 def attending(of: Attention, kind: str, **where: Any) -> Graph:
     """Return the graph of attention, not planned yet; see `cudnn.started`."""
     graph = started(kind, **where)
-    q, k, v = operands = [tensor(graph, each, kind) for each in (of.q, of.k, of.v)]
+    q, k, v, *bias = operands = _operands(graph, of, kind, (of.q, of.k, of.v))
     y, sums = graph.sdpa(
         q=q,
         k=k,
         v=v,
+        bias=bias[0] if bias else None,
         attn_scale=of.scale,
         use_causal_mask=of.causal,
         generate_stats=True,
@@ -94,17 +151,100 @@ def attending(of: Attention, kind: str, **where: Any) -> Graph:
     return Graph(graph, uids(operands), (result(y, of.y, kind), result(sums, of.sums, "float32")))
 
 
+def descending(of: Descent, kind: str, **where: Any) -> Graph:
+    """Return the graph of attention's gradients, not planned yet; see `cudnn.started`."""
+    graph, at = started(kind, **where), of.of
+    q, k, v, y, dy, *bias = operands = _operands(graph, at, kind, (at.q, at.k, at.v, at.y, of.dy))
+    sums = tensor(graph, at.sums, "float32")
+    made = graph.sdpa_backward(
+        q=q,
+        k=k,
+        v=v,
+        o=y,
+        dO=dy,
+        stats=sums,
+        bias=bias[0] if bias else None,
+        attn_scale=at.scale,
+        use_causal_mask=at.causal,
+        use_deterministic_algorithm=True,
+    )
+    results = [result(each, place, kind) for each, place in zip(made, of.made, strict=True)]
+    return Graph(graph, uids([*operands, sums]), tuple(results))
+
+
+def _operands(graph: Any, of: Attention, kind: str, tensors: Sequence[Tensor]) -> list[Any]:
+    """Return the operands of a graph, the bias last, where there is one."""
+    return [tensor(graph, each, kind) for each in (*tensors, of.bias) if each is not None]
+
+
 @variant("attention", "cudnn", processor="cuda")
 def attention(call: Call) -> DeviceEntry | None:
-    """Return the entry of attention of halves without a mask."""
+    """Return the entry of attention of halves."""
     if not asked(call, bindings):
         return None
-    inputs, (y, lse) = views(call)
-    of = described(call, inputs, y)
+    (*inputs, mask), (y, lse) = _masked(call, 3)
+    before, bias = biased(mask, y, inputs[1].shape[1]) if mask else (None, None)
+    of = described(call, inputs, y, bias)
     if of is None:
         return None
     sums = room(lse.shape, "float32", lse.span)
-    found = executed(attending, of, call.precision, inputs, (y, sums))
+    operands = inputs if bias is None else [*inputs, bias]
+    found = executed(attending, of, call.precision, operands, (y, sums))
     if found is None:
         return None
-    return sequence((found, pointwise(lambda _, values: values, [sums], [lse])))
+    if before is None:
+        return sequence((found, pointwise(lambda _, values: values, [sums], [lse])))
+    value = 0.0 if call.attributes["empty"] == "zeros" else math.nan
+    by_query = sums.through(lambda x: x.transpose(0, 2, 1)[..., None])
+    none = pointwise(_where_empty(value), [y, by_query], [y])
+    logarithms = pointwise(_where_empty(-math.inf), [sums, sums], [lse])
+    return sequence((before, found, none, logarithms))
+
+
+@variant("attention_grad", "cudnn", processor="cuda")
+def attention_grad(call: Call) -> DeviceEntry | None:
+    """Return the entry of the gradients of queries, keys and values, of halves."""
+    if not asked(call, bindings):
+        return None
+    (dy, *inputs, y, lse, mask), made = _masked(call, 6)
+    before, bias = biased(mask, y, inputs[1].shape[1]) if mask else (None, None)
+    about = described(call, inputs, y, bias)
+    if about is None or any(not _in_rows(x) for x in (dy, *made)):
+        return None
+    first, *others = map(_heads, (dy, *made))
+    of = Descent(about, first, tuple(others))
+    sums = room(lse.shape, "float32", lse.span)
+    operands = [*inputs, y, dy, *([] if bias is None else [bias])]
+    found = executed(descending, of, call.precision, operands, made, (sums,))
+    if found is None:
+        return None
+    given = pointwise(_sums_of, [lse], [sums])
+    return sequence((given, found) if before is None else (before, given, found))
+
+
+def _masked(call: Call, count: int) -> tuple[tuple[View | None, ...], tuple[View, ...]]:
+    """Return a call's operands, of which the last one, a mask, may be None; and its results."""
+    inputs, outputs = views(call)
+    return (*inputs[:count], inputs[count] if len(inputs) > count else None), outputs
+
+
+def _sums_of(text: Text, values: Sequence[Value]) -> list[Value]:
+    """Write the logarithm of a row's sum as it fits the bias: a row without a key weighs none."""
+    x = text.cast(values[0], "float32")
+    least, none = literal(LEAST, x.type), literal(-math.inf, x.type)
+    more = f"({least} if {x.name} < {least} else {x.name})"
+    return [text.set(f"({literal(-HIDDEN, x.type)} if {x.name} == {none} else {more})", x.type)]
+
+
+def _where_empty(value: float) -> Writer:
+    """Return the writer of a value where a row's sum says that it has no key, else of another."""
+
+    def write(text: Text, values: Sequence[Value]) -> list[Value]:
+        x, row = values
+        none = f"{row.name} < {literal(EMPTY, row.type)}"
+        return [text.set(f"({literal(value, x.type)} if {none} else {x.name})", x.type)]
+
+    return write
+
+
+arrange("attention_grad", "cuda", ("cudnn", "lowered"))

@@ -169,12 +169,14 @@ def executed(
     precision: str,
     operands: Sequence[View],
     results: Sequence[View],
+    singles: Sequence[View] = (),
 ) -> DeviceEntry | None:
     """Return the entry of what is described, or None where cuDNN does not serve it.
 
-    make: see `planned`. operands, and the first of the results: of one element type.
+    make: see `planned`. operands, and the first of the results: of one element type. singles:
+    operands after these, of float32.
     """
-    views, kind = (*operands, *results), operands[0].dtype
+    views, kind = (*operands, *singles, *results), operands[0].dtype
     if kind not in _TYPES or any(view.dtype != kind for view in (*operands, results[0])):
         return None
     if any(view.reach > MOST_ELEMENTS for view in views):

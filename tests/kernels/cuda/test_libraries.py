@@ -159,7 +159,7 @@ def test_attention_that_cudnn_has_not_is_declined() -> None:
     assert (found.q.dim, found.q.stride) == ((2, 2, 4, 64), (512, 64, 128, 1))
     assert (found.scale, found.causal) == (0.125, False)
     assert of(64, causal=True).causal
-    for declined in (of(20), of(136), of(64, 4), of(64, dtype="float32")):
+    for declined in (of(20), of(136), of(64, dtype="float32")):
         assert declined is None
     assert of(64, causal=True, ahead=2) is None
 
@@ -197,7 +197,9 @@ def test_libraries_are_preferred_and_decline_what_is_only_described() -> None:
 
 @pytest.mark.simulator
 @pytest.mark.parametrize(
-    "names", [(*SERVED, "with_epilogue", "attention"), tuple(KINDS)], ids=["products", "images"]
+    "names",
+    [(*SERVED, "with_epilogue", "attention", "attention_grad"), tuple(KINDS)],
+    ids=["products", "images"],
 )
 def test_operators_by_libraries_that_numpy_and_torch_stand_in_for(names: tuple[str, ...]) -> None:
     done = subprocess.run(

@@ -24,12 +24,14 @@ LARGER = (
     ("linear", Case(("64 512", "512 256", "256"), {"bias": True, "activation": "relu"})),
     ("conv2d", Case(("8 64 14 14", "64 64 3 3", "64"), {"padding": (1, 1, 1, 1), "bias": True})),
     ("attention", Case(("2 64 4 64",) * 3, {"causal": True})),
+    ("attention", Case((*("2 64 4 64",) * 3, "2 1 1 64"))),
+    ("attention_grad", Case((*("2 64 4 64",) * 5, "2 4 64"), {"causal": True})),
 )
 
 
 def cases() -> Iterator[Any]:
     """Yield operators that libraries serve, their cases and element types."""
-    names = (*SERVED, *KINDS, "with_epilogue", "attention")
+    names = (*SERVED, *KINDS, "with_epilogue", "attention", "attention_grad")
     every = [(name, case) for name in names for case in operator(name).cases]
     for name, case in (*every, *LARGER):
         for dtype in TOLERANCES:

@@ -34,4 +34,10 @@ def test_libraries_take_what_they_are_asked_for(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {"descriptions": [], "planned": 7 * 3 * 2 * 3, "unplanned": []}
+    assert found == {
+        "descriptions": [],
+        "planned": 7 * 3 * 2 * 3,
+        "unplanned": [],
+        "attentions": 2 * 2 * 3 * 2,
+        "unknown": [],
+    }
