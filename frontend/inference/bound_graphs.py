@@ -155,8 +155,8 @@ class BoundGraphs:
 
     def wait(self) -> None:
         """Wait for threads that make more, of which none begins once this is closed."""
-        self._binder.packed.foretold.wait()
-        self._meanwhile.wait()
+        self._binder.packed.warmup.wait()
+        self._background.wait()
 
     def _known(self, given: Mapping[str, Array]) -> Known:
         """Return the graph for inputs, and take note of what it shows."""

@@ -469,7 +469,7 @@ def _set_apart(compiled: Any) -> None:
     """
     called = getattr(getattr(compiled, "forward", compiled), "_torchdynamo_orig_callable", None)
     code = getattr(called, "__code__", None)
-    if code is not None and code.co_filename == torch._dynamo.external_utils.__file__:
+    if called is not None and code is not None and code.co_filename == torch._dynamo.external_utils.__file__:
         called.__code__ = code.replace(co_name=f"{code.co_name}_of_soapstone")
 
 

@@ -276,8 +276,8 @@ def test_bound_shapes_share_the_memory_of_all_but_inputs() -> None:
         first, held = [], []
         for each in given:
             first.append(session.run(each))
-            session._binder.packed.foretold.wait()
-            session._bounds._meanwhile.wait()
+            session._binder.packed.warmup.wait()
+            session._bounds._background.wait()
             held.append(session.peak_bytes)
         inputs = [each["image"].nbytes for each in given]
         assert all(b - a <= nbytes + 256 for a, b, nbytes in zip(held, held[1:], inputs[1:]))

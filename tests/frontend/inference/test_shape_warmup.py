@@ -263,7 +263,7 @@ def test_of_a_closed_session_no_more_are_made_and_runs_meanwhile_do_not_wait() -
         session.run(arrays(session, 2, 20))
         assert begun.wait(60)
         session.run(arrays(session, 2, 9))  # while the other thread is making a graph
-        session._binder.packed.foretold.close()
+        session._binder.packed.warmup.close()
         goes_on.set()
     assert len(made) == 3
 
@@ -274,7 +274,7 @@ def test_no_thread_reads_the_model_of_a_closed_session() -> None:
         begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
 
         def slow(given: Mapping[str, Array], lasting: bool) -> object:
-            if threading.current_thread().name == "soapstone-foretold":
+            if threading.current_thread().name == "soapstone-shape-warmup":
                 begun.set()
                 assert goes_on.wait(60)
             return noted(given, lasting)
@@ -282,14 +282,14 @@ def test_no_thread_reads_the_model_of_a_closed_session() -> None:
         object.__setattr__(session._source, "noted", slow)
         session.run(arrays(session, 2, 20))
         assert begun.wait(60)
-        foretold = session._binder.packed.foretold
+        warmup = session._binder.packed.warmup
         closing = threading.Thread(target=session.close)
         closing.start()
-        while not foretold._stopped:
+        while not warmup._stopped:
             time.sleep(0.001)
         goes_on.set()
         closing.join()
-        assert foretold._thread is not None and not foretold._thread.is_alive()
+        assert warmup._thread is not None and not warmup._thread.is_alive()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no forks")
