@@ -1,4 +1,4 @@
-"""A graph run in a session of its own."""
+"""Graphs, and models, run in sessions of their own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from soapstone import InferenceSession
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.session import Session
+from soapstone.frontend.onnx import OnnxModel
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
@@ -52,3 +54,10 @@ def assert_near(
     for name, value in found.items():
         scale = max(float(np.abs(expected[name]).max(initial=0.0)), least)
         np.testing.assert_allclose(value, expected[name], atol=tolerance * scale, rtol=0)
+
+
+def fresh_answers(model: OnnxModel, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the outputs of a session that has met no other shape, and prepares for none."""
+    with InferenceSession(model, threads=1, tune=False) as fresh:
+        fresh._binder.packed.warmup.close()
+        return fresh.run(feeds)

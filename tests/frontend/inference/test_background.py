@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.session_runs import fresh_answers
 from test_in_rows import TAGGER, given
 
 from soapstone import InferenceSession
@@ -24,8 +25,7 @@ BIND = Binder.bind
 
 def right(session: InferenceSession, rows: int) -> None:
     feeds = given(session, rows)
-    with InferenceSession(TAGGER, threads=1, tune=False) as fresh:
-        expected = fresh.run(feeds)["y"]
+    expected = fresh_answers(TAGGER, feeds)["y"]
     np.testing.assert_allclose(session.run(feeds)["y"], expected, rtol=2e-5, atol=2e-5)
 
 

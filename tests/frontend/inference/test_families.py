@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 import pytest
+from helpers.session_runs import fresh_answers
 
 from soapstone import InferenceSession, from_onnx
 from soapstone.ir.errors import GraphError
@@ -236,8 +237,7 @@ def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str) -> N
             low, high = (5, 24) if rank == 4 or name in BENT else (1, 14)
             rows, *extents = (int(random.integers(1, 4)), *random.integers(low, high, 2).tolist())
             feeds = arrays(session, rows, *extents)
-            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
-                expected = fresh.run(feeds)["y"]
+            expected = fresh_answers(from_onnx(model), feeds)["y"]
             found = session.run(feeds)["y"]
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
@@ -251,8 +251,7 @@ def test_lengths_after_one_another(name: str) -> None:
     with InferenceSession(from_onnx(UNEVEN[name]), threads=1, tune=False) as session:
         for length in (13, 12, 11, 6, 5, 4, 3, 16):
             feeds = arrays(session, 2, length)
-            with InferenceSession(from_onnx(UNEVEN[name]), threads=1, tune=False) as fresh:
-                expected = fresh.run(feeds)["y"]
+            expected = fresh_answers(from_onnx(UNEVEN[name]), feeds)["y"]
             found = session.run(feeds)["y"]
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
@@ -281,8 +280,8 @@ def test_parts_that_are_cut_are_known_where_they_lie_alike(name: str) -> None:
         feeds = arrays(session, 2, 7)
         found = session.run(feeds)["y"]
         assert len(made) == (4 if name == "four of a range" else 3)
-    with InferenceSession(from_onnx(UNEVEN[name]), threads=1, tune=False) as fresh:
-        np.testing.assert_allclose(found, fresh.run(feeds)["y"], rtol=2e-5, atol=2e-5)
+    expected = fresh_answers(from_onnx(UNEVEN[name]), feeds)["y"]
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_what_lies_behind_strides_needs_few_graphs() -> None:
@@ -301,8 +300,7 @@ def test_what_lies_behind_strides_needs_few_graphs() -> None:
         shapes = ((2, 60), (3, 51), (5, 77), (4, 66), (2, 49), (7, 71), (3, 50), (6, 64))
         for number, shape in enumerate(shapes):
             feeds = arrays(session, *shape)
-            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
-                expected = fresh.run(feeds)["y"]
+            expected = fresh_answers(from_onnx(model), feeds)["y"]
             np.testing.assert_allclose(session.run(feeds)["y"], expected, rtol=2e-5, atol=2e-5)
             assert len(made) == min(number + 1, 3)
 
@@ -341,10 +339,8 @@ def test_rows_and_lengths_that_change_together_need_few_graphs(name: str) -> Non
         made = graphs_made(session)
         for number, shape in enumerate(shapes):
             feeds = arrays(session, *shape)
-            with InferenceSession(from_onnx(EVEN[name]), threads=1, tune=False) as fresh:
-                np.testing.assert_allclose(
-                    session.run(feeds)["y"], fresh.run(feeds)["y"], rtol=2e-5, atol=2e-5
-                )
+            expected = fresh_answers(from_onnx(EVEN[name]), feeds)["y"]
+            np.testing.assert_allclose(session.run(feeds)["y"], expected, rtol=2e-5, atol=2e-5)
             assert len(made) == min(number + 1, 4 if name == "image" else 3)
 
 
@@ -365,8 +361,7 @@ def test_extents_that_grow_together_are_not_taken_for_each_other(name: str) -> N
         graphs_made(session)
         for shape in ((2, 3), (3, 6), (4, 9), (5, 12), (4, 5), (6, 20), (3, 4)):
             feeds = arrays(session, *shape)
-            with InferenceSession(model, threads=1, tune=False) as fresh:
-                expected = fresh.run(feeds)["y"]
+            expected = fresh_answers(model, feeds)["y"]
             found = session.run(feeds)["y"]
             session._binder.prepare_families(session._bounds.session)
             assert found.shape == expected.shape
@@ -407,8 +402,8 @@ def test_a_graph_that_two_others_do_not_determine_is_not_derived_from_them() -> 
         object.__setattr__(session._source, "noted", unnoted)
         for length in (8, 9, 4, 5, 7, 3):
             feeds = arrays(session, 2, length)
-            with InferenceSession(from_onnx(UNEVEN["least"]), threads=1, tune=False) as fresh:
-                np.testing.assert_allclose(session.run(feeds)["y"], fresh.run(feeds)["y"])
+            expected = fresh_answers(from_onnx(UNEVEN["least"]), feeds)["y"]
+            np.testing.assert_allclose(session.run(feeds)["y"], expected)
 
 
 def test_weights_that_go_along_are_cut_and_never_made_up() -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import onnx.parser
 import pytest
+from helpers.session_runs import fresh_answers
 
 from soapstone import DataError, InferenceSession, Model, from_onnx
 from soapstone.engine.session import Bound, Session
@@ -136,8 +137,7 @@ def counted(
 
 
 def equal_fresh(model: str, session: InferenceSession, feeds: dict[str, Array]) -> None:
-    with InferenceSession(model, threads=1, tune=False) as fresh:
-        expected = fresh.run(feeds)
+    expected = fresh_answers(model, feeds)
     found = session.run(feeds)
     session._bounds._background.wait()
     for name, array in found.items():

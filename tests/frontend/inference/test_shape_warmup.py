@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.session_runs import fresh_answers
 from test_families import EVEN, UNEVEN, arrays, model_of
 from test_in_rows import APART, MEETING, given
 
@@ -94,8 +95,7 @@ def test_masks_are_made_for_longer_inputs_and_more_rows_than_any_that_came(name:
         many = len(made)
         for rows, length in ((4, 40), (3, 31), (5, 64), (2, 300)):
             feeds = {"x": reals(rows, length, 8)}
-            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
-                expected = fresh.run(feeds)["y"]
+            expected = fresh_answers(from_onnx(model), feeds)["y"]
             np.testing.assert_allclose(session.run(feeds)["y"], expected, rtol=2e-5, atol=2e-5)
         assert len(made) == many
 
@@ -134,8 +134,7 @@ def test_sides_of_images_that_are_multiples_need_no_graph() -> None:
         many = len(made)
         for shape in ((1, 3, 64, 72), (1, 3, 80, 56), (3, 3, 72, 80), (2, 3, 48, 96)):
             feeds = {"x": reals(*shape)}
-            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
-                expected = fresh.run(feeds)["y"]
+            expected = fresh_answers(from_onnx(model), feeds)["y"]
             np.testing.assert_array_equal(session.run(feeds)["y"], expected)
         assert len(made) == many
 
@@ -164,14 +163,12 @@ def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str, firs
         shapes += [(2, length, length) for length in (first + 1, low, low + 1)]
         for rows, *extents in shapes:
             feeds = arrays(session, rows, *extents)
-            with InferenceSession(from_onnx(NAMES[name]), threads=1, tune=False) as fresh:
-                fresh._binder.packed.warmup.close()
-                try:
-                    expected = fresh.run(feeds)["y"]
-                except ValueError:
-                    with pytest.raises(ValueError):
-                        session.run(feeds)
-                    continue
+            try:
+                expected = fresh_answers(from_onnx(NAMES[name]), feeds)["y"]
+            except ValueError:
+                with pytest.raises(ValueError):
+                    session.run(feeds)
+                continue
             found = session.run(feeds)["y"]
             settled(session)
             assert found.shape == expected.shape
@@ -192,9 +189,7 @@ def test_what_a_mask_says_of_short_lengths_is_not_taken_to_be_so_of_others(hides
     with InferenceSession(from_onnx(model), threads=1, tune=False) as session:
         for length in (30, 24, 20, 60, 25, 45):
             feeds = arrays(session, 2, length)
-            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
-                fresh._binder.packed.warmup.close()
-                expected = fresh.run(feeds)["y"]
+            expected = fresh_answers(from_onnx(model), feeds)["y"]
             found = session.run(feeds)["y"]
             settled(session)
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
@@ -218,9 +213,7 @@ def test_masks_of_many_rows_and_lengths_need_no_graph() -> None:
         many = len(made)
         for rows, length in ((3, 90), (2, 99), (8, 180), (1, 333), (6, 41)):
             feeds = {"x": reals(rows, length, 8)}
-            with InferenceSession(from_onnx(model), threads=1, tune=False) as fresh:
-                fresh._binder.packed.warmup.close()
-                expected = fresh.run(feeds)["y"]
+            expected = fresh_answers(from_onnx(model), feeds)["y"]
             found = session.run(feeds)["y"]
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
         assert len(made) == many
