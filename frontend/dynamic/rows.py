@@ -193,11 +193,11 @@ class Graphs:
         self.session.run(bound)
 
 
-class Bounds:
-    """A graph that can be made for any number of rows, bound for those that occur.
+class GraphByRows:
+    """A graph that is made and bound for each number of rows that occurs.
 
     Args:
-        graphs: the session's. make: returns the graph for a number of rows.
+        graphs: those of the session. make: returns the graph for a number of rows.
     """
 
     def __init__(self, graphs: Graphs, make: Callable[[int], Graph]) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from soapstone.frontend.dynamic.cell import Cell
-from soapstone.frontend.dynamic.rows import Bounds, Graphs, RowGraph, Rows, pieces
+from soapstone.frontend.dynamic.rows import GraphByRows, Graphs, RowGraph, Rows, pieces
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, TensorSpec
@@ -92,10 +92,10 @@ class CellRuns:
         self.outputs = tuple(outputs)
         layout = cell.layout
         self._flops = layout.forward.flops() / 2  # of a row
-        self.forward = Bounds(graphs, lambda rows: cell.parts(rows).forward)
-        self.backward = Bounds(graphs, lambda rows: _there(cell.parts(rows).backward))
-        self.weights = Bounds(graphs, lambda rows: _there(cell.parts(rows).weights))
-        self.inference = Bounds(graphs, lambda rows: cell.build(rows, training=False))
+        self.forward = GraphByRows(graphs, lambda rows: cell.parts(rows).forward)
+        self.backward = GraphByRows(graphs, lambda rows: _there(cell.parts(rows).backward))
+        self.weights = GraphByRows(graphs, lambda rows: _there(cell.parts(rows).weights))
+        self.inference = GraphByRows(graphs, lambda rows: cell.build(rows, training=False))
         tensors = dict(layout.forward.tensors)
         for part in (layout.backward, layout.weights):
             tensors.update(part.tensors if part is not None else {})

@@ -10,7 +10,7 @@ import numpy as np
 
 from soapstone.engine.initial import materialise
 from soapstone.errors import DataError
-from soapstone.frontend.dynamic.rows import Bounds, Rows, fill, gathered, pieces
+from soapstone.frontend.dynamic.rows import GraphByRows, Rows, fill, gathered, pieces
 from soapstone.frontend.dynamic.values import Lazy
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
@@ -40,7 +40,7 @@ class Table:
         self._used: dict[int, Lazy] = {}
         self._places: list[int] = []  # among rows, of those that are used
         self._fetched = 0
-        self._updates = Bounds(model.graphs, self._updating)
+        self._updates = GraphByRows(model.graphs, self._updating)
 
     def __getitem__(self, row: int) -> Lazy:
         """Return a row as a value of this step.
