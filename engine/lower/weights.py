@@ -18,6 +18,7 @@ from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.fold import CHANNELS, Fold, Site, fold
 from soapstone.engine.lower.norms import grouped as _group_norm, named as _norm
 from soapstone.engine.lower.rotary import rotated
+from soapstone.engine.lower.windows import windowed
 from soapstone.ir.activations import Made, Recogniser
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.products.matmul import ACTIVATIONS, is_of_result
@@ -237,7 +238,8 @@ FOLDS = (
     Fold("fold_scales", ("mul", "affine"), _scale),
     Fold("fold_biases", ("add",), _bias),
 )
-ATTENTION = (
+JOINS = (  # on CPUs, which have kernels of these
+    Fold("join_windows", ("reshape", "concat"), windowed),
     Fold("join_rotations", ("add", "concat", "reshape"), rotated),
     Fold("join_attention", ("matmul",), joined),
     Fold("share_heads", ("attention",), with_shared_heads),

@@ -58,6 +58,7 @@ _FAMILIES = (
     "movement.resize",
     "normalization.rms_norm",
     "movement.variants",
+    "movement.windows",
     "products.depthwise",
     "products.grouped",
     "products.blocked",
