@@ -34,7 +34,8 @@ class AttentionLayers(LayerBase):
         """Return softmax(query key' scale + mask) value of each head.
 
         query: (n, tq, heads, d), key: (n, tk, heads, d), value: (n, tk, heads, dv); result:
-        (n, tq, heads, dv).
+        (n, tq, heads, dv). Keys and values may have fewer heads, each shared by as many of queries,
+        those beside each other.
 
         Args:
             mask: broadcasts to (n, heads, tq, tk), and is added to the scores.
