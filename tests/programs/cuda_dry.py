@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from helpers.cuda_arrays import There
 from numba import cuda
 from numba.cuda import dispatcher
 from programs import executor_apps, gpu_checks
@@ -27,7 +28,10 @@ from soapstone import InferenceSession
 from soapstone.apps._shared.graphs import made_up
 from soapstone.apps.graphs import gcn
 from soapstone.frontend.app import app_module
+from soapstone.ir.spec import operator
+from soapstone.kernels.entry import Call
 from soapstone.kernels.fallback import FallbackWarning
+from soapstone.kernels.registry import variants
 from soapstone.native.cuda.arrays import pinned_bytes
 from soapstone.native.cuda.device import Device, Lane, connect
 
@@ -107,6 +111,17 @@ def narrow() -> None:
     assert counted()["launches"] > before, "nothing was launched"
 
 
+def tiles() -> None:
+    """Multiply halves by tiles that fill the shared memory that a block may have."""
+    x = There(np.ones((2048, 2048), np.float16)).array
+    (tiled,) = [each for each in variants("matmul", "cuda") if each.name == "tiled"]
+    entry = tiled.bind(Call("matmul", operator("matmul").normalise({}), (x, x), (x,)))
+    assert entry.launches[0].kernel.name == "staged"
+    lane = Lane(Device(0))
+    lane.enqueue(entry)
+    lane.wait()
+
+
 def second() -> None:
     """Use one GPU, which is not the first: no other gets a context. Before all other checks."""
     lane = Lane(Device(1))
@@ -130,6 +145,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "bert answers": lambda: answered("bert"),
     "graph": graph,
     "narrow": narrow,
+    "tiles": tiles,
     "peers": peers,
     "two": lambda: trained("digits", gpus=2),
     "turns": lambda: trained("digits", gpus=2, mapper="round_robin"),

@@ -22,8 +22,11 @@ static int parse(const char *code, Library *library) {
       }
       at += format == 4 ? bytes : 0;
     }
+    u32 reserved = 0; /* by the system in each kernel's shared memory, from sm_90 on */
     for (int j = 0; j < head->e_shnum; j++)
       if (!strncmp(names + all[j].sh_name, ".nv.shared.", 11) && !strcmp(names + all[j].sh_name + 11, k->name)) k->shared = all[j].sh_size;
+      else if (!strcmp(names + all[j].sh_name, ".nv.shared.reserved.0")) reserved = 1024;
+    k->shared = k->shared > reserved ? k->shared - reserved : 0;
     APPEND(library->kernels, library->count, k);
   }
   return OK;

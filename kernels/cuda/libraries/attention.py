@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from soapstone.dtypes import HALVES
@@ -35,6 +35,9 @@ from soapstone.kernels.registry import arrange, variant
 MOST_WIDTH, WIDTHS = 128, 8  # elements of a head, and what they are a multiple of
 HIDDEN, LEAST = -60000.0, -30000.0  # instead of minus infinity, and of what is less than this
 EMPTY = (HIDDEN + LEAST) / 2  # logarithms of sums below it are of rows without a key
+
+
+Biases = list[tuple[DeviceEntry, View]]  # of one call, one at most
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,10 @@ class Descent:
         return count, keys, width, queries
 
 
-def described(
-    call: Call, inputs: Sequence[View], y: View, bias: View | None = None
-) -> Attention | None:
-    """Return what a call computes, or None where cuDNN's attention is not that.
+def described(call: Call, inputs: Sequence[View], y: View) -> Attention | None:
+    """Return what a call computes but for its mask, or None where cuDNN's attention is not that.
 
-    inputs: queries, keys and values. bias: see `biased`.
+    inputs: queries, keys and values.
     """
     if inputs[0].dtype not in HALVES:
         return None
@@ -98,14 +99,19 @@ def described(
     if causal and call.attributes.get("ahead", 0):
         return None  # a tile, whose first query and key are apart
     scale = scale_of(call.attributes, inputs[0].shape[-1])
-    about = None if bias is None else Tensor(bias.shape, _strides(bias))
-    return Attention(tensors[0], tensors[1], tensors[2], tensors[3], scale, causal, about)
+    return Attention(tensors[0], tensors[1], tensors[2], tensors[3], scale, causal)
 
 
-def biased(mask: View, y: View, keys: int) -> tuple[DeviceEntry, View]:
-    """Return the entry that makes a bias of a mask, and it: what hides is finite in it."""
+def biased(of: Attention, masks: Sequence[View], y: View) -> tuple[Attention, Biases]:
+    """Return what is computed with a mask, where there is one, as the bias that is made of it.
+
+    What hides a key is finite in it. Of each bias there is the entry that makes it, and it.
+    """
+    if not masks:
+        return of, []
+    (mask,) = masks
     shape = (*(1,) * (4 - len(mask.shape)), *mask.shape)
-    bias = room((*shape[:2], y.shape[1], keys), y.dtype, y.span)
+    bias = room((*shape[:2], y.shape[1], of.k.dim[2]), y.dtype, y.span)
 
     def write(text: Text, values: Sequence[Value]) -> list[Value]:
         (x,) = values
@@ -114,7 +120,8 @@ def biased(mask: View, y: View, keys: int) -> tuple[DeviceEntry, View]:
         none = f"{x.name} == {literal(-math.inf, x.type)}"
         return [text.set(f"({hidden} if {none} else {more})", x.type)]
 
-    return pointwise(write, [mask], [bias]), bias
+    about = replace(of, bias=Tensor(bias.shape, _strides(bias)))
+    return about, [(pointwise(write, [mask], [bias]), bias)]
 
 
 def _in_rows(x: View) -> bool:
@@ -182,23 +189,23 @@ def attention(call: Call) -> DeviceEntry | None:
     """Return the entry of attention of halves."""
     if not asked(call, bindings):
         return None
-    (*inputs, mask), (y, lse) = _masked(call, 3)
-    before, bias = biased(mask, y, inputs[1].shape[1]) if mask else (None, None)
-    of = described(call, inputs, y, bias)
-    if of is None:
+    (q, k, v, *masks), (y, lse) = views(call)
+    plain = described(call, (q, k, v), y)
+    if plain is None:
         return None
+    of, biases = biased(plain, masks, y)
     sums = room(lse.shape, "float32", lse.span)
-    operands = inputs if bias is None else [*inputs, bias]
+    operands = [q, k, v, *(bias for _, bias in biases)]
     found = executed(attending, of, call.precision, operands, (y, sums))
     if found is None:
         return None
-    if before is None:
+    if not biases:
         return sequence((found, pointwise(lambda _, values: values, [sums], [lse])))
     value = 0.0 if call.attributes["empty"] == "zeros" else math.nan
     by_query = sums.through(lambda x: x.transpose(0, 2, 1)[..., None])
     none = pointwise(_where_empty(value), [y, by_query], [y])
     logarithms = pointwise(_where_empty(-math.inf), [sums, sums], [lse])
-    return sequence((before, found, none, logarithms))
+    return sequence((*(made for made, _ in biases), found, none, logarithms))
 
 
 @variant("attention_grad", "cudnn", processor="cuda")
@@ -206,26 +213,19 @@ def attention_grad(call: Call) -> DeviceEntry | None:
     """Return the entry of the gradients of queries, keys and values, of halves."""
     if not asked(call, bindings):
         return None
-    (dy, *inputs, y, lse, mask), made = _masked(call, 6)
-    before, bias = biased(mask, y, inputs[1].shape[1]) if mask else (None, None)
-    about = described(call, inputs, y, bias)
-    if about is None or any(not _in_rows(x) for x in (dy, *made)):
+    (dy, q, k, v, y, lse, *masks), made = views(call)
+    plain = described(call, (q, k, v), y)
+    if plain is None or not all(map(_in_rows, (dy, *made))):
         return None
-    first, *others = map(_heads, (dy, *made))
-    of = Descent(about, first, tuple(others))
+    about, biases = biased(plain, masks, y)
+    of = Descent(about, _heads(dy), tuple(map(_heads, made)))
     sums = room(lse.shape, "float32", lse.span)
-    operands = [*inputs, y, dy, *([] if bias is None else [bias])]
+    operands = [q, k, v, y, dy, *(bias for _, bias in biases)]
     found = executed(descending, of, call.precision, operands, made, (sums,))
     if found is None:
         return None
     given = pointwise(_sums_of, [lse], [sums])
-    return sequence((given, found) if before is None else (before, given, found))
-
-
-def _masked(call: Call, count: int) -> tuple[tuple[View | None, ...], tuple[View, ...]]:
-    """Return a call's operands, of which the last one, a mask, may be None; and its results."""
-    inputs, outputs = views(call)
-    return (*inputs[:count], inputs[count] if len(inputs) > count else None), outputs
+    return sequence((*(entry for entry, _ in biases), given, found))
 
 
 def _sums_of(text: Text, values: Sequence[Value]) -> list[Value]:

@@ -12,7 +12,7 @@ from helpers.driver_stub import with_driver
 from helpers.processes import python
 
 DRIVER = Path(__file__).parents[2] / "programs" / "libcuda_dry.c"
-QUICK = ("second", "random", "folds", "errors", "memory", "narrow", "peers")
+QUICK = ("second", "random", "folds", "errors", "memory", "narrow", "tiles", "peers")
 STEPS = ("resnet", "bert", "graph", "two", "turns", "plan", "resnet answers", "bert answers")
 
 
