@@ -36,11 +36,17 @@ def held(session: InferenceSession) -> list[int]:
 def test_runs_go_on_in_steps_while_a_thread_binds(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
-    def slow(binder: Binder, engine: Session, values: dict[str, Array], known: Known) -> Bound:
+    def slow(
+        binder: Binder,
+        engine: Session,
+        values: dict[str, Array],
+        known: Known,
+        in_turn: bool = False,
+    ) -> Bound:
         if threading.current_thread().name == "soapstone-background":
             begun.set()
             assert goes_on.wait(60)
-        return BIND(binder, engine, values, known)
+        return BIND(binder, engine, values, known, in_turn)
 
     monkeypatch.setattr(Binder, "bind", slow)
     with InferenceSession(TAGGER, threads=1) as session:
@@ -61,7 +67,13 @@ def test_runs_go_on_in_steps_while_a_thread_binds(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_thread_fails_at_is_told_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(binder: Binder, engine: Session, values: dict[str, Array], known: Known) -> Bound:
+    def failing(
+        binder: Binder,
+        engine: Session,
+        values: dict[str, Array],
+        known: Known,
+        in_turn: bool = False,
+    ) -> Bound:
         raise DataError("no room")
 
     with InferenceSession(TAGGER, threads=1) as session:
@@ -99,10 +111,16 @@ def test_what_was_bound_so_is_let_go_of_as_all_else() -> None:
 def test_a_session_may_be_closed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
-    def slow(binder: Binder, engine: Session, values: dict[str, Array], known: Known) -> Bound:
+    def slow(
+        binder: Binder,
+        engine: Session,
+        values: dict[str, Array],
+        known: Known,
+        in_turn: bool = False,
+    ) -> Bound:
         begun.set()
         assert goes_on.wait(60)
-        return BIND(binder, engine, values, known)
+        return BIND(binder, engine, values, known, in_turn)
 
     with InferenceSession(TAGGER, threads=1) as session:
         right(session, 2)

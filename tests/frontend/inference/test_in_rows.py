@@ -125,11 +125,17 @@ def counted(
         numbers: list[int] = []
         bind = Binder.bind
 
-        def told(binder: Binder, engine: Session, values: dict[str, Array], known: Known) -> Bound:
+        def told(
+            binder: Binder,
+            engine: Session,
+            values: dict[str, Array],
+            known: Known,
+            in_turn: bool = False,
+        ) -> Bound:
             if binder is session._binder:
                 graph = known.graph
                 numbers.append(graph.tensors[graph.inputs(Role.INPUT)[0]].shape[0])
-            return bind(binder, engine, values, known)
+            return bind(binder, engine, values, known, in_turn)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Binder, "bind", told)
