@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.kernel_calls import bound, near, place, random, run, served
+from helpers.kernel_calls import bound, followed, near, place, random, run, served
 
 from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
 
 PRODUCTS = [
     ((6, 5), (5, 7)),
@@ -127,3 +128,35 @@ def test_an_operand_repeated_over_batches_is_added(name: str, layout: str, rows:
             run(entry)
             near(y, expected + mask)
     assert serving or name == "onednn_gemm"
+
+
+STEPS = (
+    "clip",
+    "elu",
+    "exp",
+    "gelu",
+    "hard_sigmoid",
+    "hard_swish",
+    "leaky_relu",
+    "relu",
+    "sigmoid",
+)
+
+
+@pytest.mark.parametrize("constants", [frozenset(), frozenset({1})])
+@pytest.mark.parametrize("name", [*STEPS, "silu", "sqrt", "tanh", "maximum", "minimum"])
+def test_no_step_on_a_product_makes_a_number_of_nan(name: str, constants: frozenset[int]) -> None:
+    """A step of training that has diverged would pass for a finite one."""
+    x, w, y = random(8, 44), random(44, 32, seed=1), np.zeros((8, 32), np.float32)
+    x[3, 5] = np.nan
+    two = name in ("maximum", "minimum")
+    items = (("high", 0.75), ("low", -0.5)) if name == "clip" else ()
+    plain = Call("linear", {"bias": False, "activation": None}, (x, w), (y,), 1, constants)
+    operands = [random(32, seed=2)] if two else []
+    call = followed(plain, ((name, (0, 1) if two else (0,), items),), *operands)
+    for variant in variants("with_epilogue", "cpu"):
+        y[...] = 0.0
+        entry = bound(call, variant.name)
+        if entry is not None:
+            run(entry)
+            assert np.isnan(y[3]).all(), variant.name

@@ -31,6 +31,8 @@ Bind = Callable[[Call, Sequence[Step]], Entry | None]
 _MOST = 12  # steps
 _RELU = Activation(ALGORITHMS["relu"])  # makes NaN 0, for which there is no byte
 _SLOW = frozenset({"sigmoid", "silu"})
+# Steps that oneDNN makes numbers of NaN by, which would hide a diverged step.
+_HIDING = frozenset({"clip", "exp", "hard_sigmoid", "maximum", "minimum"})
 
 BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
     "onednn": {
@@ -98,6 +100,8 @@ class _Chain:
             return self._cast(numbers[0], dict(items)["to"], index, result)
         if name in ("quantize", "dequantize"):
             return self._converted(name, numbers, dict(items)["to"] if items else "", index)
+        if name in _HIDING and self.call.attributes["operator"] not in _ROUNDING:
+            return None  # of bytes there is no NaN
         if numbers == (result,):
             function = activation(name, dict(items))
             if function is None:
