@@ -232,8 +232,9 @@ NAMING = (  # before what products of bytes and of few bits are is found
     Fold("fold_products", ("matmul",), _product),
     Fold("group_branches", ("concat",), grouped),
 )
+MOVE_RESHAPES = Fold("move_reshapes", ("reshape",), _reshaped)
 FOLDS = (
-    Fold("move_reshapes", ("reshape",), _reshaped),
+    MOVE_RESHAPES,
     Fold("fold_batch_norms", ("batch_norm_inference",), _batch_norm),
     Fold("fold_scales", ("mul", "affine"), _scale),
     Fold("fold_biases", ("add",), _bias),

@@ -34,6 +34,7 @@ _PLACES, _HIDDEN, _SEEN, _SAMPLES, _ONE = (
 )
 _HIDES = -1e4  # what is added to a score, or stands in its place, at most, where a key is hidden
 _ROWS, _SCORES, _MASKED, _SHARES = "rows", "scores", "masked", "shares"
+_MERGED = "merged"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class _Value:
     """A value of the graph for all tokens: its new row's name in the step, its axis of rows.
 
     samples: the axis of samples. kind: rows; scores of keys along axis `keys`, of all or of those
-    that are not hidden; or shares of these, which are zero for hidden ones.
+    that are not hidden; or shares of these, which are zero for hidden ones. Merged is what a
+    reshape, whose label is in place of the name, makes of rows, and another one may undo.
     """
 
     name: str
@@ -135,6 +137,10 @@ class _Steps:
 
     def _after(self, node: Node) -> dict[str, _Value]:
         """Return a node's results in the step."""
+        for name in node.inputs:
+            value = self.values.get(name)
+            if value is not None and value.kind == _MERGED and node.spec.view != "reshape":
+                raise _Unknown(value.name)
         if node.operator == "attention":
             return self._attention(node)
         if node.operator in _STATES:
@@ -220,11 +226,16 @@ class _Steps:
             raise _Unknown(node.label)
 
     def _reshaped(self, node: Node) -> dict[str, _Value]:
-        value, (name,) = self.values[node.inputs[0]], node.outputs
-        before, after = self.graph.tensors[node.inputs[0]].shape, self.graph.tensors[name].shape
+        whole, (name,) = node.inputs[0], node.outputs
+        while self.values[whole].kind == _MERGED:
+            whole = self.graph.producers[whole].inputs[0]
+        value, after = self.values[whole], self.graph.tensors[name].shape
+        before = self.graph.tensors[whole].shape
         axis, samples = (_same_place(before, after, at) for at in (value.axis, value.samples))
-        if value.kind != _ROWS or axis is None or samples is None:
+        if value.kind != _ROWS:
             raise _Unknown(node.label)
+        if axis is None or samples is None:
+            return {name: _Value(node.label, -1, _MERGED)}
         (new,) = self.builder.apply(
             "reshape", value.name, shape=_with(after, axis, 1), name=node.name
         )
@@ -383,13 +394,13 @@ class _Steps:
         node, value = self.graph.producers.get(name), self.values[name]
         moved = node is not None and (node.operator in ("transpose", "broadcast") or node.spec.view)
         if node is not None and moved and len(node.inputs) == 1:
-            (made,) = self.builder.add(replace(node, inputs=(self._whole(node.inputs[0]),)))
+            made = self.builder.add(replace(node, inputs=(self._whole(node.inputs[0]),)))
+            self.whole.update(zip(node.outputs, made))
         else:
             if value.samples:
                 raise _Unknown(f"value {name!r}")
-            made = self._write(name, self._buffer(name, 0), value)
-        self.whole[name] = made
-        return made
+            self.whole[name] = self._write(name, self._buffer(name, 0), value)
+        return self.whole[name]
 
     def _write(self, name: str, buffer: str, value: _Value) -> str:
         """Return a buffer with the new row of its value written to it."""

@@ -149,11 +149,20 @@ class Decoder:
         return found
 
     def graph(self, samples: int, new: int, past: int) -> Graph:
-        """Return the model's graph for these lengths; the last few are kept."""
+        """Return the model's graph for these lengths; the last few are kept.
+
+        In the graph of a model without a past, products have a row for each token of each sample,
+        where the file has joined these two dims: so a step can be derived.
+        """
         key = samples, new, past
         found = self.graphs.get(key)
         if found is None:
             made, weights = self.session.graph_of(self.feeds(*key)), self.session.weights()
+            if not self.given:
+                from soapstone.engine.lower.fold import fold
+                from soapstone.engine.lower.weights import MOVE_RESHAPES
+
+                made = fold(MOVE_RESHAPES, made, weights)
             _make_room(self.graphs, _GRAPHS)
             found = made, [weights[name] for name in made.roles if name in weights]
             self.graphs[key] = found

@@ -79,6 +79,17 @@ def spelled(hide: Callable[[Model, Tensor, str], Tensor], rotary: bool = False) 
     return made
 
 
+def in_one_product(model: Model, x: Tensor, name: str) -> Tensor:
+    """Queries, keys and values are parts of one product, of rows of all samples."""
+    rows = model.dense(model.reshape(x, (-1, WIDTH)), 3 * WIDTH, name=name)
+    q, k, v = (
+        model.transpose(model.reshape(part, (-1, LENGTH, 4, 8)), (0, 2, 1, 3))
+        for part in model.split(model.reshape(rows, (-1, LENGTH, 3 * WIDTH)), [WIDTH] * 3, axis=2)
+    )
+    scores = added(model, model.matmul(q, model.transpose(k, (0, 1, 3, 2))), name)
+    return joined(model, model.matmul(model.softmax(scores), v))
+
+
 def added(model: Model, scores: Tensor, name: str) -> Tensor:
     mask = np.where(LATER, np.float32(-1e9), np.float32(0))
     return scores + model.constant(f"{name}.mask", mask)
@@ -150,6 +161,7 @@ CAUSAL: dict[str, Model] = {
     "masked": gpt(masked_layer),
     "window": gpt(windowed_layer),
     "spelled": gpt(spelled(added)),
+    "one product": gpt(in_one_product),
     "rotary": gpt(spelled(chosen, rotary=True)),
     "lstm": gpt(lstm),
     "gru": gpt(gru),
