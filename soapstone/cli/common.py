@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 import json
 import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
@@ -50,7 +52,7 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Command], Co
     def register(function: Command) -> Command:
         @wraps(function)
         def reported(*, debug: bool, quiet: bool, **given: Any) -> None:
-            with _reported(debug), _hushed() if quiet else nullcontext():
+            with _reported(debug), _warned(), _hushed() if quiet else nullcontext():
                 function(**given)
 
         known = inspect.signature(function, eval_str=True)
@@ -72,6 +74,30 @@ def _hushed() -> AbstractContextManager[None]:
     from soapstone.frontend.progress import hushed
 
     return hushed()
+
+
+@contextmanager
+def _warned() -> Iterator[None]:
+    """Tell a warning in one line where no line of a user's, but a command, has called."""
+    usual = warnings.formatwarning
+    caller = os.path.dirname(typer.__file__)
+
+    def told(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if os.path.dirname(filename) != caller:
+            return usual(message, category, filename, lineno, line)
+        return f"warning: {' '.join(str(message).split())}\n"
+
+    warnings.formatwarning = told
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 @contextmanager

@@ -25,6 +25,21 @@ def test_version() -> None:
     assert invoke("-h").stdout == invoke("--help").stdout
 
 
+def test_a_warning_is_one_line_unless_a_line_of_a_users_script_is_to_blame(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import warnings\n"
+        "import typer.main\n"
+        "import soapstone.cli.common as common\n"
+        "with common._warned():\n"
+        "    warnings.warn('high\\ntide')\n"
+        "    warnings.warn_explicit('low\\ntide', UserWarning, typer.main.__file__, 1)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert f"{script}:5: UserWarning: high\ntide" in done.stderr
+    assert done.stderr.endswith("\nwarning: low tide\n")
+
+
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     script = (
         "import sys, soapstone, soapstone.cli.main\n"
