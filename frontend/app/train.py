@@ -245,8 +245,8 @@ def _over(
     from soapstone.frontend.graphs.files import read_graph
 
     if app.over is None or data is not None:
-        found = "--data, which has no graph" if data is not None else "which learns from none"
-        raise AppError(f"app {app.name!r}: graph {str(graph)!r} found with {found}")
+        why = "with --data, which has no graph" if data is not None else "of an app without one"
+        raise AppError(f"app {app.name!r}: graph {str(graph)!r} found {why}")
     given, cuts = read_graph(graph), None
     if parts is not None:
         from soapstone.frontend.graphs.metis import renumbered_by_metis

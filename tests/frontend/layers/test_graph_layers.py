@@ -180,7 +180,7 @@ def test_apps_learn_from_a_graph_in_a_file(tmp_path: Path) -> None:
         assert result.test_accuracy > 0.8, app
     for app, more, said in (
         ("gcn", {"batch_size": 7}, "a step is over all 90 vertices"),
-        ("digits", {}, "which learns from none"),
+        ("digits", {}, "a.npz' found of an app without one"),
         ("gcn", {"data": tmp_path}, "--data, which has no graph"),
     ):
         with pytest.raises((AppError, GraphError), match=said):
