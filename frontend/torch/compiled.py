@@ -467,7 +467,8 @@ def _set_apart(compiled: Any) -> None:
     PyTorch keeps graphs by the code of what is called, eight at most, and runs what comes then
     itself. What it calls for each layer of its own is of the same code, so here that is copied.
     """
-    called = getattr(getattr(compiled, "forward", compiled), "_torchdynamo_orig_callable", None)
+    forward = getattr(compiled, "forward", compiled)
+    called: Any = getattr(forward, "_torchdynamo_orig_callable", None)
     code = getattr(called, "__code__", None)
     if called is not None and code is not None and code.co_filename == torch._dynamo.external_utils.__file__:
         called.__code__ = code.replace(co_name=f"{code.co_name}_of_soapstone")
