@@ -470,7 +470,11 @@ def _set_apart(compiled: Any) -> None:
     forward = getattr(compiled, "forward", compiled)
     called: Any = getattr(forward, "_torchdynamo_orig_callable", None)
     code = getattr(called, "__code__", None)
-    if called is not None and code is not None and code.co_filename == torch._dynamo.external_utils.__file__:
+    if (
+        called is not None
+        and code is not None
+        and code.co_filename == torch._dynamo.external_utils.__file__
+    ):
         called.__code__ = code.replace(co_name=f"{code.co_name}_of_soapstone")
 
 

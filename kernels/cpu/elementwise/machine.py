@@ -35,7 +35,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
 from soapstone.native.entries import native, noop, sequence
 from soapstone.native.intrinsics import i64p, stack, words
-from soapstone.native.memory import aligned_array, pack
+from soapstone.native.memory import Scratch, aligned_array, pack
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.walks import in_places, memory_order, walk
 
@@ -192,7 +192,8 @@ def bind_program(
     order = _order_apart(inputs, outputs, strides)
     if order is not None:
         (output,) = outputs
-        beside = in_places(aligned_array(tuple(shape[axis] for axis in order), output.dtype), order)
+        room = aligned_array(tuple(shape[axis] for axis in order), output.dtype).view(Scratch)
+        beside = in_places(room, order)
         first = bind_program(program, inputs, [beside], threads)
         return sequence([first, copy(output, beside, threads)]) if first is not None else None
     outer, rows, length = extents[:-2], extents[-2], extents[-1]

@@ -20,7 +20,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, sequence
 from soapstone.native.intrinsics import u8p
 from soapstone.native.lanes import I8, I64, Lanes, load_lanes, store_lanes, stretch
-from soapstone.native.memory import aligned_array
+from soapstone.native.memory import Scratch, aligned_array
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
 from soapstone.native.walks import walk
@@ -91,7 +91,7 @@ def by_table(
         return None
     if y.size < _LEAST or walk(y.shape, (x, y), lead=1).strides != ((1,), (1,)):
         return None
-    every, made = (aligned_array((256,), a.dtype) for a in (x, y))
+    every, made = aligned_array((256,), x.dtype), aligned_array((256,), y.dtype).view(Scratch)
     every.view(np.uint8)[:] = np.arange(256, dtype=np.uint8)
     given = [every if i == number else each.reshape(()) for i, each in enumerate(inputs)]
     first = bind(program, given, [made], 1)

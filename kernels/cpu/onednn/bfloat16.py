@@ -25,7 +25,7 @@ from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.copies import copy
 from soapstone.native.entries import noop, sequence
-from soapstone.native.memory import aligned_array, held
+from soapstone.native.memory import Scratch, aligned_array, held
 from soapstone.native.shared import packed
 
 NAME = "onednn_bfloat16"
@@ -89,7 +89,8 @@ def _paired(call: Call) -> tuple[Entry | None, Call] | None:
     before = (low + 1) // 2
     reach = (y.shape[3] - 1) * along // 2 + pairs - before
     inside = min(reach, -(-width // 2))
-    image = aligned_array((n, height, inside * 2, channels), learn(BFLOAT16), zero=True)
+    shape = n, height, inside * 2, channels
+    image = aligned_array(shape, learn(BFLOAT16), zero=True).view(Scratch)
     kept = min(width, inside * 2)
     first = _written(np.moveaxis(image, -1, 1)[..., :kept], x[..., :kept], call.threads)
     wide = np.zeros((filters, rows, pairs * 2, channels), w.dtype)
