@@ -136,6 +136,25 @@ def test_a_program_that_is_no_chain():
     check(followed(linear(random(2, 31), 90, bias=False), program, *operands))
 
 
+@pytest.mark.parametrize("images", [1, 4])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_convolution_of_images_of_one_pixel(images, bias):
+    """As those that say from an image's means how its channels are scaled."""
+    x, w, b = random(images, 37, 1, 1), random(83, 37, 1, 1, seed=1), random(83, seed=2)
+    attributes = operator("conv2d").normalise({"bias": bias, "activation": "relu"})
+
+    def call(x, y, **others):
+        inputs = (x, w, b) if bias else (x, w)
+        return Call("conv2d", {**attributes, **others}, inputs, (y,), 2, frozenset({1}))
+
+    y = np.full((images, 83, 1, 1), np.nan, np.float32)
+    check(call(x, y))
+    check(followed(call(x, y), (("silu", (0,), ()), ("add", (2, 1), ())), random(83, 1, 1, seed=3)))
+    assert bind(call(random(images, 37, 1, 2), np.zeros((images, 83, 1, 2), np.float32))) is None
+    padded = np.zeros((images, 83, 3, 3), np.float32)
+    assert bind(call(x, padded, padding=(1, 1, 1, 1))) is None
+
+
 def test_an_operand_may_be_the_result():
     call = followed(linear(random(2, 31), 90), (("add", (0, 1), ()),))
     (y,) = call.outputs

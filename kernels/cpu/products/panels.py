@@ -9,6 +9,7 @@ machine that runs on a panel's results at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -218,10 +219,27 @@ class Weights:
         return _bind(a, self._array, operands, nodes, y, self._threads)
 
 
-@variant(("linear", "matmul", "with_epilogue"), "panels", expected=0.6, promises=True)
+def _of_pixels(call: Call) -> Call | None:
+    """Return a convolution of images of one pixel, by windows of one, as a product, or None."""
+    (x, w, *rest), at = call.inputs, call.attributes
+    if at["groups"] != 1 or any(at["padding"]) or {*x.shape[2:], *w.shape[2:]} != {1}:
+        return None
+    attributes = {"bias": at.get("bias", False), "activation": at.get("activation")}
+    inputs = (x[:, :, 0, 0], w[:, :, 0, 0].T, *rest)
+    return replace(call, operator="linear", attributes=attributes, inputs=inputs)
+
+
+@variant(("conv2d", "linear", "matmul", "with_epilogue"), "panels", expected=0.6, promises=True)
 def product(call: Call) -> Entry | None:
     """Return the entry of a product of few rows with constant weights, with the steps on it."""
     if 1 not in call.constants:
         return None
-    found = product_of(*with_steps(call))
-    return None if found is None else _bind(*found, call.outputs[0], call.threads)
+    (first, after, extra), y = with_steps(call), call.outputs[0]
+    if first.operator == "conv2d":
+        extra = [np.broadcast_to(operand, y.shape)[:, :, 0, 0] for operand in extra]
+        moved, y = _of_pixels(first), y[:, :, 0, 0]
+        if moved is None:
+            return None
+        first = moved
+    found = product_of(first, after, extra)
+    return None if found is None else _bind(*found, y, call.threads)
