@@ -39,7 +39,7 @@ from arguments import common
 from harness import tabulate
 
 from soapstone.frontend.strategies.finding import forward_of, graph_of
-from soapstone.frontend.strategies.serving import Served
+from soapstone.frontend.strategies.serving import FoldedGraph
 from soapstone.frontend.strategies.step_times import Run, Step, Turns
 from soapstone.frontend.strategies.task_times import Cover, configured, linked, record, strategy_of
 from soapstone.ir.graph import Graph
@@ -257,7 +257,7 @@ def rows_of(
         app, samples, sizes = MODELS.get(name, (name, 1, {}))
         mine = []
         if inference:
-            served = Served.of(*forward_of(app, samples, sizes=sizes))
+            served = FoldedGraph.of(*forward_of(app, samples, sizes=sizes))
             graph, constants = served.graph, served.contents
         else:
             graph, constants = graph_of(app, samples, sizes=sizes), NOTHING

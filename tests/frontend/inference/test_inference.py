@@ -290,8 +290,8 @@ def test_few_shapes_with_large_inputs_stay_bound(monkeypatch: pytest.MonkeyPatch
     model = residual_network()
     weights, whole = weights_of(model.graph), inputs_of(model.build(6))["image"]
     image = whole[0].nbytes
-    monkeypatch.setattr("soapstone.frontend.inference.bounds._MOST_BYTES", 7 * image)
-    monkeypatch.setattr("soapstone.frontend.inference.bounds._LAUNCH_BYTES", 1)
+    monkeypatch.setattr("soapstone.frontend.inference.bound_graphs._MOST_BYTES", 7 * image)
+    monkeypatch.setattr("soapstone.frontend.inference.bound_graphs._LAUNCH_BYTES", 1)
     with InferenceSession(model, weights, tune=False) as session:
         for size in (1, 2, 3, 4, 6, 5):
             session._bounds.of({"image": whole[:size]})
