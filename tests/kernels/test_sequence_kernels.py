@@ -15,6 +15,7 @@ from soapstone.ir.tensor import Array
 from soapstone.kernels.entry import BFLOAT16, Call
 from soapstone.kernels.registry import variants
 from soapstone.native import memory
+from soapstone.native.snapshot import _Kept
 
 T, N, K, H = 7, 12, 24, 32
 
@@ -201,6 +202,32 @@ def test_attention_by_blocks_of_queries(queries: int, keys: int) -> None:
         y, lse = spec.run(spec.normalise(attributes), *operands)
         given = [draw(3, *y.shape), *operands, y, lse]
         assert run_all("attention_grad", given, attributes, threads=2)
+
+
+@pytest.mark.skipif(not BLOCKS, reason="registers hold the sums of too few rows")
+def test_attention_by_blocks_needs_nothing_that_was_in_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session is kept for later processes unless what counts has words that may be addresses."""
+    made = memory.aligned
+
+    def filled(nbytes: int, *, zero: bool = False) -> Array:
+        found = made(nbytes, zero=zero)
+        if not zero:
+            found[:] = 0xA5
+        return found
+
+    monkeypatch.setattr(memory, "aligned", filled)
+    operands = draw(0, 1, 13, 2, 8), draw(1, 1, 21, 2, 8), draw(2, 1, 21, 2, 5)
+    attributes = operator("attention").normalise({})
+    outputs = draw(3, 1, 13, 2, 5), draw(4, 1, 2, 13)
+    entry = bound(Call("attention", attributes, operands, outputs), "blocks")
+    assert entry is not None
+    run(entry)
+    kept = _Kept()
+    kept.block(entry.arguments)
+    counts = [each for each in kept.arrays if not isinstance(each, memory.Scratch)]
+    assert counts and not any(b"\xa5" * 8 in each.tobytes() for each in counts)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -8,6 +8,7 @@ allows it products are of bfloat16, of which the processor multiplies and adds t
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,13 @@ from soapstone.kernels.cpu.elementwise.conversions import store_bfloat16
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats
 from soapstone.kernels.cpu.recurrent.layers import in_rows
 from soapstone.kernels.cpu.substrate.layout import private
-from soapstone.kernels.entry import BFLOAT16, Call, Entry
+from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, helper, native, routine
 from soapstone.native.intrinsics import f32p, i64p
 from soapstone.native.lanes import LANES, held, pairs_at_once
-from soapstone.native.memory import aligned_array, pack
+from soapstone.native.memory import aligned_array, pack, scratch
 from soapstone.native.parallel import parallel_for, useful_threads
 
 _MOST = 4096  # keys, or twice as many halves: more fill the second cache, as a library's do
@@ -228,6 +229,11 @@ _PAIRS = "avx512bf16" in features()  # which adds two products of halves; no lev
 _ATTEND = {halves: _attend(halves) for halves in ((False, True) if _PAIRS else (False,))}
 
 
+def _work(*shape: int, kind: Any = np.float32) -> Array:
+    """Return memory that a part works in, of which no later process needs what is there."""
+    return scratch(math.prod(shape) * np.dtype(kind).itemsize).view(kind).reshape(shape)
+
+
 @in_rows
 def _bind(call: Call, halves: bool = False) -> Entry | None:
     """Return the entry of attention of all heads. halves: whether products are of bfloat16."""
@@ -252,15 +258,15 @@ def _bind(call: Call, halves: bool = False) -> Entry | None:
     deep, wide, long = (-(-n // LANES) * LANES for n in (d // per, dv, tk))
     records = [
         _PART.pack(
-            keys=private(-(-tk // _PANEL), deep, _PANEL),
+            keys=_work(-(-tk // _PANEL), deep, _PANEL),
             values=aligned_array((-(-tk // per), wide), np.float32, zero=True),
-            scores=private(ROWS, long),
-            counts=aligned_array((ROWS,), np.int64),
-            raised=private(ROWS),
-            sums=private(LANES),
-            tops=private(LANES),
-            rows=private(LANES, deep) if halves else 0,
-            weights=private(ROWS, long // 2) if halves else 0,
+            scores=_work(ROWS, long),
+            counts=_work(ROWS, kind=np.int64),
+            raised=_work(ROWS),
+            sums=_work(LANES),
+            tops=_work(LANES),
+            rows=_work(LANES, deep) if halves else 0,
+            weights=_work(ROWS, long // 2) if halves else 0,
             zeros=aligned_array((wide,), np.float32, zero=True) if halves else 0,
         )
         for _ in range(parts)
