@@ -231,7 +231,8 @@ _ATTEND = {halves: _attend(halves) for halves in ((False, True) if _PAIRS else (
 
 def _work(*shape: int, kind: Any = np.float32) -> Array:
     """Return memory that a part works in, of which no later process needs what is there."""
-    return scratch(math.prod(shape) * np.dtype(kind).itemsize).view(kind).reshape(shape)
+    made: Array = scratch(math.prod(shape) * np.dtype(kind).itemsize).view(kind)
+    return made.reshape(shape)
 
 
 @in_rows
