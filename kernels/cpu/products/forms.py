@@ -17,6 +17,7 @@ from soapstone.kernels.entry import Array, Entry
 
 PANELS = "panels"  # the form of constant weights for few rows
 MOST_ROWS = 4  # of such a product
+IN_PLACE = frozenset({"onednn_plain", "onednn_gemm"})  # forms that read weights where they lie
 
 
 class Weights(Protocol):

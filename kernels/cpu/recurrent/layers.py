@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cpu.products.forms import (
+    IN_PLACE,
     MOST_ROWS,
     PANELS,
     Form,
@@ -93,8 +94,14 @@ def forms(operator: str) -> Callable[[Bind], Bind]:
             samples = call.outputs[0].shape[-2]  # of more, all products would be the library's
             return staged(call, form=form) if samples <= MOST_ROWS else None
 
+        def in_place(call: Call, form: Form) -> Entry | None:
+            # Measured in turns, these find in the cache the weights that another has just read;
+            # in a network all come from memory, which panels are for.
+            few = call.outputs[0].shape[-2] <= MOST_ROWS and {1, 2} <= call.constants
+            return None if few else staged(call, form=form)
+
         for name, form in all_forms().items():
-            bound = of_few if name == PANELS else staged
+            bound = of_few if name == PANELS else in_place if name in IN_PLACE else staged
             variant(operator, name)(partial(bound, form=form))
         return bind
 
