@@ -47,6 +47,7 @@ LEFT_OUT = {
     r"^soapstone doctor": "what is not installed here is its answer: tests/cli/test_doctor.py",
     r"train \w+ .*--optimize|optimize=True": "a search: test_optimize_training.py",
     r"rules (check|verify|generate|laws)": "minutes: tests/rules",
+    r"^python benchmarks/gpu.py": "a GPU, for half an hour: tests/test_gpu_run.py",
     r"--mapper spare": "a package that is installed: tests/engine/test_mappers_docs.py",
     r"machine measure|two\.json|mpiexec.*lenet\.json": "half a minute: tests over ranks",
 }

@@ -21,7 +21,7 @@ from soapstone.engine.lower.attention_parts import (
 from soapstone.engine.lower.fold import Site
 from soapstone.ir.by_extents import by_extents
 from soapstone.ir.graph import Node
-from soapstone.ir.ops.products.attention import shared
+from soapstone.ir.ops.products.attention_lower import shared
 from soapstone.ir.tensor import Array
 from soapstone.kernels.registry import variants
 

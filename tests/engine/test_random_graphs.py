@@ -40,7 +40,7 @@ def test_almost_all_is_compared_and_small_faults_are_seen() -> None:
             if np.isfinite(wrong).all():
                 moved += 1
                 seen += bool(allowed.misfit(wrong))
-    assert certain > 0.99 * elements
+    assert certain > 0.98 * elements
     assert seen > 0.9 * moved > 0
 
 
