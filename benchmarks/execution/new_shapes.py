@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,29 +79,51 @@ def measure(library: str, name: str, path: Path, threads: int) -> list[dict[str,
     return found[1:]
 
 
-def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield what new shapes of each model take."""
+def by_peers(script: str, options: argparse.Namespace, name: str) -> dict[str, list[Any]]:
+    """Return what processes of a script print of a model, by library; they take turns."""
+    export(name, options.folder, symbolic=True)
+    command = [sys.executable, script, "--models", name, "--folder", str(options.folder)]
+    command += ["--threads", str(options.threads), "--peer"]
+    found: dict[str, list[Any]] = {peer: [] for peer in PEERS}
+    subprocess.run([*command, "soapstone"], check=True, capture_output=True)  # compiles
+    for _ in range(options.rounds):
+        for peer in PEERS:
+            done = subprocess.run([*command, peer], check=True, capture_output=True, text=True)
+            found[peer].append(json.loads(done.stdout))
+    return found
+
+
+def row_of(name: str, found: Mapping[str, list[Any]], figures: Sequence[str]) -> dict[str, Any]:
+    """Return the row of a model: the medians of some figures, of each library."""
     from harness import median
 
+    row: dict[str, Any] = {"model": name}
+    for figure in figures:
+        row |= {f"{peer} {figure}": median(found[peer], figure) for peer in PEERS}
+    return row
+
+
+def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield what new shapes of each model take."""
     for name in options.models.split(","):
-        export(name, options.folder, symbolic=True)
-        command = [sys.executable, __file__, "--models", name, "--folder", str(options.folder)]
-        command += ["--threads", str(options.threads), "--peer"]
-        found: dict[str, list[dict[str, float]]] = {peer: [] for peer in PEERS}
-        subprocess.run([*command, "soapstone"], check=True, capture_output=True)  # compiles
-        for _ in range(options.rounds):
-            for peer in PEERS:
-                done = subprocess.run([*command, peer], check=True, capture_output=True, text=True)
-                found[peer] += json.loads(done.stdout)
-        row: dict[str, Any] = {"model": name}
-        for figure in ("cpu ms", "ms", "later cpu ms"):
-            row |= {f"{peer} {figure}": median(found[peer], figure) for peer in PEERS}
-        yield row
+        found = by_peers(__file__, options, name)
+        shapes = {peer: [each for made in found[peer] for each in made] for peer in PEERS}
+        yield row_of(name, shapes, ("cpu ms", "ms", "later cpu ms"))
 
 
-def main() -> None:
-    """Measure, and write the table."""
-    parser = common(__doc__, models=MODELS, rounds=3, threads=None, folder=FOLDER)
+def run(
+    about: str,
+    models: Sequence[str],
+    measure: Callable[[str, str, Path, int], object],
+    rows: Callable[[argparse.Namespace], Iterator[dict[str, Any]]],
+    title: str,
+    ratios: Sequence[str] = (),
+) -> None:
+    """Measure, and write the table; or, told `--peer`, print what one library takes.
+
+    about: the script's docstring. measure: returns what a library takes for a model.
+    """
+    parser = common(about, models=models, rounds=3, threads=None, folder=FOLDER)
     parser.add_argument("--peer", choices=PEERS, help="be this process on the one model")
     options = parser.parse_args()
     if options.peer:
@@ -113,10 +135,11 @@ def main() -> None:
     from soapstone.system import usable_cores
 
     options.threads = options.threads or usable_cores()
-    command = "python benchmarks/execution/new_shapes.py"
-    title = "The first run for a new shape of inputs, beyond a later one"
-    tabulate("new_shapes", title, command, rows(options), [], save=not options.no_write)
+    script = Path(sys.argv[0])
+    command = f"python benchmarks/execution/{script.name}"
+    tabulate(script.stem, title, command, rows(options), ratios, save=not options.no_write)
 
 
 if __name__ == "__main__":
-    main()
+    title = "The first run for a new shape of inputs, beyond a later one"
+    run(__doc__, MODELS, measure, rows, title)

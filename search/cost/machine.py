@@ -36,11 +36,11 @@ _RATED = ("float32", "float64", "float16")  # what rates are of; all else counts
 _SHIPPED = Path(__file__).with_name("devices")
 
 
-def _libraries_installed() -> bool:
+def libraries_installed() -> bool:
     """Return whether NVIDIA's libraries are; who uses no GPU imports nothing for it."""
-    from soapstone.native.cuda.device import libraries_installed
+    from soapstone.native.cuda import device
 
-    return libraries_installed()
+    return device.libraries_installed()
 
 
 class DeviceError(GraphError):
@@ -176,7 +176,7 @@ class Device:
         Raises:
             DeviceError: the device has no rate for the type.
         """
-        if self.gpu is None or _libraries_installed():
+        if self.gpu is None or libraries_installed():
             return self.rate(dtype)
         return self.rate(dtype, "staged" if dtype in HALVES else "product")
 
@@ -339,7 +339,7 @@ class RooflineCost(CostModel):
             known |= {key: (self._plain(prepared.graph, node),) for key, node in missing.items()}
         elif missing:
             by_name = {launch.node.name: launch for launch in prepared.launches}
-            libraries = _libraries_installed() if self._libraries is None else self._libraries
+            libraries = libraries_installed() if self._libraries is None else self._libraries
             given = gpu, self.device.rate, self.device.memory_rate, libraries, prepared
             for key, node in missing.items():
                 known[key] = priced(*given, by_name[node.name], constants)
