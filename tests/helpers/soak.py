@@ -28,6 +28,7 @@ from soapstone.system import resident_bytes
 
 Feeds = dict[str, Array]
 
+_BOUND = 8  # shapes of a session, so that requests have many more
 _VISION = """vision (float[n, 3, h, w] x) => (float[n, 5] y)
 { c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x, w1, b1)  r = Relu(c)
   d = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(r, w2)  s = Add(d, r)  q = Relu(s)
@@ -111,7 +112,7 @@ def services() -> Iterator[Service]:
             "b3": _reals(made, 5),
         },
     )
-    session = InferenceSession(from_onnx(vision), threads=2)
+    session = InferenceSession(from_onnx(vision), threads=2, bound_shapes=_BOUND)
     yield Service("images", session, images, _theirs(vision), 1e-4, Batcher(session, most=8))
 
     def texts(random: np.random.Generator) -> Feeds:
@@ -127,15 +128,15 @@ def services() -> Iterator[Service]:
             "head": _reals(made, 16, 11),
         },
     )
-    session = InferenceSession(from_onnx(text), threads=2)
+    session = InferenceSession(from_onnx(text), threads=2, bound_shapes=_BOUND)
     yield Service("texts", session, texts, _theirs(text), 1e-4, Batcher(session, most=4, pad=False))
 
     small = quantize(vision, _reals(made, 8, 3, 16, 16), seconds=0).model
-    session = InferenceSession(from_onnx(small), threads=1)
+    session = InferenceSession(from_onnx(small), threads=1, bound_shapes=_BOUND)
     yield Service("bytes", session, images, _theirs(small), 5e-2)
 
     points = _file(_POINTS, {})
-    session = InferenceSession(from_onnx(points), threads=1)
+    session = InferenceSession(from_onnx(points), threads=1, bound_shapes=_BOUND)
     yield Service(
         "points",
         session,
@@ -144,7 +145,7 @@ def services() -> Iterator[Service]:
         1e-5,
     )
 
-    session = InferenceSession(from_onnx(SMALL.model()), threads=2)
+    session = InferenceSession(from_onnx(SMALL.model()), threads=2, bound_shapes=_BOUND)
     yield Service("decoder", session, _prompt, _likeliest(SMALL.model()), 0)
 
 
