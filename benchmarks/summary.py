@@ -49,6 +49,9 @@ def lines() -> Iterator[tuple[str, str, str, str]]:
     for peer, (name, _) in PEERS.items():
         what = f"inference in eight bits, {len(bytes_)} files"
         yield what, name, mean(bytes_, f"/ {peer}"), processor("quantized")
+    lengths = rows_of("random_lengths")
+    what = f"requests of random lengths in float32, {len(lengths)} models of tokens"
+    yield what, "ONNX Runtime", mean(lengths, "ratio"), processor("random_lengths")
     tokens = {row["model"]: row for row in rows_of("decoding")}
     for model, what in (("float32", "in float32"), ("4bit", "in four bits")):
         share = f"{tokens[model]['/ onnxruntime']:.2f}"
