@@ -53,6 +53,7 @@ class Bound:
         plans: the memory plans that the trace follows, by memory; only of memories in which
             processors of this process work.
         lent: the inputs whose arrays belong to the caller and are read in place.
+        shared: the memory of results that lie where those of other graphs do.
     """
 
     graph: Graph
@@ -64,6 +65,7 @@ class Bound:
     inputs: Mapping[str, Region]
     plans: Mapping[str, MemoryPlan] = field(default_factory=dict)
     lent: Mapping[str, Array] = field(default_factory=dict)
+    shared: Sequence[Arena] = ()
 
     @cached_property
     def batch(self) -> tuple[str, ...]:
@@ -120,7 +122,6 @@ class Session:
         self._values = {} if values is None else values  # first contents, of which each is taken
         self._carried: dict[str, Region] = {}
         self._bounds: list[Bound] = []
-        self._results: dict[int, Arena] = {}  # of graphs that are bound in turn, by number
         self._alike = Alike()
         self._adopted: set[str] = set()  # inputs whose data are Legate's own
         self._timeline: Profile | None = None
@@ -189,8 +190,9 @@ class Session:
             for name in lowered.outputs:
                 if name not in constants and name not in regions:
                     regions[name] = _region(lowered, name)
+            shared: list[Arena] = []
             if in_turn and self.runtime.borrows and not self.runtime.many_instances:
-                self._share_results(lowered, regions)
+                shared = self._share_results(lowered, regions)
             self.mapper.adopt(prepared.strategy)
             results = {
                 name: constants[low] if low in constants else self.runtime.array(regions[low])
@@ -222,21 +224,26 @@ class Session:
             program.release()
             inputs = {name: regions[name] for name in fed}
             trace = recording.trace
-            bound = Bound(graph, prepared, program, trace, feeds, results, inputs, plans, lent)
+            ends = feeds, results, inputs
+            bound = Bound(graph, prepared, program, trace, *ends, plans, lent, shared)
             self._bounds.append(bound)
             return bound
 
-    def _share_results(self, graph: Graph, regions: Mapping[str, Region]) -> None:
-        """Let what a graph makes as its outputs lie in memory that other graphs use too."""
-        memory = self.runtime.analysis.world.home
+    def _share_results(self, graph: Graph, regions: Mapping[str, Region]) -> list[Arena]:
+        """Let what a graph makes as its outputs lie in memory that other graphs use too.
+
+        That memory is returned, and is counted as used while anybody has it.
+        """
+        memory, found = self.runtime.analysis.world.home, list[Arena]()
         for number, name in enumerate(dict.fromkeys(graph.outputs)):
             spec = graph.tensors[name]
             if name in graph.producers and spec.nbytes:
                 what = f"output {name!r}"
                 arena = self.runtime.memory.arena(memory, spec.nbytes, what, ("output", number))
-                self._results[number] = arena
+                found.append(arena)
                 array = arena.buffer[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
                 self.runtime.lend(regions[name], array)
+        return found
 
     def forget(self, bound: Bound | None = None) -> None:
         """Release a bound graph, or all of them; parameters and states stay."""
@@ -386,7 +393,6 @@ class Session:
         """Stop the workers and free the memory."""
         self._bounds.clear()
         self._carried.clear()
-        self._results.clear()
         self.runtime.close()
 
 
