@@ -47,7 +47,7 @@ class MemoryPool:
         self._used = [0] * len(machine.memories)
         self._released: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
-        self._arenas: dict[int, Array] = {}
+        self._spaces: dict[int, Array] = {}
         self._shared: weakref.WeakValueDictionary[tuple[int, Hashable], Arena]
         self._shared = weakref.WeakValueDictionary()
         self._pools: dict[int, DevicePool] = {}  # of GPUs
@@ -186,14 +186,14 @@ class MemoryPool:
             found = self._pools[memory] = DevicePool(Device(self._devices[memory]))
         return found
 
-    def _arena(self, memory: int) -> Array:
-        found = self._arenas.get(memory)
+    def _space(self, memory: int) -> Array:
+        found = self._spaces.get(memory)
         if found is None:
             place = self._memories[memory]
             what = "the arena that instances leave and come to"
             self.claim(self, memory, place.capacity_bytes, what)
             found = self.buffer(memory, place.capacity_bytes, False, what)
-            self._arenas[memory] = found
+            self._spaces[memory] = found
         return found
 
     def allocate(self, storage: Storage) -> None:
@@ -204,7 +204,7 @@ class MemoryPool:
         Raises: MemoryExhausted.
         """
         if storage.offset is not None:
-            arena = self._arena(storage.memory)
+            arena = self._space(storage.memory)
             storage.attach(arena[storage.offset : storage.offset + storage.nbytes])
             return
         memory, nbytes, what = storage.memory, storage.nbytes, f"region {storage.name!r}"

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,10 @@ from helpers.session_runs import fresh_answers
 from test_in_rows import TAGGER, given
 
 from soapstone import InferenceSession
-from soapstone.engine.session import Bound, Session
+from soapstone.engine.session import Bound
 from soapstone.errors import DataError
 from soapstone.frontend.inference.background import Background
 from soapstone.frontend.inference.binding import Binder
-from soapstone.frontend.inference.families import Known
-from soapstone.ir.tensor import Array
 
 BIND = Binder.bind
 
@@ -36,17 +35,11 @@ def held(session: InferenceSession) -> list[int]:
 def test_runs_go_on_in_steps_while_a_thread_binds(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
-    def slow(
-        binder: Binder,
-        engine: Session,
-        values: dict[str, Array],
-        known: Known,
-        in_turn: bool = False,
-    ) -> Bound:
+    def slow(*asked: Any, **options: Any) -> Bound:
         if threading.current_thread().name == "soapstone-background":
             begun.set()
             assert goes_on.wait(60)
-        return BIND(binder, engine, values, known, in_turn)
+        return BIND(*asked, **options)
 
     monkeypatch.setattr(Binder, "bind", slow)
     with InferenceSession(TAGGER, threads=1) as session:
@@ -67,13 +60,7 @@ def test_runs_go_on_in_steps_while_a_thread_binds(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_thread_fails_at_is_told_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(
-        binder: Binder,
-        engine: Session,
-        values: dict[str, Array],
-        known: Known,
-        in_turn: bool = False,
-    ) -> Bound:
+    def failing(*asked: Any, **options: Any) -> Bound:
         raise DataError("no room")
 
     with InferenceSession(TAGGER, threads=1) as session:
@@ -111,16 +98,10 @@ def test_what_was_bound_so_is_let_go_of_as_all_else() -> None:
 def test_a_session_may_be_closed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
-    def slow(
-        binder: Binder,
-        engine: Session,
-        values: dict[str, Array],
-        known: Known,
-        in_turn: bool = False,
-    ) -> Bound:
+    def slow(*asked: Any, **options: Any) -> Bound:
         begun.set()
         assert goes_on.wait(60)
-        return BIND(binder, engine, values, known, in_turn)
+        return BIND(*asked, **options)
 
     with InferenceSession(TAGGER, threads=1) as session:
         right(session, 2)
