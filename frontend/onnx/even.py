@@ -114,6 +114,7 @@ def _picked(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> tuple[Extent
         elements = elements[places[0]]
     elif node.op_type == "Slice" and all(each is not None for each in places):
         begin, end, *rest = (int(each.item()) for each in places if each is not None)
+        begin = max(begin, -elements.size)  # also backwards
         elements = elements[begin : end : rest[1] if len(rest) > 1 else 1]
     else:
         return None

@@ -217,8 +217,9 @@ def slice_(n: Call) -> Value:
         raise OnnxError("as many axes and steps as starts needed, no step 0")
     if len(set(axes)) != len(axes):
         raise OnnxError(f"axes {axes} found; each at most once needed")
-    cut = dict(zip(axes, zip(starts, ends, steps)))
-    return sliced(n, x, cut)
+    # Python's slices, except that one backwards from before the first element begins with that.
+    starts = tuple(max(start, -x.shape[axis]) for start, axis in zip(starts, axes))
+    return sliced(n, x, dict(zip(axes, zip(starts, ends, steps))))
 
 
 def sliced(n: Call, x: Value, cut: dict[int, tuple[int, int, int]]) -> Value:

@@ -63,6 +63,14 @@ def ones(*shape: int, dtype: str = "float32") -> Array:
     return np.ones(shape, dtype)
 
 
+@pytest.mark.parametrize(("start", "end"), [(-3, -1000), (-2, -1000), (-1, -1000), (0, -3), (9, 0)])
+@pytest.mark.parametrize("extent", [0, 1, 2, 5])
+def test_a_slice_backwards_begins_inside(extent: int, start: int, end: int) -> None:
+    ends = (np.array([each]) for each in (start, end, 0, -1))
+    x = np.arange(extent, dtype=np.float32)
+    as_onnxruntime(*form("Slice", x, *ends, known=(1, 2, 3, 4)))
+
+
 @pytest.mark.parametrize("kind", ["AveragePool", "MaxPool", "LpPool"])
 def test_no_window_of_a_pool_fits(kind: str) -> None:
     pooled = as_onnxruntime(*form(kind, ones(2, 3, 2, 8), kernel_shape=[3, 1]))
