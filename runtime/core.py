@@ -147,12 +147,12 @@ class Runtime(Host):
         automatic, asked = self._automatic, None
         if automatic is not None and (grid is None or type(grid) is tuple):
             asked = (task, grid, name, tag, initialise, *arguments)
-            with self._lock:
+            with self.turn, self._guard:
                 self.executor.check()
                 if not self.capturing and automatic.follow(asked):
                     return None
         if needs_desugaring(task, arguments):
-            with self._lock:
+            with self.turn, self._guard:
                 options = Options(grid, name, tag, initialise)
                 return self._issue(self._desugarer.desugar(task, arguments, options))
         prepared = launches.prepare(
@@ -163,7 +163,7 @@ class Runtime(Host):
 
     def combine(self, values: FutureMap, reduction: str) -> Future:
         """The values of a future map combined by a reduction; see `FutureMap.reduce`."""
-        with self._lock:
+        with self.turn, self._guard:
             found: Future = self._issue(self._desugarer.combine(values, reduction))
             return found
 
@@ -178,7 +178,7 @@ class Runtime(Host):
 
     def _take(self, request: Request, asked: tuple[Any, ...] | None) -> None:
         """Record, capture, trace or analyse one request. asked: the call as the user made it."""
-        with self._lock:
+        with self.turn, self._guard:
             self.executor.check()
             if self._requests is not None:
                 self._requests.append(request)
@@ -209,7 +209,7 @@ class Runtime(Host):
         Raises: the errors of those launches.
         """
         if self._automatic is not None and not self.capturing:
-            with self._lock:
+            with self.turn, self._guard:
                 self._automatic.flush()
 
     def fill(self, region: Region, value: Any) -> None:
@@ -470,7 +470,7 @@ class Runtime(Host):
         """
         self.failed("run")
         self.executor.reset()
-        with self._lock:
+        with self.turn, self._guard:
             if self._automatic is not None:
                 self._automatic.drop()
             for state in list(self.analysis.regions.values()):

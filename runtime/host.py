@@ -6,22 +6,21 @@ writes alike; what it reads is brought to all of them.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from threading import get_ident
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from soapstone.locks import Lock
 from soapstone.native.memory import Array, address
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import Instance, Storage
 from soapstone.runtime.errors import LaunchError, RuntimeCoreError, StoppedError
 from soapstone.runtime.executors.local import LocalExecutor
-from soapstone.runtime.forks import tell
 from soapstone.runtime.machines.machine import PROCESS
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.region_fields import FieldRegion
@@ -34,42 +33,17 @@ _INSIDE = (
 )
 
 
-class Turn:
-    """The turn of one thread at a runtime: others launch, replay, read and write after it.
+class Guard:
+    """Stops the runtime of whose analysis the block's code is stopped half-way.
 
-    workers: the threads that run tasks. Whoever has the turn may be waiting for them.
+    Around it is the runtime's turn, which is a lock: that an interrupt cannot come between.
     """
 
-    def __init__(self, workers: Container[int]) -> None:
-        self.lock = threading.RLock()
-        self.workers = workers
-        tell(self)
-
-    def forked(self) -> None:
-        """In a child nobody has the turn."""
-        self.lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        if get_ident() in self.workers:
-            raise StoppedError(_INSIDE)
-        self.lock.acquire()
-
-    def __exit__(self, *exception: object) -> None:
-        self.lock.release()
-
-
-class Guard:
-    """A turn at the analysis. What stops its holder half-way stops the runtime."""
-
-    def __init__(self, runtime: Host, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, runtime: Host) -> None:
         self._runtime = weakref.ref(runtime)
 
     def __enter__(self) -> None:
-        turn = self._turn
-        if get_ident() in turn.workers:
-            raise StoppedError(_INSIDE)
-        turn.lock.acquire()
+        pass
 
     def __exit__(
         self,
@@ -77,13 +51,10 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
-            if error is not None and (not isinstance(error, RuntimeCoreError) or error.halfway):
-                runtime = self._runtime()
-                if runtime is not None:
-                    runtime.interrupted(error)
-        finally:
-            self._turn.lock.release()
+        if error is not None and (not isinstance(error, RuntimeCoreError) or error.halfway):
+            runtime = self._runtime()
+            if runtime is not None:
+                runtime.interrupted(error)
 
 
 class Host(ABC):
@@ -94,10 +65,20 @@ class Host(ABC):
         self.executor = executor
         self.agreement = executor.agreement  # None: nobody to agree with, or nobody asked to
         analysis.policy.agreement = self.agreement
-        self.turn = Turn(executor.workers)
-        self._lock = Guard(self, self.turn)
+        self._turn = Lock()
+        self._guard = Guard(self)
         self._live: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
         self._settled = True  # nothing was launched since the host could touch its arrays
+
+    @property
+    def turn(self) -> Lock:
+        """The turn of one thread at a runtime: others launch, replay, read and write after it.
+
+        Raises: StoppedError within a task, for which whoever has the turn may be waiting.
+        """
+        if get_ident() in self.executor.workers:
+            raise StoppedError(_INSIDE)
+        return self._turn
 
     @abstractmethod
     def flush(self) -> None:
@@ -150,7 +131,7 @@ class Host(ABC):
             return self._read(region)
 
     def _read(self, region: Region) -> Array:
-        with self._lock:
+        with self.turn, self._guard:
             if self.agreement is not None:
                 self.agreement.host("read", region)
             self._settled = True
@@ -199,7 +180,7 @@ class Host(ABC):
             self._write(region, given)
 
     def _write(self, region: Region, given: Array) -> None:
-        with self._lock:
+        with self.turn, self._guard:
             if self.agreement is not None:
                 self.agreement.host("write", region, given)
             self._settled = True
@@ -237,7 +218,7 @@ class Host(ABC):
             return self._array(region)
 
     def _array(self, region: Region) -> Array:
-        with self._lock:
+        with self.turn, self._guard:
             instance = self.analysis.host_instance(region)
             self.analysis.state(region).live = True
             if self.many_instances:
@@ -278,7 +259,7 @@ class Host(ABC):
 
     def publish_live(self) -> None:
         """Bring the contents of regions the host has arrays of to the host memory."""
-        with self._lock:
+        with self.turn, self._guard:
             for region in list(self._live.values()):
                 self._publish(region)
             self.executor.wait()

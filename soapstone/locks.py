@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
+import _thread
 import os
-import threading
 import weakref
-from typing import Any
 
 
-class Lock:
-    """A reentrant lock."""
+class Lock(_thread.RLock):  # type: ignore[misc]  # its stub alone says that it is final
+    """A reentrant lock.
+
+    It is taken and released by compiled code alone: an interrupt of the main thread is raised
+    before or after that, and never where the lock is held but nobody is there to release it.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         _ALL.add(self)
-
-    def acquire(self, timeout: float = -1) -> bool:
-        """Return whether it is held now, after so many seconds at most."""
-        return self._lock.acquire(timeout=timeout)
-
-    def release(self) -> None:
-        """Let others have it."""
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *raised: Any) -> None:
-        self._lock.release()
 
     def renew(self) -> None:
         """Be free, whoever held it."""
-        self._lock = threading.RLock()
+        self._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does
 
 
 _ALL: weakref.WeakSet[Lock] = weakref.WeakSet()

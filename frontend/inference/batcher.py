@@ -97,7 +97,8 @@ class Batcher:
         self._session = session
         self._most, self._delay_s, self._pad = most, delay_ms / 1e3, pad
         self._waiting: deque[_Request] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._closing = self._gone = False
         self._statistics = BatcherStatistics()
         self._meeting: OrderedDict[tuple[Any, ...], str] = OrderedDict()  # of each key, where
@@ -115,7 +116,8 @@ class Batcher:
 
     def forked(self) -> None:
         """In a child process there is no thread to run requests, so they are refused."""
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._gone = True
 
     @property
@@ -167,7 +169,7 @@ class Batcher:
         key = tuple(array.shape[1:] for array in given.values())
         until_s = time.monotonic() + self._delay_s
         request = _Request(given, samples, key, threading.get_ident(), until_s, Future())
-        with self._changed:
+        with self._lock:
             if self._gone:
                 raise StoppedError(FORKED)
             if self._closing:
@@ -178,7 +180,7 @@ class Batcher:
 
     def close(self) -> None:
         """Refuse further requests, answer those that wait without delay, and stop."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
         for thread in self._threads:
@@ -200,13 +202,13 @@ class Batcher:
 
     def _give(self, number: int, give: Callable[[], None]) -> None:
         """Deliver the answers of a run after those of runs that began before it."""
-        with self._changed:
+        with self._lock:
             self._done[number] = give
             if self._giving:
                 return
             self._giving = True
         while True:
-            with self._changed:
+            with self._lock:
                 ready = self._done.pop(self._given, None)
                 if ready is None:
                     self._giving = False
@@ -216,7 +218,7 @@ class Batcher:
 
     def _next(self) -> tuple[int, list[_Request]] | None:
         """Return the number and requests of the next run, waiting for them; None after `close`."""
-        with self._changed:
+        with self._lock:
             while True:
                 if not self._waiting:
                     if self._closing:

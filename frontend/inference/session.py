@@ -8,7 +8,6 @@ shape of inputs.
 
 from __future__ import annotations
 
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 _OPENED = (  # what a session has once its model is open
     *("_binder", "_machine", "_lock", "_bounds", "_pieces", "_pool", "decoder", "_close"),
-    *("_others", "_free"),
+    *("_others", "_serving", "_asked"),
 )
 
 
@@ -196,7 +195,10 @@ class InferenceSession:
         if name not in _OPENED or "_opened" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         with self._opened:
-            self._snapshot, opening, self._opening = None, self._opening, None
+            kept, self._snapshot = self._snapshot, None
+            if kept is not None:
+                kept.close()
+            opening, self._opening = self._opening, None
             if opening is not None:
                 try:
                     opening()
@@ -218,9 +220,10 @@ class InferenceSession:
         self._close = weakref.finalize(self, self._bounds.close)
         self._lock = threading.Lock()  # who finds it finds what is above
         tell(self)
+        self._asked: list[None] = []  # one for each run that waits for this session, or runs
         # Each of the others runs one more request at once.
         self._others = [self._another(self._machine) for _ in range(requests - 1)]
-        self._free = self._all_free()
+        self._serving = (self, *self._others)
 
     def _another(self, machine: Machine) -> InferenceSession:
         """Return a session of the same model on another machine, with shared weights."""
@@ -229,18 +232,11 @@ class InferenceSession:
         other._begin(self._binder.on(machine), self._bounds.asked)
         return other
 
-    def _all_free(self) -> queue.LifoQueue[int]:
-        """Return the queue of idle sessions by number; this one has number 0."""
-        free: queue.LifoQueue[int] = queue.LifoQueue()
-        for number in reversed(range(self.requests)):
-            free.put(number)
-        return free
-
     def forked(self) -> None:
         """In a child process, reset locks and bind shapes again, to new workers."""
         self._lock = threading.Lock()
         self._pool = None
-        self._free = self._all_free()
+        self._asked, self._serving = [], (self, *self._others)
         if self._close.alive:
             self._bounds.start()
         else:
@@ -308,44 +304,57 @@ class InferenceSession:
             if found is not None:
                 return found
         given = self.checked(inputs)
-        number = self._free.get()
-        try:
-            return (self._others[number - 1] if number else self)._run(given, out)
-        finally:
-            self._free.put(number)
+        while True:
+            with self._opened:  # who comes next sees what is chosen
+                chosen = min(self._serving, key=InferenceSession._load)
+                chosen._asked.append(None)
+            try:
+                with chosen._lock:
+                    if chosen in self._serving:  # else a profile began meanwhile
+                        return chosen._run(given, out)
+            finally:
+                chosen._asked.pop()
+
+    def _load(self) -> tuple[bool, int]:
+        """Return whether a run is under way, and how many wait.
+
+        Whoever is interrupted while it waits may be counted for good, so the lock counts first.
+        """
+        return self._lock.locked(), len(self._asked)
 
     def _run(self, given: Mapping[str, Array], out: Mapping[str, Any]) -> dict[str, Array]:
+        """Return the outputs by name, in this session and with its lock held."""
         from soapstone.engine.session import Bound
 
-        with self._lock:
-            self._source.check()
-            stepped = self._bounds.in_rows(given, out)
-            if stepped is not None:
-                return stepped
-            bound = self._bound_or_pieces(given)
-            if not isinstance(bound, Bound):
-                found = bound.run(given)
-                for name, array in targets(self.name, out, found).items():
-                    np.copyto(array, found[name])
-                    found[name] = array
-                return found
-            into = targets(self.name, out, bound.results)
-            for name, feed in bound.feeds.items():
-                np.copyto(feed, given[name])
-            self._bounds.session.run(bound)
-            found = {}
-            for name, array in bound.results.items():
-                if name in into:
-                    np.copyto(into[name], array)
-                found[name] = into[name] if name in into else array.copy()
-            self._bounds.answered()
-            keeper, self._keeper = self._keeper, None
-            if keeper is not None:
-                keeping = threading.Thread(target=self._keep, args=(keeper, bound))
-                with suppress(RuntimeError):  # no more threads, or the interpreter ends
-                    keeping.start()
-                    self._keeping = keeping
+        self._check_open()
+        self._source.check()
+        stepped = self._bounds.in_rows(given, out)
+        if stepped is not None:
+            return stepped
+        bound = self._bound_or_pieces(given)
+        if not isinstance(bound, Bound):
+            found = bound.run(given)
+            for name, array in targets(self.name, out, found).items():
+                np.copyto(array, found[name])
+                found[name] = array
             return found
+        into = targets(self.name, out, bound.results)
+        for name, feed in bound.feeds.items():
+            np.copyto(feed, given[name])
+        self._bounds.session.run(bound)
+        found = {}
+        for name, array in bound.results.items():
+            if name in into:
+                np.copyto(into[name], array)
+            found[name] = into[name] if name in into else array.copy()
+        self._bounds.answered()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeping = threading.Thread(target=self._keep, args=(keeper, bound))
+            with suppress(RuntimeError):  # no more threads, or the interpreter ends
+                keeping.start()
+                self._keeping = keeping
+        return found
 
     def _keep(self, keeper: Keeper, bound: Bound) -> None:
         """Keep a snapshot for later processes, if shapes alone decide what runs."""
@@ -433,13 +442,14 @@ class InferenceSession:
             ProfileError: another timeline is being taken.
         """
         with self._bounds.session.timed() as timeline:
-            others = [self._free.get() for _ in range(self.requests)]
-            self._free.put(others.pop(others.index(0)))
+            all_, self._serving = self._serving, (self,)
             try:
+                for each in self._others:
+                    with each._lock:  # its run has ended
+                        pass
                 yield timeline
             finally:
-                for number in others:
-                    self._free.put(number)
+                self._serving = all_
         timeline.save(path)
 
     def variants(self, inputs: Mapping[str, Array] | Array) -> Mapping[str, str]:
@@ -502,20 +512,27 @@ class InferenceSession:
         model's file from then on, so that it may be written to.
         """
         with self._opened:
-            if self._snapshot is not None:
+            kept = self._snapshot
+            if kept is not None:
                 self._snapshot, self._opening = None, self._check_open
+                kept.close()
                 return
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown()
+        self._end_pool()
         for each in (self, *self._others):
             with each._lock:
                 each._close()
             each._bounds.wait()
+        self._end_pool()  # of who asked meanwhile, and is told that it is closed
         keeping, self._keeping = self._keeping, None
         if keeping is not None:
             keeping.join()
+
+    def _end_pool(self) -> None:
+        """Complete the calls of `run_async` so far."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
 
     def __enter__(self) -> InferenceSession:
         return self

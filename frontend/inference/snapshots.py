@@ -89,9 +89,15 @@ class Snapshot:
         self._path, self._header = place.path, header
         self._restored: snapshot.Restored | None = None
         self._lock, self._process = Lock(), os.getpid()
+        self._closed = False
+
+    def close(self) -> None:
+        """Answer nothing from now on, once what is being answered is."""
+        with self._lock:
+            self._closed = True
 
     def run(self, inputs: Mapping[str, Any] | Any, out: Mapping[str, Any]) -> Any:
-        """Return the outputs by name; None for inputs that the snapshot is not for.
+        """Return the outputs by name; None for other inputs than it is for, and once it is closed.
 
         inputs, out: as of `InferenceSession.run`, and so are errors.
         """
@@ -101,6 +107,8 @@ class Snapshot:
         if not shapes or os.getpid() != self._process:  # a child has none of the threads
             return None
         with self._lock:
+            if self._closed:
+                return None
             if self._restored is None:
                 try:
                     self._restored = _restored(

@@ -60,7 +60,7 @@ class LocalExecutor:
         self.mine: Sequence[bool] | None = None  # every processor's operations
         self.processors: Sequence[int] = range(len(machine.processors))
         self._memory = memory
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
         self._live: dict[int, Operation] = {}
         self._ready: list[list[tuple[int, int, Operation]]] = [[] for _ in machine.processors]
@@ -318,7 +318,7 @@ class LocalExecutor:
             return
         if self._closed:
             raise StoppedError(self._closed)
-        with self._idle:
+        with self._lock:
             while self._live and self.fault is None:
                 self._idle.wait()
         self._tell()
@@ -339,7 +339,7 @@ class LocalExecutor:
     def forked(self) -> None:
         """In a child process there are no threads: nothing can be run, or waited for."""
         self._closed = self._closed or FORKED
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
         self.workers.clear()
 

@@ -58,7 +58,8 @@ class Threads:
     def run_all(self, jobs: Mapping[int, Function], interrupt: Function) -> None:
         """Run one function on each of some processors' threads, and wait for all of them.
 
-        On KeyboardInterrupt `interrupt` is called, the threads are waited for, and it is raised.
+        On an interrupt (KeyboardInterrupt, or whatever a handler of a signal raises) `interrupt` is
+        called, the threads are waited for, and it is raised.
 
         Raises: what the function of the first processor that failed raised.
         """
@@ -68,7 +69,7 @@ class Threads:
                 self.queues[processor].put(partial(round_.run, processor, function))
             if jobs:
                 round_.done.get()
-        except KeyboardInterrupt:
+        except BaseException:
             interrupt()
             self._drain(list(jobs))
             raise

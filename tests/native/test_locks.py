@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -39,6 +40,12 @@ def test_a_child_finds_a_lock_free_that_a_thread_held(lock: Lock) -> None:
     with lock:
         assert lock.acquire(), "it is reentrant"
         lock.release()
+
+
+def test_no_interrupt_comes_between_taking_a_lock_and_holding_it() -> None:
+    """Python looks for interrupts where its functions begin, so these are none."""
+    for way in (Lock.acquire, Lock.release, Lock.__enter__, Lock.__exit__):
+        assert not isinstance(way, FunctionType)
 
 
 def test_modules_have_no_other_locks() -> None:

@@ -158,14 +158,14 @@ class LegateRuntime(Runtime):
 
         Raises: TaskError when a task failed; StoppedError.
         """
-        with self._lock:
+        with self.turn, self._guard:
             self._outside_capture("wait")
             self.flush()
             self.settle()
 
     def settle(self) -> None:
         """Wait, and bring what launches wrote to the host's arrays."""
-        with self._lock:
+        with self.turn, self._guard:
             self._settle()
 
     def _settle(self) -> None:
@@ -184,14 +184,14 @@ class LegateRuntime(Runtime):
             held.at_host = held.at_host or not held.adopted
 
     def _read(self, region: Region) -> Array:
-        with self._lock:
+        with self.turn, self._guard:
             held = self.held(region)
             if held.host is not None and held.at_host:
                 return held.host.copy()
             return held.fetch()
 
     def _write(self, region: Region, given: Array) -> None:
-        with self._lock:
+        with self.turn, self._guard:
             held = self.held(region)
             if held.host is not None and held.at_host:
                 np.copyto(held.host, given)
@@ -200,7 +200,7 @@ class LegateRuntime(Runtime):
             self.issuer.wait()
 
     def _array(self, region: Region) -> Array:
-        with self._lock:
+        with self.turn, self._guard:
             held = self.held(region)
             if held.host is None:
                 self.claim(held, region.nbytes)
@@ -224,7 +224,7 @@ class LegateRuntime(Runtime):
         Raises: LaunchError for data of another shape or dtype, or that is none of Legate's.
         """
         store = interface_store(data, region)
-        with self._lock:
+        with self.turn, self._guard:
             self._ready("adopt")
             held = self.held(region)
             if held.host is not None and (held.host_stale or not held.at_host):
@@ -239,7 +239,7 @@ class LegateRuntime(Runtime):
 
         Raises: StoppedError.
         """
-        with self._lock:
+        with self.turn, self._guard:
             self._ready("view")
             held = self.held(region)
             if held.host is not None and held.at_host:
@@ -268,7 +268,7 @@ class LegateRuntime(Runtime):
                 f"offload of region {region.name!r}: Legate was started without a GPU, which "
                 f"{target} belongs to"
             )
-        with self._lock:
+        with self.turn, self._guard:
             self._ready("offload")
             if region.size:
                 self.held(region).logical().offload_to(targets[target])
@@ -277,7 +277,7 @@ class LegateRuntime(Runtime):
 
     @contextmanager
     def _capturing(self, name: str, alike: Alike | None = None) -> Iterator[Recording]:
-        with self.turn, self._lock:
+        with self.turn, self._guard:
             self.quiet("capture")
             works: list[Work] = []
             analysis = LegateAnalysis(

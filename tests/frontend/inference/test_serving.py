@@ -210,9 +210,8 @@ def test_one_request_runs_while_another_does(tmp_path: Path) -> None:
         model.set_weights(trained(model))
         with InferenceSession(model, threads=1, requests=2) as session:
             session.run(images(1))
-            place = session._free.get()  # as if a run were under way
-            session.run(images(1))
-            session._free.put(place)
+            with session._lock:  # as if a run were under way
+                session.run(images(1))
             with session.profile(tmp_path / "timeline.json") as timeline:
                 session.run(images(1))
             assert timeline.events
