@@ -118,6 +118,7 @@ class Session:
         self.seed = seed
         self.choices = choices or Choices()
         self.runtime = runtime or start(executor, machine, mapper)
+        self.runtime.mends = True  # all that is launched is captured, and lost with its capture
         self.lock = threading.RLock()  # held for a step, or for a look at what it carries
         self._values = {} if values is None else values  # first contents, of which each is taken
         self._carried: dict[str, Region] = {}

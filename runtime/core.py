@@ -105,6 +105,7 @@ class Runtime(Host):
         tell(self)
         ask(self.mapper, name_of(self.mapper), "observe", View(self))
         self.profiling: Profile | None = None
+        self.mends = False  # whether it goes on by itself after an interrupt, as after `reset`
         self.binding: Callable[[int], None] | None = None  # told after each of so many operations
         if log is not None:
             self._begin_log(log)
@@ -458,6 +459,8 @@ class Runtime(Host):
                 StoppedError(f"{type(error).__name__} while launches were analysed: {error}")
             )
             self.executor.told = True
+            if self.mends and self.executor.world.size == 1:
+                self.reset()
 
     def forked(self) -> None:
         """In a child process, drop the parent's log and capture."""

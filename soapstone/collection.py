@@ -31,15 +31,15 @@ def paused() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    _off = True
-    gc.disable()
     try:
+        _off = True
+        gc.disable()
         yield
-    finally:
         _left = _left or gc.get_freeze_count() > 0
         if not _left:
             gc.freeze()
             gc.unfreeze()
+    finally:
         gc.enable()
         _off = False
 

@@ -40,11 +40,10 @@ def _after(code: CodeType) -> set[int]:
 
 def answers(ask: Callable[[], object], within_s: float = 60.0) -> bool:
     """Return whether another thread is answered: nothing that it needs is held for good."""
-    found: list[object] = []
-    thread = threading.Thread(target=lambda: found.append(ask()), daemon=True)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(within_s)
-    return bool(found)
+    return not thread.is_alive()
 
 
 def interrupted(run: Callable[[], object], point: int, within: str = "soapstone") -> bool:

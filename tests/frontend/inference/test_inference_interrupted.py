@@ -1,0 +1,60 @@
+"""Sessions that are interrupted, at any point of a run, answer afterwards."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.interrupts import answers, interrupted
+
+from soapstone import InferenceSession, Model
+from soapstone.ir.tensor import Array
+
+
+def _model() -> Model:
+    model = Model("small")
+    model.output(model.dense(model.input("x", (3, 8)), 8, activation="relu"))
+    return model
+
+
+def _needed(session: InferenceSession, x: Array) -> Array:
+    weights = session.weights()
+    y = x @ weights["dense.weight"] + weights["dense.bias"]
+    return np.asarray(np.maximum(y, 0))
+
+
+def _answers_right(session: InferenceSession, x: Array) -> bool:
+    found: list[Array] = []
+    there = answers(lambda: found.append(session.run(x)["dense"]))
+    return there and np.allclose(found[0], _needed(session, x), 1e-4, 1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:cpus")
+@pytest.mark.parametrize("options", [{}, {"requests": 2}, {"cpus": 2}], ids=str)
+def test_a_session_answers_after_an_interrupt_anywhere(options: dict[str, Any]) -> None:
+    asked = [np.full((rows, 8), rows, np.float32) for rows in (3, 4)]
+    with InferenceSession(_model(), threads=1, **options) as session:
+        for x in asked:
+            session.run(x)
+        for point in itertools.count():
+            came = interrupted(partial(session.run, asked[0]), point)
+            for x in asked:
+                assert _answers_right(session, x), f"not so after an interrupt at point {point}"
+            if not came:
+                break
+        assert point > 50
+
+
+def test_a_session_answers_after_an_interrupt_while_it_binds() -> None:
+    """Points are taken here and there, of thousands."""
+    with InferenceSession(_model(), threads=1, bound_shapes=4) as session:
+        for rows in itertools.count(1):
+            x = np.full((rows, 8), 0.1, np.float32)
+            came = interrupted(partial(session.run, x), 23 * rows)
+            assert _answers_right(session, x), f"not so after an interrupt at point {23 * rows}"
+            if not came:
+                break
+        assert rows > 10
