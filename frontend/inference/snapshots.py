@@ -282,7 +282,7 @@ def _place(model: str | Path, options: Options) -> Place | None:
         data = MappedFile.of(model)
     except (OSError, ValueError):
         return None
-    content = hashlib.sha256(data).hexdigest()
+    content = data.digest(options.threads)
     told = sorted(f"{n}={v}" for n, v in os.environ.items() if n.startswith(_SETTINGS))
     named = (Path(model).stem, str(options), str(usable_cores()), str(_FORMAT))
     code = __file__, onednn.path()  # another tree, or another library, has others in its place
