@@ -29,7 +29,7 @@ from soapstone.native.lanes import (
     store_lanes,
     store_some,
 )
-from soapstone.native.memory import Array, Block, Entry, address, pack
+from soapstone.native.memory import Array, Block, Entry, address, pack, run
 from soapstone.native.moves import copy_bytes, copy_small, fill_run, row_at, strided_run
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import vectorised
@@ -227,6 +227,15 @@ def copy(to: Array, x: Array, threads: int) -> Entry | None:
     no kernel.
     """
     return copies([(to, x)], threads)
+
+
+def copy_now(to: Array, x: Array, threads: int) -> None:
+    """Copy x to `to`, which does not overlap it, of the same shape and type."""
+    entry = copy(to, x, threads)
+    if entry is None:
+        to[...] = x
+    else:
+        run(entry)
 
 
 def copies(pairs: Sequence[tuple[Array, Array]], threads: int) -> Entry | None:

@@ -39,7 +39,7 @@ from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.copies import copy
+from soapstone.native.copies import copy, copy_now
 from soapstone.native.entries import helper, native, sequence
 from soapstone.native.intrinsics import stack, words
 from soapstone.native.lanes import LANES
@@ -125,16 +125,18 @@ def _parts(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-def _packed(w: Array) -> Array:
+def _packed(w: Array, threads: int) -> Array:
     """Return weights (..., columns) in panels, the last one padded with zeros."""
     w = w.reshape(-1, w.shape[-1])
     depth, columns = w.shape
-    panels = -(-columns // WIDTH)
-    made = aligned_array((panels, depth, WIDTH), np.float32)
-    for panel in range(panels):
-        part = w[:, panel * WIDTH : (panel + 1) * WIDTH]
-        made[panel, :, : part.shape[1]] = part
-        made[panel, :, part.shape[1] :] = 0.0
+    made = aligned_array((-(-columns // WIDTH), depth, WIDTH), np.float32)
+    whole, more = divmod(columns, WIDTH)
+    if whole:
+        panels = w[:, : whole * WIDTH].reshape(depth, whole, WIDTH)
+        copy_now(made[:whole].transpose(1, 0, 2), panels, threads)
+    if more:
+        copy_now(made[whole, :, :more], w[:, whole * WIDTH :], threads)
+        made[whole, :, more:] = 0.0
     return made
 
 
@@ -291,7 +293,7 @@ def blocked(call: Call) -> Entry | None:
         y_rows=y_rows,
         added=0 if finish.added is None else finish.added,
         added_rows=y_rows if finish.added is None else offsets(finish.added),
-        weights=packed(w, ("blocked", WIDTH), lambda: _packed(held(w))),
+        weights=packed(w, ("blocked", WIDTH), lambda: _packed(held(w), call.threads)),
         bias=whole,
         deep=-(-depth // (chunks * 4)) * 4,
         program=0 if program is None else program,

@@ -30,7 +30,7 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.measure import fastest, of_computer
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.copies import copy
+from soapstone.native.copies import copy, copy_now
 from soapstone.native.entries import native, sequence
 from soapstone.native.intrinsics import stack
 from soapstone.native.memory import Address, Block, address, aligned_array, held, pack
@@ -67,12 +67,17 @@ def _panels(block: Any, begin: int, end: int) -> int:
 
 
 # ------------------------------------------------------------------------------------- the weights
-def _packed(w: Array, width: int) -> Array:
+def _packed(w: Array, width: int, threads: int) -> Array:
     """Return the weights in panels."""
     w = held(w)
     depth, columns = w.shape
     made = aligned_array((_ceil(columns, 16) * 16 * depth,), np.float32)
-    for column, wide in _cuts(columns, width):
+    whole = columns // width
+    if whole:
+        panels = made[: whole * width * depth].reshape(whole, depth, width)
+        parts = w[:, : whole * width].reshape(depth, whole, width)
+        copy_now(panels.transpose(1, 0, 2), parts, threads)
+    for column, wide in _cuts(columns, width)[whole:]:
         panel = made[column * depth : (column + wide) * depth].reshape(depth, wide)
         part = w[:, column : column + wide]
         panel[:, : part.shape[1]] = part
@@ -134,7 +139,7 @@ def _entry(x: Array, w: Array, program: Block, threads: int) -> Entry:
     # The threads' shares should be equal, and wide panels are better.
     width = min(_WIDTHS, key=lambda wide: _ceil(_ceil(columns, wide), threads) * wide)
     # A network may use its weights at many steps; they must not come from memory at each.
-    weights = packed(w, ("panels", width), lambda: _packed(w, width))
+    weights = packed(w, ("panels", width), lambda: _packed(w, width, threads))
     cuts = _cuts(columns, width)
     block = _PANELS.pack(
         rows=x.size // depth,
