@@ -89,9 +89,12 @@ def places() -> list[tuple[int, int]]:
 
 
 def _mark(array: Array) -> Hashable:
-    """Return an identity for constants that are read beside another."""
+    """Return an identity for constants that are read beside another.
+
+    A promise's lock is that of its constant alone, and as a part of a key it is never another's.
+    """
     promise = promise_of(array)
-    return array.tobytes() if promise is None else (id(promise.known), promise.place(array))
+    return array.tobytes() if promise is None else (promise.lock, promise.place(array))
 
 
 def _bytes(array: Array) -> Array:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Hashable
+from contextlib import nullcontext
+from threading import RLock
+from weakref import WeakValueDictionary
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from soapstone import InferenceSession
 from soapstone.native import shared as module
-from soapstone.native.shared import shared
+from soapstone.native.memory import Array, Promise, held
+from soapstone.native.shared import packed, shared
 
 
 def test_equal_bytes_are_one_array_while_somebody_has_it() -> None:
@@ -38,6 +43,31 @@ def test_what_is_a_view_is_kept_by_views_of_it() -> None:
     other = shared(np.arange(1, 5001, dtype=np.float32))
     assert np.shares_memory(first, other)
     assert not shared(np.frombuffer(bytes(8192), np.float32)).flags.writeable
+
+
+def test_what_was_made_beside_a_constant_is_not_taken_for_another_that_lies_there() -> None:
+    """What is made of a constant and of a second one may outlive the second."""
+    ones = np.ones(4096, np.float32)
+
+    def promised(value: float, known: WeakValueDictionary[Hashable, Array]) -> Array:
+        made = ones * np.float32(value)
+        return Promise.of(
+            made.shape, "float32", made.copy, lambda: nullcontext(made), known, RLock()
+        )
+
+    first = promised(1, WeakValueDictionary())
+
+    def sum_with(second: Array) -> Array:
+        return packed(first, "sum", lambda: held(first) + held(second), [second])
+
+    known: WeakValueDictionary[Hashable, Array] = WeakValueDictionary()
+    place, kept = id(known), sum_with(promised(2, known))
+    del known
+    gc.collect()
+    several: list[WeakValueDictionary[Hashable, Array]] = [WeakValueDictionary() for _ in range(99)]
+    known = next((each for each in several if id(each) == place), several[0])
+    assert sum_with(promised(3, known))[0] == 4
+    assert kept[0] == 3
 
 
 def test_sessions_and_shapes_share_what_they_packed() -> None:
