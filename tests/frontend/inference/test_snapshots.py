@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from soapstone.kernels.cpu.onednn import library
 from soapstone.native import snapshot, teams
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
-from soapstone.native.memory import Scratch, aligned_array
+from soapstone.native.files import MappedFile
+from soapstone.native.memory import Array, Scratch, aligned_array
 
 pytestmark = pytest.mark.skipif(
     not (library.available() and teams.supported() and sys.platform == "linux"),
@@ -295,3 +297,39 @@ def test_a_process_that_has_bound_and_kept_one_reads_no_file_for_it(
         found = snapshots.find(tmp_path / "m.onnx", snapshots.Options(1, True, "float32"))
         assert found == (None, None)
         assert len(looked) == reads
+
+
+def test_closing_waits_for_what_is_being_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs read the model's file, which may be written to once its session is closed."""
+    file = tmp_path / "m.onnx"
+    file.write_bytes(b"some")
+    x = np.zeros(3, np.float32)
+    header = {
+        "model": ("m", (("x", "float32", (3,), ()),), ("y",)),
+        "data": {"ends": {("input", "x"): (0, 0, "float32", (3,), (4,))}, "there": (0,)},
+    }
+    options = snapshots.Options(1, False, "float32")
+    place = snapshots.Place(tmp_path / "kept", (), MappedFile.of(file))
+    made = snapshots.Snapshot(place, header, options)
+    inside, leave, said = threading.Event(), threading.Event(), list[str]()
+
+    def answer(*_: object) -> dict[str, Array]:
+        inside.set()
+        leave.wait(60)
+        said.append("answered")
+        return {"y": x}
+
+    monkeypatch.setattr(snapshots, "_restored", lambda *_: object())
+    monkeypatch.setattr(snapshots, "_answer", answer)
+    run = threading.Thread(target=made.run, args=(x, {}))
+    run.start()
+    assert inside.wait(60)
+    close = threading.Thread(target=lambda: (made.close(), said.append("closed")))
+    close.start()
+    leave.set()
+    run.join()
+    close.join()
+    assert said == ["answered", "closed"]
+    assert made.run(x, {}) is None
