@@ -186,6 +186,25 @@ def test_sums_have_the_same_bits_on_any_number_of_threads(threads: int) -> None:
 
 
 @THREADS
+@pytest.mark.parametrize("kind", ["mse", "bce"])
+def test_losses_of_operands_that_lie_differently_take_rows(kind: str, threads: int) -> None:
+    """The bits are those of equal layouts; elements added one by one would give others."""
+    attributes = {} if kind == "mse" else {"from_logits": True}
+    p, t = random(3, 20, 19, 21), random(3, 20, 19, 21, seed=1)
+    sums, grads = [], []
+    for one, other, made in ((p, t, p), (last(p), t, last(p)), (last(p), t, p), (p, last(t), p)):
+        loss, dp = scalar(0), np.full_like(made, 7)
+        run(kind, [one, other], [loss], threads, **attributes)
+        run(f"{kind}_grad", [scalar(3), one, other], [dp], threads, **attributes)
+        grads.append(dp)
+        if other is t:  # whose order is that in which is added
+            sums.append(loss)
+    for found, equal in ((sums, sums[0]), (grads, grads[0])):
+        for array in found:
+            np.testing.assert_array_equal(array, equal)
+
+
+@THREADS
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["mse", "bce", "bce logits"])
 def test_pair_losses(name: str, layout: str, threads: int) -> None:

@@ -17,8 +17,8 @@ from llvmlite import ir
 from soapstone.ir.ops.normalization.dropout import INDEX, MASK, MIX_1, MIX_2, SEED, STEP
 from soapstone.kernels.cpu.elementwise.lane_loops import get, loop, put
 from soapstone.kernels.cpu.substrate.layout import is_float32
-from soapstone.kernels.cpu.substrate.spans import span, span_at, span_step, spans
-from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.cpu.substrate.spans import span, span_at, span_step, spans, turned
+from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
@@ -74,11 +74,6 @@ def _dropout(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-def _turned(x: Array, y: Array) -> bool:
-    """Whether the dim that is contiguous in y lies apart in x."""
-    return any(n > 1 and to == y.itemsize != at for n, to, at in zip(x.shape, y.strides, x.strides))
-
-
 @variant("dropout", "numba")
 def dropout(call: Call) -> Entry | None:
     """x scaled by 1 / (1 - rate), or 0 where the draw says so."""
@@ -87,7 +82,7 @@ def dropout(call: Call) -> Entry | None:
         return None
     if y.size == 0:
         return noop()
-    if _turned(x, y):  # rows of one element would take 50 times as long
+    if turned(x, y):  # rows of one element would take 50 times as long
         moved = copy(y, x, call.threads)
         drawn = dropout(replace(call, inputs=(y, step)))
         return sequence([moved, drawn])

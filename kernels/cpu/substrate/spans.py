@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from soapstone.kernels.entry import Array
 from soapstone.native.blocks import Fields
+from soapstone.native.copies import copy
 from soapstone.native.entries import helper
-from soapstone.native.memory import Block
+from soapstone.native.memory import Block, Entry, Scratch, aligned_array
 from soapstone.native.moves import row_at
-from soapstone.native.walks import memory_order, merge
+from soapstone.native.walks import in_places, memory_order, merge
 
 FLOATS = 8192  # of each array, in one item
 # A table: group: rows an item; columns: of an item; across: items beside each other. Then a walk of
@@ -36,7 +37,8 @@ def spans(
 ) -> Spans:
     """Return the items over arrays of one shape of float32, walked in the last array's order.
 
-    Where the arrays do not share a contiguous dim, rows hold one element: slow, but right.
+    Where the arrays do not share a contiguous dim, rows hold one element: slow, but right, and
+    `laid_as` is what changes it.
 
     numbers: further tables, of what a step along each dim adds to a number (not to an address).
     """
@@ -60,6 +62,24 @@ def spans(
         rank=len(outer),
     )
     return Spans(block, -(-rows // rows_an_item) * across)
+
+
+def turned(x: Array, y: Array) -> bool:
+    """Whether the dim that is contiguous in y lies apart in x: `spans` would find no rows."""
+    return any(n > 1 and to == y.itemsize != at for n, to, at in zip(x.shape, y.strides, x.strides))
+
+
+def laid_as(x: Array, y: Array, threads: int) -> tuple[Array, list[Entry | None]]:
+    """Return an operand as y, of its shape, lies in memory, and the copy which that takes, if any.
+
+    Such operands are an image in C order and one that is stored channels-last.
+    """
+    if not turned(x, y):
+        return x, []
+    order = memory_order(y.strides)
+    room = aligned_array(tuple(x.shape[axis] for axis in order), x.dtype).view(Scratch)
+    beside = in_places(room, order)
+    return beside, [copy(beside, x, threads)]
 
 
 @helper

@@ -15,7 +15,7 @@ from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, get, loop, put
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import exp, log, log1p, sigmoid
 from soapstone.kernels.cpu.substrate.rowmath import splat_wide
-from soapstone.kernels.cpu.substrate.spans import span, span_at, spans
+from soapstone.kernels.cpu.substrate.spans import laid_as, span, span_at, spans
 from soapstone.kernels.cpu.training.cross_entropy import total_of
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
@@ -176,12 +176,13 @@ def loss(call: Call) -> Entry | None:
     scale = 1.0 / (call.attributes["count"] or max(p.size, 1))
     if p.size == 0:
         return total_of(None, scale, to)
+    p, before = laid_as(p, t, call.threads)
     made = spans(p.shape, (p, t))
     partials = aligned_array((made.items,), np.float64, zero=True)
     kind = 0 if call.operator == "mse" else 1 + call.attributes["from_logits"]
     block = _SUM.pack(kind=kind, spans=made.block, prediction=p, target=t, sums=partials)
     sums = parallel_for(_sum, block, made.items, useful_threads(call.threads, 2 * p.nbytes))
-    return sequence([sums, total_of(partials, scale, to)])
+    return sequence([*before, sums, total_of(partials, scale, to)])
 
 
 @variant(("mse_grad", "bce_grad", "bce_target_grad"), "numba")
@@ -197,12 +198,15 @@ def loss_grad(call: Call) -> Entry | None:
         kind, scale = 0, 2 * scale
     else:
         kind = 1 + call.attributes["from_logits"] + 2 * (call.operator == "bce_target_grad")
+    p, before = laid_as(p, to, call.threads)
+    t, between = laid_as(t, to, call.threads)
     made = spans(p.shape, (p, t, to))
     block = _SLOPE.pack(
         kind=kind, spans=made.block, prediction=p, target=t, to=to, dloss=dloss, scale=scale
     )
     threads = useful_threads(call.threads, 3 * p.nbytes)
-    return parallel_for(_slope, block, made.items, threads)
+    slopes = parallel_for(_slope, block, made.items, threads)
+    return sequence([*before, *between, slopes])
 
 
 @native("body")
