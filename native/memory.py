@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import threading
+import weakref
 from array import array as integers
 from collections.abc import (
     Callable,
@@ -325,8 +326,63 @@ class Scratch(np.ndarray[Any, np.dtype[Any]]):
     """Memory that an entry works in; its contents before a run do not matter."""
 
 
+class Workspace:
+    """Scratch memory of entries that run one at a time: each works where others did before.
+
+    What no entry keeps is let go of.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: list[weakref.ref[Array]] = []
+        self._taken: list[Array] = []  # by the entry that is being bound
+
+    def next_entry(self) -> None:
+        """Give out all rooms anew: the entries that had them are bound."""
+        self._taken.clear()
+
+    def take(self, nbytes: int) -> Array:
+        """Return the smallest room that has so many bytes and is not this entry's, or a new one."""
+        rooms = [room for ref in self._rooms if (room := ref()) is not None]
+        free = [r for r in rooms if r.nbytes >= nbytes and not any(r is t for t in self._taken)]
+        if free:
+            room = min(free, key=lambda r: r.nbytes)
+        else:
+            room = aligned(nbytes).view(Scratch)
+            rooms.append(room)
+        self._rooms = [weakref.ref(r) for r in rooms]
+        self._taken.append(room)
+        return room
+
+
+class _Binding(threading.local):
+    """The workspace of entries that this thread binds; None: each has scratch of its own."""
+
+    workspace: Workspace | None = None
+
+
+_BINDING = _Binding()
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[Workspace]:
+    """Let the entries that this thread binds share their scratch, save in checked mode.
+
+    Until `Workspace.next_entry` is called what they take is apart.
+    """
+    before, made = _BINDING.workspace, Workspace()
+    _BINDING.workspace = None if CHECKED else made
+    try:
+        yield made
+    finally:
+        made.next_entry()
+        _BINDING.workspace = before
+
+
 def scratch(nbytes: int) -> Array:
-    """Return at least one byte, and `nbytes`, as `Scratch` on a cache-line boundary."""
+    """Return at least one byte, and at least `nbytes`, as `Scratch` on a cache-line boundary."""
+    workspace = _BINDING.workspace
+    if workspace is not None and nbytes >= pages.LEAST:
+        return workspace.take(nbytes)
     return aligned(max(nbytes, 1)).view(Scratch)
 
 

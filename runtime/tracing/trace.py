@@ -116,28 +116,33 @@ class Trace:
 
         def bind(mine: Sequence[Operation]) -> Callable[[], None]:
             def work() -> None:
-                for operation in mine:
-                    number = operation.id
-                    if tell is not None:
-                        tell()
-                    if enqueues is not None and number in enqueues:
-                        enqueues.bind(operation)
-                        addresses[number] = idle  # the first of its segment enqueues all of it
-                        continue
-                    entry = self._bind(operation)
-                    self._entries[number] = entry
-                    ready = None if enqueues is None else enqueues.waits(number)
-                    if entry is not None and ready is None:
-                        addresses[number], blocks[number] = entry.address, entry.block
-                    elif operation.idle:
-                        addresses[number] = idle
-                    else:
-                        call = self._prepare(operation) if entry is None else _called(entry)
-                        made = self._guarded(number, call if ready is None else _after(ready, call))
-                        addresses[number] = python_entry.entry_address()
-                        blocks[number] = calls.block(number, made)
+                with native_memory.one_at_a_time() as workspace:
+                    for operation in mine:
+                        workspace.next_entry()
+                        place(operation)
 
             return work
+
+        def place(operation: Operation) -> None:
+            number = operation.id
+            if tell is not None:
+                tell()
+            if enqueues is not None and number in enqueues:
+                enqueues.bind(operation)
+                addresses[number] = idle  # the first of its segment enqueues all of it
+                return
+            entry = self._bind(operation)
+            self._entries[number] = entry
+            ready = None if enqueues is None else enqueues.waits(number)
+            if entry is not None and ready is None:
+                addresses[number], blocks[number] = entry.address, entry.block
+            elif operation.idle:
+                addresses[number] = idle
+            else:
+                call = self._prepare(operation) if entry is None else _called(entry)
+                made = self._guarded(number, call if ready is None else _after(ready, call))
+                addresses[number] = python_entry.entry_address()
+                blocks[number] = calls.block(number, made)
 
         jobs = {processor: bind(mine) for processor, mine in by_processor.items()}
         self._runtime.executor.run_all(jobs, do_nothing)

@@ -19,8 +19,10 @@ from soapstone.native.memory import (
     address,
     aligned_array,
     extent,
+    one_at_a_time,
     pack,
     run,
+    scratch,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,3 +139,22 @@ def test_extents_are_those_of_the_elements(index: tuple[object, ...]) -> None:
     low, high = extent(view)
     places = view * 8 + whole.ctypes.data
     assert low == places.min() and high == places.max() + 8
+
+
+@pytest.mark.skipif(CHECKED, reason="scratch memory has guard zones of its own in checked mode")
+def test_entries_that_run_one_at_a_time_share_their_scratch() -> None:
+    """One entry's rooms are apart, the next one has the same; what nobody keeps is let go of."""
+    with one_at_a_time() as workspace:
+        small, large = scratch(1 << 16), scratch(1 << 18)
+        assert small.nbytes == 1 << 16 and not np.shares_memory(small, large)
+        workspace.next_entry()
+        assert scratch(1 << 17) is large  # the smallest that is large enough
+        assert scratch(1 << 16) is small
+        assert not any(np.shares_memory(scratch(1 << 16), each) for each in (small, large))
+        workspace.next_entry()
+        kept = weakref.ref(large)
+        del large
+        assert kept() is None
+        alone = scratch(1 << 16)
+        assert alone is small
+    assert not np.shares_memory(scratch(1 << 16), small)
