@@ -1,9 +1,9 @@
 """Entries out of oneDNN primitives: a sequence of native steps.
 
 A step is an entry of its own: `steps.primitive`, or another function of `steps`. oneDNN's
-own status is the entry's. Scratchpads and what is staged in other layouts are private to the entry,
-or to those that one worker runs one at a time (`native.memory.Workspace`), so entries of a primitive
-may run at once on several. Constant operands are packed when the entry is made.
+own status is the entry's. Scratchpads and staged copies are private to the entry, or to those that
+one worker runs one at a time (`native.memory.Workspace`), so workers may run entries of a primitive
+at once. Constant operands are packed when the entry is made.
 """
 
 from __future__ import annotations
