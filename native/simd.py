@@ -18,7 +18,6 @@ from soapstone.native.lanes import (
     F32,
     F64,
     I1,
-    I8,
     Lanes as Lanes,
     first,
     load_lanes,
@@ -75,11 +74,9 @@ store_first = vectorised(lambda p, i, v, n: store_some(p, i, v, first(n)))
 # The lanes past the end are minus or plus infinity, the identities of maximum and minimum.
 load_first_low = vectorised(lambda p, i, n: load_some(p, i, first(n), float("-inf")))
 load_first_high = vectorised(lambda p, i, n: load_some(p, i, first(n), float("inf")))
-store_bytes = vectorised(lambda p, i, v: store_lanes(p, i, v.cast(I8)))
 load_doubles = vectorised(lambda p, i: load_lanes(p, i, F64))
 splat = vectorised(lambda x: x.cast(F32).splat())
 widen = vectorised(lambda v: v.cast(F64))
-narrow = vectorised(lambda v: v.cast(F32))
 choose = vectorised(where)
 vmax = vectorised(maximum)
 vmin = vectorised(minimum)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -291,8 +290,3 @@ def frozen(array: Any, dtype: str | None = None) -> Array:
     result = np.array(made, object if is_text(made) else dtype)
     result.flags.writeable = False
     return result
-
-
-def merged(*maps: Mapping[str, Array]) -> dict[str, Array]:
-    """Return all entries, of which the first of a name counts."""
-    return {name: array for entries in reversed(maps) for name, array in entries.items()}

@@ -26,7 +26,6 @@ from soapstone.native.simd import load, max_lanes, splat, vectorised, vmax
 from soapstone.native.walks import memory_order, merge
 
 _CHUNK = 256  # neighbouring lines that are gone through together
-_LEAST = -0x80000000
 
 
 class Lines(NamedTuple):
