@@ -323,7 +323,16 @@ def aligned(nbytes: int, *, zero: bool = False) -> Array:
 
 
 class Scratch(np.ndarray[Any, np.dtype[Any]]):
-    """Memory that an entry works in; its contents before a run do not matter."""
+    """Memory that an entry works in; its contents before a run do not matter.
+
+    room: what it is part of, for as long as somebody has this, or a view of it.
+    """
+
+    room: Array | None
+
+    def __array_finalize__(self, other: object) -> None:
+        """Be part of what the array is part of that this is made from."""
+        self.room = getattr(other, "room", None)
 
 
 class Workspace:
@@ -341,17 +350,19 @@ class Workspace:
         self._taken.clear()
 
     def take(self, nbytes: int) -> Array:
-        """Return the smallest room that has so many bytes and is not this entry's, or a new one."""
+        """Return bytes of the smallest room that has them and is not this entry's, or a new one."""
         rooms = [room for ref in self._rooms if (room := ref()) is not None]
         free = [r for r in rooms if r.nbytes >= nbytes and not any(r is t for t in self._taken)]
         if free:
             room = min(free, key=lambda r: r.nbytes)
         else:
-            room = aligned(nbytes).view(Scratch)
+            room = aligned(nbytes)
             rooms.append(room)
         self._rooms = [weakref.ref(r) for r in rooms]
         self._taken.append(room)
-        return room
+        found: Scratch = room[:nbytes].view(Scratch)
+        found.room = room
+        return found
 
 
 class _Binding(threading.local):
@@ -379,7 +390,7 @@ def one_at_a_time() -> Iterator[Workspace]:
 
 
 def scratch(nbytes: int) -> Array:
-    """Return at least one byte, and at least `nbytes`, as `Scratch` on a cache-line boundary."""
+    """Return at least one byte, and `nbytes`, as `Scratch` on a cache-line boundary."""
     workspace = _BINDING.workspace
     if workspace is not None and nbytes >= pages.LEAST:
         return workspace.take(nbytes)

@@ -23,6 +23,7 @@ from soapstone.native.memory import (
     pack,
     run,
     scratch,
+    start,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,13 +149,17 @@ def test_entries_that_run_one_at_a_time_share_their_scratch() -> None:
         small, large = scratch(1 << 16), scratch(1 << 18)
         assert small.nbytes == 1 << 16 and not np.shares_memory(small, large)
         workspace.next_entry()
-        assert scratch(1 << 17) is large  # the smallest that is large enough
-        assert scratch(1 << 16) is small
+        part = scratch(1 << 17)  # of the smallest room that is large enough
+        assert part.nbytes == 1 << 17 and start(part) == start(large)
+        assert start(scratch(1 << 16)) == start(small)
         assert not any(np.shares_memory(scratch(1 << 16), each) for each in (small, large))
         workspace.next_entry()
-        kept = weakref.ref(large)
-        del large
+        kept, view = weakref.ref(large.room), part.view(np.float32).reshape(2, -1)
+        del large, part
+        assert start(scratch(1 << 18)) == start(view)
+        workspace.next_entry()
+        del view
         assert kept() is None
         alone = scratch(1 << 16)
-        assert alone is small
+        assert start(alone) == start(small)
     assert not np.shares_memory(scratch(1 << 16), small)
