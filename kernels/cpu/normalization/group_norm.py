@@ -134,7 +134,7 @@ def _served(call: Call, images: tuple[Array, ...], vectors: tuple[Array, ...]) -
     return groups if groups and x.shape[1] % groups == 0 else None
 
 
-@variant(("group_norm", "instance_norm"), "numba")
+@variant(("group_norm", "instance_norm"), "numba", promises=True)
 def group_norm(call: Call) -> Entry | None:
     """y, mean and rstd of x (n, c, ...)."""
     x, gamma, beta = call.inputs
