@@ -310,6 +310,6 @@ def _expected(_: Call) -> float:
 
 
 if held() > 4:  # registers hold the sums of six rows
-    variant("attention", "blocks", expected=0.8)(_bind)
+    variant("attention", "blocks", expected=0.8, promises=True)(_bind)
 if _PAIRS:
-    variant("attention", "blocks_bfloat16", expected=_expected)(_of_halves)
+    variant("attention", "blocks_bfloat16", expected=_expected, promises=True)(_of_halves)

@@ -84,7 +84,7 @@ def _few(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-@variant("attention", "few", expected=0.5)
+@variant("attention", "few", expected=0.5, promises=True)
 @in_rows
 def attention(call: Call) -> Entry | None:
     """Return the entry of attention of a few queries of each head."""

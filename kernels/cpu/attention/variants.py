@@ -196,7 +196,8 @@ def _products(operator: str) -> Callable[[Bind], Bind]:
     def register(bind: Bind) -> Bind:
         found = default_form()
         if found is not None:
-            variant(operator, found[0])(partial(in_rows(bind), form=found[1]))
+            bound = partial(in_rows(bind), form=found[1])
+            variant(operator, found[0], promises=True)(bound)
         return bind
 
     return register
@@ -243,7 +244,7 @@ def _expected(_: Call) -> float:
 
 
 if onednn.available() and onednn.multiplies_bfloat16():
-    variant("attention", "onednn_bfloat16", expected=_expected)(_of_halves)
+    variant("attention", "onednn_bfloat16", expected=_expected, promises=True)(_of_halves)
 
 
 @_products("attention_grad")
