@@ -156,7 +156,7 @@ def reduced_cells(costs: Array, cells: Array, start: Array, order: Array) -> int
 
 
 def reduce(costs: Array) -> Array:
-    """Return the numbers of a frontier's points among vectors, in the order of the frontier.
+    """Return the numbers of the vectors that make the frontier, in lexicographic order.
 
     Args:
         costs: (vectors, coordinates) int64.
@@ -174,10 +174,10 @@ def union(*frontiers: Array) -> Array:
 
 
 def product(one: Array, other: Array, monoids: Sequence[str] | None = None) -> Array:
-    """Return the frontier of a point of each together: (points, coordinates) int64.
+    """Return the frontier of all sums of a point of each frontier: (points, coordinates) int64.
 
     Args:
-        monoids: how two costs meet, by coordinate, `sum` or `max`; None: all are added.
+        monoids: how costs are combined in each coordinate, `sum` or `max`; None: all are added.
     """
     coordinates = one.shape[1]
     pairs = one[:, None], other[None, :]

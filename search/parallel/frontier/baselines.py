@@ -1,10 +1,11 @@
-"""What other methods find, in the same space and at the same costs (TensorOpt, section 5.1).
+"""Strategies of other methods, in the same space and at the same costs (TensorOpt, section 5.1).
 
-Data parallelism is one strategy, and ToFu's (Wang, Huang and Li, Supporting very large models using
-automatic dataflow graph partitioning, 2019) another, of least memory, with all that can be split
-split among all devices. OptCNN's is the fast end of the frontier itself. Mesh-TensorFlow
-(Shazeer et al., 2018) has one mesh for all operators, and a dim of the model is split alike
-wherever it occurs; several dims may be split by one axis, in different operators.
+Data parallelism is one strategy. ToFu's (Wang, Huang and Li, Supporting very large models using
+automatic dataflow graph partitioning, 2019) is the one of least memory among those that split every
+operator over all devices as far as it can be split. OptCNN's is the fast end of the frontier
+itself. Mesh-TensorFlow (Shazeer et al., 2018) has one mesh for all operators, and splits a dim of
+the model in the same way wherever it occurs; one axis may split different dims in different
+operators.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MOST_AXES, MOST_NAMES = 2, 10  # of meshes of Mesh-TensorFlow, and of names that
 def joined(
     model: Model, choices: Mapping[int, Choices], name: str
 ) -> tuple[dict[int, Choices], Rows]:
-    """Return configurations with those of a strategy that is known by name, and which these are.
+    """Return `choices` with a named strategy's configurations, and the rows of that strategy.
 
     Operators of one class keep having the same ones.
     """
@@ -68,7 +69,7 @@ def _row(choices: Choices, split: Any, placed: Array) -> int | None:
 
 
 def least_memory(costs: Costs, problem: Problem) -> Rows | None:
-    """Return ToFu's strategy: of those that split each operator most, one of least memory.
+    """Return ToFu's strategy: the least memory among those that split each operator the most.
 
     Args:
         problem: memory is its first cost; no other is looked at.
@@ -84,7 +85,7 @@ def least_memory(costs: Costs, problem: Problem) -> Rows | None:
 
 
 def only(problem: Problem, rows: Sequence[Array]) -> Problem:
-    """Return a problem with some configurations of each operator, and the first cost alone."""
+    """Return the problem with only some configurations of each operator, and its first cost."""
     return replace(
         problem,
         operators=[
@@ -105,10 +106,10 @@ def only(problem: Problem, rows: Sequence[Array]) -> Problem:
 
 
 def one_mesh(model: Model, costs: Costs, problem: Problem) -> list[Rows]:
-    """Return Mesh-TensorFlow's best trade-offs, by ascending memory: one mesh, names split alike.
+    """Return Mesh-TensorFlow's best trade-offs of memory and time, by ascending memory.
 
-    A layout gives each name of the model's dims an axis of the mesh, or none. All are tried, of the
-    names that index most bytes.
+    A layout maps each named dim of the model to an axis of one mesh, or to none. All layouts of the
+    names that index the most bytes are tried.
 
     Args:
         problem: of memory and time, an operator of it for each that has costs.

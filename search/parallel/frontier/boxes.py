@@ -1,4 +1,4 @@
-"""Where operands lie on devices in each configuration of an operator, and how many bytes."""
+"""The boxes of operands on devices in each configuration of an operator, and their bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,15 @@ def boxes_table(
 
 
 def boxes_of(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> Array:
-    """Return boxes (configurations, operands, devices), BOX; `high` is -1 where there is none."""
+    """Return the boxes of an operator's operands on devices in each of its configurations.
+
+    Args:
+        part: a model that contains the operator.
+        op: the operator. choices: its configurations. operands: numbers of operands.
+
+    Returns:
+        BOX (configurations, operands, devices); `high` is -1 where a device has no box.
+    """
     p, held = part.model.problem, part.settled
     out = np.zeros((len(choices), len(operands), len(p.devices)), BOX)
     out["high"] = -1
@@ -71,8 +79,8 @@ def volumes(p: Problem, operand: int, boxes: Array) -> Array:
 def in_memories(p: Problem, operand: int, boxes: Array, parts: bool = False) -> Array:
     """Return the bytes of boxes (configurations, devices) in the memory of each device.
 
-    parts: whether each is a part of a sum, and all are there; else what several devices of one
-    memory have is there once.
+    parts: whether boxes are partial sums, all of which are held. Otherwise elements that several
+    devices with one memory share are counted once.
     """
     memory = p.devices["memory"]
     found: Array = volumes(p, operand, boxes) @ (memory[:, None] == memory).astype(np.int64)
@@ -80,12 +88,10 @@ def in_memories(p: Problem, operand: int, boxes: Array, parts: bool = False) -> 
 
 
 def grown(p: Problem, operand: int, a: Array, b: Array) -> Array:
-    """Return by how many bytes the box around all boxes in a memory is more than some of them are.
-
-    The most of any memory.
+    """Return how many bytes the box around `a` and `b` in a memory has beyond `a`: the most of any.
 
     Args:
-        a, b: boxes (configurations, devices) of one value: those, and others.
+        a, b: boxes (configurations, devices) of one value.
     """
     memory, mine = p.devices["memory"], in_memories(p, operand, a)
     row = p.operands[operand]
@@ -105,7 +111,7 @@ def grown(p: Problem, operand: int, a: Array, b: Array) -> Array:
 
 
 def layout_in(shape: Sequence[int], boxes: Array) -> Configuration | None:
-    """Return the layout of a value that has these boxes on devices, if there is one."""
+    """Return the layout that puts these boxes of a value on devices, or None if there is none."""
     there = np.flatnonzero(boxes["high"][:, 0] >= 0) if len(shape) else np.zeros(0, np.int64)
     low, high = (boxes[side][there][:, : len(shape)] for side in ("low", "high"))
     return layout_of(shape, Tiles(low, high, there.tolist()))

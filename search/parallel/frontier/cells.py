@@ -1,7 +1,7 @@
-"""Bounds for the cells of a plan's tables, of all that is outside of each, and what they leave.
+"""Lower bounds, for each cell of a table, of all costs outside the table; and pruning by them.
 
-On a plan of joins the least weighted sum of what is inside of each table follows from the leaves
-up, and of what is outside from the last join down: no other bounds are as near.
+In a plan of joins, the least weighted sum inside each table follows from the leaves up, and the
+least sum outside it from the last join down. These bounds are exact for one weighting of the costs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ ROOM = 1 << 25  # bounds of cells that are kept at most, all weights together
 
 @entry
 def lowest(cells: Array, steps: Array, a: Array, b: Array, made: Array) -> None:
-    """Write the least weighted sums of a join: (cells, weights)."""
+    """Write to `made`, (cells, weightings), the least weighted sums of a join of two tables.
+
+    Args:
+        cells, steps: of the join, as `algebra.joined` takes them.
+        a, b: (cells, weightings), those of the two tables.
+    """
     weights = made.shape[1]
     for cell in range(made.shape[0]):
         for at in range(weights):
@@ -39,7 +44,14 @@ def lowest(cells: Array, steps: Array, a: Array, b: Array, made: Array) -> None:
 def outside(
     cells: Array, steps: Array, a: Array, b: Array, out: Array, out_a: Array, out_b: Array
 ) -> None:
-    """Write the least weighted sums of all that is not of one table, nor of the other."""
+    """Write the least weighted sums of all that is outside each of a join's two tables.
+
+    Args:
+        cells, steps: of the join, as `algebra.joined` takes them.
+        a, b: (cells, weightings), the least sums inside the two tables.
+        out: (cells, weightings), the least sums outside the join.
+        out_a, out_b: (cells, weightings), written where they become less.
+    """
     weights = out.shape[1]
     for cell in range(out.shape[0]):
         for step in range(steps.shape[0]):
@@ -52,11 +64,12 @@ def outside(
 
 
 class Cells:
-    """Bounds of what is outside of each table of a plan, cell by cell, for weights.
+    """Lower bounds of all costs outside each table of a plan, cell by cell.
 
     Attributes:
-        rows: numbers of the weights. of: (cells, rows) by the table's id.
-        blocks: which blocks each table is of, by its id: 1 or 0 each.
+        rows: the numbers of the weightings that the bounds are of.
+        of: by a table's id, (cells, rows) bounds.
+        blocks: by a table's id, (blocks,): 1 for the blocks that it belongs to, else 0.
     """
 
     def __init__(
@@ -91,10 +104,10 @@ class Cells:
             self.blocks[id(table)] = np.maximum(a, b)
 
     def thin(self, table: Table, few: int | None = None) -> None:
-        """Leave out points that cannot become points of the frontier that are not known.
+        """Leave out the points of a table that cannot become part of a point not yet covered.
 
         Args:
-            few: how many there may be at most, the others are left out evenly.
+            few: how many points a cell may keep, evenly spread; None: all that bounds leave.
         """
         bounds, blocks = self.of[id(table)], self.blocks[id(table)]
         keep = self.pruning.keep(table.start, table.costs, bounds, self.rows, blocks)

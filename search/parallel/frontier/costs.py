@@ -1,16 +1,16 @@
-"""What operators and edges cost by themselves in every configuration: bytes and nanoseconds.
+"""The costs of operators and edges in every configuration, each alone: bytes and nanoseconds.
 
-Cai et al., TensorOpt, section 2.1, equations 1 and 2, from the parts of the strategy simulator. The
-time of an operator is that of a step of nothing else: its passes, the sums of its gradients, its
-updates; the time of an edge that of its messages, forward and back. Nothing overlaps. An operator
-holds its parameters, their gradients and the states of updates, and what it makes for the backward
-pass; an edge holds the copies that another distribution of a value needs until then (in the paper
-an edge holds nothing, which contradicts its tensor reuse, section 4.2). Bytes are those of the
-memory that holds most, of all its devices together.
+Cai et al., TensorOpt, section 2.1, equations 1 and 2, computed by parts of the strategy simulator.
+The time of an operator is that of a step of this operator alone: forward and backward pass, the
+reductions of its gradients and its updates. The time of an edge is that of its messages, forward
+and back. Nothing overlaps. An operator's memory holds its parameters, their gradients, the state of
+its optimizer, and the results that the backward pass reads. An edge's memory holds the copies that
+resharding a value makes, until the backward pass has read them. (In the paper an edge holds
+nothing, which contradicts its tensor reuse, section 4.2.) Bytes are those of the fullest memory.
 
-Executors here keep parameters and states whole in every memory, and update as soon as there is a
-gradient, which is not counted unless it is a part of a sum of several. Such a part waits for the
-others, but is made when what its operator kept for it is not needed any more.
+On a measured machine, executors keep parameters and states whole in every memory and update as soon
+as a gradient is there. So a gradient counts only if it is a partial sum, which waits for the other
+parts; by then its operator has released what it kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ from soapstone.system import usable_cores
 
 @dataclass(frozen=True)
 class Own:
-    """What an operator costs, a number a configuration, int64.
+    """What an operator costs: (configurations,) int64 each.
 
     Attributes:
-        time: ns of both passes and all that its gradients and parameters need.
-        compute: of them, ns of its tasks; the rest is network. ahead: of them, in the forward pass.
-        fixed: bytes of parameters, gradients and states. kept: of what the backward pass reads, but
-            what edges hold (`Moving.sole`); inner: of that, what no other operator reads. waiting:
-            of gradients that take its place, not in `fixed`.
-        passes: whether an edge holds something that it makes.
+        time: ns of both passes, the reductions of gradients and the updates.
+        compute: the part of `time` that its tasks take; the rest is communication.
+        ahead: the part of `compute` that the forward pass takes.
+        fixed: bytes of parameters, gradients and the optimizer's state.
+        kept: bytes of results that the backward pass reads, without those that edges count
+            (`Moving.sole`).
+        inner: the part of `kept` that no other operator reads.
+        waiting: bytes of partial gradients that take the place of `kept`; not part of `fixed`.
+        passes: whether an edge counts something that this operator makes.
     """
 
     time: Array
@@ -60,7 +63,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a model's operators that have a configuration of their own, and of its edges."""
+    """The costs of a model's edges, and of its operators that have their own configuration."""
 
     choices: Mapping[int, Choices]
     own: Mapping[int, Own]
@@ -68,11 +71,12 @@ class Costs:
 
 
 def costs_of(model: Model, choices: Mapping[int, Choices], paths: bool = False) -> Costs:
-    """Return what everything costs.
+    """Return the costs of all operators and edges of a model.
 
     Args:
-        choices: configurations by operator; those of one class may be shared.
-        paths: whether values may be moved in several steps.
+        model: graph and machine, prepared for simulation.
+        choices: the configurations of each operator; operators of one class may share them.
+        paths: whether values may be resharded in several steps.
     """
     p, late = model.problem, keeping(model.graph)
     first, only = _first_readers(model), _only_readers(model)
@@ -110,17 +114,19 @@ def costs_of(model: Model, choices: Mapping[int, Choices], paths: bool = False) 
 
 
 def keeping(graph: Graph) -> frozenset[str]:
-    """Return the nodes of the backward pass that values are kept for: not updates, which read what
-    is made in it, and flags."""
+    """Return the backward pass's nodes for which forward values are kept.
+
+    Updates are left out: they read flags, and what the backward pass itself makes.
+    """
     late = backward(graph)
     return frozenset(name for name in late if not graph.by_name[name].spec.updates)
 
 
 @dataclass(frozen=True)
 class Held:
-    """What an operator holds, as (place of the node in the operator, output, position).
+    """The values that an operator holds, each as (node, whether an output, position).
 
-    The place counts the nodes ahead, then those back.
+    A node is its place in the operator, which counts those of the forward pass, then the others.
     """
 
     kept: tuple[tuple[int, bool, int], ...]
@@ -138,12 +144,12 @@ def held_by(
     first: Mapping[str, int],
     only: Mapping[str, int],
 ) -> Held:
-    """Return what an operator holds.
+    """Return the values that an operator holds for the backward pass.
 
     Args:
-        late: nodes that values are kept for.
-        first: the operator that is charged with each parameter.
-        only: of values that one other operator reads alone, which.
+        late: the nodes for which values are kept (`keeping`).
+        first: for each parameter, the operator to which its bytes are charged.
+        only: for each value that only one other operator reads, that operator.
     """
     graph, item = model.graph, model.operators[op]
     kept, inner, parameters, gradients = [], [], {}, []
@@ -182,7 +188,7 @@ def _read_by(graph: Graph, names: Iterable[str], late: Collection[str]) -> bool:
 
 
 def _first_readers(model: Model) -> dict[str, int]:
-    """Return the first operator that reads each parameter: the one that is charged with it."""
+    """Return the first operator that reads each parameter; it is charged with its bytes."""
     found: dict[str, int] = {}
     for op, item in enumerate(model.operators):
         for node in item.ahead if item.source is None else ():
@@ -193,8 +199,10 @@ def _first_readers(model: Model) -> dict[str, int]:
 
 
 def _only_readers(model: Model) -> dict[str, int]:
-    """Return values of which one node of another operator's forward pass reads, and besides only
-    that operator's backward pass; with that operator."""
+    """Return the values that only one other operator reads, with that operator.
+
+    One node of its forward pass reads them, and otherwise only its backward pass.
+    """
     graph, found = model.graph, {}
     owner = {
         node.name: op
@@ -216,9 +224,9 @@ def _only_readers(model: Model) -> dict[str, int]:
 
 
 def _summed(model: Model, waiting: bool) -> set[str]:
-    """Return the values that updates read: gradients, or parts of their sums.
+    """Return the values that updates read: gradients, or their partial sums.
 
-    waiting: only those that wait for others.
+    waiting: only partial sums, which wait for the other parts.
     """
     found: set[str] = set()
     for item in model.operators:

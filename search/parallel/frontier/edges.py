@@ -1,7 +1,9 @@
-"""What moves between two operators, for all pairs of their layouts: bytes and nanoseconds.
+"""The communication between two operators for all pairs of layouts: bytes and nanoseconds.
 
-On a described machine a copy is held for as long as it is read. Executors here have one instance of
-a value in a memory, which holds all that is used of it there, as long as any of it is.
+The *maker* writes a value in its layout, the *reader* reads it in its own, and what differs is
+moved. On a described machine a copy is held for as long as it is read. On a measured one, whose
+executors keep one instance of a value in each memory, the instance holds all of the value that is
+used there, for as long as any of it is used.
 """
 
 from __future__ import annotations
@@ -30,19 +32,21 @@ from soapstone.search.parallel.problem.prepare import Model
 
 @dataclass(frozen=True)
 class Moving:
-    """What an edge costs, for pairs of layouts: (layouts of the maker, of the reader), int64.
+    """What an edge costs: (layouts of the maker, of the reader) int64, unless said otherwise.
 
     Attributes:
-        mine, others: the layout of each configuration of the maker and of the reader.
-        ahead, back: ns of messages forward, and of gradients back.
-        copies: bytes of what is moved forward, where it is read. stays: of them, those that stay as
-            long as what they are copies of, whoever reads them.
-        tile: bytes of it where it is made, by layout of the maker; passed: of that, what no
-            backward pass reads; sole: what that of the reader alone does.
-        whole: bytes of what is read, by layout of the reader, if that can be kept instead of what
-            was made: nobody else reads it, and no element is there twice; else INFEASIBLE.
-        again: whether the reader's backward pass reads what is moved.
-        routed: ways in several steps, where they were looked for and some are shorter.
+        mine, others: (configurations,), the layout of each configuration of maker and reader.
+        ahead, back: ns of the messages forward, and of those of the gradient back.
+        copies: bytes of the copies that the reader gets in the forward pass.
+        stays: the part of `copies` that stays as long as the original, whoever reads it.
+        tile: (layouts of the maker,), bytes of the value where it is made.
+        passed: the part of `tile` that no backward pass reads.
+        sole: the part of `tile` that only the reader's backward pass reads.
+        whole: (layouts of the reader,), bytes of the value where it is read, if these copies can be
+            kept instead of the original: nobody else reads it, and no element has two copies.
+            Otherwise INFEASIBLE.
+        again: whether the reader's backward pass reads the value, too.
+        routed: paths of several steps, if they were asked for and some are faster.
     """
 
     mine: Array
@@ -61,9 +65,14 @@ class Moving:
 
 @dataclass(frozen=True)
 class Read:
-    """Whether a pair's second reads backward what the first makes forward; and, of each result of
-    the first: whether any backward pass reads it, and whether nobody but the second reads it;
-    whether the gradient that the second makes is the one that the first reads."""
+    """How the reader of an edge uses what the maker writes.
+
+    Attributes:
+        again: whether the reader's backward pass reads what the maker's forward pass makes.
+        late: for each result of the maker, whether any backward pass reads it.
+        only: for each result of the maker, whether only the reader reads it.
+        gradient: whether the gradient that the reader makes is the one that the maker reads.
+    """
 
     again: bool
     late: tuple[bool, ...]
@@ -74,7 +83,7 @@ class Read:
 def reads(
     model: Model, ends: tuple[int, int], late: Collection[str], only: Mapping[str, int]
 ) -> Read:
-    """Return how the second of a pair reads what the first makes.
+    """Return how the reader, the second of `ends`, uses what the maker, the first, writes.
 
     Args:
         late: nodes that values are kept for. only: of values that one operator reads alone, which.
@@ -100,7 +109,7 @@ def between(makers: Sequence[Node], readers: Sequence[Node]) -> Iterator[tuple[s
 
 
 def moved_specs(model: Model, ends: tuple[int, int]) -> list[TensorSpec]:
-    """Return what an operator's forward pass reads of another's."""
+    """Return the types of the values that the second's forward pass reads of the first's."""
     first, second = (model.operators[op] for op in ends)
     names = dict.fromkeys(name for name, _ in between(first.ahead, second.ahead))
     return [model.graph.tensors[name] for name in names]
@@ -132,11 +141,12 @@ def moving_of(
     kinds: Read,
     paths: Mapping[str, Paths],
 ) -> Moving:
-    """Return what an edge costs.
+    """Return what an edge costs for all pairs of layouts of its maker and its reader.
 
     Args:
-        mine, others: configurations of its maker and of its reader.
-        paths: shortest ways of values in several steps, by their types; none: one step each.
+        mine, others: the configurations of the maker and of the reader.
+        kinds: how the reader uses what the maker writes (`reads`).
+        paths: by a value's type, its shortest paths of several steps; empty: one step each.
     """
     pair = Pair(model, ends)
     p = pair.model.problem

@@ -1,13 +1,13 @@
 """Tables of frontiers, and how operators are eliminated from them.
 
-Nonserial dynamic programming with frontiers in place of numbers (`search/elimination.py`). All of
-TensorOpt's eliminations are joins of two tables: frontiers of the same two operators are multiplied
-(edge elimination); an operator goes by a union over its configurations, of products of the tables
-that it is in. What is left is over its neighbours: two of them (node elimination), or one or three
-and more (branch elimination, which multiplies configurations).
+This is nonserial dynamic programming with frontiers in place of numbers (`search/elimination.py`).
+All of TensorOpt's eliminations are joins of two tables. Tables of the same two operators are
+multiplied (edge elimination). An operator is eliminated by the product of its tables and a union
+over its configurations; the result is a table of its neighbours: two of them (node elimination), or
+one, three or more (branch elimination, which multiplies configurations).
 
-Configurations that have the same layouts on all edges of an operator are one class; a table has an
-axis for each of its operators, along which classes are told apart only as far as its costs do.
+Configurations that have the same layouts on all edges of an operator form one class. A table has an
+axis for each of its operators, along which classes have one place if its costs do not differ.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ class Table:
     """Frontiers, one for each combination of classes of a few operators.
 
     Attributes:
-        scope: the operators, ascending. shape: how many are told apart along each axis.
-        maps: where each class of an operator is along its axis.
-        parts: two tables, or `operator` or `edge` and its number, or `part` and a table.
+        scope: the operators, ascending.
+        shape: the number of places along each operator's axis.
+        maps: for each operator (classes,), the place of each class along its axis.
+        parts: what it was made of: two tables, (`operator` or `edge`, a number), or (`part`, a
+            table).
         key: equal for tables of equal contents, whichever operators they are of.
-        start: (cells + 1,) where points of cells begin, in C order. costs: (points, coordinates).
-        origins: (points, 2) int32, the numbers of points of `parts` that each is made of; of an
-            operator's own table the configuration and the choice, of an edge's 0 and the choice.
+        start: (cells + 1,), where the points of each cell begin, cells in C order.
+        costs: (points, coordinates) int64.
+        origins: (points, 2) int32, the points of the two `parts` that each is the sum of. In an
+            operator's own table: a configuration and a choice; in an edge's: 0 and a choice.
         cells, steps, largest: of a join, as `algebra.joined` takes them.
-        slack: (coordinates,) by how much costs may be above those of points that were left out.
-        many: how many operators it is the cost of. drop: the operator that was eliminated.
+        slack: (coordinates,), how much higher costs may be than those of points that were left out.
+        many: how many operators' costs it contains.
+        drop: the operator that the join eliminates, if any.
     """
 
     scope: tuple[int, ...]
@@ -65,11 +69,11 @@ class Table:
 
     @property
     def size(self) -> int:
-        """How many cells it has."""
+        """The number of cells."""
         return math.prod(self.shape)
 
     def keep(self, keep: Array) -> None:
-        """Leave out all points but some."""
+        """Keep the points for which `keep`, (points,) bool, is true."""
         self.costs, self.origins = self.costs[keep], self.origins[keep]
         self.start = np.concatenate([[0], np.cumsum(keep)])[self.start]
 
@@ -80,11 +84,12 @@ _UNFILLED = (_NONE, _NONE, _NONE)
 
 @dataclass
 class Leaves:
-    """The tables of a problem that has nothing eliminated yet.
+    """The tables of a problem before any elimination.
 
     Attributes:
-        classes: for each operator, the class of each configuration, -1 of those left out.
-        operators, edges: their tables.
+        problem: the problem.
+        classes: for each operator (configurations,), the class of each, -1 if it was left out.
+        operators, edges: the table of each operator and of each edge.
     """
 
     problem: Problem
@@ -94,7 +99,7 @@ class Leaves:
 
 
 def digest(*of: Any) -> bytes:
-    """Return a number for bytes, arrays and what prints alike."""
+    """Return a hash of bytes, arrays (by contents) and other values (by their repr)."""
     made = blake2b(digest_size=16)
     for each in of:
         raw = each if isinstance(each, bytes) else None
@@ -210,11 +215,11 @@ def _cells(costs: Array, cells: Array, origins: Array, many: int) -> Parts:
 
 
 class Joining:
-    """What joins tables: first all are planned, then filled.
+    """Joins tables: all joins are planned first, then filled.
 
     Attributes:
-        made: the joins, each after those that it is of.
-        counts: of eliminations by kind, and of joins that were taken from an equal one.
+        made: the planned joins, each after its parts.
+        counts: how many eliminations of each kind, and joins that reused an equal one's points.
     """
 
     def __init__(self, pool: ThreadPoolExecutor | None = None) -> None:
@@ -228,10 +233,12 @@ class Joining:
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def join(self, a: Table, b: Table, drop: int | None, largest: Array) -> Table:
-        """Return the product of two tables, with an operator eliminated from it, not yet filled.
+        """Return a planned join of two tables, not yet filled.
 
         Args:
-            largest: (coordinates,), whether the larger cost counts, instead of the sum.
+            a, b: the tables to multiply.
+            drop: the operator that is eliminated from the product; None: none.
+            largest: (coordinates,), whether the larger of two costs counts instead of their sum.
         """
         scope = tuple(sorted({*a.scope, *b.scope}))
         at = [tuple(scope.index(op) for op in each.scope) for each in (a, b)]
@@ -251,7 +258,7 @@ class Joining:
         return made
 
     def fill(self, table: Table) -> None:
-        """Make the points of a planned table, of filled ones; an equal one's are taken."""
+        """Compute a planned table's points from its filled parts, or reuse an equal table's."""
         a, b = table.parts
         table.slack = np.where(table.largest, np.maximum(a.slack, b.slack), a.slack + b.slack)
         known = self._known.get(table.key)
@@ -265,7 +272,7 @@ class Joining:
         table.start = np.concatenate([[0], np.cumsum(counts)])
 
     def keep(self, table: Table) -> None:
-        """Let equal tables take what this one has."""
+        """Remember a filled table, so that equal ones reuse its points."""
         self._known[table.key] = table
 
     def _cells(self, table: Table, a: Table, b: Table) -> tuple[Array, Array, Array]:
@@ -295,9 +302,11 @@ class Joining:
 
 
 def _axis(a: Table, b: Table, op: int) -> tuple[Array, Array]:
-    """Return where classes are along an axis of the join, and what it adds to cells of both.
+    """Return one axis of a join of two tables.
 
-    The second is (places along the axis, 2).
+    Returns:
+        (classes,), the place of each class along the axis; (places, 2), by how many cells each
+        place moves within the two tables.
     """
     maps: list[Array | None] = []
     strides = []
@@ -322,10 +331,10 @@ def _axis(a: Table, b: Table, op: int) -> tuple[Array, Array]:
 def eliminate(
     tables: list[Table], op: int, largest: Array, joining: Joining, kind: str = ""
 ) -> list[Table]:
-    """Return tables without an operator.
+    """Return the tables after an operator is eliminated from those that contain it.
 
     Args:
-        kind: what it is counted as; empty: by the number of operators that are left in its table.
+        kind: the kind it is counted as; empty: by the number of operators left in its table.
     """
     mine = [table for table in tables if op in table.scope]
     rest = [table for table in tables if op not in table.scope]
@@ -346,7 +355,7 @@ def _sides(a: Table, b: Table) -> tuple[Table, Table]:
 
 
 def merged(tables: Sequence[Table], largest: Array, joining: Joining) -> list[Table]:
-    """Return tables, those of the same operators multiplied (edge elimination)."""
+    """Return the tables with those of the same operators multiplied (edge elimination)."""
     found: dict[tuple[int, ...], Table] = {}
     for table in tables:
         if table.scope in found:
@@ -358,14 +367,14 @@ def merged(tables: Sequence[Table], largest: Array, joining: Joining) -> list[Ta
 
 
 def unit(coordinates: int) -> Table:
-    """Return the table that changes nothing: of no operator, one point of no cost."""
+    """Return the neutral table of products: of no operator, with one point of zero cost."""
     costs, origins = np.zeros((1, coordinates), np.int64), np.zeros((1, 2), np.int32)
     filled = (np.array([0, 1]), costs, origins, *_UNFILLED, np.zeros(coordinates, np.int64))
     return Table((), (), (), ("unit", 0), b"unit", *filled)
 
 
 def unrolled(table: Table, problem: Problem) -> tuple[Array, Array, Array]:
-    """Return configurations, choices of operators and choices of edges, for each point."""
+    """Return, for each point of a table, the configurations, operators' and edges' choices."""
     points = len(table.costs)
     configurations = np.zeros((points, len(problem.operators)), np.int64)
     choices, edges = np.zeros_like(configurations), np.zeros((points, len(problem.edges)), np.int64)

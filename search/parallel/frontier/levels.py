@@ -1,8 +1,8 @@
-"""A cost of which the largest block counts, level by level.
+"""Costs of which the largest block counts, handled level by level.
 
-Between blocks it is no cost but a limit: at a level all blocks keep below what it says, and what
-counts is at least the level's least. Blocks are then joined by their other costs alone. As long as
-a level is no wider than what an error leaves of the total, none is added.
+At a *level*, an interval of that cost, it becomes a limit: no block may cost more than the level's
+upper end, and the total counts the lower end. Blocks are then joined by their other costs alone. A
+level no wider than the error that is allowed in the total adds nothing to the result's error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from soapstone.search.parallel.frontier.eliminate import Table
 
 
 def levels(blocks: Sequence[Table], at: int, width: float) -> Iterator[tuple[int, int]]:
-    """Yield the least and the largest cost of each level, ascending.
+    """Yield the lower and the upper end of each level, ascending.
 
     Args:
-        blocks: their tables. at: the coordinate. width: how far they may be apart.
+        blocks: the blocks' tables. at: the coordinate of the cost. width: of a level, at most.
     """
     found = [np.unique(table.costs[:, at]) for table in blocks]
     least = max(int(values.min(initial=0)) for values in found)
@@ -34,7 +34,7 @@ def levels(blocks: Sequence[Table], at: int, width: float) -> Iterator[tuple[int
 
 
 def limited(table: Table, at: int, most: int) -> Table:
-    """Return a table's points of so much at most, without that coordinate."""
+    """Return a table's points that cost at most `most` in coordinate `at`, without it."""
     cells = np.repeat(np.arange(table.size), np.diff(table.start))
     few = np.flatnonzero(table.costs[:, at] <= most)
     costs: Array = np.ascontiguousarray(np.delete(table.costs[few], at, axis=1))

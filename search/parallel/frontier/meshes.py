@@ -26,7 +26,7 @@ NO_DIM = -1
 
 
 def meshes(devices: int) -> Iterator[Mesh]:
-    """Yield the shapes of an array of so many devices: ordered factors above 1."""
+    """Yield all mesh shapes of a number of devices: its ordered factorisations, factors above 1."""
     yield (devices,) if devices > 1 else ()
     for first in range(2, devices // 2 + 1):
         if devices % first == 0:
@@ -47,9 +47,9 @@ def tensor_maps(mesh: Mesh, dims: int) -> Iterator[tuple[int, ...]]:
 
 
 def configurations(p: Problem, op: int, replicate: bool = False) -> Choices:
-    """Return all configurations of an operator by meshes: legal, and in equal parts.
+    """Return all legal configurations of an operator by meshes that split it into equal parts.
 
-    replicate: also those that compute copies; they come last.
+    replicate: also those that compute the same on several devices; they come last.
     """
     row, devices = p.operators[op], len(p.devices)
     dims, node = int(row["dims"]), int(row["node"])
@@ -88,7 +88,7 @@ def _with_copies(p: Problem, node: int, choices: Choices) -> Choices:
 
 
 def configurations_of(model: Model, replicate: bool = False) -> dict[int, Choices]:
-    """Return those of all operators that have one of their own; operators of a class share them."""
+    """Return the configurations of each operator that has its own; those of a class share them."""
     p = model.problem
     replicate &= len(np.unique(p.devices["memory"])) > 1  # in one they read each other's results
     kind: dict[int, object] = {op: int(p.operators[op]["class_"]) for op in p.free}

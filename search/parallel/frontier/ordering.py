@@ -20,10 +20,10 @@ def order(
     method: Method,
     only: set[int] | None = None,
 ) -> list[tuple[int, str]]:
-    """Return operators in an order of elimination, and what it counts as ("": see `eliminate`).
+    """Return the operators in an order of elimination, each with its kind (see `eliminate`).
 
-    Of the spine's order, from one end to the other, and by the least tables, the one is taken that
-    has the least to go through, by an estimate.
+    The candidates are the order along the spine, from either end, and that of the smallest tables
+    first; the one with the least estimated `work` is taken.
     """
     names = sorted({op for table in tables for op in table.scope})
     scopes = [frozenset(table.scope) for table in tables]
@@ -50,9 +50,9 @@ def work(
     sizes: dict[int, int],
     wanted: set[int],
 ) -> float:
-    """Return about how many points an order has to go through.
+    """Return an estimate of how many points an order of elimination goes through.
 
-    A frontier of several operators is taken to have as many points as those.
+    A frontier is taken to have as many points as there are operators in it.
     """
     left = [(scope, 1) for scope in scopes]
     total = 0.0

@@ -1,8 +1,8 @@
 """Shortest paths over the layouts of a value: resharding in several steps.
 
-Cai et al., TensorOpt, section 4.2. A step moves a value from one layout, which has each element
-once, to another; what it takes is what its messages do in the simulator, and a copy on each device.
-The last step, to what a reader reads, is the reader's own and may end in overlapping tiles.
+Cai et al., TensorOpt, section 4.2. A step moves a value from one layout, in which each element
+occurs once, to another. It takes as long as its messages in the simulator, and a copy on each
+device. The last step leads to the layout that the reader reads, whose tiles may overlap.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ MOST_LAYOUTS = 256  # of one value: those on the most devices
 
 
 class Paths:
-    """The shortest ways between layouts of one value by meshes.
+    """The shortest paths between the layouts that meshes give to one value.
 
     Attributes:
-        layouts: what a step can end in. ns: (layouts, layouts), int64.
+        layouts: the layouts in which a step can end.
+        ns: (layouts, layouts) int64, the time of the shortest path.
     """
 
     def __init__(self, model: Model, spec: TensorSpec) -> None:
@@ -66,11 +67,11 @@ class Paths:
             self._first[better] = np.broadcast_to(self._first[:, via, None], better.shape)[better]
 
     def number(self, layout: Configuration | None) -> int:
-        """Return the number of a layout, -1 if it is none of these."""
+        """Return the number of a layout, or -1 if it is not among `layouts`."""
         return -1 if layout is None else self._number.get(_key(layout), -1)
 
     def steps(self, begin: int, end: int) -> list[Configuration]:
-        """Return the layouts of the shortest way from one layout to another, the last included."""
+        """Return the layouts on the shortest path between two, without the first one."""
         found = []
         while begin != end:
             begin = int(self._first[begin, end])
@@ -83,20 +84,21 @@ def _key(layout: Configuration) -> tuple[object, ...]:
 
 
 def copy_ns(model: Model, nbytes: Any) -> Any:
-    """Return the ns of a copy in a device's memory: of bytes, or an array of them."""
+    """Return the ns that copying `nbytes` (a number or an array) within a device's memory takes."""
     kind = model.problem.kinds[0]
     return np.asarray(kind["launch_ns"] + 2 * nbytes / kind["memory_rate"]).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Routed:
-    """The best ways of an edge's value, by layouts of its maker and of its reader.
+    """The fastest paths of an edge's value: (layouts of the maker, of the reader) if not said.
 
     Attributes:
-        paths: of the value. numbers: those of the maker's layouts, -1 where it is none.
-        ahead, back: ns forward, and of the gradient back.
-        through, through_back: the maker's layout in which the reader begins to read, or in which
-            its gradient arrives first; its own where nothing is nearer.
+        paths: the shortest paths of the value.
+        numbers: (layouts of the maker,), their numbers in `paths`, -1 for those that it lacks.
+        ahead, back: ns of the value forward, and of its gradient back.
+        through, through_back: the layout from which the last step to the reader starts, and that in
+            which its gradient arrives first; the maker's own where one step is fastest.
     """
 
     paths: Paths
@@ -107,12 +109,12 @@ class Routed:
     through_back: Array
 
     def forward(self, maker: int, reader: int) -> list[Configuration]:
-        """Return the layouts on the way of a value, without that in which it is made."""
+        """Return the layouts on a value's path, without that in which it is made."""
         via = int(self.through[maker, reader])
         return self._steps(maker, via)
 
     def backward(self, maker: int, reader: int) -> list[Configuration]:
-        """Return the layouts on the way of its gradient, without those of its two ends."""
+        """Return the layouts on its gradient's path, without those of the two ends."""
         via = int(self.through_back[maker, reader])
         if via == maker:
             return []
@@ -132,11 +134,13 @@ def routed(
     back: Array,
     goes_back: bool,
 ) -> Routed | None:
-    """Return the best ways by the layouts of a maker; None if none is shorter than in one step.
+    """Return the fastest paths of an edge's value; None if a single step is always fastest.
 
     Args:
-        layouts: the maker's. ahead, back: ns in one step, by layouts of both.
-        goes_back: whether the gradient can be sent otherwise too.
+        paths: the shortest paths of the value.
+        layouts: those of the maker.
+        ahead, back: (layouts of the maker, of the reader), ns of a single step.
+        goes_back: whether the gradient can take several steps, too.
     """
     numbers = np.array([paths.number(layout) for layout in layouts], np.int64)
     there = numbers >= 0

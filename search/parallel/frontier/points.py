@@ -48,14 +48,17 @@ from soapstone.search.parallel.simulation.simulate import Simulation, Simulator,
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """A trade-off: what a step costs, by sums, and when it is simulated.
+    """A trade-off: the cost of a training step, by sums of tables and by simulation.
 
     Attributes:
-        memory_bytes, time_us: by sums; the first of the device that holds most.
-        network_us, compute_us: which are its parts.
-        devices: of the machine. recomputed, offloaded: operators whose results the backward pass
-            makes again, or gets from the memory behind; copied: edges of which it is one end alone;
-            routed: edges that go in several steps. replicated: operators that compute copies.
+        memory_bytes, time_us: by sums; bytes are those of the device that holds the most.
+        network_us, compute_us: the parts of `time_us`.
+        devices: how many devices the machine has.
+        recomputed, offloaded: how many operators' results are recomputed in the backward pass, or
+            fetched from the backing memory.
+        copied: how many edges keep only one of the copies at their ends.
+        routed: how many edges are resharded in several steps.
+        replicated: how many operators compute the same on several devices.
     """
 
     memory_bytes: int
@@ -93,17 +96,17 @@ class FrontierPoint:
 
     @property
     def missing_bytes(self) -> int:
-        """By which devices' memories are too small, all together; 0 if it fits."""
+        """The bytes that devices' memories lack, added over all devices; 0 if the strategy fits."""
         return self.simulation.missing_bytes
 
     @property
     def plain(self) -> bool:
-        """Whether everything that the backward pass reads is kept, and moves in one step."""
+        """Whether all that the backward pass reads is kept, and every value moves in one step."""
         return not (self.recomputed or self.offloaded or self.copied or self.routed)
 
     @property
     def device_us(self) -> float:
-        """The time of a step on all devices together, by sums: what is paid for."""
+        """The time of a step (by sums) times the number of devices, as they are paid for."""
         return self.devices * self.time_us
 
     @property
@@ -127,12 +130,13 @@ class CostFrontier:
         exact: no other strategy of the space costs less in one and no more in the other.
         error: how much more a point here costs than some point of the exact frontier, as a share;
             infinite where it is not known.
-        eliminations: of nodes, edges, branches, and those that decided something beforehand.
-        baselines: what others find: `data` parallelism; `tofu`, of least memory; `mesh`, the
-            shortest step of Mesh-TensorFlow's. mesh: the best trade-offs of one mesh for all
-            operators, which ends there.
-        configurations: how many the operators have, together.
-        tables_s: seconds for the costs of operators and edges; seconds: for the frontier itself.
+        eliminations: how many of each kind: node, edge, branch, heuristic, linear.
+        baselines: the strategies of other methods: `data` parallelism; `tofu`, of least memory;
+            `mesh`, the one of Mesh-TensorFlow's with the shortest step.
+        mesh: the best trade-offs of Mesh-TensorFlow, by ascending memory; the last is `mesh` above.
+        configurations: how many configurations all operators have together.
+        tables_s: seconds that the costs of operators and edges took to compute.
+        seconds: seconds that the frontier itself took.
     """
 
     points: tuple[FrontierPoint, ...]
@@ -148,9 +152,9 @@ class CostFrontier:
 
     @property
     def turning_point(self) -> FrontierPoint:
-        """The point beyond which more memory gains little (section 5.1).
+        """The point beyond which more memory gains little time (section 5.1).
 
-        It is the one furthest from the line between both ends, where each end is 0 and 1.
+        It is the one furthest from the line between the two ends, with both axes scaled to 0…1.
         """
         both = np.array([(each.memory_bytes, each.time_us) for each in self.points], np.float64)
         span = np.maximum(np.ptp(both, axis=0), 1e-9)
@@ -159,9 +163,9 @@ class CostFrontier:
     def fastest(self) -> FrontierPoint | None:
         """Return the point with the shortest simulated step; None if none fits.
 
-        Of points that do not keep everything, each of which is a graph of its own to simulate, one
-        is looked at: that with the shortest step by sums of those that need no more than the last
-        that fits, found by halves.
+        All points that keep everything are simulated. Of the others, each of which is a graph of
+        its own to simulate, only one is considered: that with the shortest step by sums among those
+        that fit, which is found by bisection.
         """
         fitting = [each for each in (*self._kept, self.baselines["data"]) if each.fits]
         again = [each for each in self.points if not each.plain]  # by ascending memory
@@ -172,8 +176,10 @@ class CostFrontier:
 
     @property
     def least(self) -> FrontierPoint:
-        """The point whose simulated step needs the least memory, of those that keep everything and
-        the one of least memory by sums."""
+        """The point whose simulated step needs the least memory.
+
+        Considered are the points that keep everything, and the one of least memory by sums.
+        """
         return min((self.points[0], *self._kept), key=lambda each: each.simulated_bytes)
 
     @property
@@ -181,7 +187,7 @@ class CostFrontier:
         return [each for each in self.points if each.plain]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all as JSON can say it."""
+        """Return the frontier as a dict that can be written as JSON."""
         found = {
             "points": [each.as_dict() for each in self.points],
             "mesh": [each.as_dict() for each in self.mesh],
@@ -237,12 +243,15 @@ def cost_frontier(
     """Return the cost frontier of a graph on a machine.
 
     Args:
-        eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
-        saving: what memory may be saved by, at the cost of time.
-        paths: whether values may be moved in several steps.
+        graph: a training or inference graph. machine: the devices it is to run on.
+        eps: how much more than the exact frontier a point may cost, as a share; 0: exact.
+        saving: the techniques that may save memory at the cost of time (`Saving`, or names).
+        paths: whether values may be resharded in several steps.
         replicate: whether operators may compute the same on several devices.
-        network: whether time on the network is a cost of its own, besides memory and time.
-        method: linear: dynamic programming along the spine; elimination: down to two operators.
+        network: whether time on the network is a third cost, besides memory and time.
+        method: `linear`: dynamic programming along the spine; `elimination`: operators are
+            eliminated until two are left.
+        progress: called after each join of tables, as `track` says.
 
     Raises:
         ParallelError: nothing to split, eps out of range, or a machine that cannot offload.

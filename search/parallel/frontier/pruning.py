@@ -1,9 +1,13 @@
-"""Which partial points can still become points of the frontier, by bounds of the whole.
+"""Pruning of partial points by lower bounds: branch and bound with two objectives.
 
-Complete points that are known leave corners: a complete point that none of them covers is at most
-equal to a corner in both totals. For several weights there is a lower bound of what a class, or a
-partial point, comes to; what lies beyond each corner for one of them goes. In (1 + eps) mode known
-points cover what costs 1/(1 + eps) of theirs, and corners are that much nearer.
+A *complete* point is the total cost of a strategy for all operators, a *partial* one that of a few
+of them. A point is *covered* by another that costs no more in any total; within an error eps, by
+one that costs at most 1 + eps times as much. The steps between the complete points that are known
+have *corners*: a complete point that none of them covers is at or below some corner in both totals.
+
+For several weightings of the totals, `relaxation.py` gives a lower bound of the weighted sum of
+every strategy that contains a class of configurations, or a partial point. What one weighting shows
+to lie above every corner cannot become a new point of the frontier, and is left out.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ def reachable(
     corners: Array,
     keep: Array,
 ) -> None:
-    """Write which points of a table may come to less than a corner.
+    """Write to `keep` which points of a table may still be part of a point below some corner.
 
     Args:
         start, costs: (points, coordinates). bounds: (cells, weights) of what else there is.
@@ -89,7 +93,14 @@ def reachable(
 
 @entry
 def uncovered(start: Array, costs: Array, bounds: Array, known: Array, keep: Array) -> None:
-    """Write which points, with the least of each total, are not covered by known ones."""
+    """Write to `keep` which points the known ones do not cover, total by total.
+
+    Args:
+        start, costs: the table's, as `Table` has them.
+        bounds: (cells, totals), the least of each total outside the table.
+        known: (known points, totals).
+        keep: (points,), written.
+    """
     for cell in range(start.shape[0] - 1):
         for point in range(start[cell], start[cell + 1]):
             keep[point] = True
@@ -106,7 +117,12 @@ def uncovered(start: Array, costs: Array, bounds: Array, known: Array, keep: Arr
 
 @dataclass
 class Known:
-    """Complete points, a frontier of totals."""
+    """The complete points that are known: the frontier of those found so far, and what was chosen.
+
+    Attributes:
+        costs: (points, totals) int64.
+        configurations, choices, edge_choices: as a `Result` has them.
+    """
 
     costs: Array
     configurations: Array
@@ -128,7 +144,11 @@ class Known:
         return Known(*(each[order] for each in every))
 
     def corners(self, eps: float) -> Array:
-        """Return corners of two totals: what is not covered is at most equal to one."""
+        """Return the corners, (points + 1, 2), of two totals; uncovered points are at or below one.
+
+        Args:
+            eps: the error within which a point counts as covered, as a share of its costs.
+        """
         near = np.ceil(self.costs / (1 + eps)) - 1
         far = float(1 << 60)
         right = np.concatenate([near[:, 0], [far]])
@@ -137,17 +157,24 @@ class Known:
 
 
 class Pruning:
-    """Bounds for weights of totals, and what they leave of tables.
+    """Lower bounds for several weightings of the totals, and what they leave of tables.
+
+    The maximum over blocks is bounded from below by any weighted mean of them, with *shares* that
+    add up to one; so a cost of which the largest block counts becomes a sum, too.
 
     Attributes:
-        known: complete points. tried: (assignments, operators), configurations that were good.
-        weights: (weights, totals) for which there are bounds, those of one total alone first.
-        shares: (weights, blocks) of what the largest block of counts.
-        summing: as the problem has it. largest: of which costs the largest block counts.
-        work: cells of edges, over all weights, that bounds were had of.
-        offset: (totals,), what is in totals besides the costs of tables.
-        least: (weights,) of all points. beyond: weights, and the same of more points than these.
-        bounds: (configurations, weights) of those with each configuration, for each operator.
+        known: the complete points found so far.
+        tried: (assignments, operators), the configurations of good complete points.
+        weights: (weightings, totals), for which there are bounds; those of one total alone first.
+        shares: (weightings, blocks), the share of each block in the mean.
+        summing: which costs each total adds up, as `Problem.summing`.
+        largest: (coordinates,), the costs of which the largest block counts.
+        work: how many cells of edges' tables were gone through, over all weightings.
+        offset: (totals,), what is part of the totals and not of the tables.
+        least: (weightings,), lower bounds of the weighted sum of any strategy.
+        beyond: further weightings with such bounds, which hold for more strategies than these.
+        bounds: for each operator (configurations, weightings), the lower bounds of strategies that
+            contain each of its configurations.
     """
 
     def __init__(self, problem: Problem, eps: float) -> None:
@@ -167,10 +194,13 @@ class Pruning:
     def learn(
         self, leaves: Leaves, weights: Array, run: Any = map, shares: Array | None = None
     ) -> None:
-        """Get bounds for more weights of totals, and good points.
+        """Compute the bounds of more weightings, and keep the complete points met on the way.
 
         Args:
-            run: as `map`, several at a time. shares: to begin with; None: those of near weights.
+            leaves: the tables of the problem.
+            weights: (weightings, totals).
+            run: `map`, or a pool's that runs several at a time.
+            shares: (weightings, blocks), to begin with; None: those of the nearest weighting.
         """
         relaxation = Relaxation(leaves, self.block)
         if shares is None:
@@ -194,18 +224,21 @@ class Pruning:
             self.tried = np.unique(np.concatenate([self.tried, complete[1]]), axis=0)
 
     def inside(self, weight: Array, share: Array) -> Array:
-        """Return weights of costs, for weights of totals: (blocks, coordinates).
+        """Return the weights of the costs in each block, (blocks, coordinates), for one weighting.
 
         Args:
-            share: (blocks,) of what the largest block of counts.
+            weight: (totals,).
+            share: (blocks,), each block's share in the mean that bounds the largest.
         """
         alone = self.summing @ weight
         return np.where(self.largest, share[:, None] * alone, alone)
 
     def near(self, weight: Array) -> Array:
-        """Return the shares of the nearest weights, or equal ones of blocks that have much.
+        """Return the shares, (blocks,), of the nearest weighting for which there are bounds.
 
-        They are none where there are not two totals: points are then compared total by total.
+        For the first weighting they are equal among the blocks that cost at least half of the most
+        expensive one. They are 0 unless there are two totals, since points are then compared total
+        by total.
         """
         if self.weights.shape[1] != 2:
             return np.zeros(self.shares.shape[1])
@@ -225,7 +258,7 @@ class Pruning:
     def _bounded(
         self, relaxation: Relaxation, weight: Array, share: Array
     ) -> tuple[float, Array, Array, list[Any]]:
-        """Return a bound, bounds with each class, the best shares, and points of tables."""
+        """Return the best bound, those with each class, the shares it took, and complete points."""
         leaves, points = relaxation.leaves, []
         best, every, chosen_share = -np.inf, np.zeros(0), share
         for _ in range(TURNS):
@@ -247,7 +280,7 @@ class Pruning:
         return best, every, chosen_share, points
 
     def _held(self, leaves: Leaves, at: Sequence[Any], weight: Array) -> Array:
-        """Return what blocks of a choice of points come to, of what the largest counts of."""
+        """Return, (blocks,), what a choice of points costs in each block of the `largest` costs."""
         held = np.zeros(self.shares.shape[1])
         alone = np.where(self.largest, self.summing @ weight, 0.0)
         for table, i in zip((*leaves.operators, *leaves.edges), at):
@@ -255,7 +288,7 @@ class Pruning:
         return held
 
     def _alike(self, leaves: Leaves, share: Array) -> Array:
-        """Return shares that are equal for equal blocks, so that they have their tables once."""
+        """Return shares averaged over blocks with equal tables, which then stay equal."""
         kinds: dict[int, list[int]] = {}
         for table in (*leaves.operators, *leaves.edges):
             kinds.setdefault(int(self.block[table.scope[-1]]), []).append(id(table.start))
@@ -276,11 +309,13 @@ class Pruning:
         return [*costs], [*point.configurations], [*point.choices], edges
 
     def keep(self, start: Array, costs: Array, bounds: Array, rows: Array, blocks: Array) -> Array:
-        """Return which points of a table can come to what is not known.
+        """Return, (points,), which points of a table may be part of a point that is not covered.
 
         Args:
-            bounds: (cells, rows) of what else there is. rows: numbers of weights.
-            blocks: which the table is of.
+            start, costs: the table's, as `Table` has them.
+            bounds: (cells, rows), lower bounds of all that is outside the table.
+            rows: the weightings that `bounds` has, by number.
+            blocks: (blocks,), 1 for the blocks that the table belongs to.
         """
         keep = np.ones(len(costs), np.bool_)
         if not len(self.known.costs):
@@ -306,10 +341,10 @@ class Pruning:
         return keep
 
     def level(self, least: int) -> Pruning:
-        """Return the same for tables without the cost whose largest block counts.
+        """Return the pruning of tables without the cost of which the largest block counts.
 
         Args:
-            least: what that comes to at least.
+            least: the least that this cost comes to; it becomes a part of `offset`.
         """
         made = copy(self)
         made.summing, made.largest = self.summing[~self.largest], self.largest[~self.largest]
@@ -318,7 +353,10 @@ class Pruning:
         return made
 
     def certified(self) -> float:
-        """Return a share within which known points are the frontier by bounds; or infinity."""
+        """Return the least error eps for which bounds show that known points cover all others.
+
+        It is infinite where they show none up to 1.
+        """
         if self.weights.shape[1] != 2 or not len(self.known.costs):
             return math.inf
         low, high = 0.0, 1.0
@@ -330,14 +368,16 @@ class Pruning:
         return high
 
     def _open(self, eps: float) -> bool:
-        """Return whether bounds leave room for points that known ones do not cover."""
+        """Return whether bounds allow a point that known points do not cover within eps."""
         return bool((self.rooms(eps)[0] >= 0).any())
 
     def rooms(self, eps: float) -> tuple[Array, Array]:
-        """Return by how much each corner of known points is above bounds, and for which weights.
+        """Return how far each corner is above the lower bounds, and by which weightings.
 
-        As a share, for the weights for which it is least, below 0 where nothing can be: (corners,).
-        The weights are (corners, weights), the nearest first.
+        Returns:
+            (corners,), the least distance over all weightings as a share of the bound; where it is
+            negative no strategy lies below the corner. (corners, weightings, totals), the
+            weightings of each corner, those of the least distance first.
         """
         weights, least = (
             np.concatenate(pair) for pair in zip((self.weights, self.least), self.beyond)
@@ -348,7 +388,7 @@ class Pruning:
         return np.take_along_axis(above, order[:, :1], 1)[:, 0], weights[order]
 
     def part(self) -> Pruning:
-        """Return the same for a part of the points, of which nothing else is known yet."""
+        """Return the pruning of a part of the strategies, for which no bounds are computed yet."""
         made = Pruning(self.problem, self.eps)
         made.known = self.known
         (weights, least), mine = self.beyond, (self.weights, self.least)
@@ -356,9 +396,9 @@ class Pruning:
         return made
 
     def apart(self) -> tuple[int, int] | None:
-        """Return two known points between which bounds leave the most room; None: nowhere.
+        """Return the neighbours on the convex hull between which bounds leave the most room.
 
-        They are neighbours on the hull of known points.
+        They are numbers of known points. None: bounds leave no room anywhere.
         """
         if self.weights.shape[1] != 2 or len(self.known.costs) < 2:
             return None
@@ -369,7 +409,7 @@ class Pruning:
         return (int(hull[after - 1]), int(hull[after])) if above[at] >= 0 and after else None
 
     def narrow(self, alive: list[Array]) -> None:
-        """Leave out configurations that are part of nothing that is not known."""
+        """Clear in `alive` the configurations that are part of no strategy that is not covered."""
         for live, bounds in zip(alive, self.bounds):
             where = np.flatnonzero(live)
             none = np.zeros((len(where), len(self.largest)), np.int64)
@@ -377,10 +417,10 @@ class Pruning:
             live[where] = self.keep(start, none, bounds[where], rows, 0 * self.shares[0])
 
     def slopes(self, many: int) -> Array:
-        """Return weights of totals for which to get bounds: none if those there are say enough.
+        """Return further weightings to compute bounds for, (at most `many`, totals).
 
-        At first each total alone, and mixtures; then normals of the hull of known points, where
-        bounds do not say that nothing is beyond these.
+        The first ones are each total alone and even mixtures; later ones are normals of the convex
+        hull of known points, where bounds leave room. There are none where they leave none.
         """
         totals, costs = self.weights.shape[1], self.known.costs
         if not len(self.weights):
@@ -411,7 +451,7 @@ class Pruning:
         return chosen
 
     def spread(self, many: int) -> Array:
-        """Return numbers of some of the weights that there are, each total alone among them."""
+        """Return numbers of weightings: each total alone, and at most `many` others, spread out."""
         totals = self.weights.shape[1]
         rest = self.weights[totals:]
         ratios = rest[:, 0] / rest.sum(1)
@@ -421,14 +461,14 @@ class Pruning:
         return np.concatenate([np.arange(totals), totals + order])
 
     def reach(self, near: float) -> int:
-        """Return how many points a frontier that goes as far needs, if each covers what is near."""
+        """Return how many points cover the span of the known ones, if each covers 1 + near."""
         if not len(self.known.costs):
             return 0
         ends = np.maximum(self.known.costs[[0, -1]].astype(float), 1.0)
         return int(np.abs(np.log(ends[1] / ends[0])).min() / np.log1p(near))
 
     def _magnitudes(self) -> Array:
-        """Return about what each total may come to."""
+        """Return a rough estimate of each total, (totals,), from the medians of all tables."""
         tables = [each.costs for each in self.problem.operators]
         tables += [each.costs for each in self.problem.edges if each.costs.size]
         least = [

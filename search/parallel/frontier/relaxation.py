@@ -1,10 +1,11 @@
-"""Lower bounds of weighted sums of costs, by passing messages; upper points come with them.
+"""Lower bounds of weighted sums of costs by message passing, which finds good strategies as well.
 
-For one weight a coordinate, costs are numbers, and the least sum is bounded from below by
-sequential reweighted message passing (Kolmogorov, A new look at reweighted message passing, 2015):
-costs are moved between operators and edges, which changes no sum, until what is least of each
-alone adds up to much. On a chain the bound is the least sum. It is had for each class of an
-operator's configurations; those with which only points are reached that known ones cover can go.
+With one weight for each coordinate, costs become numbers. The least sum over all strategies is then
+bounded from below by sequential reweighted message passing (Kolmogorov, A new look at reweighted
+message passing, 2015): costs are moved between operators and edges, which changes no strategy's
+sum, until the minima of all tables add up to as much as possible. On a chain the bound is exact.
+There is a bound for each class of an operator's configurations, of all strategies that contain it;
+`pruning.py` leaves out the classes whose strategies the known points cover.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ SWEEPS = 4  # forward and back
 
 @packed
 class Network(NamedTuple):
-    """Operators and edges in arrays.
+    """Operators and edges as flat arrays.
 
     Attributes:
-        operators: (operators + 1,) where classes begin. ends: (edges, 2), writer and reader.
-        shapes: (edges, 2). tables: (edges,) where the numbers of an edge are.
-        maps: (edges, 2) where the axis' places of classes begin in `places`.
-        messages: (edges, 2) where those to both ends begin.
-        around: (operators + 1,) where ends begin in `of`, (ends, 2): edge and side.
+        operators: (operators + 1,), where each operator's classes begin.
+        ends: (edges, 2), the writer and the reader of each edge.
+        shapes: (edges, 2), the shape of each edge's table.
+        tables: (edges,), where each edge's table begins among all tables' numbers.
+        maps: (edges, 2), where the rows (columns) of the writer's (reader's) classes begin in
+            `places`.
+        places: the rows and columns that `maps` points to.
+        messages: (edges, 2), where the messages to both ends of an edge begin.
+        around: (operators + 1,), where each operator's edges begin in `of`.
+        of: (ends of edges, 2), an edge and which side of it the operator is.
     """
 
     operators: Array
@@ -48,7 +54,7 @@ class Network(NamedTuple):
 
 @entry
 def weighted(start: Array, costs: Array, weights: Array, made: Array) -> None:
-    """Write the least weighted sum of each frontier of a table."""
+    """Write to `made`, (cells,), the least weighted sum of each cell's frontier of a table."""
     for cell in range(made.shape[0]):
         least = NEVER
         for point in range(start[cell], start[cell + 1]):
@@ -61,7 +67,7 @@ def weighted(start: Array, costs: Array, weights: Array, made: Array) -> None:
 
 @compiled
 def _pull(n: Network, tables: Array, messages: Array, edge: int, side: int) -> None:
-    """Move to an end of an edge all that it costs at least, whatever the other end is."""
+    """Move to one end of an edge the least that the edge costs with each of its classes."""
     rows, columns = n.shapes[edge, 0], n.shapes[edge, 1]
     at, mine, others = n.tables[edge], n.messages[edge, side], n.messages[edge, 1 - side]
     if side == 1:
@@ -83,7 +89,7 @@ def _pull(n: Network, tables: Array, messages: Array, edge: int, side: int) -> N
 
 @compiled
 def _collect(n: Network, own: Array, messages: Array, op: int, cost: Array) -> float:
-    """Write what classes of an operator cost with what was moved to it; return the least."""
+    """Write the costs of an operator's classes with all messages to it; return the least."""
     begin, end = n.operators[op], n.operators[op + 1]
     for c in range(end - begin):
         cost[c] = own[begin + c]
@@ -102,7 +108,7 @@ def _collect(n: Network, own: Array, messages: Array, op: int, cost: Array) -> f
 def _push(
     n: Network, messages: Array, lows: Array, cost: Array, room: Array, op: int, side: int
 ) -> None:
-    """Move what an operator costs to its edges of one side, in parts."""
+    """Distribute what an operator's classes cost among its edges of one side."""
     count = n.operators[op + 1] - n.operators[op]
     many, others = 0, 0
     for k in range(n.around[op], n.around[op + 1]):
@@ -141,11 +147,15 @@ def passed(
     bounds: Array,
     chosen: Array,
 ) -> float:
-    """Pass messages; write bounds of all classes and a choice that is good; return the bound.
+    """Pass messages; write the bounds of all classes and good choices; return the lower bound.
 
     Args:
-        own: weighted costs of classes. tables: of edges. messages: room, of zeros.
-        bounds: (classes,). chosen: (sweeps, operators).
+        own: (classes,), the weighted costs of all operators' classes.
+        tables: the weighted costs of all edges, in a row.
+        messages: room for messages, zeros at first.
+        sweeps: how often messages are passed forward and back.
+        bounds: (classes,), written.
+        chosen: (sweeps, operators), written: a class for each operator.
     """
     count = n.operators.shape[0] - 1
     most = 1
@@ -186,7 +196,7 @@ def passed(
 def _choose(
     n: Network, own: Array, tables: Array, messages: Array, op: int, chosen: Array, cost: Array
 ) -> None:
-    """Choose the class that is least with those chosen before and what was moved from later."""
+    """Choose the cheapest class, given earlier operators' classes and later ones' messages."""
     begin, end = n.operators[op], n.operators[op + 1]
     for c in range(end - begin):
         cost[c] = own[begin + c]
@@ -211,10 +221,11 @@ def _choose(
 
 
 class Relaxation:
-    """Bounds of a problem's tables.
+    """Computes lower bounds of a problem's strategies.
 
     Args:
-        block: that of each operator; an edge is in its reader's.
+        leaves: the tables of the problem.
+        block: (operators,), the block of each; an edge is in its reader's.
     """
 
     def __init__(self, leaves: Leaves, block: Array) -> None:
@@ -244,13 +255,15 @@ class Relaxation:
         )
 
     def bound(self, weights: Array, sweeps: int = SWEEPS) -> tuple[float, Array, Array]:
-        """Return a bound of the weighted sum, bounds with each class, and choices of classes.
+        """Return lower bounds of the weighted sum of costs, and good choices of classes.
 
         Args:
-            weights: (blocks, coordinates), of what is in each block.
+            weights: (blocks, coordinates), the weights of the costs in each block.
+            sweeps: how often messages are passed forward and back.
 
         Returns:
-            The bound; (classes,) operator after operator; (sweeps, operators).
+            The bound of all strategies; (classes,), those of the strategies with each class,
+            operator after operator; (sweeps, operators), a class for each operator.
         """
         n = self.network
         own = np.empty(int(n.operators[-1]))
@@ -277,7 +290,10 @@ class Relaxation:
         return least, bounds, chosen
 
     def points(self, chosen: Array, weights: Array) -> list[Any] | None:
-        """Return the least point of each table, operators, then edges; None: infeasible."""
+        """Return the cheapest point of each table for a choice of classes; None: infeasible.
+
+        The tables of operators come first, then those of edges.
+        """
         found = []
         for op, table in enumerate(self.leaves.operators):
             found.append(_least(table, int(chosen[op]), weights[self.block[op]]))

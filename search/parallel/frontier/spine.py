@@ -1,10 +1,10 @@
-"""The marked spine of a graph: operators that everything passes, one after the other.
+"""The marked spine of a graph: the operators through which all data passes, in order.
 
 Between two of them is a block (a residual block, a layer of a transformer). TensorOpt marks the
-first operator, and then the only reader of the last marked one, as eliminations go on. Here they
-are found before: an operator is on the spine if no edge passes it. Few operators are read in many
-blocks (an attention mask, what an encoder gives to all layers of a decoder): edges from them do not
-count, and they are eliminated last.
+first operator, and then the only reader of the last marked one, while it eliminates. Here the spine
+is found beforehand: an operator is on it if no edge leads past it. Edges from the few operators
+that are read in many blocks (an attention mask, an encoder's output) do not count, and these
+operators are eliminated last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCKS = 3  # many blocks: so many at least
 
 @dataclass(frozen=True)
 class Spine:
-    """Operators of the spine in order, those that are read in many blocks, and blocks by operator.
+    """The spine's operators in order, those read in many blocks, and the block of each operator.
 
     A block ends with an operator of the spine.
     """
@@ -66,7 +66,7 @@ def _place(op: int, readers: set[int], written: bool) -> tuple[int, int, int]:
 
 
 def _cut(order: list[int], reach: list[int], far: set[int]) -> list[int]:
-    """Return operators that no edge passes, but from far ones, in order."""
+    """Return the operators past which no edge leads, in order; edges from `far` do not count."""
     found, passing = [], -1
     for place, op in enumerate(order):
         if passing <= place:

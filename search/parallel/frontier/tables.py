@@ -1,10 +1,10 @@
-"""The abstract problem of a cost frontier: operators, what lies between them, and what is found.
+"""The abstract problem of a cost frontier: operators and edges with tables of costs, and results.
 
-Nothing here knows a model. An operator has one of its configurations, which costs a vector of
-integers; so does each edge between two operators, by the layouts that their configurations give to
-what is passed on. Where something else can be chosen too (which copy of a tensor is kept), there
-are several vectors to choose from. The frontier is the set of sums that no other sum is at most
-equal to in all coordinates (Cai et al., TensorOpt, definition 1).
+Nothing here knows a model. Each operator takes one of its configurations, which costs a vector of
+integers. So does each edge between two operators, depending on the layouts that their
+configurations give to the value passed along it. Where something else can be chosen as well (such
+as which copy of a tensor is kept), there are several vectors, of which one is chosen. The frontier
+is the set of those sums that no other sum dominates (Cai et al., TensorOpt, definition 1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Monoid = Literal["sum", "max"]
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """What has one of several configurations.
+    """An operator, which takes one of several configurations.
 
     Attributes:
         name: as errors call it.
@@ -62,12 +62,13 @@ class Problem:
     """Operators in topological order, and edges between them, several between two if need be.
 
     Attributes:
-        monoids: how costs of blocks meet, a coordinate each: `sum`, or `max`: costs are then summed
-            in each block, and the largest sum counts.
-        blocks: the block of each operator, needed for `max` alone; an edge is in its reader's.
-            None: what is between two operators of the marked spine (`spine.py`), and the second.
-        totals: coordinates that are added up in what is found, such as what is kept, and the
-            largest of what passes; None: each is one of its own.
+        monoids: how the blocks' costs combine, for each coordinate: `sum`, or `max`, which sums
+            costs within each block and takes the largest sum.
+        blocks: the block of each operator, needed only for `max`; an edge is in its reader's.
+            None: a block is all that follows one operator of the marked spine (`spine.py`), up to
+            the next one and including it.
+        totals: groups of coordinates that are added up in the result, such as memory that is kept
+            and the peak of what is held for a while; None: each coordinate is a total of its own.
 
     Raises:
         ParallelError: shapes that do not fit together, or costs out of range.
@@ -104,7 +105,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the frontier, as it is had.
+    """A point of the frontier, and the choices that lead to it.
 
     Attributes:
         configurations: a number for each operator. choices: which of its costs, for each operator.
@@ -153,14 +154,14 @@ class Result:
 
 
 def added(problem: Problem, point: Point) -> tuple[int, ...]:
-    """Return what a point costs, added up from the problem's tables."""
+    """Return the totals of a point, (totals,), added up from the problem's tables."""
     chosen = (point.configurations, point.choices, point.edge_choices)
     found = added_up(problem, *(np.array(each, np.int64)[None] for each in chosen))
     return tuple(found[0].tolist())
 
 
 def added_up(problem: Problem, configurations: Array, choices: Array, edges: Array) -> Array:
-    """Return what points cost, added up from the problem's tables: (points, totals) int64.
+    """Return the totals of points, (points, totals) int64, added up from the problem's tables.
 
     Args:
         configurations, choices, edges: as a `Result` has them.

@@ -1,7 +1,8 @@
-"""Frontier tracking: the cost frontier of a problem, each point with all that was chosen.
+"""Frontier tracking: the cost frontier of a problem, each point with the choices that lead to it.
 
-TensorOpt's section 3.2, Algorithms 2 and 3: blocks between operators of the marked spine are
-eliminated, the spine is gone along by linear dynamic programming, and points are unrolled.
+TensorOpt, section 3.2, Algorithms 2 and 3: the operators of each block, between two operators of
+the marked spine, are eliminated; linear dynamic programming then follows the spine; and the points
+of the result are unrolled to configurations.
 """
 
 from __future__ import annotations
@@ -63,19 +64,19 @@ def track(
     """Return the cost frontier.
 
     Args:
-        method: `linear`: blocks are eliminated, then the spine is gone along; `elimination`: all is
-            eliminated down to two operators.
-        eps: each point of the frontier has one in the result that costs at most 1 + eps times as
-            much in every coordinate; 0: the frontier itself. Where bounds that are near enough
-            would take too long, the error of the result is larger, and said.
-        prune: whether bounds of the whole leave out what cannot be on the frontier, or, with eps,
-            what points that are known are near enough to. Else, with eps, near points of each table
-            are left out, and the error is what that adds up to.
+        method: `linear`: blocks are eliminated, then dynamic programming follows the spine;
+            `elimination`: operators are eliminated until two are left.
+        eps: for each point of the frontier, the result has one that costs at most 1 + eps times as
+            much in every coordinate; 0: the frontier itself. Where bounds that show this would take
+            too long, the result's error is larger, and says so.
+        prune: whether lower bounds leave out partial points that cannot become part of the frontier
+            (or, with eps, that known points cover). Without, eps thins out each table, and the
+            error is what all tables add up to.
         threads: None: as many as there are processors.
-        progress: called after each join of tables, with how many are done, how many there are, and
-            how many points the last table has.
+        progress: called after each join of tables, with the number of joins done, that of all, and
+            the number of points of the last table.
 
-    Ctrl-C ends it with the points that are known by then, of which no error is claimed.
+    Ctrl-C ends the search with the points known by then, for which no error is claimed.
 
     Raises:
         ParallelError: arguments out of range, or a table that does not fit.
@@ -111,10 +112,11 @@ def track(
 
 
 class Tracker:
-    """One frontier as it is tracked.
+    """The state of one frontier search.
 
     Attributes:
-        error: what is certified. counts: of eliminations and joins.
+        error: the error that is certified, as a share of costs.
+        counts: how many eliminations and joins of each kind.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class Tracker:
         self.pruning = Pruning(problem, eps)
 
     def plain(self) -> Known:
-        """Return the frontier with nothing left out by bounds."""
+        """Return the frontier without pruning by bounds."""
         alive = [np.ones(len(item.costs), np.bool_) for item in self.problem.operators]
         while True:
             made = leaves(self.problem, alive)
@@ -142,7 +144,7 @@ class Tracker:
             alive = self._decided(alive)
 
     def pruned(self) -> Known:
-        """Return the frontier, by bounds: of classes, then of partial points."""
+        """Return the frontier with pruning by bounds: first classes, then partial points."""
         pruning = self.pruning
         alive = [np.ones(len(item.costs), np.bool_) for item in self.problem.operators]
         made = leaves(self.problem)
@@ -189,7 +191,7 @@ class Tracker:
         return pruning.known
 
     def _steps(self, made: Leaves) -> float:
-        """Return about how many products of frontiers there are to make."""
+        """Return an estimate of how many products of frontiers the elimination takes."""
         self.sizes = {i: max(1, table.size) for i, table in enumerate(made.operators)}
         scopes = [frozenset(table.scope) for table in (*made.operators, *made.edges)]
         names = list(range(len(made.operators)))
@@ -202,7 +204,7 @@ class Tracker:
     def _split(
         self, alive: list[Array], node: Pruning, run: Any
     ) -> list[tuple[list[Array], Pruning]]:
-        """Return the two halves of what one operator may cost, less what bounds leave out."""
+        """Return two subproblems, which halve one operator's configurations, each after pruning."""
         pruning, (op, costs, middle) = self.pruning, self._halved(alive, node)
         weights = pruning.weights[pruning.spread(INSIDE)]
         if self.eps and node.weights.shape[1] == 2:  # near what is open: the rest is closed
@@ -277,7 +279,7 @@ class Tracker:
         return decided
 
     def _alone(self, op: int) -> Array:
-        """Return what configurations of an operator cost with edges at their best, by totals."""
+        """Return the totals of an operator's configurations with the cheapest choices of edges."""
         costs_alone = self.problem.operators[op].costs.min(1).astype(float)
         for edge in self.problem.edges:
             costs = edge.costs.min(2)

@@ -1,9 +1,10 @@
-"""The ways in which what the backward pass reads can be had, as configurations and choices.
+"""The ways to provide what the backward pass reads: keep, recompute, offload or reshard again.
 
-TensorOpt (Cai et al.) names recomputation and offloading as further configurations of operators;
-its tensor reuse (section 4.2) is a choice at an edge: which copies of a tensor stay, those before
-resharding, after it, or both. What is not kept is there while a block is gone through backward, so
-that ways have one cost more: bytes that pass, summed in blocks, of which the most counts.
+In TensorOpt (Cai et al.), recomputation and offloading are further configurations of an operator.
+Its tensor reuse (section 4.2) is a choice at an edge: which copies of a tensor are kept, those
+before resharding, after it, or both. What is not kept exists only while the backward pass goes
+through its block. So there is one more cost: transient bytes, summed within each block, of which
+the largest block counts.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ MEMORY, TIME, NETWORK, PASSING = range(4)  # coordinates
 
 
 class Sent(StrEnum):
-    """How an edge's value gets to its reader, and what of it stays: in one step, and as `Copies`
-    says; or along a path in several (`paths.py`), of which the last copy stays."""
+    """How an edge's value gets to its reader, and which copies are kept until the backward pass.
+
+    In one step: the copies on both sides of it, only those before it, or only those after it. Along
+    a path of several steps (`paths.py`), the last copy is kept.
+    """
 
     BOTH = "both"
     BEFORE = "before"
@@ -40,11 +44,11 @@ class Sent(StrEnum):
 
 
 class Saving(StrEnum):
-    """What memory may be saved by, at the cost of time.
+    """A technique that saves memory at the cost of time.
 
-    recompute: what an operator made is made again, from what its block begins with; offload: it is
-    copied to the memory behind the device's, and back; copies: what another operator got in another
-    layout is moved again, or kept in that layout alone.
+    recompute: an operator's results are computed again, from the inputs of its block. offload: they
+    are copied to the backing memory of the device's memory, and back. copies: a value that another
+    operator reads in another layout is moved again, or kept in that layout alone.
     """
 
     RECOMPUTE = "recompute"
@@ -53,7 +57,7 @@ class Saving(StrEnum):
 
 
 def savings(names: Collection[Saving | str]) -> list[Saving]:
-    """Return what is named.
+    """Return the techniques of the given names.
 
     Raises:
         ParallelError: a name is none of them.
@@ -67,13 +71,14 @@ def savings(names: Collection[Saving | str]) -> list[Saving]:
 
 @dataclass(frozen=True)
 class Ways:
-    """A problem, and what the numbers in its results mean.
+    """An abstract problem, and what the numbers in its results mean.
 
     Attributes:
-        problem: operators in order of their numbers in the model; an operator's configurations come
-            as often as there are `keeps`, first all that keep what they make, and so on.
-        keeps: those of each operator's results. sent: the choices of each edge.
-        edges: the model's operators that each edge is between.
+        problem: its operators are those of the model in order. The configurations of an operator
+            are repeated for each of `keeps`: first all of them that keep their results, and so on.
+        keeps: the ways in which operators' results may be provided to the backward pass.
+        sent: for each edge, the ways to send its value, which are its choices.
+        edges: the writer and the reader of each edge, as operators of the model.
     """
 
     problem: Problem
@@ -123,9 +128,9 @@ def ways_of(
 
 
 def bounds(costs: Costs) -> set[int]:
-    """Return the operators whose results are kept for others: the ends of blocks.
+    """Return the operators whose results are always kept: the last ones of blocks.
 
-    Were these recomputed, a block would have to be for the next one to be.
+    If these were recomputed, recomputing a block would need that of the block before it.
     """
     free = sorted(costs.own)
     number = {op: i for i, op in enumerate(free)}
@@ -134,7 +139,7 @@ def bounds(costs: Costs) -> set[int]:
 
 
 def check_behind(model: Model) -> None:
-    """Raise ParallelError unless each device has a memory behind its own."""
+    """Raise ParallelError unless each device's memory has a backing memory, to offload to."""
     processor = without_backing(model.machine)
     if processor is not None:
         raise ParallelError(
@@ -145,7 +150,7 @@ def check_behind(model: Model) -> None:
 
 
 def _repeated(numbers: Array, blocks: list[int]) -> Array:
-    """Return layouts of configurations, once for each way to keep what they make or read.
+    """Return the layouts of configurations, repeated for each way to provide their results.
 
     blocks: which of the table's blocks, each as long as there are layouts, is meant.
     """
@@ -154,7 +159,7 @@ def _repeated(numbers: Array, blocks: list[int]) -> Array:
 
 
 class _Table:
-    """What ways cost, for a machine and the ways that there are."""
+    """The costs of operators and edges, for the given ways and the machine."""
 
     def __init__(
         self, model: Model, keeps: tuple[Keep, ...], copies: bool, used: list[int]
