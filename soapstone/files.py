@@ -1,15 +1,17 @@
 """Files that are written whole or not at all, and whose errors name them.
 
-Only the standard library is imported: every layer writes its files this way.
+Besides its errors only the standard library is imported: every layer writes its files this way.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
+
+from soapstone.errors import DataError
 
 
 def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], object]) -> None:
@@ -24,7 +26,7 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], obje
         OSError: names `path`, whatever could not be done.
     """
     target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.partial")
+    partial = _partial(target)
     with naming(target):
         try:
             device = target.exists() and not target.is_file()
@@ -46,22 +48,49 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], obje
         _sync(target.parent)
 
 
-def check_targets(*paths: str | Path | None) -> None:
+def check_targets(
+    *paths: str | os.PathLike[str] | None, reads: Iterable[str | os.PathLike[str] | None] = ()
+) -> None:
     """Refuse files that cannot be written, before the work whose results they are for; None passes.
 
+    Args:
+        reads: files that the same work reads, and that none of the paths may take the place of.
+
     Raises:
-        OSError: a path is a folder, its own folder is not there or may not be written; names both.
+        OSError: a path is a folder, its own folder is not there or takes no file; names both.
+        DataError: a path is among `reads`.
     """
+    read = {os.path.realpath(each) for each in reads if each is not None}
     for path in paths:
         if path is None:
             continue
         folder, label = Path(path).parent, f"file {str(path)!r}"
+        if os.path.realpath(path) in read:
+            raise DataError(f"{label}: it is read too; another file to write needed")
         if Path(path).is_dir():
             raise IsADirectoryError(f"{label}: a folder found, a file needed")
         if not folder.is_dir():
             raise FileNotFoundError(f"{label}: folder {str(folder)!r} does not exist")
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{label}: folder {str(folder)!r} may not be written")
+        if not Path(path).exists() or Path(path).is_file():  # no pipe and no device
+            _try(Path(path))
+
+
+def _try(target: Path) -> None:
+    """Make the file that a write begins with, and remove it: not all folders take files."""
+    partial = _partial(target)
+    with naming(target):
+        try:
+            partial.open("xb").close()
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def _partial(target: Path) -> Path:
+    """Return a name beside a file for what is written before it takes the file's place."""
+    return target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.partial")
 
 
 @contextlib.contextmanager

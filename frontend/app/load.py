@@ -90,8 +90,8 @@ def app_module(name: str) -> ModuleType:
     modules = _modules()
     if name not in modules:
         raise AppError(
-            f"app {name!r} found; one of {', '.join(sorted(modules))}, or the path of a .py script"
-            f" needed{hint(name, modules)}"
+            f"app {name!r} found; a .py script or an app (`soapstone apps` lists them) needed"
+            f"{hint(name, modules)}"
         )
     return importlib.import_module(modules[name])
 

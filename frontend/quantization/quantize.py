@@ -151,9 +151,7 @@ def quantize(
     if batch_size is not None and batch_size < 1:
         raise DataError(f"batch_size: {batch_size} found, 1 or more needed")
     if path is not None:
-        check_targets(Path(path))
-        if isinstance(model, str | Path) and Path(path).resolve() == Path(model).resolve():
-            raise DataError(f"path: {str(path)!r} found, which is the model's own file")
+        check_targets(path, reads=[model] if isinstance(model, str | Path) else ())
     network = Network(model)
     original = network.model.SerializeToString()
     network.fold_norms()

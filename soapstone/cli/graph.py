@@ -67,7 +67,7 @@ def convert(graph: Source, target: Target, as_json: Json = False) -> None:
     from soapstone.frontend.graphs.files import check_suffix, read_graph, write_graph
 
     check_suffix(target)
-    check_targets(target)
+    check_targets(target, reads=[graph])
     found = read_graph(graph)
     write_graph(target, found)
     tell(found, found.as_dict(), as_json)

@@ -40,7 +40,7 @@ def import_(
 
     if target.suffix != ".json":
         raise OnnxError(f"file {str(target)!r}: suffix {target.suffix!r} found, .json needed")
-    check_targets(target)
+    check_targets(target, reads=[file])
     model = from_onnx(file)
     graph = model.graph(dims_of(dim))
     weights = model.weights

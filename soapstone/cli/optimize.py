@@ -68,7 +68,7 @@ def optimize(
     from soapstone.frontend.strategies.finding import with_constants
     from soapstone.runtime import Machine
 
-    check_targets(output, report, save_chain)
+    check_targets(output, report, save_chain, reads=(model, chain))
     if threads is not None:
         Machine.local(cpus=1, threads=threads)  # or says that there are too many
     if training and output is not None and output.suffix.lower() == ".onnx":

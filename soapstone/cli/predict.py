@@ -62,7 +62,7 @@ def predict(
     from soapstone.files import check_targets, write
     from soapstone.frontend.inference import predict as task
 
-    check_targets(output)
+    check_targets(output, reads=(model, inputs, checkpoint, strategy))
     options: dict[str, Any] = {
         "threads": threads,
         "cpus": cpus,

@@ -51,7 +51,7 @@ def quantize(
     from soapstone.frontend.inference.predict import read_arrays
     from soapstone.frontend.quantization.quantize import quantize as made_of
 
-    check_targets(output)
+    check_targets(output, reads=(model, calibration))
     result = made_of(
         model,
         read_arrays(calibration),

@@ -140,6 +140,11 @@ def _taken(
     from soapstone.frontend.strategies.finding import graph_of
 
     kind = Path(model).suffix
+    if kind not in ("", ".onnx", ".json", ".py"):
+        raise ValueError(
+            f"model {model!r} found; an .onnx file, a graph's .json, a .py script or an app"
+            " (`soapstone apps` lists them) needed"
+        )
     if dims and kind != ".onnx":
         raise ValueError(f"--dim found for {model!r}; an ONNX file, with symbolic dims, needed")
     if batch_size is not None and kind == ".json":

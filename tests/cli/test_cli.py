@@ -105,7 +105,7 @@ def test_words_that_are_nearly_right_are_named(tiny: Path) -> None:
 
 
 def test_errors_are_one_line(tiny: Path, tmp_path: Path) -> None:
-    assert "app 'nothing' found; one of alexnet, bert" in error_of("train", "nothing")
+    assert "app 'nothing' found; a .py script or an app" in error_of("train", "nothing")
     assert "no such file" in error_of("train", tmp_path / "absent.py")
     assert "mapper 'none' found" in error_of("train", tiny, "--mapper", "none")
     assert "suffix '.pt' found" in error_of("train", tiny, "--checkpoint", "a.pt")
@@ -138,6 +138,34 @@ def test_results_that_cannot_be_written_are_refused_before_the_work(
         assert f"folder '{tmp_path}/no' does not exist" in error_of(*command, tmp_path / "no" / "f")
         if command[0] != "train":  # where nothing has been said by then
             assert "a folder found, a file needed" in error_of(*command, tmp_path)
+
+
+def test_a_folder_that_takes_no_files_is_found_before_the_work(tiny: Path) -> None:
+    target = Path("/proc/soapstone.npz")
+    if not target.parent.is_dir():
+        pytest.skip("/proc needed")
+    said = error_of("train", tiny, "--checkpoint", target)
+    assert str(target) in said and "epoch" not in said
+
+
+def test_no_result_takes_the_place_of_what_is_read(tiny: Path, tmp_path: Path) -> None:
+    onnx, arrays = tmp_path / "tiny.onnx", tmp_path / "x.npz"
+    assert invoke("onnx", "export", tiny, onnx).exit_code == 0
+    np.savez(arrays, x=np.zeros((1, 4), np.float32))
+    for command in (
+        ["predict", onnx, "--input", arrays, "-o", arrays],
+        ["predict", onnx, "--input", arrays, "-o", onnx],
+        ["quantize", onnx, "--calibration", arrays, "-o", arrays],
+        ["optimize", onnx, "-o", onnx],
+    ):
+        before = Path(str(command[-1])).read_bytes()
+        said = error_of(*command)
+        assert f"file '{command[-1]}': it is read too; another file to write needed" in said
+        assert Path(str(command[-1])).read_bytes() == before
+
+
+def test_what_show_cannot_show_is_named_with_what_it_can(tmp_path: Path) -> None:
+    assert "an .onnx file, a graph's .json, a .py script or an app" in error_of("show", "x.npz")
 
 
 @pytest.mark.parametrize(
