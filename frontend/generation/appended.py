@@ -33,8 +33,8 @@ _PLACES, _HIDDEN, _SEEN, _SAMPLES, _ONE = (
     f"generation.{name}" for name in ("places", "hidden", "seen", "samples", "one")
 )
 _HIDES = -1e4  # what is added to a score, or stands in its place, at most, where a key is hidden
-_ROWS, _SCORES, _MASKED, _SHARES = "rows", "scores", "masked", "shares"
-_MERGED = "merged"
+_ROWS, _SCORES, _MASKED, _SHARES, _NANS = "rows", "scores", "masked", "shares", "nans"
+_JOINED, _MERGED = "joined", "merged"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class _Value:
     """A value of the graph for all tokens: its new row's name in the step, its axis of rows.
 
     samples: the axis of samples. kind: rows; scores of keys along axis `keys`, of all or of those
-    that are not hidden; or shares of these, which are zero for hidden ones. Merged is what a
+    that are not hidden; or shares of these, which are zero for hidden ones; or which shares are
+    NaN, as they are of a token that sees no key. Joined are rows
+    whose axes of samples and of tokens a reshape has made one, the first. Merged is what any other
     reshape, whose label is in place of the name, makes of rows, and another one may undo.
     """
 
@@ -151,9 +153,10 @@ class _Steps:
         known = [value for value in given if value is not None]
         if node.operator == "matmul" and None not in given:
             return self._product(node, known)
-        if any(value.kind != _ROWS for value in known):
-            return self._scored(node, known)
-        return self._by_rows(node)
+        kinds = {value.kind for value in known}
+        if kinds <= {_ROWS, _JOINED} and len(kinds) == 1:
+            return self._by_rows(node, kinds.pop())
+        return self._scored(node, known)
 
     def _by_rows(self, node: Node, kind: str = _ROWS) -> dict[str, _Value]:
         """Return the results of an operator that makes rows one by one."""
@@ -191,38 +194,46 @@ class _Steps:
                     raise _Unknown(node.label)
                 inputs.append(self.values[name].name)
             elif places:
-                if len(places) > 1 or not node.spec.elementwise:
+                if len(places) > 1 or not node.spec.elementwise or kind == _JOINED:
                     raise _Unknown(node.label)
                 rank = self.graph.tensors[node.outputs[0]].rank
                 inputs.append(self._row_of(node, name, places[0], rank, samples[node.outputs[0]]))
             else:
                 inputs.append(self.fixed[name])
-        names = self._apply(node, inputs, axes[node.outputs[0]])
+        names = self._apply(node, inputs, axes[node.outputs[0]], kind)
         found_keys = [value.keys for name in node.inputs if (value := self.values.get(name))]
         keys = max(found_keys)
         made = {}
         for name, new in zip(node.outputs, names):
-            self._check(node, name, new, axes[name])
+            self._check(node, name, new, axes[name], kind)
             made[name] = _Value(new, axes[name], kind, keys, samples[name])
         return made
 
-    def _apply(self, node: Node, inputs: Sequence[str], axis: int) -> tuple[str, ...]:
+    def _extents(self, kind: str) -> tuple[int, int]:
+        """Return the extents of one row and of all along the axis of rows."""
+        times = self.samples if kind == _JOINED else 1
+        return times, times * self.tokens
+
+    def _apply(
+        self, node: Node, inputs: Sequence[str], axis: int, kind: str = _ROWS
+    ) -> tuple[str, ...]:
         """Return the outputs of an operator on one row, with extents in its attributes adjusted."""
         attributes = dict(node.attributes)
+        one, extent = self._extents(kind)
         if node.operator == "broadcast":
-            attributes["shape"] = _with(attributes["shape"], axis, 1)
+            attributes["shape"] = _with(attributes["shape"], axis, one)
         elif node.operator == "slice":
-            whole = (0, self.tokens, 1)
+            whole = (0, extent, 1)
             if tuple(attributes[n][axis] for n in ("starts", "stops", "steps")) != whole:
                 raise _Unknown(node.label)
-            attributes["stops"] = _with(attributes["stops"], axis, 1)
+            attributes["stops"] = _with(attributes["stops"], axis, one)
         items = tuple(sorted(node.spec.normalise(attributes).items()))
         return self.builder.add(replace(node, inputs=tuple(inputs), items=items))
 
-    def _check(self, node: Node, name: str, new: str, axis: int) -> None:
+    def _check(self, node: Node, name: str, new: str, axis: int, kind: str = _ROWS) -> None:
         """Check that one row was made where all were."""
-        shape = self.graph.tensors[name].shape
-        if self.builder.spec(new).shape != _with(shape, axis, 1) or shape[axis] != self.tokens:
+        shape, (one, extent) = self.graph.tensors[name].shape, self._extents(kind)
+        if self.builder.spec(new).shape != _with(shape, axis, one) or shape[axis] != extent:
             raise _Unknown(node.label)
 
     def _reshaped(self, node: Node) -> dict[str, _Value]:
@@ -230,16 +241,19 @@ class _Steps:
         while self.values[whole].kind == _MERGED:
             whole = self.graph.producers[whole].inputs[0]
         value, after = self.values[whole], self.graph.tensors[name].shape
-        before = self.graph.tensors[whole].shape
+        before, kind = self.graph.tensors[whole].shape, value.kind
         axis, samples = (_same_place(before, after, at) for at in (value.axis, value.samples))
-        if value.kind != _ROWS:
+        if kind not in (_ROWS, _JOINED):
             raise _Unknown(node.label)
+        if kind == _JOINED and after[:2] == (self.samples, self.tokens):
+            kind, axis, samples = _ROWS, 1, 0
+        elif (value.samples, value.axis) == (0, 1) and after[:1] == self._extents(_JOINED)[1:]:
+            kind, axis, samples = _JOINED, 0, 0
         if axis is None or samples is None:
             return {name: _Value(node.label, -1, _MERGED)}
-        (new,) = self.builder.apply(
-            "reshape", value.name, shape=_with(after, axis, 1), name=node.name
-        )
-        return {name: _Value(new, axis, samples=samples)}
+        shape = _with(after, axis, self._extents(kind)[0])
+        (new,) = self.builder.apply("reshape", value.name, shape=shape, name=node.name)
+        return {name: _Value(new, axis, kind, samples=samples)}
 
     # Where tokens meet
 
@@ -274,6 +288,8 @@ class _Steps:
     def _scored(self, node: Node, given: Sequence[_Value]) -> dict[str, _Value]:
         """Return the result of a node on scores: changed one by one, some hidden, or a softmax."""
         value = given[0]
+        if self._without_nans(node):
+            return self._by_rows(node, _SHARES)
         if len(given) != 1:
             raise _Unknown(node.label)
         if node.operator == "hide_later" and value.kind == _SCORES:
@@ -283,11 +299,24 @@ class _Steps:
             if node.attributes["axis"] != value.keys:
                 raise _Unknown(node.label)
             return self._by_rows(node, _SHARES)
+        if node.operator == "is_nan" and value.kind == _SHARES:
+            return self._by_rows(node, _NANS)
         shape = self.graph.tensors[node.inputs[node.inputs.index(self._only(node))]].shape
         kept_shape = all(self.graph.tensors[name].shape == shape for name in node.outputs)
         if not node.spec.elementwise or not kept_shape or value.kind != _SCORES:
             raise _Unknown(node.label)
         return self._by_rows(node, _MASKED if self._hides(node, value, shape) else _SCORES)
+
+    def _without_nans(self, node: Node) -> bool:
+        """Return whether a node makes zeros of those shares that are NaN."""
+        if node.operator != "where" or node.inputs[1] in self.values:
+            return False
+        condition, zero, shares = node.inputs
+        nans = self.values.get(condition)
+        if nans is None or nans.kind != _NANS:
+            return False
+        of_these = self.graph.producers[condition].inputs == (shares,)
+        return of_these and not self._contents(zero).any()
 
     def _only(self, node: Node) -> str:
         return next(name for name in node.inputs if name in self.values)
@@ -378,12 +407,15 @@ class _Steps:
 
     def _row_before(self, buffer: str) -> str:
         """Return the row before the new one of a buffer (samples, tokens, d): (samples, d)."""
-        numbers = self._constant(_SAMPLES, np.arange(self.samples).reshape(-1, 1))
         one = self._constant(_ONE, np.array(1))
         (before,) = self.builder.apply("sub", STARTS, one)
         (before,) = self.builder.apply("reshape", before, shape=(self.samples, 1))
-        (places,) = self.builder.apply("concat", numbers, before, axis=1)
+        (places,) = self.builder.apply("concat", self._numbers(), before, axis=1)
         return self.builder.apply("gather_nd", buffer, places)[0]
+
+    def _numbers(self) -> str:
+        """Return the number of each sample, (samples, 1)."""
+        return self._constant(_SAMPLES, np.arange(self.samples).reshape(-1, 1))
 
     # What a step reads
 
@@ -393,7 +425,12 @@ class _Steps:
             return self.whole[name]
         node, value = self.graph.producers.get(name), self.values[name]
         moved = node is not None and (node.operator in ("transpose", "broadcast") or node.spec.view)
-        if node is not None and moved and len(node.inputs) == 1:
+        if (
+            node is not None
+            and moved
+            and len(node.inputs) == 1
+            and self.values[node.inputs[0]].kind != _JOINED
+        ):
             made = self.builder.add(replace(node, inputs=(self._whole(node.inputs[0]),)))
             self.whole.update(zip(node.outputs, made))
         else:
@@ -446,14 +483,19 @@ class _Steps:
         full = (*(1,) * (rank - len(shape)), *shape)
         at = axis + rank - len(shape)
         last = _with(full, at, 1)
-        if full[samples] != 1 or full[at] != self.tokens or np.prod(last[:samples]) != 1:
+        each = full[samples] != 1  # whether samples have rows of their own
+        fits = full[samples] in (1, self.samples) and full[at] == self.tokens
+        if not fits or np.prod(last[:samples]) != 1 or samples == at:
             raise _Unknown(node.label)
-        rest = [extent for place, extent in enumerate(full) if place != at]
-        order = (axis, *(place for place in range(len(shape)) if place != axis))
+        table = (self.samples, self.tokens)[not each :]
+        first = (samples + len(shape) - rank, axis)[not each :]
+        order = (*first, *(place for place in range(len(shape)) if place not in first))
         (turned,) = self.builder.apply("transpose", self.fixed[name], permutation=order)
-        table = (self.tokens, int(np.prod(rest)))
-        (turned,) = self.builder.apply("reshape", turned, shape=table)
+        rest = int(np.prod(full)) // max(1, int(np.prod(table)))
+        (turned,) = self.builder.apply("reshape", turned, shape=(*table, rest))
         (places,) = self.builder.apply("reshape", STARTS, shape=(self.samples, 1))
+        if each:
+            (places,) = self.builder.apply("concat", self._numbers(), places, axis=1)
         (made,) = self.builder.apply("gather_nd", turned, places)
         (made,) = self.builder.apply("reshape", made, shape=_with(last, samples, self.samples))
         self.rows[key] = made

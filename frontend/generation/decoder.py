@@ -21,7 +21,7 @@ from soapstone.frontend.generation.kept import differs, keeping, pairs, unfit
 from soapstone.frontend.generation.last import of_last
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, Role
 
 if TYPE_CHECKING:
     from soapstone.frontend.generation.run import Buffers
@@ -69,7 +69,7 @@ class Decoder:
             )
         self.logits = LOGITS if LOGITS in session.outputs else session.outputs[0]
         self.given = bool(self.past)  # whether the model takes a past, or its step is derived
-        self.kept = self.given or len(fields) == 1  # whether keys and values are
+        self.kept = True  # whether keys and values are
         self.filled = True  # whether prompts are
         self.presents: dict[str, str] = {}  # by input, the output that continues it
         # By samples, new tokens and those of the past: graphs, with what keeps their constants.
@@ -148,11 +148,33 @@ class Decoder:
             found[name] = np.zeros(shape, each.dtype)
         return found
 
+    def told(self, feeds: Mapping[str, Array]) -> tuple[Array | None, Array | None]:
+        """Return the mask and the positions among what a bound graph is fed, None for no such."""
+        mask, places = (
+            None if each is None else feeds.get(each.name) for each in (self.mask, self.places)
+        )
+        return mask, places
+
+    def assumed(self, samples: int, extent: int) -> dict[str, Array]:
+        """Return the mask and the positions of a model whose step is derived, which are constant.
+
+        They are those of texts of `extent` tokens: what later tokens are is of no effect there.
+        """
+        found: dict[str, Array] = {}
+        if self.kept and not self.given:
+            if self.mask is not None:
+                found[self.mask.name] = np.ones((samples, extent), self.mask.dtype)
+            if self.places is not None:
+                places = np.arange(extent, dtype=self.places.dtype)
+                found[self.places.name] = np.broadcast_to(places, (samples, extent)).copy()
+        return found
+
     def graph(self, samples: int, new: int, past: int) -> Graph:
         """Return the model's graph for these lengths; the last few are kept.
 
         In the graph of a model without a past, products have a row for each token of each sample,
-        where the file has joined these two dims: so a step can be derived.
+        where the file has joined these two dims, and mask and positions are constants: so a step
+        can be derived.
         """
         key = samples, new, past
         found = self.graphs.get(key)
@@ -162,7 +184,10 @@ class Decoder:
                 from soapstone.engine.lower.fold import fold
                 from soapstone.engine.lower.weights import MOVE_RESHAPES
 
-                made = fold(MOVE_RESHAPES, made, weights)
+                assumed = self.assumed(samples, new)
+                roles = {**made.roles, **dict.fromkeys(assumed, Role.CONSTANT)}
+                weights = {**weights, **assumed}
+                made = fold(MOVE_RESHAPES, replace(made, roles=roles), weights)
             _make_room(self.graphs, _GRAPHS)
             found = made, [weights[name] for name in made.roles if name in weights]
             self.graphs[key] = found
@@ -184,6 +209,7 @@ class Decoder:
         step = self._derived(samples, extent)
         if isinstance(step, str):
             self.kept = False
+            self.graphs.clear()  # in which mask and positions are constants
             self.warn(
                 f"{step} is not known to make rows of the tokens up to theirs alone, so each token"
                 " costs as much as all before it"
@@ -201,7 +227,9 @@ class Decoder:
     def constants(self, samples: int, rows: int) -> Mapping[str, Array]:
         """Return what a step reads besides the weights."""
         step = "" if self.given else self._derived(samples, rows)
-        return step.constants if isinstance(step, Step) else {}
+        if not isinstance(step, Step):
+            return {}
+        return {**step.constants, **self.assumed(samples, rows)}
 
     def _derived(self, samples: int, extent: int) -> Step | str:
         """Return the step derived from the graph for `extent` tokens, or why there is none."""
@@ -209,7 +237,8 @@ class Decoder:
         found = self.derived.get(key)
         if found is None:
             graph = self.graph(samples, extent, 0)
-            found = appended(graph, self.ids.name, self.logits, self.session.weights())
+            weights = {**self.session.weights(), **self.assumed(samples, extent)}
+            found = appended(graph, self.ids.name, self.logits, weights)
             _make_room(self.derived, self.session.most_bound)
             self.derived[key] = found
         return found
@@ -218,7 +247,8 @@ class Decoder:
         """Return the graph for a token with buffers of `rows` rows, or why there is none."""
         derived = self._derived(samples, rows) if self.kept and not self.given else ""
         if isinstance(derived, Step):
-            return grouped(derived.graph, {**self.session.weights(), **derived.constants})
+            constants = self.constants(samples, rows)
+            return grouped(derived.graph, {**self.session.weights(), **constants})
         if not self.past or self.mask is None:
             return "it has no past and attention_mask among its inputs"
         graph = self.graph(samples, 1, rows - 1)

@@ -65,15 +65,16 @@ class Run:
         """Return the logits of each prompt's last token, by a run on all, padded with `filler`."""
         decoder, feeds = self.decoder, bound.feeds
         feeds[decoder.ids.name][:] = filler
-        if decoder.places is not None:
-            feeds[decoder.places.name][:] = np.arange(feeds[decoder.ids.name].shape[1])
-        if decoder.mask is not None:
-            feeds[decoder.mask.name][:] = 0
+        mask, places = decoder.told(feeds)
+        if places is not None:
+            places[:] = np.arange(places.shape[1])
+        if mask is not None:
+            mask[:] = 0
         for row, tokens in enumerate(self.tokens):
             feeds[decoder.ids.name][row, : len(tokens)] = tokens
             feeds[LAST][row, 0] = row, len(tokens) - 1
-            if decoder.mask is not None:
-                feeds[decoder.mask.name][row, : len(tokens)] = 1
+            if mask is not None:
+                mask[row, : len(tokens)] = 1
         decoder.session.run_bound(bound)
         return bound.results[decoder.logits][:, 0].copy()
 
@@ -90,7 +91,9 @@ class Run:
             decoder.past_of(samples, whole)
             extent = whole if decoder.kept else extent
         bound = decoder.session.bound_as(
-            (LAST, samples, extent), lambda: decoder.whole(samples, extent)
+            (LAST, samples, extent, decoder.kept),
+            lambda: decoder.whole(samples, extent),
+            decoder.assumed(samples, extent),
         )
         logits = self._filled(bound, 0)
         if lengths != {extent} and "prompt" not in decoder.tried:
@@ -133,11 +136,11 @@ class Run:
         seen = np.array(self.seen) - ~np.asarray(advance, bool)  # who stays is written over
         feeds[decoder.ids.name][:, 0] = last
         feeds[STARTS][:] = seen
-        if decoder.places is not None:
-            feeds[decoder.places.name][:, 0] = seen
-        if decoder.mask is not None:
-            for row, count in enumerate(seen):
-                feeds[decoder.mask.name][row, count] = 1
+        mask, places = decoder.told(feeds)
+        if places is not None:
+            places[:, 0] = seen
+        if mask is not None:
+            mask[np.arange(len(seen)), seen] = 1
         hidden = bool((seen + 1 < held.rows).any())
         if hidden and "rows" not in decoder.tried and not self._try(held, seen):
             self._without("logits depend on rows that attention_mask hides")
@@ -214,10 +217,11 @@ class Run:
         if owner is not None and owner.buffers is held:
             owner._spill(held, owner.seen)
         feeds = held.bound.feeds
-        if self.decoder.mask is not None:
-            feeds[self.decoder.mask.name][:] = 0
+        mask, _ = self.decoder.told(feeds)
+        if mask is not None:
+            mask[:] = 0
             for row, count in enumerate(self.seen):
-                feeds[self.decoder.mask.name][row, :count] = 1
+                mask[row, :count] = 1
         for name, axis in self.decoder.past.items():
             buffer, past = (np.moveaxis(a, axis, 1) for a in (feeds[name], self.past[name]))
             for row, count in enumerate(self.seen):

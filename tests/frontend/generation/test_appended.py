@@ -103,6 +103,22 @@ def chosen(model: Model, scores: Tensor, name: str) -> Tensor:
     return model.where(model.less(rows, columns), low, scores)
 
 
+def without_nans(model: Model, x: Tensor, name: str) -> Tensor:
+    """Shares that are NaN become zeros, as exporters of fused attention write it."""
+    q, k, v = (heads_of(model, x, 4, f"{name}.{part}") for part in "qkv")
+    scores = added(model, model.matmul(q, model.transpose(k, (0, 1, 3, 2))), name)
+    shares = model.softmax(scores)
+    zero = model.constant(f"{name}.zero", np.array(0, np.float32))
+    return joined(model, model.matmul(model.where(model.is_nan(shares), zero, shares), v))
+
+
+def in_rows(model: Model, x: Tensor, name: str) -> Tensor:
+    """A sum, too, is of rows of all samples."""
+    rows = model.reshape(layer(model, x, name), (-1, WIDTH))
+    rows = rows + model.dense(model.layer_norm(rows), WIDTH, activation="relu")
+    return model.reshape(rows, (-1, LENGTH, WIDTH))
+
+
 def lstm(model: Model, x: Tensor, name: str) -> Tensor:
     return model.lstm(x, WIDTH, layers=2, name=name)[0]
 
@@ -162,6 +178,8 @@ CAUSAL: dict[str, Model] = {
     "window": gpt(windowed_layer),
     "spelled": gpt(spelled(added)),
     "one product": gpt(in_one_product),
+    "without NaNs": gpt(without_nans),
+    "rows": gpt(in_rows),
     "rotary": gpt(spelled(chosen, rotary=True)),
     "lstm": gpt(lstm),
     "gru": gpt(gru),
@@ -209,6 +227,50 @@ def test_a_file_without_a_past_keeps_one(tmp_path: Path) -> None:
     filled[0, :17] = [*PROMPTS[2], *made]
     logits = other.run(None, {other.get_inputs()[0].name: filled})[0][0]
     assert logits[4:16].argmax(axis=1).tolist() == made
+
+
+def with_mask(hides_later: bool) -> Model:
+    """A decoder that is told which tokens there are, and where: both follow from the texts."""
+    model = Model("told", seed=4)
+    ids, mask, places = (
+        model.input(name, (2, LENGTH), "int64")
+        for name in ("input_ids", "attention_mask", "position_ids")
+    )
+    hidden = model.cast(mask, dtype="float32") * 1e9 + -1e9
+    hidden = model.reshape(hidden, (-1, 1, 1, LENGTH))
+    if hides_later:
+        hidden = hidden + model.constant("later", np.where(LATER, np.float32(-1e9), np.float32(0)))
+    mixing = spelled(lambda model, scores, name: scores + hidden)
+    x = model.embedding(ids, WORDS, WIDTH) + model.embedding(places, LENGTH, WIDTH)
+    for number in range(2):
+        x = x + mixing(model, model.layer_norm(x), f"attention{number}")
+    model.output(model.dense(x, WORDS, name="logits"))
+    return model
+
+
+def test_a_mask_and_positions_without_a_past_keep_one() -> None:
+    session = with_mask(hides_later=True).inference()
+    with no_warnings():
+        made = session.generate(PROMPTS, 12)
+        assert made == [session.generate(prompt, 12) for prompt in PROMPTS]
+    assert session.decoder is not None and session.decoder.kept and session.decoder.past
+    for prompt, tokens in zip(PROMPTS, made):
+        filled, length = np.zeros((1, LENGTH), np.int64), len(prompt) + len(tokens)
+        filled[0, :length] = [*prompt, *tokens]
+        there = (np.arange(LENGTH) < length).astype(np.int64)[None]
+        places = np.arange(LENGTH)[None]
+        feeds = {"input_ids": filled, "attention_mask": there, "position_ids": places}
+        logits = session.run(feeds)["logits"][0, len(prompt) - 1 : length - 1]
+        assert logits.argmax(axis=1).tolist() == tokens
+
+
+def test_what_only_a_mask_hides_is_run_on_all_tokens_with_it() -> None:
+    session = with_mask(hides_later=False).inference()
+    with pytest.warns(UserWarning, match="softmax '.*' is not known to make rows"):
+        made = session.generate(PROMPTS, 4)
+    with no_warnings():
+        assert made == [session.generate(prompt, 4) for prompt in PROMPTS]
+    assert session.decoder is not None and not session.decoder.kept
 
 
 def seeing_one(model: Model, scores: Tensor, name: str) -> Tensor:
