@@ -1,12 +1,12 @@
-"""From a graph and a strategy to index launches: point tasks, their tiles and privileges.
+"""Turns a graph and a strategy into index launches: point tasks, their tiles and privileges.
 
-This is the one place where an operator meets its configuration. Executors launch what is made here,
-and cost models price the same launches (`prepare.py`). The simulator of strategies does not,
-since a search asks it about very many: its tasks are the operators of the graph before lowering,
-with their gradients, and compiled loops work out their tiles from the same interval maps
-(`search/parallel/problem/geometry.py`; a test compares every box). So it knows no fusion and no
-views: on this computer they are in the times of tasks, which are measured inside whole steps
-(`frontend/strategies/task_times.py`), and on described machines they are not counted.
+This is the one place where an operator meets its configuration. Executors run these launches, and
+cost models price them (`prepare.py`). The simulator of strategies does not use them, since a search
+simulates very many strategies. Its tasks are the operators of the graph before lowering, with their
+gradients, and compiled loops compute their tiles from the same interval maps
+(`search/parallel/problem/geometry.py`; a test compares every box). So the simulator knows neither
+fusion nor views: on this computer both are part of the times of tasks, which are measured inside
+whole steps (`frontend/strategies/task_times.py`); on described machines they are not counted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NO_VIEWS: Mapping[str, View] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Argument:
-    """One region argument of a launch: the region's name, every point's box, and the privilege."""
+    """A region argument of a launch: the region's name, the points' boxes, and the privilege."""
 
     region: str
     lo: Ints
@@ -66,10 +66,10 @@ class Argument:
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a node: every point's box in its own axes, and where its contents are.
+    """An operand of a node: the points' boxes in the operand's axes, and where its contents are.
 
-    They are in the launch's region argument numbered `argument`, seen through `view`, or they are
-    those of the constant named `constant`.
+    The contents are either in the launch's region argument number `argument`, seen through `view`,
+    or those of the constant named `constant`.
     """
 
     lo: Ints
@@ -79,7 +79,7 @@ class Operand:
     constant: str | None = None
 
     def array(self, point: int, arrays: Sequence[Array], constants: Mapping[str, Array]) -> Array:
-        """Return a point's tile of the operand, given those of the launch's arguments."""
+        """Return a point's tile of the operand, given the tiles of the launch's arguments."""
         if self.constant is None and (self.view is None or not self.view.steps):
             return arrays[self.argument]
         if self.constant is not None and len(self.lo) == 1:  # the point has all of it
@@ -98,7 +98,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class NodeLaunch:
-    """A node as an index launch; an output that overwrites an input shares that one's argument."""
+    """A node as an index launch. An output that overwrites an input shares its region argument."""
 
     node: Node
     signature: Signature
@@ -146,10 +146,11 @@ def expand(
 ) -> tuple[NodeLaunch, ...]:
     """Return the launches of a lowered graph, in program order.
 
-    What the strategy says beyond configurations has become nodes before (`engine.carry`).
+    What a strategy says beyond configurations has been turned into nodes before (`engine.carry`).
 
     Args:
-        constants: values that never change; they are no region arguments.
+        graph: the lowered graph. strategy: a configuration for each of its operators.
+        constants: names of values that never change; they are not region arguments.
         seen: values that are views of others (`engine.lower.views`); they are not launched.
 
     Raises:
@@ -242,7 +243,7 @@ def _root_boxes(shape: tuple[int, ...], view: View, boxes: tuple[Ints, Ints]) ->
 
 
 class Launcher(Protocol):
-    """What launches tasks: a runtime, or a plan of what one would hold."""
+    """Anything that launches tasks: a runtime, or a plan of the memory that one would need."""
 
     def launch(
         self,
@@ -257,10 +258,10 @@ class Launcher(Protocol):
 
 @dataclass
 class Program:
-    """The launches of a graph on concrete regions; records which variant served each node.
+    """The launches of a graph on concrete regions; records which kernel variant serves each node.
 
-    `choices` are those of the run: which variant serves each form of call. `precision`: see `Call`.
-    `equal` are the entries that each processor, by its name, runs one after another.
+    choices: the run's choices of variants, by form of call. precision: see `Call`.
+    equal: by processor, the entries that it runs one after another.
     """
 
     launches: tuple[NodeLaunch, ...]

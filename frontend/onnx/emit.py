@@ -1,9 +1,9 @@
-"""The values of a graph that is built of an ONNX file: known ones, and those that operators make.
+"""The values of a graph that is built from an ONNX file: known constants, and results of operators.
 
-An operator whose operands are all known and small is run at once by its reference, so chains that
-compute shapes leave nothing behind. What has a shape that follows from extents of inputs, as masks
-have, is an operator in the graph as well where that is wanted, however small it is: so graphs for
-other extents are alike.
+An operator whose operands are all known and small is run at once by its reference (constant
+folding), so that chains which compute shapes leave no nodes in the graph. A value whose shape
+follows from extents of inputs, such as a mask, is a node of the graph as well if that is wanted,
+however small it is. So graphs for different extents have the same nodes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Emitter:
     """Makes the values of one graph.
 
     Args:
-        source: the file. keep: gives a folded constant the name of a weight, given what is taken.
-        wanted: what is built for training; by default the file's outputs, of weights that stay.
+        source: the ONNX file.
+        keep: returns the name of the weight that a folded constant becomes, given the names taken.
+        wanted: what to build for training; by default the file's outputs, with constant weights.
         folds_all: whether operators of known operands are run at once whatever their size.
     """
 
@@ -65,7 +66,7 @@ class Emitter:
         self.shaped = False  # whether the node at hand is given a number made of extents
 
     def offered(self, spec: TensorSpec, label: str, name: str) -> Value:
-        """Return an input of the graph; of texts, which the graph does not have, a value alone."""
+        """Return an input of the graph. Texts, which graphs do not have, become a value only."""
         follows = tuple(
             frozenset([Extent(name, axis, extent, frozenset([(name, axis)]))])
             for axis, extent in enumerate(spec.shape)
@@ -108,7 +109,7 @@ class Emitter:
         return Value(described(made), label, None, made)
 
     def room(self, elements: int, label: str) -> int:
-        """Return a number of elements of 8 bytes that a rule is about to make.
+        """Return `elements` if a rule may make so many elements, of 8 bytes each.
 
         Raises:
             OnnxError: with all known values they are too large.
@@ -150,18 +151,18 @@ class Emitter:
         return self._wanted.roles[value.label] if value.trained else Role.CONSTANT
 
     def untrained(self, value: Value) -> Value:
-        """Return a value that no gradient changes: of a parameter a constant of its contents."""
+        """Return a value that is not trained: for a parameter, a constant of its contents."""
         parameter = value.trained and self._role(value) is Role.PARAMETER
         return self.known(value.array, value.label) if parameter else value
 
     def label(self, node: onnx.NodeProto) -> str:
-        """Return what operators of a node are called: as its output, or for training as itself."""
+        """Return the name of a node's operators: that of its output, or in training its own."""
         if self._wanted is not None and node.name:
             return str(node.name)
         return next((str(name) for name in node.output if name), str(node.op_type))
 
     def once(self, key: tuple[object, ...], make: Callable[[], Value]) -> Value:
-        """Return what `make` makes, or has made for an equal key of the same values before."""
+        """Return what `make` returns, or returned before for an equal key."""
         if key not in self._once:
             self._once[key] = make()
         return self._once[key]
@@ -177,11 +178,14 @@ class Emitter:
         label: str,
         fold: bool = True,
     ) -> tuple[Value, ...]:
-        """Apply an operator, or run it at once where its operands are known and small.
+        """Return an operator's results: emit it, or run it if its operands are known and small.
 
-        What goes along extents of inputs is applied, and known too where it is small.
+        What depends on the extents of inputs is emitted, and also known if it is small.
 
-        fold: whether it may be run; what is to be recognised in the graph is not.
+        Args:
+            name: the operator. inputs, attributes: what it is applied to.
+            label: the name of its node.
+            fold: whether it may be run at once; not if a pass is to recognise it in the graph.
 
         Raises:
             UnsupportedError: soapstone has no such operator.

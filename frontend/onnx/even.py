@@ -1,12 +1,17 @@
-"""Whether extents of inputs matter to a graph as extents alone: what importing two graphs tells.
+"""Whether a model depends on the extents of its inputs only as extents of shapes.
 
-Numbers that are made of extents (`Shape` and sums, parts and multiples of it) are linear in each
-extent. They may say shapes. Where anything else is done with one, its contents are noted: that two
-graphs for different extents have noted the same shows that these were constants in both, hence for
-all extents. Operators whose translation may go by other thresholds of extents make a graph uneven.
-Extents of values may follow from those of inputs in steps, as behind strides: such are numbers of
-their own, which others are linear in. Where a translation goes by where parts lie that are cut, the
-rule of that is noted with the numbers that it goes by.
+If so, its graph for other extents can be derived from graphs that were imported already
+(`soapstone.ir.extents`). While a graph is imported, each node leaves a *note* of what it does with
+extents beyond shapes; two graphs for different extents with equal notes show that it is constant.
+
+- Numbers computed from extents (`Shape`, and sums, slices and multiples of it) are linear in each
+  extent, and may become shapes. Where one is used in any other way, its contents are noted: if two
+  graphs for different extents noted the same, the number is a constant, for all extents.
+- An operator whose translation may depend on extents in other ways makes the graph *uneven*.
+- The extent of a value may follow from those of inputs in steps, as behind a stride. Such an extent
+  is a number of its own, in which others are linear.
+- Where a translation depends on where the parts of a cut lie, that choice is noted with the numbers
+  that decide it.
 """
 
 from __future__ import annotations
@@ -36,15 +41,15 @@ if TYPE_CHECKING:
 
 
 class Note(NamedTuple):
-    """What was noted of a node.
+    """The note of a node: what it does with extents beyond shapes.
 
     Attributes:
-        said: equal for two graphs where what was made of extents is a constant in both.
-        several: what contents follow from that are made of several extents: such may be equal
-            without being constants, unless these extents vary apart from each other.
-        bent: what they follow from that lies behind strides: this may be equal in graphs without
-            being a constant.
-        cut: how parts are cut, by the extents that they are cut of and their ends.
+        said: equal in two graphs if what the node uses of extents is a constant in both.
+        several: the extents of noted contents that depend on several: these may be equal in two
+            graphs without being constants, unless the extents vary independently.
+        bent: the extents behind strides on which noted contents depend: these may be equal in two
+            graphs without being constants.
+        cut: the choice of how parts are cut, by the extents that are cut and the parts' ends.
     """
 
     said: tuple[str, ...]
@@ -59,7 +64,7 @@ _NONE: Extents = frozenset()
 
 
 def _mark(node: onnx.NodeProto) -> Even | None:
-    """Return how a node's translation goes by extents; None where it may by thresholds of them."""
+    """Return how a node's translation depends on extents; None if it may depend in any way."""
     key = domain_of(node.domain), node.op_type
     spec = None if key in RULES else operator_of_onnx(key[1], key[0])
     return EVEN.get(key) if spec is None else Even(aligned=spec.elementwise)
@@ -68,9 +73,11 @@ def _mark(node: onnx.NodeProto) -> Even | None:
 def marked(
     node: onnx.NodeProto, inputs: Sequence[Slot | None], results: Sequence[Slot | None]
 ) -> tuple[Sequence[Slot | None], Note | None]:
-    """Return a node's results, with what their extents follow from, and what is to be noted.
+    """Return a node's results, marked with the extents that they depend on, and its note, if any.
 
-    node: of the standard operators.
+    Args:
+        node: a node of ONNX's standard operators.
+        inputs, results: its values; None for those that are left out.
     """
     given = [each for each in inputs if isinstance(each, Value) and each.follows]
     mark = _mark(node)

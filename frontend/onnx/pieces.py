@@ -1,12 +1,12 @@
 """Runs ONNX models whose shapes depend on computed values, in pieces.
 
-A piece is a graph like any other: the importer translates all nodes it can, leaves those that need
-contents which are not known yet, and whatever depends on them, and the session binds and runs what
-was made. Then the contents are known. Operators whose results have shapes of their own (`NonZero`,
-`NonMaxSuppression`, `Loop` and such) are carried out between pieces, by the same rules that fold
-them elsewhere; the next piece is made of the nodes that are left, with what was computed as inputs,
-or as constants where shapes depend on it. Bodies of loops, branches and functions that have such
-operators inside are run like that themselves. Pieces are kept by the shapes that they are for.
+A piece is an ordinary graph. The importer translates all nodes that it can, and leaves those that
+need contents which are not known yet, with all that depends on them; the session binds and runs the
+translated ones, and then the contents are known. Operators whose results have data-dependent shapes
+(`NonZero`, `NonMaxSuppression`, `Loop` and such) run between pieces, by the same rules that fold
+constants elsewhere. The next piece is made of the nodes that are left. What was computed becomes
+its inputs, or its constants where shapes depend on them. Bodies of loops, branches and functions
+that contain such operators are run in pieces, too. Pieces are kept by the shapes they are for.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ _WITH_BODIES = {("", name) for name in ("If", "Loop", "Scan", "SequenceMap")}
 
 
 class Pieces:
-    """Runs a model in pieces, in turns of its session.
+    """Runs a model in pieces, each bound and run by the session.
 
     Args:
-        source: the file. session: binds pieces, and keeps them among its shapes.
+        source: the ONNX file.
+        session: binds the pieces, and keeps them among the shapes that it has bound.
     """
 
     def __init__(self, source: Source, session: InferenceSession | None) -> None:

@@ -22,6 +22,8 @@ from soapstone.frontend.torch.emit import DTYPES, Emit, Rule, Value, axes_of, ax
 
 
 def unary(operator: str, **attributes: Any) -> Rule:
+    """Return the rule of a function of one tensor, computed in the result's element type."""
+
     def rule(e: Emit, x: Value) -> Value:
         return e(operator, e.cast(x, e.out.dtype), **attributes)
 
@@ -29,10 +31,16 @@ def unary(operator: str, **attributes: Any) -> Rule:
 
 
 def predicate(operator: str) -> Rule:
+    """Return the rule of a function of one tensor, computed in the tensor's element type."""
     return lambda e, x: e(operator, x)
 
 
 def binary(operator: str) -> Rule:
+    """Return the rule of arithmetic on two tensors or numbers, in the result's element type.
+
+    Arithmetic of a floating-point tensor and a number becomes one `affine` where that is exact.
+    """
+
     def rule(e: Emit, x: Any, y: Any, *, alpha: Any = 1, rounding_mode: Any = None) -> Value:
         needs(rounding_mode is None, "a division without rounding")
         dtype = e.out.dtype
@@ -51,6 +59,11 @@ def binary(operator: str) -> Rule:
 
 
 def comparison(operator: str, negated: bool = False) -> Rule:
+    """Return the rule of a comparison, in the type that PyTorch promotes both sides to.
+
+    negated: whether it is the opposite of what the operator computes.
+    """
+
     def rule(e: Emit, x: Value, y: Any) -> Value:
         dtype = x.dtype
         if isinstance(y, Value):
@@ -65,6 +78,8 @@ def comparison(operator: str, negated: bool = False) -> Rule:
 
 
 def logical(operator: str, bits: str = "") -> Rule:
+    """Return the rule of a logical operator of booleans. bits: its operator of integers, if any."""
+
     def rule(e: Emit, *given: Any) -> Value:
         if e.out.dtype == "bool":
             return e(operator, *(e.cast(each, "bool") for each in given))
@@ -231,6 +246,7 @@ def _pad(e: Emit, x: Value, pads: Any, value: Any = 0) -> Value:
 
 
 def triangle(upper: bool) -> Rule:
+    """Return the rule of `triu` or `tril`."""
     return lambda e, x, k=0: e("trilu", x, k=k, upper=upper)
 
 

@@ -50,13 +50,14 @@ _REFUSED = (NoRule, GraphError, DataError, TypeError, ValueError, AttributeError
 
 @dataclass(frozen=True)
 class GraphReport:
-    """What became of one graph for inputs of some shapes.
+    """How one graph runs for inputs of certain shapes.
 
     Attributes:
-        inputs: their types and shapes, without parameters. parts: how many sessions run of it.
-        weights: how many parameters and buffers are weights of sessions.
-        converted: how often an operator is part of them, by name.
-        left: how often an operator is PyTorch's, by name and why; or the whole graph.
+        inputs: the inputs' types and shapes, without parameters.
+        parts: how many sessions run parts of the graph.
+        weights: how many parameters and buffers are weights of these sessions.
+        converted: how many nodes of each operator run in sessions, by name.
+        left: how many nodes of each operator PyTorch runs, by name and reason; or the whole graph.
     """
 
     inputs: tuple[str, ...]
@@ -74,11 +75,11 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What became of a compiled model's graphs so far.
+    """How the graphs of a compiled model have run so far.
 
     Attributes:
-        graphs: one for each graph and shapes of inputs that ran. plain: how often graphs ran as
-            they are, by reason.
+        graphs: a report for each graph and shapes of inputs.
+        plain: how often PyTorch ran a whole graph, by reason.
     """
 
     graphs: tuple[GraphReport, ...] = ()
@@ -90,11 +91,11 @@ class CompileReport:
 
 
 class Part(torch.nn.Module):  # type: ignore[misc]
-    """Operators that follow each other, run by one session.
+    """A part of a graph, run by one session.
 
-    session: that runs. names: of its inputs, by place among arguments; None for what is a weight.
-    outputs: the names of what is returned, of which some may be one. single: whether one tensor is
-    returned, not a tuple.
+    session: the session. names: for each argument the name of the session's input, or None if it is
+    a weight. outputs: the names of the results, which may repeat. single: whether one tensor is
+    returned instead of a tuple.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self.single = single
 
     def forward(self, *tensors: Any) -> Any:
-        """Return what the operators make of tensors."""
+        """Return the part's results for the graph's tensors."""
         given = {n: as_array(t.detach(), n) for n, t in zip(self.names, tensors) if n}
         found = self.session.run(given)
         made = tuple(
@@ -175,7 +176,7 @@ def _emitted(e: Emit, node: Any, made: Mapping[Any, Any]) -> Any:
 
 
 class _Support(OperatorSupportBase):  # type: ignore[misc]
-    """Which nodes are soapstone's; each is tried by itself."""
+    """Tells which nodes of a graph soapstone runs, by trying to emit each alone."""
 
     def __init__(self, module: Any) -> None:
         self.left: dict[Any, str] = {}
@@ -212,9 +213,9 @@ def _tried(node: Any) -> None:
 
 
 class _Bound:
-    """A graph for inputs of some shapes, and for weights with some contents.
+    """A graph that is bound for certain shapes of inputs and contents of weights.
 
-    stamp: says whether weights are as they were. report: what became of it.
+    stamp: equal as long as the weights are unchanged. report: how the graph runs.
     """
 
     def __init__(self, program: Program, args: Sequence[Any]) -> None:
@@ -250,7 +251,7 @@ class _Bound:
         self.report = GraphReport(shown, len(made), held, dict(converted), dict(left))
 
     def run(self, *args: Any) -> Any:
-        """Return what the graph makes of its inputs."""
+        """Return the graph's results."""
         made = self._fused(*args)
         if not self.aliases:
             return made
@@ -279,10 +280,10 @@ def _tensor(given: Any) -> bool:
 def _part(
     segment: Any, given: Sequence[Any], weights: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Part:
-    """Return the session of a segment of a graph.
+    """Return a segment of a graph as a part with a session of its own.
 
-    given: what outside of it its inputs are. weights: those that never change, by the node's name.
-    options: of the session.
+    given: the nodes outside of it that are its inputs. weights: the tensors that never change, by
+    the node's name. options: of the session.
     """
     builder = GraphBuilder("torch")
     held: dict[str, Array] = {}
@@ -315,9 +316,9 @@ def _part(
 
 
 class Program:
-    """A graph that PyTorch handed over.
+    """A graph that PyTorch handed over, with what is bound of it by shapes of inputs.
 
-    module: it. options: of the sessions of its segments.
+    module: the graph. options: of the sessions of its segments.
     """
 
     def __init__(self, module: Any, options: Mapping[str, Any]) -> None:
@@ -334,11 +335,11 @@ class Program:
         self._lock = threading.Lock()
 
     def stamp(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what tells whether the weights among arguments are as they were."""
+        """Return a value that is equal as long as the weights among the arguments are unchanged."""
         return tuple((args[p].data_ptr(), args[p]._version) for p in sorted(self.weights))
 
     def __call__(self, *args: Any) -> Any:
-        """Run the graph: in sessions, or plainly where PyTorch needs to see its operators."""
+        """Run the graph in sessions, or by PyTorch where it needs to see the operators."""
         why = ""
         if torch.is_grad_enabled() and any(_tensor(a) and a.requires_grad for a in args):
             why = "gradients are recorded; torch.no_grad() needed"
@@ -359,7 +360,7 @@ class Program:
         return self.module(*args)
 
     def _found(self, key: Any, args: Sequence[Any]) -> _Bound | None:
-        """Return the graph for inputs of some shapes; None where nothing can be made of it."""
+        """Return the graph bound for a key of shapes; None if sessions can run none of it."""
         bound = self._bounds.pop(key, None)
         if bound is not None and bound.stamp != self.stamp(args):
             self._changed(bound, args)
@@ -379,7 +380,7 @@ class Program:
         return bound
 
     def _changed(self, bound: _Bound, args: Sequence[Any]) -> None:
-        """Let go of a graph whose weights changed; what changes again and again is an input."""
+        """Drop a graph whose weights changed; a weight that keeps changing becomes an input."""
         places = sorted(self.weights)
         for place, before, now in zip(places, bound.stamp, self.stamp(args)):
             self._changes[place] += before != now
@@ -396,7 +397,7 @@ def _static(node: Any) -> bool:
 
 
 class Backend:
-    """What `torch.compile` is given as its backend.
+    """The backend that `torch.compile` calls with each graph.
 
     Args:
         threads, precision: as of `InferenceSession`.
@@ -462,10 +463,10 @@ def compile(
 
 
 def _set_apart(compiled: Any) -> None:
-    """Let the graphs of a layer of PyTorch's own not count as another's.
+    """Give each layer of PyTorch's own a copy of the code by which its graphs are kept.
 
-    PyTorch keeps graphs by the code of what is called, eight at most, and runs what comes then
-    itself. What it calls for each layer of its own is of the same code, so here that is copied.
+    PyTorch keeps at most eight graphs for the same code, and runs all others itself. Its own layers
+    share their code, so that without copies their graphs would count together.
     """
     forward = getattr(compiled, "forward", compiled)
     called: Any = getattr(forward, "_torchdynamo_orig_callable", None)
@@ -479,10 +480,10 @@ def _set_apart(compiled: Any) -> None:
 
 
 def report(compiled: Any) -> CompileReport:
-    """Return what became of the graphs of a compiled model so far.
+    """Return how the graphs of a compiled model have run so far.
 
-    compiled: what `compile` returned, or a module that was compiled by the backend's name: its
-    graphs are those that read its parameters.
+    compiled: what `compile` returned, or a module that was compiled by the backend's name; the
+    graphs of a module are those that read its parameters.
 
     Raises:
         GraphError: neither.

@@ -1,4 +1,4 @@
-"""How rules of ATen's operators (`aten.py`) write graphs: values, what emits, and its arguments."""
+"""What rules of ATen's operators (`aten.py`) write graphs with: values, and an emitter of nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES: dict[Any, str] = {getattr(torch, name): name for name in _TYPES.split()}
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor in a graph that is being made: its name there, and what it is."""
+    """A tensor of a graph under construction: its name and its type."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,8 +41,10 @@ class Emit:
     """Emits operators into a graph.
 
     Attributes:
-        builder: of the graph. constants: contents of what rules made known, by name.
-        wanted: types of what the operator returns by PyTorch. used: which of them are looked at.
+        builder: of the graph.
+        constants: the contents of the constants that rules made, by name.
+        wanted: the types of the operator's results in PyTorch.
+        used: which of the results are read.
     """
 
     def __init__(self, builder: GraphBuilder, constants: dict[str, Array]) -> None:
@@ -93,19 +95,23 @@ Rule = Callable[..., Any]
 
 
 def axis_of(axis: int, rank: int) -> int:
+    """Return an axis counted from the front, of one that may be negative."""
     return axis + rank if axis < 0 else axis
 
 
 def axes_of(axes: Any, rank: int) -> tuple[int, ...]:
+    """Return axes in ascending order, of one or several that may be negative; None or (): all."""
     given = [axes] if isinstance(axes, int) else list(axes or range(rank))
     return tuple(sorted(axis_of(axis, rank) for axis in given))
 
 
 def needs(holds: bool, what: str) -> None:
+    """Raise NoRule, saying what is needed, unless a condition holds."""
     if not holds:
         raise NoRule(f"{what} needed")
 
 
 def pairs(values: Any, count: int) -> tuple[int, ...]:
+    """Return `count` integers, of as many or of a single one that counts for all."""
     found = [values] * count if isinstance(values, int) else list(values)
     return tuple(int(v) for v in (found * count if len(found) == 1 else found))

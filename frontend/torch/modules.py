@@ -43,7 +43,7 @@ _recording = 0  # how many recorders there are
 
 @contextmanager
 def recorded_by(recorder: Recorder) -> Iterator[None]:
-    """Let calls of modules in this thread come to a recorder."""
+    """Send the calls of modules in this thread to a recorder, inside the `with` block."""
     global _recording
     before = getattr(_active, "recorder", None)
     with _lock:

@@ -61,6 +61,8 @@ def _aligned(arg: Arg, rank: int) -> Batched:
 
 
 def pointwise(func: Any) -> Callable[..., Batched]:
+    """Return the rule of an element-wise function of any number of tensors, with broadcasting."""
+
     def rule(*args: Any, **kwargs: Any) -> Batched:
         tensors = [a for a in args if isinstance(a, Arg)]
         if any(isinstance(value, Arg) for value in kwargs.values()):
@@ -78,7 +80,7 @@ def pointwise(func: Any) -> Callable[..., Batched]:
 
 
 def along(func: Any, *, new: int = 0) -> Callable[..., Batched]:
-    """A rule of an operator of one tensor along one dim, `dim`. new: dims that it adds."""
+    """Return the rule of a function of one tensor along `dim`. new: how many dims it adds."""
 
     def rule(x: Arg, *args: Any, dim: Any = None, **kwargs: Any) -> Batched:
         given, rest = (args[0], args[1:]) if dim is None and args else (dim, args)
@@ -96,6 +98,8 @@ def _dim(dim: int, rank: int) -> int:
 
 
 def parts(func: Any) -> Callable[..., Batched]:
+    """Return the rule of a function that splits a tensor along a dim."""
+
     def rule(x: Arg, size: Any, dim: int = 0) -> Batched:
         needs(x, rows=True)
         at = _dim(dim, len(x.shape))
@@ -116,6 +120,8 @@ def _unbind(x: Arg, dim: int = 0) -> Batched:
 
 
 def joined(func: Any, new: int) -> Callable[..., Batched]:
+    """Return the rule of a function that joins tensors along a dim. new: how many dims it adds."""
+
     def rule(tensors: Any, dim: int = 0) -> Batched:
         needs(*tensors, rows=True)
         at, places = _dim(dim, len(tensors[0].shape) + new), [a.place for a in tensors]
@@ -125,6 +131,8 @@ def joined(func: Any, new: int) -> Callable[..., Batched]:
 
 
 def reduction(func: Any) -> Callable[..., Batched]:
+    """Return the rule of a reduction over some dims, or over all but that of the calls."""
+
     def rule(x: Arg, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Batched:
         needs(x, rows=True)
         if dim is None:
@@ -138,6 +146,8 @@ def reduction(func: Any) -> Callable[..., Batched]:
 
 
 def softmax(func: Any) -> Callable[..., Batched]:
+    """Return the rule of softmax or its logarithm along a dim."""
+
     def rule(x: Arg, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Batched:
         needs(x, rows=True)
         if dim is None:

@@ -8,14 +8,18 @@ from soapstone.frontend.torch.values import Spec
 
 
 class Step:
-    """An operator after others, a node of the tree of sequences.
+    """A node of the tree of sequences: an operator that was recorded after those above it.
 
     Attributes:
-        edges: what came next. passes, ends: how often it was recorded, and was the last.
-        cut: whether a pattern ends here. first, specs: its results' places and types.
-        run, operands: its rule, and where its tensors are: results, from 0; inputs, from -1 down;
-            or a tensor that all calls share.
-        inputs: the types of the inputs up to here. views, random: of its operator, or before.
+        edges: the operators that came next.
+        passes, ends: how often it was recorded, and how often as the last one of a sequence.
+        cut: whether a pattern ends here.
+        first, specs: the place of its first result, and the types of its results.
+        run: its rule.
+        operands: where its tensors are: results from 0 up, inputs from -1 down, or a tensor that
+            all calls share.
+        inputs: the types of all inputs up to here.
+        views, random: whether an operator up to here returns a view, or draws random numbers.
     """
 
     def __init__(self, before: Step | None, name: str) -> None:

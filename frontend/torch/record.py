@@ -1,10 +1,11 @@
-"""Recording of PyTorch's operators: what is called one after the other becomes calls of patterns.
+"""Recording of PyTorch's operators: sequences of them become calls of patterns.
 
-Operators that follow each other belong to one call of a pattern as long as they use what the call
-made, and values of calls that it used before. What is recorded walks along a tree of all sequences
-so far, one step for an operator, so a known sequence costs a look-up each. A step where a tenth of
-the sequences through it ended is the end of a pattern; what follows is another call. So the end of
-a cell is found although the last cell of a program is followed by other operators than the rest.
+Consecutive operators belong to one call of a pattern as long as they read only what that call made,
+and values of calls that it has read before. Recording walks along a tree of all sequences met so
+far, one step an operator, so that an operator of a known sequence costs one look-up. A step at
+which a tenth of the sequences through it ended is the end of a pattern, and the next operator
+begins another call. So the end of a cell is found, although other operators follow a program's last
+cell than follow the rest.
 
 Source: after Liu, Machine learning workflow optimization via automatic discovery of resource reuse
 opportunities, 2019, sections 4.2 to 4.7, whose subgraphs (`search/reuse/subgraphs.py`) are looked
@@ -39,14 +40,17 @@ _LOOKS = {"item", "backward", "tolist", "numpy", "__bool__", "__float__", "__get
 
 
 class Recorder:
-    """What is recorded, and where.
+    """Records calls of PyTorch's operators, and runs what was recorded when it is asked for.
 
     Args:
-        reuse: "all"; "batch", in which each operator is a pattern. frequency: ends that make one.
+        reuse: "all", or "batch", in which each operator is a pattern of its own.
+        frequency: how many sequences have to end at a step to make it the end of a pattern.
 
     Attributes:
-        call: that is being recorded. grad: whether gradients were enabled where it began.
-        step: of the tree, where it stands. inputs: of the call, and their places.
+        call: the call that is being recorded.
+        grad: whether gradients were enabled when it began.
+        step: the step of the tree that it has come to.
+        inputs: the inputs of the call, with their places.
     """
 
     def __init__(self, reuse: str, frequency: int) -> None:
@@ -106,9 +110,9 @@ class Recorder:
         return self.record(func, static, leaves, args, kwargs)
 
     def _shared(self, func: Any, args: Any, leaves: list[Any]) -> list[bool] | None:
-        """Return which tensors all calls share; None if no call has one of its own or a parameter.
+        """Return which tensors all calls share; None if no tensor is a call's own or a parameter.
 
-        Parameters are, and what stands where a function has its weights.
+        Parameters are shared, and so are the tensors that a function takes as its weights.
         """
         weights: tuple[int, ...] = ()
         if func in SHARING:

@@ -27,7 +27,7 @@ _PLANS = 32  # that are kept
 
 
 class Run:
-    """Results of calls that ran together: of each place in the pattern, (calls, …)."""
+    """The results of calls that ran together: for each place in the pattern, (calls, …)."""
 
     __slots__ = ("values",)
 
@@ -37,12 +37,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Gather:
-    """Inputs of one type of a run.
+    """How a run gathers its inputs of one type.
 
     Attributes:
-        inputs: which, of the pattern's. sources: earlier runs, which of their results, and rows;
-            None for all rows in order. given: calls and inputs whose contents no run here makes.
-        order: of the rows of sources, then of what is given; None for as they are.
+        inputs: the numbers of the pattern's inputs that are gathered.
+        sources: earlier runs, with the place of a result and its rows; None: all rows in order.
+        given: calls and inputs whose contents come from outside of these runs.
+        order: the order of the rows, first of `sources`, then of `given`; None: as they are.
     """
 
     inputs: tuple[int, ...]
@@ -53,7 +54,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Part:
-    """One run. template: what runs. calls: by number, in the order of rows."""
+    """One run. template: the pattern that runs. calls: their numbers, in the order of rows."""
 
     template: Template
     calls: tuple[int, ...]
@@ -61,14 +62,14 @@ class Part:
 
 
 class Runner:
-    """Plans and runs what was recorded."""
+    """Plans the runs of recorded calls, and carries them out."""
 
     def __init__(self) -> None:
         self._agenda = Agenda()
         self._plans: OrderedDict[Any, tuple[Part, ...]] = OrderedDict()
 
     def plan(self, structure: tuple[Any, ...], pending: Sequence[Call]) -> tuple[Part, ...]:
-        """Return the runs of pending calls. structure: of each its pattern and what it reads."""
+        """Return the runs of pending calls. structure: each call's pattern and what it reads."""
         known = self._plans.get(structure)
         if known is not None:
             self._plans.move_to_end(structure)
@@ -124,7 +125,7 @@ class Runner:
 
 
 def _computed(template: Template, inputs: list[Any]) -> list[Any]:
-    """Return all that the operators of a pattern make of inputs."""
+    """Return the results of all operators of a pattern."""
     made: list[Any] = []
     for step in template.steps:
         tensors = [

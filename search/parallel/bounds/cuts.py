@@ -1,16 +1,16 @@
-"""What must cross between groups of devices, and the least step that leaves: a bound by traffic.
+"""A lower bound of a step by traffic: the bytes that must cross between groups of devices.
 
-A product iterates over a space of indices, of which group c of the devices does a share f_c. Where
-each dim is in two of its three operands, any part of the space needs so many elements of the three
-that their counts multiply to the square of the part's size at least (Loomis and Whitney 1949; of
-distributed products: Irony, Toledo and Tiskin 2004), and of each its share at least. What several
-groups need crosses between them, there as a value or a gradient and back as the other; it leaves a
-group over its links.
+A product iterates over an index space, of which group c of the devices computes a share f_c. If
+each dim indexes two of the three operands, a part of the space needs at least so many elements of
+the three that the product of their counts is the square of the part's size (Loomis and Whitney
+1949; for distributed products: Irony, Toledo and Tiskin 2004), and at least its share of each.
+Elements that several groups need cross between them: as a value in one direction, and as a gradient
+in the other. They leave a group over its links.
 
-A group that does a share of an operator takes time for it: the greater the shares, the less
-crosses and the longer is a chain of operators. Any strategy's step is at least each of the two, so
-at least every mean of them with weights w and 1 - w, and the least of such a mean is the sum of
-what is least for each operator by itself.
+The larger the share that one group computes, the less traffic crosses, but the longer a chain of
+operators takes. The time of any strategy's step is at least each of these two times, hence at least
+their mean with weights w and 1 - w. The minimum of such a mean is the sum of the minima for each
+operator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WEIGHTS = np.linspace(0.0, 1.0, 51)
 
 @dataclass(frozen=True)
 class Groups:
-    """Disjoint groups of devices: how many, the most devices of one, bytes a ns that leave all."""
+    """Disjoint groups of devices: their number, the largest size, and bytes a ns that leave all."""
 
     count: int
     devices: int
@@ -42,7 +42,7 @@ class Groups:
 
 
 def groups_of(machine: Machine) -> list[Groups]:
-    """Return the machine's computers as groups, and its memories, where links lie between them."""
+    """Return the devices grouped by computer, and by memory, where links lie between groups."""
     ways: dict[str, dict[str, float]] = {}
     for link in machine.links:
         ways.setdefault(link.source, {})[link.target] = link.bytes_per_s / 1e9
@@ -65,10 +65,10 @@ def groups_of(machine: Machine) -> list[Groups]:
 
 
 def _leaving(ways: Mapping[str, Mapping[str, float]], own: set[str], memories: set[str]) -> float:
-    """Return at least the bytes a ns that can leave some memories for others.
+    """Return an upper bound of the bytes a ns that can leave some memories for others.
 
-    Those of the narrowest of a few cuts: around the memories, and around them and the switches
-    that are one link away, two links away and so on.
+    It is the capacity of the narrowest of a few cuts: around the memories, and around them with the
+    switches that are one link away, two links away and so on.
     """
     around, narrowest = set(own), math.inf
     while True:
@@ -87,11 +87,12 @@ def _leaving(ways: Mapping[str, Mapping[str, float]], own: set[str], memories: s
 
 @dataclass(frozen=True)
 class Product:
-    """A product's index space, and its operands x, w and y.
+    """The index space of a product, with operands x, w and y.
 
     Attributes:
-        indices: of each operand, the points of its dims.
-        nbytes: of each operand, what crosses in a step for each index that one more group needs.
+        indices: for each operand, the number of points of its dims.
+        nbytes: for each operand, the bytes that cross in a step for each point that one more group
+            needs.
     """
 
     indices: tuple[float, ...]
@@ -131,9 +132,9 @@ def _lower_hull(points: Array) -> Array:
 
 
 def product_of(graph: Graph, node: Node) -> Product | None:
-    """Return a node's product, or None where it is none.
+    """Return a node as a `Product`, or None if it is none.
 
-    A value that several nodes read crosses once for all: each is charged a part.
+    A value that several nodes read crosses once for all of them, so each is charged a part.
     """
     signature = graph.signature(node)
     if len(signature.inputs) < 2 or not signature.outputs:
@@ -184,11 +185,12 @@ def _crossings(graph: Graph, node: Node, name: str) -> float:
 
 
 def cut_ns(model: Model, path: Sequence[int], launches_ns: Array, uncut_ns: Array) -> float:
-    """Return a lower bound of the step of every strategy, 0 where links join no groups.
+    """Return a lower bound, in ns, of every strategy's step; 0 if no links lie between groups.
 
     Args:
-        path: the tasks of a chain. launches_ns, uncut_ns: of each task, beside its arithmetic and
-            of that in one piece on the fastest device.
+        path: the tasks of a chain, each of which reads a result of the one before it.
+        launches_ns: (tasks,), the time of each task's launches.
+        uncut_ns: (tasks,), the time of each task's arithmetic in one piece on the fastest device.
     """
     products = {}
     for number, item in enumerate(model.operators):

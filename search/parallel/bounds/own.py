@@ -1,7 +1,8 @@
-"""What operators cost by themselves, simulated on models of one or two of them, or of more.
+"""The costs of operators alone, simulated on models of one, two or more of them.
 
-Channels of collectives follow from the numbers of their devices. Where results must hold whatever
-devices are called, collectives hold up only those that take the same channels (`set_apart`).
+The channels that collectives use depend on the numbers of their devices. Where a result must hold
+for any numbering of the devices, only collectives that use the same channels delay each other
+(`set_apart`).
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ APART = 32  # collectives of different channels that are told apart
 
 @packed
 class Own(NamedTuple):
-    """What operators cost by themselves, in ns, a row a configuration (or a pair of them).
+    """The costs of operators alone, in ns. A row is a configuration, or a pair of them.
 
     Attributes:
-        alone: a whole step of nothing else, in turn: passes, exchanges, reductions, updates.
-        times: (rows, tasks, points). exchanges: (rows, tasks), before results are final.
-        updates: (rows, operators, devices), of updates of parameters.
-        tails: (rows, points), from the end of a point of the backward pass to the end of the step:
-            sums of gradients, updates, and parameters brought to where they are read.
-        lasts: (rows, devices), from where a device begins its updates to the end of the step.
+        alone: (rows,), a whole step of only these operators, without overlap: both passes,
+            exchanges, reductions and updates.
+        times: (rows, tasks, points), times of points.
+        exchanges: (rows, tasks), times of the exchanges after which results are final.
+        updates: (rows, operators, devices), times of parameter updates.
+        tails: (rows, points), from the end of a backward point to the end of the step: reductions
+            of gradients, updates, and moving parameters to where they are read.
+        lasts: (rows, devices), from when a device begins its updates to the end of the step.
     """
 
     alone: Array
@@ -55,10 +58,10 @@ class Own(NamedTuple):
 
 @compiled
 def set_apart(p: Problem, c: Choice, t: State) -> None:
-    """Let collectives hold up only those that take the same channels.
+    """Let collectives delay only others that use the same channels.
 
-    Which channels a collective takes follows from the numbers of its devices. So what is left takes
-    as long whatever devices are called, and no longer than it would.
+    Which channels a collective uses depends on the numbers of its devices. Without other delays, a
+    step takes the same time under any numbering, and no longer than with them.
     """
     more = t.free.shape[1] - p.devices.shape[0] - 1 - APART
     known = ZERO

@@ -1,22 +1,23 @@
-"""Branch and bound over tables, compiled: what a strategy begun takes at least.
+"""Compiled branch and bound: lower bounds of partial strategies, and the search by them.
 
-A step is a longest path: of tasks, of messages between them, and of the order in which a device
-runs its tasks. A bound leaves paths out, never one too many in; here they are
+A *partial strategy* has configurations for the first few operators. The time of a step is the
+length of a longest path through tasks, messages between them, and the order in which each device
+runs its tasks. Leaving paths out gives a lower bound; the paths considered here are
 
     begin ──► forward points of operators that have a configuration    (`end`, exact but for waits
           ──► a way through the rest of the network, forward and back  (`rest`)     on channels)
           ──► their backward points, and the updates                   (`away`)
 
-Paths go from point to point, by the least delays of `tables.py`, and along devices. What is left is
-known by configuration before the search (`pairs.py`): `rest` is the least way from each forward to
-each backward point of an operator through any operators that read it, `reach` the same through any
-before it. Both are tables by operator, minimal over its neighbours' configurations; and a pair of
-neighbours whose own best way is too long cannot be in any strategy that is looked for, and is left
-out of all that follows. What is left after that is searched depth first (`search`).
+Paths lead from point task to point task, by the least delays of `tables.py`, and along devices. The
+rest is tabulated before the search, by configuration (`pairs.py`): `rest` is the shortest way from
+each forward point to each backward point of an operator through the operators that read it, `reach`
+the same through those before it. Both are minimal over the neighbours' configurations. A pair of
+neighbours whose own shortest way exceeds the limit is part of no strategy that is looked for, and
+is left out. The strategies of the pairs that remain are searched depth first (`search`).
 
-Operators come in the order of their forward tasks. Devices are told apart only as far as strategies
-do: a configuration is tried if no renaming of devices that leaves those before it as they are makes
-it an earlier one; tables are kept for one configuration of all that renamings make of it.
+Operators get configurations in the order of their forward tasks. Symmetry of devices is used: a
+configuration is tried only if no renaming of devices that preserves all earlier configurations
+turns it into one with a smaller number. Tables have one configuration of each such orbit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, en
 
 @compiled
 def _pair(x: Tree, y: Path, edge: int, row: int) -> int:
-    """Return which pair of an edge a row makes with what is chosen of its first operator."""
+    """Return the number of the pair that a row makes with the row chosen for the edge's source."""
     a = y.chosen[x.edges[edge].source]
     target = x.edges[edge].target
     rows = x.first[target + 1] - x.first[target]
@@ -38,7 +39,7 @@ def _pair(x: Tree, y: Path, edge: int, row: int) -> int:
 
 @compiled
 def _forward(x: Tree, y: Path, op: int, row: int) -> None:
-    """Set when an operator's forward points end, after those of all before it."""
+    """Compute when an operator's forward points end, given all operators before it."""
     devices = x.placed.shape[1]
     ordered = x.flags[op].ordered != 0
     now = y.free[op + 1]
@@ -67,7 +68,7 @@ def _forward(x: Tree, y: Path, op: int, row: int) -> None:
 
 @compiled
 def _backward(x: Tree, y: Path, op: int, row: int) -> None:
-    """Set the longest ways from where an operator's backward points may begin."""
+    """Compute the longest ways from the starts of an operator's backward points to a step's end."""
     devices = x.placed.shape[1]
     count = x.points[row]
     ways = devices + 1
@@ -123,7 +124,7 @@ def _backward(x: Tree, y: Path, op: int, row: int) -> None:
 
 @compiled
 def _longest(x: Tree, y: Path, op: int, row: int) -> int:
-    """Return the longest of the ways known when an operator gets a configuration."""
+    """Return the longest path that is known once an operator has a configuration: the bound."""
     devices = x.placed.shape[1]
     longest = ZERO
     load, work = y.load[op + 1], y.work[op + 1]
@@ -162,7 +163,7 @@ def _longest(x: Tree, y: Path, op: int, row: int) -> int:
 
 @compiled
 def _allowed(x: Tree, y: Path, op: int, row: int) -> bool:
-    """Return whether no renaming that is left makes an earlier one of a row; set those after it."""
+    """Return whether symmetry lets a row be tried, and compute the renamings that remain then."""
     own = row - x.first[op]
     for renaming in range(x.image.shape[1]):
         y.fixed[op + 1, renaming] = ZERO
@@ -202,7 +203,7 @@ def _candidate(x: Tree, y: Path, op: int) -> int:
 
 @entry
 def bounds(x: Tree, y: Path, rows: Array, bounds: Array) -> None:
-    """Write what a strategy takes at least when the first, the first two, ... are chosen."""
+    """Write the lower bounds, in ns, of a strategy's first operator, its first two, and so on."""
     for op in range(rows.shape[0]):
         _forward(x, y, op, rows[op])
         _backward(x, y, op, rows[op])
@@ -212,7 +213,7 @@ def bounds(x: Tree, y: Path, rows: Array, bounds: Array) -> None:
 
 @entry
 def begin(x: Tree, y: Path, rows: Array, depth: int) -> None:
-    """Set the first operators' rows, and let the search go on from there."""
+    """Choose rows for the first operators, from which `search` goes on."""
     for op in range(depth):
         _allowed(x, y, op, rows[op])
         _forward(x, y, op, rows[op])
@@ -225,12 +226,15 @@ def begin(x: Tree, y: Path, rows: Array, depth: int) -> None:
 
 @entry
 def search(x: Tree, y: Path, bottom: int, top: int, limit: int, visits: int) -> bool:
-    """Go on with the search for strategies begun that may take less than a limit; list them.
+    """Continue the search for partial strategies whose bound is below a limit, and list them.
 
     Args:
-        bottom, top: how many operators have a row already, and are to have one.
+        bottom: how many operators have a row already.
+        top: how many operators are to have one in what is listed.
+        limit: in ns.
+        visits: how many partial strategies may be visited before it returns.
 
-    Returns whether it has come to its end; else the list is full, or so many have been begun.
+    Returns whether the search is complete. If not, the list is full or `visits` are used up.
     """
     stop = y.counts[1] + visits
     y.counts[2] = ZERO

@@ -1,4 +1,7 @@
-"""The arrays of branch and bound: what is searched, and a strategy begun (`branching.py`)."""
+"""The arrays of branch and bound: the space that is searched, and a partial strategy.
+
+`branching.py` works on them.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +22,39 @@ EDGE = record("source target delays alive")
 
 @packed
 class Tree(NamedTuple):
-    """What is searched. Rows are configurations, of all operators one after another.
+    """The space that is searched. Times are in ns.
+
+    A *row* is a configuration; the rows of all operators follow one another. Renamings of devices
+    turn rows into others. `kept` has one row of each set of rows that turn into one another, and
+    tables that do not depend on the devices' names have an entry for each of these alone.
 
     Attributes:
-        first: (operators + 1), of rows. kept_first: likewise of `kept`.
-        kept: rows of which renamings make others. kind: (rows), the number in `kept` of what a row
-            is made of, counted from that of its operator.
-        turned: (rows), the renaming that makes that one of it. image: (rows, renamings), what they
-            make of a row, counted from the operator's first. renamings: (renamings, devices);
-            opposite: (renamings), inverse ones.
-        points, placed: of each row. ahead, back: (rows, points), times of its tasks; ahead_late,
-            back_late: of the exchanges after them.
+        first: (operators + 1), where each operator's rows begin; kept_first: likewise in `kept`.
+        kept: the rows that represent the others.
+        kind: (rows), the place in `kept` of the row that represents it, within its operator.
+        turned: (rows), the renaming that turns a row into that one.
+        image: (rows, renamings), what each renaming turns a row into, within its operator.
+        renamings: (renamings, devices), what each renames devices to.
+        opposite: (renamings), the inverse of each renaming.
+        points, placed: the number of points of each row, and their devices.
+        ahead, back: (rows, points), times of the forward and the backward task's points.
+        ahead_late, back_late: times of the exchanges after these.
         tail: (rows, points), from when a backward point's results are final to the end of the
-            step, by its own parameters. updates: (rows, devices); lasts: from where a device begins
-            them to the end of the step, or 0.
-        flags: FLAGS. edges: EDGE. before_ptr, before; after_ptr, after: edges by operator.
-        delays: of pairs (kept of the first, row of the second): (2, points, points).
-        alive: of the same pairs, whether they may be part of a strategy.
-        partner: (operators), an earlier one of the same parameters, or -1; joint_first: where in
-            `joint` its tails begin, by pairs as above; joint_lasts: as `lasts`.
-        shared: (kept, points), the least tails by parameters that a later operator reads too.
-        start: (kept, points), the least ends of forward points. leave: (kept, points), the least
-            times from where a backward point begins to the end of the step. reach, rest: (kept,
-            points, points), ways as above.
+            step, along its own parameters.
+        updates: (rows, devices), times of updates.
+        lasts: (rows, devices), from when a device begins its updates to the end of the step, or 0.
+        flags: FLAGS of each operator.
+        edges: EDGE. before_ptr, before; after_ptr, after: the edges into and out of each operator.
+        delays: (pairs, 2, points, points), for pairs (of `kept` of an edge's source, row of its
+            target).
+        alive: (pairs), whether the pair may be part of a strategy below the limit.
+        partner: (operators), an earlier operator with the same parameters, or -1.
+        joint_first: where the operator's tails, by pairs as above, begin in `joint`.
+        joint_lasts: as `lasts`, for these pairs.
+        shared: (kept, points), least tails along parameters that a later operator reads, too.
+        start: (kept, points), earliest ends of forward points.
+        leave: (kept, points), least times from a backward point's start to the end of the step.
+        reach, rest: (kept, points, points), the shortest ways that `branching.py` describes.
     """
 
     first: Array
@@ -82,21 +95,26 @@ class Tree(NamedTuple):
 
 @packed
 class Path(NamedTuple):
-    """A strategy begun, and room to work in; by depth where a depth needs what was before it.
+    """A partial strategy, and room to work in.
+
+    What a depth of the search needs of the depth above it is kept for each depth. Times are in ns.
 
     Attributes:
-        chosen: (operators), rows. cursor: (operators), the next candidate at a depth.
-        fixed: (operators + 1, renamings), those that leave all that is chosen as it is.
-        end: (operators, points), of forward points. free: (operators + 1, devices).
-        away: (operators, points, devices + 1), from where a backward point may begin to the last
-            one on each device; and to the end of the step by parameters' messages.
-        follow: (operators + 1, devices, devices + 1), the same from where a device is free.
-        load: (operators + 1, devices), from the last backward point to the end of the step, by
-            updates. work: (operators + 1, devices), all tasks.
-        grid: (4, points, points), begin, leave: (kept, points), least: (kept, points, points):
-            room.
-        counts: [depth, visited, leaves].
-        leaves: (room, operators), rows of strategies found.
+        chosen: (operators), the row of each. cursor: (operators), the next candidate at each depth.
+        fixed: (operators + 1, renamings), whether a renaming leaves all chosen rows unchanged.
+        end: (operators, points), when forward points end.
+        free: (operators + 1, devices), when devices have run all forward points.
+        away: (operators, points, devices + 1), from a backward point's earliest start to the end of
+            the last backward point of each device; the last entry: to the end of the step, along
+            messages of parameters.
+        follow: (operators + 1, devices, devices + 1), the same from when a device is free.
+        load: (operators + 1, devices), from the last backward point of a device to the end of the
+            step, along its updates.
+        work: (operators + 1, devices), the time of all tasks of a device.
+        grid: (4, points, points); begin, leave: (kept, points); least: (kept, points, points). Room
+            to work in.
+        counts: the depth, how many partial strategies were visited, and how many were listed.
+        leaves: (room, operators), the rows of the strategies that were listed.
     """
 
     chosen: Array

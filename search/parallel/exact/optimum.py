@@ -35,14 +35,18 @@ SHARES = (0.5, 0.75, 0.9, 1.0)  # of the way to the best strategy known: limits 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is known when the search ends.
+    """What the search has proved when it ends.
 
     Attributes:
-        bound_ns: no strategy of the space is faster. complete: whether the best one is proved.
-        inside: whether that is of the space; else it has uneven parts, or parts of sums, and is
-            known from elsewhere.
-        visited: strategies begun; simulated: ended. space: how many there are.
-        seconds: all together; prepared: of them for tables, and to compile or load what searches.
+        bound_ns: no strategy of the space is faster than this.
+        complete: whether the best strategy known is proved to be the fastest.
+        inside: whether that strategy is one of the space. If not, it has uneven tiles or partial
+            sums, and was given to the search.
+        visited: how many partial strategies were visited.
+        simulated: how many complete strategies were simulated.
+        space: how many strategies there are.
+        seconds: the time of the whole search.
+        prepared: the part of `seconds` spent on tables, and on compiling or loading the code.
     """
 
     bound_ns: int
@@ -65,12 +69,12 @@ class Certificate:
 
 
 class Exhaustive:
-    """A branch and bound under way.
+    """The state of a branch and bound.
 
     Attributes:
-        order: operators in the order in which they get configurations.
-        levels: numbers of operators that have one when strategies begun are simulated (`Sieve`).
-        bound: no strategy is faster, in ns.
+        order: the operators in the order in which they get configurations.
+        levels: after how many operators partial strategies are simulated (`Sieve`).
+        bound: no strategy of the space is faster than this, in ns.
     """
 
     def __init__(self, model: Model, walker: Walker, go_on: Callable[[int, int], bool]) -> None:
@@ -109,10 +113,11 @@ class Exhaustive:
         return sorted(self.space.free, key=lambda op: place[op])
 
     def run(self, seed: int | None = None) -> Certificate:
-        """Search; the walker has the best strategy known, which may come from elsewhere.
+        """Return the certificate of a search that begins with the walker's strategy.
 
         Args:
-            seed: of the beginnings of descents in the space, from whose best one to begin instead.
+            seed: of random strategies of the space. The search begins with the best one that
+                descents from these find, instead of the walker's.
         """
         complete = False
         with contextlib.suppress(KeyboardInterrupt):
@@ -196,7 +201,7 @@ class Exhaustive:
         return True
 
     def narrow(self, limit: int) -> None:
-        """Leave out pairs of configurations that no strategy below the limit has."""
+        """Leave out the pairs of configurations that no strategy below `limit` ns contains."""
         self.tree.alive[:], self.tree.shared[:] = 1, 0
         alive = len(self.tree.alive)
         while True:
@@ -207,15 +212,15 @@ class Exhaustive:
             alive = left
 
     def least(self) -> int:
-        """Return a time that no strategy of the pairs that are left can pass."""
+        """Return a lower bound, in ns, of the strategies made of remaining pairs."""
         bounds = [int(call(pairs.shortest, self.tree, op)) for op in range(len(self.order))]
         return max(bounds)
 
     def bounds(self, rows: Array) -> Array:
-        """Return what a strategy takes at least, as known when each operator gets its row, in ns.
+        """Return the lower bound of a strategy, in ns, after each operator gets its row.
 
         Args:
-            rows: numbers of configurations, by the order of operators.
+            rows: (operators), the row of each operator, in `order`.
         """
         found = np.zeros(len(rows), np.int64)
         call(branching.bounds, self.tree, self.path, rows + self.tree.first[:-1], found)

@@ -1,8 +1,8 @@
-"""What moves between two operators, for all pairs of listed configurations.
+"""Tables of communication between two operators, for all pairs of their configurations.
 
-Exact methods add these up, and what operators cost by themselves (`own.py`). Every table comes from
-the simulator's own parts, on a model of the two; operators of one class that are joined in the same
-way share theirs.
+Exact methods add these up with what each operator costs alone (`bounds/own.py`). Every table is
+computed by parts of the simulator, on a model of only the two operators. Pairs of operators of the
+same classes that are connected in the same way share their tables.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NEVER = integer(-(1 << 56))  # a delay that says nothing: less than all others t
 
 @packed
 class Room(NamedTuple):
-    """Room for the messages of one value."""
+    """Working memory for the messages of one value."""
 
     free: Array  # (channels + 1): when channels are free
     delay: Array  # (devices, devices): from a writer's point to a reader's, NEVER if it is not read
@@ -74,7 +74,7 @@ def _set(p: Problem, c: Choice, s: Scratch, op: int, split: Any, placed: Array) 
 
 @compiled
 def _all_ns(p: Problem, c: Choice, room: Room) -> int:
-    """Return when the last message has arrived, if all are sent at once."""
+    """Return the time, in ns, until the last message has arrived if all are sent at once."""
     latest = ZERO
     for channel in range(room.free.shape[0]):
         room.free[channel] = 0
@@ -89,7 +89,7 @@ def _all_ns(p: Problem, c: Choice, room: Room) -> int:
 def _delay(
     p: Problem, c: Choice, s: Scratch, room: Room, value: int, task: int, others: int
 ) -> None:
-    """Set the least time from each of a value's points to each of a task's that read of it."""
+    """Compute the least delay from each point that writes a value to each point that reads it."""
     row = p.values[value].writers.begin
     operand, rank = p.writers[row], p.values[value].rank
     node = p.operands[operand].node
@@ -178,10 +178,10 @@ def lay_ready(
     operands: Array,
     first: Array,
 ) -> None:
-    """Lay tiles of an operator's operands ready, of all its configurations.
+    """Compute the tiles of an operator's operands in all its configurations.
 
     Args:
-        first: the row of each operand's first configuration.
+        first: for each operand, the row of its tiles in the first configuration.
     """
     for i in range(degrees.shape[0]):
         _set(p, c, s, op, degrees[i], placed[i])
@@ -234,7 +234,7 @@ def moving_table(
 
 
 class Part:
-    """A model of some operators of another one, in that order `ops`, and a strategy of theirs."""
+    """A model of only the operators `ops` of another model, in that order, with a strategy."""
 
     def __init__(self, model: Model, ops: Sequence[int]) -> None:
         names = [model.operators[op].name for op in ops]
@@ -245,7 +245,7 @@ class Part:
 
 
 class Pair(Part):
-    """A model of two operators, with what moves between them."""
+    """A model of only two operators of another model, with the values that they exchange."""
 
     def __init__(self, model: Model, ends: tuple[int, int]) -> None:
         super().__init__(model, ends)
@@ -336,9 +336,10 @@ class Pair(Part):
             self.settled.grow()
 
     def delays(self, mine: Choices, others: Choices) -> Array:
-        """Return least delays, NEVER where there are none.
+        """Return the least delays in ns, or NEVER between points that exchange nothing.
 
-        (mine, others, forward or back, points of the writer, points of the reader), int64.
+        Returns:
+            (mine, others, forward or back, points of the writer, points of the reader) int64.
         """
         p, devices = self.model.problem, len(self.model.problem.devices)
         both = (mine.degrees, mine.placed, others.degrees, others.placed)
@@ -359,9 +360,9 @@ class Pair(Part):
 
 
 def passes(model: Model, op: int) -> tuple[int, int]:
-    """Return an operator's task of the forward and of the backward pass; NONE where there are not.
+    """Return the forward and the backward task of an operator; NONE for one that it lacks.
 
-    An operator of more tasks than that has neither.
+    An operator of more than one task in a pass has neither.
     """
     ahead = model.operators[op].ahead
     mine = [(task, nodes) for task, (owner, nodes) in enumerate(model.tasks) if owner == op]
@@ -373,7 +374,7 @@ def passes(model: Model, op: int) -> tuple[int, int]:
 
 
 def edges_of(model: Model) -> list[tuple[int, int]]:
-    """Return pairs of operators of which the second reads what the first makes, forward."""
+    """Return the pairs (writer, reader) of operators in the forward pass."""
     source: dict[str, int] = {}
     found: dict[tuple[int, int], None] = {}
     for op, item in enumerate(model.operators):
@@ -390,7 +391,7 @@ def edges_of(model: Model) -> list[tuple[int, int]]:
 
 
 def edges_back(model: Model) -> list[tuple[int, int]]:
-    """Return pairs of which the first's backward pass reads what the second's makes."""
+    """Return the pairs of operators in which the first's backward pass reads the second's."""
     maker = {
         name: op
         for op, item in enumerate(model.operators)
@@ -409,10 +410,10 @@ def edges_back(model: Model) -> list[tuple[int, int]]:
 
 
 def relation(model: Model, ends: tuple[int, int], back: bool = False) -> tuple[object, ...]:
-    """Return what a pair's table depends on, whichever operators they are.
+    """Return a key of all that the table of a pair of operators depends on.
 
     Args:
-        back: in the backward pass, which goes from the second to the first.
+        back: whether the table is of the backward pass, which goes from the second to the first.
     """
     first, second = (model.operators[op] for op in ends)
     made = {
