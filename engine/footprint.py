@@ -20,8 +20,8 @@ from soapstone.engine.expand import Argument, NodeLaunch
 from soapstone.engine.images import Images
 from soapstone.engine.lower import in_place
 from soapstone.engine.prepare import Prepared
+from soapstone.ir.analysis.footprint import Footprint, Touch, Touches
 from soapstone.ir.dims import Ints
-from soapstone.ir.footprint import Footprint, Touch, Touches
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy.configuration import Keep
 from soapstone.ir.tensor import TensorSpec

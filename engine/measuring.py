@@ -9,11 +9,11 @@ import numpy as np
 
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.session import Bound, Session
+from soapstone.ir.analysis.indices import index_range
 from soapstone.ir.graph import Graph
-from soapstone.ir.guard import LEARNING_RATE
-from soapstone.ir.indices import index_range
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import NOTHING, Array, Role
+from soapstone.ir.training.guard import LEARNING_RATE
 from soapstone.runtime import Machine
 
 

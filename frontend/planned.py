@@ -15,8 +15,8 @@ from soapstone.deadline import Deadline
 from soapstone.engine.footprint import footprint_of
 from soapstone.engine.mapper import strategy_of
 from soapstone.engine.prepare import prepare
+from soapstone.ir.analysis.footprint import Footprint
 from soapstone.ir.errors import GraphError
-from soapstone.ir.footprint import Footprint
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.strategy import Strategy

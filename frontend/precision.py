@@ -5,7 +5,7 @@ from __future__ import annotations
 from soapstone.engine.lower.few_bits import ROUNDING
 from soapstone.errors import hint
 from soapstone.ir.errors import GraphError
-from soapstone.ir.precision import SINGLE
+from soapstone.ir.training.precision import SINGLE
 from soapstone.kernels.cpu.onednn.library import available, multiplies_bfloat16
 from soapstone.kernels.entry import BFLOAT16, TF32
 from soapstone.runtime.machines.machine import CUDA

@@ -206,8 +206,8 @@ class Graph:
 
     @cached_property
     def sample_dims(self) -> Mapping[str, str]:
-        """The sample dim of each node that has one (`ir/samples.py`)."""
-        from soapstone.ir.samples import sample_dims  # it imports this module
+        """The sample dim of each node that has one (`ir/analysis/samples.py`)."""
+        from soapstone.ir.analysis.samples import sample_dims  # it imports this module
 
         return sample_dims(self)
 

@@ -14,9 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from soapstone.ir.analysis.footprint import Footprint
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
-from soapstone.ir.footprint import Footprint
 from soapstone.ir.graph import Graph
 from soapstone.records import dataclass
 

@@ -246,7 +246,7 @@ class OpSpec:
         strided: whether its kernels take operands of any strides at no cost.
         tiles_free: whether they take tiles of larger arrays, with gaps between rows, at no cost.
         mixes_types: whether its operands may have several floating-point types.
-        half: whether mixed precision computes it in halves (`ir/precision.py`): a product.
+        half: whether mixed precision computes it in halves (`ir/training/precision.py`): a product.
         epilogue: whether element-wise steps on its only result may join its launch.
         indices: for inputs that are indices, by position, the range of their values.
         forms: how terms state the operator (`ir/law.py`).

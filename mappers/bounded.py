@@ -15,8 +15,8 @@ from soapstone.engine.footprint import footprints_of
 from soapstone.engine.images import Images
 from soapstone.engine.mapper import Everyone, backing_memories
 from soapstone.engine.prepare import Prepared
+from soapstone.ir.analysis.footprint import Footprint
 from soapstone.ir.errors import GraphError
-from soapstone.ir.footprint import Footprint
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.ir.strategy import Configuration

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from soapstone.ir.backward import backward
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.guard import followed
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Configuration, Copies, Keep, Reshard
 from soapstone.ir.strategy.keeping import check_kept
 from soapstone.ir.strategy.reshards import copy_node
 from soapstone.ir.tensor import TensorSpec
+from soapstone.ir.training.backward import backward
+from soapstone.ir.training.guard import followed
 
 CARRY = "carry_out_strategy"  # the name of this step, before all passes
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from soapstone.engine.expand import Argument, NodeLaunch
-from soapstone.ir.backward import backward
 from soapstone.ir.graph import Graph
+from soapstone.ir.training.backward import backward
 from soapstone.runtime import Read, Write
 
 _NEAR = 64  # launches before it among which one is looked for

@@ -22,9 +22,9 @@ from soapstone.engine.lower.rebuild import kept, merged, rebuild, substituted
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine, Operand
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.precision import SINGLE
 from soapstone.ir.spec import operator
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.training.precision import SINGLE
 from soapstone.kernels.cpu.onednn.library import available, gains_by_bfloat16
 from soapstone.kernels.entry import BFLOAT16
 

@@ -22,9 +22,9 @@ from soapstone.engine.lower.updates import hoist_updates, merge_stores, store_up
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources
 from soapstone.engine.lower.weights import FOLDS, JOINS, NAMING
 from soapstone.ir.graph import Graph
-from soapstone.ir.precision import SINGLE
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
+from soapstone.ir.training.precision import SINGLE
 from soapstone.kernels.entry import BFLOAT16
 from soapstone.native.memory import CHECKED
 from soapstone.records import dataclass

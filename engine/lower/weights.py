@@ -19,7 +19,7 @@ from soapstone.engine.lower.fold import CHANNELS, Fold, Site, fold
 from soapstone.engine.lower.norms import grouped as _group_norm, named as _norm
 from soapstone.engine.lower.rotary import rotated
 from soapstone.engine.lower.windows import windowed
-from soapstone.ir.activations import Made, Recogniser
+from soapstone.ir.analysis.activations import Made, Recogniser
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.products.matmul import ACTIVATIONS, is_of_result
 from soapstone.ir.tensor import Role

@@ -14,8 +14,8 @@ from soapstone.frontend.data.batches import SINGLE, Batch, Batches, Labels, Spec
 from soapstone.frontend.data.npz import LABELS, WEIGHTS
 from soapstone.frontend.recording import Recording
 from soapstone.frontend.training.objective import Objective, Term
+from soapstone.ir.analysis.indices import index_range
 from soapstone.ir.graph import Graph
-from soapstone.ir.indices import index_range
 from soapstone.ir.tensor import Array, Role, TensorSpec
 
 PREDICT = "predict"  # what a data set without labels is for

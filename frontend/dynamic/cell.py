@@ -19,12 +19,12 @@ from functools import cached_property
 from typing import Any
 
 from soapstone.frontend.recording import Call, Recording, Tensor
-from soapstone.ir.autodiff import pulled_back
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine, Kind, Operand, Product
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role, TensorSpec
+from soapstone.ir.training.autodiff import pulled_back
 
 DRAW = TensorSpec((), "int64")  # what tells a call's random numbers from all others
 _SHARED = (Role.PARAMETER, Role.SCALAR)  # inputs that several calls of layers declare alike

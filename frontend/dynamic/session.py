@@ -37,8 +37,8 @@ from soapstone.frontend.training.trainer import NonFiniteLoss
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Initial
-from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.ir.training.guard import LEARNING_RATE, STEP
 from soapstone.mappers import load as load_mapper
 from soapstone.native.openmp import available, set_threads
 from soapstone.runtime.analysis.policy import attach

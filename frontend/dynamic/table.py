@@ -15,8 +15,8 @@ from soapstone.frontend.dynamic.values import Lazy
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Initial
-from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.ir.training.guard import LEARNING_RATE, STEP
 
 if TYPE_CHECKING:
     from soapstone.frontend.dynamic.session import DynamicSession

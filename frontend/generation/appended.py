@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from soapstone.frontend.generation.kept import STARTS
+from soapstone.ir.analysis.order import differs_by_place
+from soapstone.ir.analysis.samples import aligned
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Kind, Operand, Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
-from soapstone.ir.order import differs_by_place
-from soapstone.ir.samples import aligned
 from soapstone.ir.tensor import Array, Role
 
 _PLACES, _HIDDEN, _SEEN, _SAMPLES, _ONE = (

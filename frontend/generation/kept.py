@@ -6,7 +6,7 @@ in use. The graph is that for a past one row shorter than the buffer, with each 
 replaced by a write to a row of the buffer. So a new graph is needed only when the buffer is full.
 
 This is equivalent under three conditions, each of which is checked: results do not depend on the
-order of keys and their mask (`ir/order.py`), lengths of the past matter only as extents
+order of keys and their mask (`ir/analysis/order.py`), lengths of the past matter only as extents
 (`differs`), and rows that the mask hides have no effect (which is tested by a run: `decoder.py`).
 If a file writes new keys to rows itself (GroupQueryAttention), their order is kept.
 """
@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from soapstone.ir.analysis.order import where_order_matters
 from soapstone.ir.extents import differs as differs_elsewhere
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.order import where_order_matters
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, Role, TensorSpec
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from soapstone.engine.lower.rebuild import called
 from soapstone.errors import DataError
+from soapstone.ir.analysis.samples import aligned
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.samples import aligned
 
 LAST = "generation.last"  # an input (samples, 1, 2): the number of each sample, and of its token
 

@@ -26,9 +26,9 @@ from soapstone.frontend.inference.sources import Notes, Source
 from soapstone.ir.by_extents import Choice, Said, noted
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
-from soapstone.ir.precision import SINGLE
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import NOTHING, Array, Role, spec_of
+from soapstone.ir.training.precision import SINGLE
 from soapstone.kernels.choices import Choices, Tune
 from soapstone.records import dataclass
 from soapstone.runtime import Machine, Runtime

@@ -19,10 +19,10 @@ from soapstone.engine.session import Bound
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.families import Known, alike
 from soapstone.frontend.inference.sources import Source
+from soapstone.ir.analysis.samples import meeting_samples
 from soapstone.ir.by_extents import Said
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import differs
-from soapstone.ir.samples import meeting_samples
 from soapstone.ir.tensor import Array, Role
 
 MOST_STEPS = 8  # for one number; beyond, binding takes less than what larger batches gain

@@ -471,7 +471,7 @@ class InferenceSession:
         or more.
         """
         from soapstone.frontend.onnx import UnboundError
-        from soapstone.ir.samples import meeting_samples
+        from soapstone.ir.analysis.samples import meeting_samples
 
         try:
             graph, contents = self._source.graph(self.checked(inputs))

@@ -14,7 +14,7 @@ from soapstone.frontend.layers.parameter import ParameterLayers
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Initial
-from soapstone.ir.guard import step_number
+from soapstone.ir.training.guard import step_number
 
 if TYPE_CHECKING:
     from soapstone.frontend.graphs.adjacency import Adjacency

@@ -171,7 +171,7 @@ class NormalizationLayers(LayerBase):
         node = self._name("dropout", name)
         if not 0 <= rate < 1:
             raise GraphError(f"dropout {node!r}: rate {rate!r} found, 0 <= rate < 1 needed")
-        from soapstone.ir.guard import step_number
+        from soapstone.ir.training.guard import step_number
 
         drawn = self._drawn(node)
 

@@ -124,7 +124,7 @@ class _Stack:
         )
 
     def _dropped(self, builder: GraphBuilder, x: str, layer: int) -> str:
-        from soapstone.ir.guard import step_number
+        from soapstone.ir.training.guard import step_number
 
         step = step_number(builder)
         name = f"{self.node}.dropout_l{layer}"

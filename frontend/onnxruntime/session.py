@@ -33,8 +33,8 @@ from soapstone.frontend.onnxruntime.values import (
     labels_of,
 )
 from soapstone.frontend.precision import check_precision
-from soapstone.ir.precision import SINGLE
 from soapstone.ir.tensor import Array
+from soapstone.ir.training.precision import SINGLE
 from soapstone.native.memory import array_at
 
 

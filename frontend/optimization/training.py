@@ -24,8 +24,8 @@ from soapstone.frontend.optimization.check import Arrays, difference, median_us
 from soapstone.frontend.training.loss_scale import SCALE
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.guard import guarded
 from soapstone.ir.tensor import Array, Role
+from soapstone.ir.training.guard import guarded
 from soapstone.mappers import load as load_mapper
 from soapstone.runtime import Machine
 

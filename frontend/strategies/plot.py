@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from soapstone.files import write
 from soapstone.frontend.strategies.preferences import Option, Preferred
-from soapstone.ir.footprint import Footprint
+from soapstone.ir.analysis.footprint import Footprint
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.runtime.observe.timeline_picture import STYLE
 

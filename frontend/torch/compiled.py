@@ -38,8 +38,8 @@ from soapstone.frontend.torch.operators import NoRule
 from soapstone.frontend.torch.trace import name_of, traced
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.precision import SINGLE
 from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.ir.training.precision import SINGLE
 
 _KNOWN = {"full", "scalar_tensor", "arange", "eye", "zeros", "ones"}  # that read no tensor
 _MOST_KNOWN = 1 << 16  # elements of their results

@@ -29,9 +29,9 @@ from soapstone.frontend.training.step_graph import (
 )
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.precision import mixed
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import NOTHING, Array, Role
+from soapstone.ir.training.precision import mixed
 from soapstone.kernels.choices import Choices
 from soapstone.mappers import load as load_mapper
 from soapstone.mappers.bounded import BoundedMemoryMapper

@@ -16,8 +16,8 @@ from soapstone.frontend.training.schedules import Schedule
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Initial
-from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Role
+from soapstone.ir.training.guard import LEARNING_RATE, STEP
 
 if TYPE_CHECKING:
     from soapstone.frontend.recording import Tensor

@@ -15,8 +15,8 @@ from soapstone.errors import hint
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Initial
-from soapstone.ir.precision import SINGLE
 from soapstone.ir.tensor import Role
+from soapstone.ir.training.precision import SINGLE
 from soapstone.kernels.entry import TF32
 
 MIXED = "mixed_float16"

@@ -14,8 +14,8 @@ from soapstone.frontend.training.schedules import Schedule
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Initial
-from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Array, Role
+from soapstone.ir.training.guard import LEARNING_RATE, STEP
 
 _SHARES = ("momentum", "beta1", "beta2", "rho")  # settings from 0 to 1
 _TINY = 1e-6  # added to a norm that is divided by

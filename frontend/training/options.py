@@ -13,8 +13,8 @@ from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
-from soapstone.ir.precision import SINGLE
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.training.precision import SINGLE
 from soapstone.kernels.entry import TF32
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.mappers.ranges import RangesMapper

@@ -8,12 +8,12 @@ from dataclasses import replace
 from soapstone.frontend.training.loss_scale import STATES, adapted, scale, unscaled
 from soapstone.frontend.training.objective import Metrics, Objective, objective
 from soapstone.frontend.training.optimizers import Optimizer
-from soapstone.ir.autodiff import pulled_back
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Initial, Node
-from soapstone.ir.guard import LEARNING_RATE, guarded, step_number
 from soapstone.ir.tensor import Role
+from soapstone.ir.training.autodiff import pulled_back
+from soapstone.ir.training.guard import LEARNING_RATE, guarded, step_number
 
 KEEP = "keep"  # 0 in the first part of a batch, 1 in the others: what is kept of its gradients
 GRADIENTS = ".gradients"  # of a parameter, summed over the parts of a batch so far

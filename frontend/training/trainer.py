@@ -28,9 +28,9 @@ from soapstone.frontend.training.resumable import Resumable
 from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.frontend.training.step_graph import KEEP
 from soapstone.ir.errors import GraphError
-from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.interpret import first_non_finite
 from soapstone.ir.tensor import Array
+from soapstone.ir.training.guard import LEARNING_RATE, STEP
 
 
 class NonFiniteLoss(RuntimeError):

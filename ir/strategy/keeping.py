@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from soapstone.ir.backward import backward
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy.configuration import Keep
+from soapstone.ir.training.backward import backward
 
 
 def check_kept(graph: Graph, value: str, keep: Keep) -> None:

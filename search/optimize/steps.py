@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass, replace
 
 from soapstone.deadline import Deadline
-from soapstone.ir.autodiff import gradients, pulled_back
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Arrays
+from soapstone.ir.training.autodiff import gradients, pulled_back
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, Wrapped
 from soapstone.search.optimize import normal

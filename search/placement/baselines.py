@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import pairwise
 
-from soapstone.ir.footprint import Footprint
+from soapstone.ir.analysis.footprint import Footprint
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
 from soapstone.search.placement.packing import packed

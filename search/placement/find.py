@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from soapstone.deadline import Deadline
+from soapstone.ir.analysis.footprint import Footprint, Touches
 from soapstone.ir.errors import GraphError
-from soapstone.ir.footprint import Footprint, Touches
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.search.placement import baselines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soapstone.ir.footprint import Footprint, Touches
+from soapstone.ir.analysis.footprint import Footprint, Touches
 
 
 def frees_early(footprint: Footprint) -> tuple[int, ...]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from soapstone.deadline import Deadline
+from soapstone.ir.analysis.footprint import Footprint
 from soapstone.ir.errors import GraphError
-from soapstone.ir.footprint import Footprint
 from soapstone.search.placement import baselines
 from soapstone.search.placement.find import BYTES, Found, memory_plan, orders
 from soapstone.search.placement.optimal import Progress, fewest_bytes

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from soapstone.ir.analysis.footprint import Footprint, Touch, Touches
 from soapstone.ir.errors import GraphError
-from soapstone.ir.footprint import Footprint, Touch, Touches
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 from soapstone.runtime.tracing.arena import ALIGNMENT

@@ -38,7 +38,6 @@ from soapstone.engine.lower.passes import verifier
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_views
 from soapstone.engine.prepare import prepare
 from soapstone.frontend.strategies.finding import graph_of
-from soapstone.ir.backward import backward
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph
@@ -52,6 +51,7 @@ from soapstone.ir.strategy import (
     Strategy,
 )
 from soapstone.ir.tensor import Role
+from soapstone.ir.training.backward import backward
 from soapstone.runtime import Link, Machine, Memory, Runtime
 from soapstone.runtime.machines.cluster import load_machine
 from soapstone.search.parallel.simulation.simulate import simulate

@@ -21,9 +21,9 @@ from soapstone.engine.session import Session
 from soapstone.frontend.app import load_app
 from soapstone.frontend.planned import Launches, anew, launched
 from soapstone.frontend.strategies.finding import graph_of
+from soapstone.ir.analysis.footprint import Footprint, Touch, Touches
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.footprint import Footprint, Touch, Touches
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.ir.tensor import Array, Role

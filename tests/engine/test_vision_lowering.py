@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from soapstone.engine.lower import lower
-from soapstone.ir.autodiff import gradients
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Configuration, Strategy
+from soapstone.ir.training.autodiff import gradients
 
 
 def normalised() -> Graph:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.autodiff import gradients
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph, Initial
 from soapstone.ir.tensor import Array, Role
+from soapstone.ir.training.autodiff import gradients
 
 MACHINE = {
     "version": 1,

@@ -8,7 +8,7 @@ import pytest
 from soapstone import Graph, GraphBuilder, Model
 from soapstone.engine.measuring import drawn
 from soapstone.errors import DataError
-from soapstone.ir.indices import index_range
+from soapstone.ir.analysis.indices import index_range
 from soapstone.ir.interpret import interpret
 from soapstone.ir.spec import Case, OpSpec, operators
 

@@ -25,13 +25,13 @@ from helpers.operator_checks import (
     uneven_cuts,
 )
 
-from soapstone.ir.autodiff import gradients
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.interpret import interpret
 from soapstone.ir.ops.normalization.dropout import random_bits
 from soapstone.ir.spec import OpSpec, operator, operators
 from soapstone.ir.tensor import Array, TensorSpec, spec_of
+from soapstone.ir.training.autodiff import gradients
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.native import memory

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from soapstone.ir.analysis.order import where_order_matters
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
-from soapstone.ir.order import where_order_matters
 from soapstone.ir.tensor import Array, Role
 
 RANDOM = np.random.default_rng(0)

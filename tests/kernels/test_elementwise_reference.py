@@ -7,12 +7,12 @@ import pytest
 
 from soapstone import InferenceSession
 from soapstone.dtypes import DTYPES, learn
-from soapstone.ir.autodiff import gradients
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.interpret import interpret
 from soapstone.ir.spec import OpSpec, operator, operators
 from soapstone.ir.tensor import Array, TensorSpec, spec_of
+from soapstone.ir.training.autodiff import gradients
 
 FAMILY = [o for o in operators() if o.elementwise and o.name != "fused_elementwise"]
 FLOATS = ("float16", "float32", "float64")

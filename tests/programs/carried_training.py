@@ -15,10 +15,10 @@ import numpy as np
 from helpers.processes import say
 
 from soapstone import Adam, Model
-from soapstone.ir.backward import backward
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Configuration, Copies, Keep, Reshard, Step, Strategy
 from soapstone.ir.tensor import Array
+from soapstone.ir.training.backward import backward
 from soapstone.runtime import Machine, Trace
 from soapstone.runtime.machines.start import machine_of
 

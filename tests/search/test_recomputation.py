@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from soapstone.engine.carry import carry_out
-from soapstone.ir.autodiff import gradients
+from soapstone.ir.analysis.footprint import Footprint
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.footprint import Footprint
 from soapstone.ir.graph import Graph, Initial
 from soapstone.ir.plan import Action, MemoryPlan, Step
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.strategy.configuration import Keep
 from soapstone.ir.strategy.keeping import recomputable
 from soapstone.ir.tensor import Role
+from soapstone.ir.training.autodiff import gradients
 from soapstone.search.placement.find import memory_plan, orders
 from soapstone.search.placement.optimal import fewest_bytes
 from soapstone.search.placement.recomputation import FEW, recomputing

@@ -12,8 +12,8 @@ from torch import nn
 from soapstone import GraphBuilder, Machine, Model
 from soapstone.frontend.data.npz import LABELS
 from soapstone.frontend.training.losses.loss import add_loss
-from soapstone.ir.autodiff import gradients
 from soapstone.ir.tensor import Array, Role
+from soapstone.ir.training.autodiff import gradients
 
 LOSSES = {
     "cross_entropy": lambda y, labels: nn.functional.cross_entropy(

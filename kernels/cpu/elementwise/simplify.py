@@ -1,8 +1,8 @@
 """Programs of the element-wise machine made shorter: what several instructions do, done by one.
 
 Numbers that are known when the program is made become parameters, and activations that are written
-out as arithmetic one instruction (`ir/activations.py`). Products and sums are merged with what
-follows them. Values change by rounding at most.
+out as arithmetic one instruction (`ir/analysis/activations.py`). Products and sums are merged with
+what follows them. Values change by rounding at most.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from soapstone.ir.activations import Made, Recogniser
+from soapstone.ir.analysis.activations import Made, Recogniser
 
 # A value: the instruction that makes it, operands and parameters. Inputs come first in numbering.
 Value = Made[int]

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from soapstone.ir.backward import backward
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Array, Role
+from soapstone.ir.training.backward import backward
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.bounds.own import own_costs
 from soapstone.search.parallel.exact.tables import Choices, Part, edges_of, relation

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import networkx
 
-from soapstone.ir.backward import backward
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role
+from soapstone.ir.training.backward import backward
 
 Task = tuple[int, tuple[Node, ...]]  # the number of its operator, and its nodes
 

@@ -22,8 +22,8 @@ from soapstone.frontend.graphs.files import write_graph
 from soapstone.frontend.graphs.generate import Shape, block_model
 from soapstone.frontend.graphs.metis import renumbered_by_metis
 from soapstone.frontend.graphs.partitioned import Partitioned, layers_of
+from soapstone.ir.analysis.footprint import Footprint
 from soapstone.ir.errors import StrategyError
-from soapstone.ir.footprint import Footprint
 from soapstone.mappers.ranges import RangesMapper
 from soapstone.runtime import Machine
 from soapstone.search.partition import partitioner

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from soapstone.frontend.einsum import einsum
-from soapstone.ir.autodiff import gradients
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
+from soapstone.ir.training.autodiff import gradients
 
 Shapes = tuple[tuple[int, ...], ...]
 EQUATIONS: list[tuple[str, Shapes]] = [

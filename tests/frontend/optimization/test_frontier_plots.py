@@ -18,7 +18,7 @@ from soapstone.frontend.strategies.plot import (
     save_plot,
 )
 from soapstone.frontend.strategies.preferences import Preferred, find_strategy
-from soapstone.ir.footprint import Footprint, Touch, Touches
+from soapstone.ir.analysis.footprint import Footprint, Touch, Touches
 from soapstone.search.placement.baselines import least_recently_used
 
 SVG = "{http://www.w3.org/2000/svg}"

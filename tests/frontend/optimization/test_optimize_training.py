@@ -27,13 +27,13 @@ from soapstone.frontend.strategies import finding
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.frontend.training.state import TrainingState
 from soapstone.frontend.training.step_graph import training_graph
-from soapstone.ir.autodiff import gradients
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
-from soapstone.ir.precision import mixed
 from soapstone.ir.tensor import Array, Role
+from soapstone.ir.training.autodiff import gradients
+from soapstone.ir.training.precision import mixed
 from soapstone.search.optimize.gradient_forms import in_forms, in_order_of, restored
 from soapstone.search.optimize.search import Options
 from soapstone.search.optimize.steps import search_step, taken_apart

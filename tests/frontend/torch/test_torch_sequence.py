@@ -11,8 +11,8 @@ from helpers.session_runs import ran
 from torch import nn
 
 from soapstone import GraphBuilder, Machine, Model, Tensor
-from soapstone.ir.autodiff import gradients
 from soapstone.ir.tensor import Array, Role
+from soapstone.ir.training.autodiff import gradients
 
 N, T, K, H = 6, 5, 12, 20
 MACHINES = {"two workers": {"cpus": 2}, "two threads": {"cpus": 1, "threads": 2}}

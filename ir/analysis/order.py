@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from soapstone.ir.analysis.samples import aligned, same, same_along
 from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.dims import Ints, Kind, Operand, Signature
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.samples import aligned, same, same_along
 from soapstone.ir.spec import Tile
 from soapstone.ir.tensor import Array
 

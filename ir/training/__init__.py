@@ -1,0 +1,1 @@
+"""What makes a training step of a graph: gradients, mixed precision, the guard of its updates."""
