@@ -1,10 +1,10 @@
 """Cells: functions of rows, recorded once for types of operands and built for any number of rows.
 
-What a call of a function computes of one sample is a graph whose values have a first axis of extent
-1. The same graph with n there computes n calls at once, provided that no operator mixes rows. Of
-the graph with its gradients three parts are made: what runs forward, call by call or batch by
-batch; what carries gradients back to the operands, in the opposite order; and what sums gradients
-of parameters, which waits until all calls have been gone through and then takes all their rows.
+What a call of a function computes for one sample is a graph whose values have a first axis of
+extent 1. The same graph with extent n computes n calls at once, provided that no operator mixes
+rows. The graph with its gradients is divided into three parts: the forward pass, which runs call by
+call or batch by batch; the gradients of operands, which run in the opposite order; and the sums of
+parameters' gradients, which run once at the end, over the rows of all calls.
 
 Source: Neubig, Goldberg and Dyer, On-the-fly operation batching in dynamic computation graphs,
 NeurIPS 2017, for batches; Liu, Machine learning workflow optimization via automatic discovery of
@@ -31,11 +31,11 @@ _SHARED = (Role.PARAMETER, Role.SCALAR)  # inputs that several calls of layers d
 
 
 class RowRecording(Recording):
-    """The layers of one cell; `prefix` begins the names of its nodes and parameters.
+    """Records the layers of one cell; `prefix` begins the names of its nodes and parameters.
 
     Attributes:
-        drawing: whether a layer draws random numbers. draw: the operand that tells those of a call
-            from all others, where there is one.
+        drawing: whether a layer draws random numbers.
+        draw: the operand from which a call's random numbers follow, if the cell draws any.
     """
 
     def __init__(self, prefix: str, seed: int) -> None:
@@ -60,15 +60,17 @@ class RowRecording(Recording):
 
 @dataclass(frozen=True)
 class Parts:
-    """A cell for a number of rows, in parts.
+    """The three graphs of a cell for a number of rows.
 
     Attributes:
-        forward: from operands to outputs, then `kept`.
-        backward: from `kept` values and seeds to the gradients of operands that have one, then
-            what `weights` reads of it; None where no operand has a gradient.
-        weights: to the gradients of parameters, by order of `trained`; None where there are none.
-        operands: which have a gradient. seeds: the gradients of outputs, by name, with the output.
-        passed: what backward makes for `weights`.
+        forward: computes the outputs, then the `kept` values, from the operands.
+        backward: computes the gradients of operands that have one, then the `passed` values, from
+            `kept` values and seeds; None if no operand has a gradient.
+        weights: computes the gradients of parameters, in the order of `trained`; None if the cell
+            has no parameters.
+        operands: the operands that have a gradient.
+        seeds: the names of the outputs' gradients, each with its output.
+        passed: the values that `backward` computes for `weights`.
     """
 
     forward: Graph
@@ -82,11 +84,11 @@ class Parts:
 
 
 class Cell:
-    """A function of rows as it was recorded for operands of some types.
+    """A function of rows, recorded for operands of certain types.
 
     Args:
-        recording: with operands `x0`, `x1`, … as inputs, and outputs.
-        number: unique in a session.
+        recording: the layers that it consists of; the operands are its inputs `x0`, `x1`, ….
+        number: the cell's number, unique in a session.
 
     Raises:
         GraphError: an operator mixes rows, or an output has none.
@@ -169,11 +171,15 @@ def recorded(
     function: Callable[..., Any],
     drawing: bool = False,
 ) -> RowRecording:
-    """Return what a function records of operands of some types, a row each.
+    """Return the layers that a function calls for operands of the given types, one row each.
 
-    Where it draws random numbers there is one operand more: a number of its own for each call.
+    If it draws random numbers, the recording has one more operand: a number unique to each call.
 
-    function: of the recording and a tensor for each operand; it returns a tensor or several.
+    Args:
+        name: begins the names of nodes and parameters. seed: of initial values.
+        operands: the type of each operand's row.
+        function: takes the recording and a tensor for each operand; returns one or more tensors.
+        drawing: whether it draws random numbers.
 
     Raises:
         GraphError: the function returns anything else.
@@ -198,7 +204,7 @@ def recorded(
 
 
 def check_rows(graph: Graph) -> None:
-    """Check that each row of the outputs follows from the same row of the inputs alone.
+    """Check that each row of the outputs depends only on the same row of the inputs.
 
     Raises:
         GraphError: names the node that mixes rows, or the output that has none.

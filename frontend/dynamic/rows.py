@@ -1,7 +1,7 @@
-"""What runs of cells work on: arrays of rows that grow, and graphs bound for some numbers of rows.
+"""What runs of cells work on: growing arrays of rows, and graphs bound for certain numbers of rows.
 
-A number of rows is run as the sum of powers of two that costs least, the last of which may have
-rows to spare, so that few graphs are bound and few rows are idle.
+A run of any number of rows is divided into powers of two so that it costs least; the last of them
+may have rows to spare. So few graphs are bound, and few rows are computed in vain.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ _SPLIT = 32  # rows from which several processors, if there are, share a run
 
 
 class Rows:
-    """An array of rows that grows: what all values of one type are held in during a step.
+    """A growing array of rows, which holds all values of one type during a step.
 
     Attributes:
-        spec: of one row. data: (capacity, *shape); rows from `size` on are free.
-        nbytes: of a row. at, grads_at: the addresses of the first row, and of its gradient.
+        spec: the type of one row.
+        data: (capacity, *shape); rows from `size` on are free.
+        nbytes: the bytes of a row.
+        at, grads_at: the addresses of the first row, and of its gradient.
 
     Args:
-        work: what is still to be done with rows. number: of the array, in a session.
+        work: the moves and runs that are still to be done.
+        number: the number of the array in its session.
     """
 
     def __init__(self, spec: TensorSpec, work: Work, number: int = 0) -> None:
@@ -51,7 +54,7 @@ class Rows:
         self.at: int = address(data)
 
     def take(self, count: int) -> int:
-        """Return the first of so many rows that nobody has."""
+        """Reserve `count` consecutive free rows, and return the first."""
         first, self.size = self.size, self.size + count
         if self.size > len(self.data):
             self._work.do()  # what is to be done knows where rows are
@@ -61,13 +64,13 @@ class Rows:
         return first
 
     def put(self, values: Array) -> int:
-        """Hold more rows, and return the first of them."""
+        """Append rows with the given contents, and return the first."""
         first = self.take(len(values))
         self.data[first : self.size] = values
         return first
 
     def clear_gradients(self) -> None:
-        """Let the gradients of all rows that are held be zero."""
+        """Set the gradients of all rows in use to zero."""
         if len(self.grads) < self.size:
             self.grads = np.empty_like(self.data)
             self.grads_at = address(self.grads)
@@ -75,9 +78,9 @@ class Rows:
 
 
 def pieces(rows: int, flops: float) -> tuple[tuple[int, int], ...]:
-    """Return, for a number of rows, how many are run at a time, and by a graph of how many.
+    """Return the runs for a number of rows: how many rows each has, and how many its graph has.
 
-    flops: arithmetic operations of a row, which say how many rows cost what a run costs.
+    flops: the arithmetic operations of a row, against which the fixed cost of a run is weighed.
     """
     whole, rest = divmod(rows, MOST_ROWS)
     run_cost = min(round(_RUN_FLOPS / max(flops, 1)), MOST_ROWS)
@@ -120,9 +123,9 @@ class RowGraph:
 
 
 class Work:
-    """What is to be done, in order, and is done together by one native call: moves, and runs.
+    """A queue of moves and runs, which one native call carries out in order.
 
-    So small graphs cost what is in them, not what a call costs.
+    So small graphs cost no more than their contents: the call's overhead is shared.
     """
 
     def __init__(self, session: Session) -> None:
@@ -148,7 +151,7 @@ class Work:
         self._runs.append(graph)
 
     def do(self) -> None:
-        """Do all that is left to be done.
+        """Carry out everything in the queue.
 
         Raises: TaskError when a graph's task fails; what follows it is not done.
         """
@@ -163,14 +166,14 @@ class Work:
         kept.clear()
 
     def forget(self) -> None:
-        """Do nothing of it."""
+        """Drop everything in the queue."""
         self._rows, self._runs, self._places = [], [], []
 
 
 class Graphs:
-    """A session's graphs as they are bound, and what is to be done with them.
+    """Binds a session's graphs, and holds the queue of their runs.
 
-    seconds: that binding took.
+    seconds: the time that binding took.
     """
 
     def __init__(self, session: Session) -> None:
@@ -179,7 +182,7 @@ class Graphs:
         self.seconds = 0.0
 
     def bind(self, graph: Graph, apart: bool) -> Bound:
-        """Return a graph bound. apart: whether several processors share it."""
+        """Bind a graph. apart: whether several processors share its work."""
         self.work.do()
         began = time.perf_counter()
         mapper = self.session.mapper if apart else GraphMapper()
@@ -219,13 +222,13 @@ class GraphByRows:
 
 
 def fill(feed: Array, rows: Array) -> None:
-    """Copy rows to the first of an input; the others hold nothing that is read, but numbers."""
+    """Copy rows to the first rows of an input; the others, which nothing reads, become 0."""
     feed[: len(rows)] = rows
     feed[len(rows) :] = 0
 
 
 def gathered(feed: Array, data: Array, places: Any) -> None:
-    """Copy the rows at some places to the first of an input."""
+    """Copy the rows at some places to the first rows of an input."""
     count = len(places)
     np.take(data, places, axis=0, out=feed[:count], mode="clip")
     feed[count:] = 0

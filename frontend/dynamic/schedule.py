@@ -1,8 +1,9 @@
-"""Which calls run together: those of one cell whose operands are there.
+"""Which calls run together as a batch: those of one cell whose operands are available.
 
-Cells that use each other's results, however far around, are one group; groups follow each other,
-and within one a call waits for the longest chain of calls of the group that it depends on. So what
-is computed of the roots of trees of different heights is computed at once, after all trees.
+Cells that use each other's results, directly or indirectly, form a group. Groups run one after
+another; within a group, a call's batch is given by the longest chain of the group's calls on which
+it depends. So what is computed from the roots of trees of different heights is one batch, after all
+trees.
 
 Source: after Neubig et al., On-the-fly operation batching in dynamic computation graphs, NeurIPS
 2017, section 3, whose agenda takes the kind of least mean depth instead.
@@ -22,19 +23,19 @@ _CELLS = 1 << 32  # of a session, at most
 
 
 class Agenda:
-    """The order of the groups of cells, which is worked out anew when cells come to use others."""
+    """The order of the groups of cells, updated when a cell begins to use another's results."""
 
     def __init__(self) -> None:
         self._uses: set[int] = set()  # pairs of cells, as one number
         self._ranks = np.zeros(0, np.int64)  # of the group of each cell, -1 of those not seen
 
     def batches(self, cells: Array, first: Array, makers: Array) -> tuple[Array, Array]:
-        """Return the calls that are to run in order, and where in that each run begins, and ends.
+        """Return the pending calls in the order of their runs, and where each run begins and ends.
 
         Args:
-            cells: int64 (calls,), of calls that wait, those that make operands before their users.
-            first: (calls + 1,), the first operand of each. makers: (operands,), which call makes
-                it, -1 of none that waits.
+            cells: int64 (calls,), the cell of each pending call, calls in topological order.
+            first: (calls + 1,), where each call's operands begin.
+            makers: (operands,), the pending call that makes each operand, or -1.
         """
         if not len(cells):
             return cells, np.zeros(1, np.int64)
@@ -46,7 +47,7 @@ class Agenda:
         return order, np.concatenate(([0], changes, [len(cells)]))
 
     def _order(self, cells: Array, first: Array, makers: Array) -> Array:
-        """Return the rank of the group of each cell, by the cell's number."""
+        """Return the position of each cell's group in the order of groups, by the cell's number."""
         users = np.repeat(cells, np.diff(first))
         inside = makers >= 0
         uses = set(np.unique(cells[makers[inside]] * _CELLS + users[inside]).tolist())

@@ -1,7 +1,7 @@
-"""Subgraphs of graphs as arrays: which each node has, and which cover a graph.
+"""Compiled search for the subgraphs of a graph, and for a tiling of the graph by frequent ones.
 
-Graphs change with each step, and all their nodes are gone through, so this is compiled. What the
-words mean is in `subgraphs`.
+Graphs change with every step and all their nodes are visited, so this works on arrays, in compiled
+loops. `subgraphs.py` defines the terms: subgraph, interface, structure and tiling.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _CLASS_DEPTH = 3  # how far results of one class are made of the same
 
 
 class Links(NamedTuple):
-    """A graph: nodes in topological order, and what they are made of.
+    """A graph as arrays, its nodes in topological order.
 
     Attributes:
-        kinds: int64 (nodes,), below 0 of those that are in no subgraph. first: int64 (nodes + 1,),
-            the first operand of each node. makers, results: int64 (operands,), the node that makes
-            it and which of its results it is; of what no node makes `GIVEN` and a number of its
-            own.
+        kinds: int64 (nodes,), the kind of each node; negative for nodes that join no subgraph.
+        first: int64 (nodes + 1,), where each node's operands begin.
+        makers, results: int64 (operands,), the node that makes an operand and which of its results
+            it is. An operand that no node makes has the maker `GIVEN` and a number of its own.
     """
 
     kinds: Array
@@ -34,11 +34,12 @@ class Links(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Structures by number. Their words are `store[firsts[number] : firsts[number + 1]]`.
+    """A hash table of structures, which are numbered.
 
     Attributes:
-        slots: int64, a power of two of them, those of hashes: a number, or -1. frequent: bool, by
-            number.
+        store: the words of all structures. firsts: where each structure's words begin in it.
+        slots: int64, a power of two of them: the number of the structure with that hash, or -1.
+        frequent: bool, for each structure.
     """
 
     slots: Array
@@ -48,7 +49,7 @@ class Table(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """Where a subgraph is written: its nodes, their marks and places, its words and inputs."""
+    """Working memory for one subgraph: its nodes, their marks and places, its words and inputs."""
 
     chosen: Array
     pending: Array
@@ -66,7 +67,7 @@ def _mixed(h: int, word: int) -> int:
 
 @njit(nogil=True)
 def hashed(words: Any, mask: int) -> Any:
-    """Return the bits of a mask of the hash of some words."""
+    """Return the hash of words, reduced to the bits of a mask."""
     h = words.size
     for word in words:
         h = _mixed(h, word)
@@ -75,7 +76,7 @@ def hashed(words: Any, mask: int) -> Any:
 
 @njit(nogil=True)
 def classes(g: Links) -> Any:
-    """Return the class of each node: its kind and those of what it is made of, three deep."""
+    """Return the class of each node: a hash of its kind and those of its operands, three deep."""
     kinds, first, makers, results = g
     now = np.empty_like(kinds)
     for i in range(kinds.size):
@@ -93,7 +94,7 @@ def classes(g: Links) -> Any:
 
 @njit(nogil=True)
 def ways(g: Links) -> Any:
-    """Return for each node in which ways its results are read, as one word."""
+    """Return for each node one word that tells in which ways its results are read."""
     kinds, first, makers, results = g
     starts = np.zeros(kinds.size + 2, np.int64)
     for m in makers:
@@ -217,7 +218,7 @@ def _describe(g: Links, count: int, stamp: int, room: _Room) -> tuple[int, int]:
 
 @njit(nogil=True)
 def one(g: Links, root: int, depth: int, ends: Any) -> tuple[Any, Any, Any]:
-    """Return the nodes of the subgraph of a node, its structure, and which operands it is given."""
+    """Return the nodes of a root's subgraph, its structure, and its inputs among the operands."""
     room = _room(g)
     count = _choose(g, root, depth, ends, 1, room)
     at, given = _describe(g, count, 1, room)
@@ -226,7 +227,7 @@ def one(g: Links, root: int, depth: int, ends: Any) -> tuple[Any, Any, Any]:
 
 @njit(nogil=True)
 def find(words: Any, table: Table, mask: int) -> Any:
-    """Return the number of a structure in a table, or -1: signatures lead to it, words decide."""
+    """Return the number of a structure in a table, or -1. It is found by hash, then compared."""
     slots, firsts, store, _ = table
     slot = hashed(words, mask) & (slots.size - 1)
     while slots[slot] >= 0:
@@ -246,7 +247,7 @@ def find(words: Any, table: Table, mask: int) -> Any:
 
 @njit(nogil=True)
 def enter(table: Table, mask: int) -> None:
-    """Enter the structures of a table's store in its slots, which are -1."""
+    """Fill the slots of a table, all -1 before, with the structures of its store."""
     slots, firsts, store, _ = table
     for number in range(firsts.size - 1):
         words = store[firsts[number] : firsts[number + 1]]
@@ -258,9 +259,9 @@ def enter(table: Table, mask: int) -> None:
 
 @njit(nogil=True)
 def occurring(g: Links, ends: Any, depth: int) -> tuple[Any, Any]:
-    """Return the structures of all depths at the nodes where tiles of the greatest would be.
+    """Return the structures of all depths at the roots of a tiling by the deepest subgraphs.
 
-    Returns: the words of all, and where each begins.
+    Returns: the words of all structures, and where each begins.
     """
     kinds, room = g.kinds, _room(g)
     ends, taken = ends.copy(), np.zeros(kinds.size, np.bool_)
@@ -293,10 +294,12 @@ def occurring(g: Links, ends: Any, depth: int) -> tuple[Any, Any]:
 def covered(
     g: Links, ends: Any, depth: int, table: Table, mask: int
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """Return tiles: from the last node to the first, the largest frequent subgraph of each.
+    """Return the tiles of a graph: from the last node to the first, its largest frequent subgraph.
 
-    Returns: of each tile the number of its structure; the nodes of all and where each one's begin;
-    which operands are their inputs and where each one's begin.
+    Nodes that are in a tile already are skipped.
+
+    Returns: the number of each tile's structure; the nodes of all tiles, and where each tile's
+    begin; the operands that are tiles' inputs, and where each tile's begin.
     """
     kinds, room = g.kinds, _room(g)
     ends, taken = ends.copy(), np.zeros(kinds.size, np.bool_)
@@ -338,9 +341,9 @@ def covered(
 
 @njit(nogil=True)
 def ordered(g: Links, owner: Any, tiles: int) -> Any:
-    """Return an order in which tiles and loose nodes can run; without those that wait for a circle.
+    """Return an order in which tiles and single nodes can run, without those that wait in a cycle.
 
-    owner: of each node its tile, or `tiles` and more of those in none, a number of its own.
+    owner: the tile of each node; a node in none has a number of its own, from `tiles` on.
     """
     first, makers = g.first, g.makers
     many = max(tiles, owner.max() + 1)
@@ -376,9 +379,9 @@ def ordered(g: Links, owner: Any, tiles: int) -> Any:
 
 @njit(nogil=True)
 def leaving(g: Links, owner: Any, out_first: Any) -> Any:
-    """Return which results are read by another tile or node, or not at all: bool, of all nodes.
+    """Return, bool (results,), which results are read by another tile or node, or by none.
 
-    owner: see `ordered`. out_first: the first result of each node.
+    owner: see `ordered`. out_first: where each node's results begin.
     """
     first, makers, results = g.first, g.makers, g.results
     inside, outside = np.zeros(out_first[-1], np.bool_), np.zeros(out_first[-1], np.bool_)

@@ -1,14 +1,14 @@
 """Subgraphs above a node, their signatures, and tilings of a graph by frequent ones.
 
-A graph here is a list of nodes in topological order, each of a kind, with operands. The subgraph of
-a node and a depth has the node and what it is made of, as far as so many operators before it, by
-the shortest way. It ends at *interfaces*: results that are read here in one way and there in
-another, as what a function returns is; what it computes inside is always read alike. And it is cut
-where it would not be convex: what is also reached through a node outside belongs to another.
+A graph here is a list of nodes in topological order, each of a kind, with operands. The *subgraph*
+of a root and a depth contains the root and the operators from which it is reached in so many steps,
+by the shortest path. It ends at *interfaces*: results that are read in different ways at different
+places, like what a function returns; what a function computes inside is always read in one way. The
+subgraph is made convex: a node that also leads to the root through a node outside is left out.
 
-Equivalence is of structure: kinds, which operand is which node's which result, what is shared.
-Kinds contain types, so it is of shapes too where they do. Structures are found by 64 bits of them,
-their signatures, and then compared.
+Subgraphs are equivalent if their *structures* are equal: the kinds of nodes, which result of which
+node each operand is, and what is shared. Kinds may contain types, and then shapes must be equal,
+too. Structures are looked up by a hash of 64 bits, their *signature*, and then compared.
 
 Source: Liu, Machine learning workflow optimization via automatic discovery of resource reuse
 opportunities, 2019, sections 4.2 to 4.7. Deviations: subgraphs have several results and end at
@@ -45,10 +45,11 @@ _SEVERAL = 0.1  # of the results of a class, read otherwise than most: it is an 
 
 @dataclass(frozen=True)
 class Node:
-    """One operator applied. operands: of each, its maker and which of its results it is.
+    """An application of an operator.
 
-    What no node makes has the maker `GIVEN` and a number of its own. Nodes of kind None are in no
-    subgraph.
+    kind: equal for nodes that may be run alike; None: the node joins no subgraph. operands: for
+    each, the node that makes it and which of its results it is. An operand that no node makes has
+    the maker `GIVEN` and a number of its own.
     """
 
     kind: Hashable
@@ -57,12 +58,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Subgraph:
-    """Nodes that belong together.
+    """A subgraph of a graph.
 
     Attributes:
-        nodes: by number, in topological order. structure: equal for equal subgraphs: of each node
-            its kind and operands, those from outside by the order of `inputs`.
-        inputs: operands from outside, as nodes have them.
+        nodes: the numbers of its nodes, in topological order.
+        structure: equal for equivalent subgraphs: the kind and the operands of each node, in which
+            operands from outside are numbered in the order of `inputs`.
+        inputs: the operands from outside, as nodes have them.
     """
 
     nodes: tuple[int, ...]
@@ -72,13 +74,14 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Subgraphs that have no node in common and can run one after the other.
+    """Disjoint subgraphs (tiles) of a graph, which can run one after another.
 
     Attributes:
-        structures: of each tile its structure's number. nodes: int64, of tile t those from
-            `first[t]` on. inputs: which operands of the graph each is given, from `given[t]` on.
-        owner: of each node its tile; of the nodes of none, one after the other, numbers from the
-            count of tiles on. order: of tiles and these nodes, in which they can run.
+        structures: the number of each tile's structure.
+        nodes: int64, the nodes of all tiles; first: where each tile's begin.
+        inputs: the operands of the graph that are tiles' inputs; given: where each tile's begin.
+        owner: the tile of each node; a node in none has a number of its own, after those of tiles.
+        order: the order in which tiles and these single nodes can run.
     """
 
     structures: Array
@@ -91,7 +94,7 @@ class Tiling:
 
 
 class Kinds:
-    """Numbers of the kinds of nodes."""
+    """Numbers the kinds of nodes."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -115,7 +118,7 @@ class Kinds:
         return Links(kinds, np.cumsum(firsts), makers, results)
 
     def structure(self, words: Sequence[int]) -> tuple[Hashable, ...]:
-        """Return a structure as it is written in `Subgraph`. words: of it, as arrays have it."""
+        """Return a structure as `Subgraph` has it. words: the structure as arrays have it."""
         made, at = list[Hashable](), 0
         while at < len(words):
             end = at + 2 + 2 * words[at + 1]
@@ -129,7 +132,7 @@ class Kinds:
         return tuple(made)
 
     def words(self, structure: tuple[Any, ...]) -> Array:
-        """Return what `structure` makes a structure of."""
+        """Return a structure as arrays have it: the inverse of `structure`."""
         made: list[int] = []
         for kind, *operands in structure:
             made += [self.number(kind), len(operands), *chain.from_iterable(operands)]
@@ -137,7 +140,7 @@ class Kinds:
 
 
 def subgraph(nodes: Sequence[Node], root: int, depth: int, ends: set[int]) -> Subgraph:
-    """Return the subgraph of a node. ends: nodes that it may not have, but for the root."""
+    """Return the subgraph of a root to a depth. ends: nodes it may not contain but as the root."""
     kinds = Kinds()
     links = kinds.links(nodes)
     at_end = np.zeros(len(nodes), np.bool_)
@@ -154,10 +157,10 @@ def _written(
 
 
 class Interfaces:
-    """Which results are read in several ways, by what they are made of.
+    """Finds interfaces: the classes of results that are read in several ways.
 
-    A result's class is its node's kind and those of what it is made of, three deep. A way to be
-    read is which operands of which kinds of readers it is.
+    A result's class is its node's kind and those of its operands, three deep. The way in which it
+    is read is the set of its readers' kinds, with the operand that it is to each.
     """
 
     def __init__(self) -> None:
@@ -183,13 +186,14 @@ class Interfaces:
 
 
 class Frequencies:
-    """How often structures occurred.
+    """Counts how often structures occur in graphs, and tiles graphs by the frequent ones.
 
-    Graphs are given as nodes, or as `Links`, whose kinds are numbers of the caller's.
+    Graphs are given as nodes, or as `Links`, whose kinds the caller has numbered.
 
     Args:
-        depth: of subgraphs, at most (P_Depth). least: occurrences that make one frequent (P_Freq).
-        bits: of signatures; equal ones are told apart by their structures.
+        depth: the greatest depth of subgraphs (P_Depth of Liu).
+        least: how many occurrences make a structure frequent (P_Freq).
+        bits: the length of signatures; structures with equal ones are compared.
     """
 
     def __init__(self, depth: int, least: int, bits: int = 64) -> None:
@@ -214,7 +218,7 @@ class Frequencies:
         self._table = None
 
     def collect(self, nodes: Sequence[Node] | Links) -> None:
-        """Count the subgraphs of all depths at the nodes where tiles of the greatest would be."""
+        """Count the subgraphs of all depths at the roots of a tiling by the deepest ones."""
         links = nodes if isinstance(nodes, Links) else self._kinds.links(nodes)
         self.interfaces.collect(links)
         words, firsts = occurring(links, self.interfaces.among(links), self.depth)
@@ -236,19 +240,19 @@ class Frequencies:
         ]
 
     def structure(self, number: int) -> list[int]:
-        """Return the words of the structure that has a number in tilings.
+        """Return the words of a structure by its number.
 
-        Of each node they are its kind, how many operands it has, and of each of these its maker's
-        place and which result it is, or `GIVEN` and the number of the input.
+        For each node these are its kind, its number of operands, and for each operand its maker's
+        place in the structure and which result it is, or `GIVEN` and the number of the input.
         """
         table = self._entered()
         words: list[int] = table.store[table.firsts[number] : table.firsts[number + 1]].tolist()
         return words
 
     def tiling(self, links: Links) -> Tiling:
-        """Return tiles: at each node that has none, from the last on, the largest frequent one.
+        """Return a tiling: at each node not yet in a tile, from the last, the largest frequent one.
 
-        Those that would wait for each other are left out.
+        Tiles that would wait for each other are left out.
         """
         ends = self.interfaces.among(links)
         structures, nodes, first, inputs, given = covered(
