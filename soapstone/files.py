@@ -80,12 +80,16 @@ def check_targets(
 def _try(target: Path) -> None:
     """Make the file that a write begins with, and remove it: not all folders take files."""
     partial = _partial(target)
-    with naming(target):
-        try:
-            partial.open("xb").close()
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+    try:
+        partial.open("xb").close()
+    except OSError as error:
+        raise type(error)(
+            f"file {str(target)!r}: folder {str(target.parent)!r} takes no such file:"
+            f" {(error.strerror or str(error)).lower()}"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _partial(target: Path) -> Path:

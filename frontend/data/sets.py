@@ -179,6 +179,12 @@ def read_splits(folder: str | Path) -> Splits:
         DataError: a part is absent, or a file is bad.
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        found = "a file found" if folder.exists() else "it does not exist"
+        raise DataError(
+            f"data folder {str(folder)!r}: {found}; a folder with train and test, each an npz file"
+            " of x and y or a folder, needed"
+        )
     parts: list[tuple[Samples, Array | None]] = []
     for name in ("train", "test"):
         file, inside = folder / f"{name}.npz", folder / name

@@ -71,6 +71,7 @@ class Decoder:
         self.given = bool(self.past)  # whether the model takes a past, or its step is derived
         self.kept = True  # whether keys and values are
         self.filled = True  # whether prompts are
+        self.refused: int | None = None  # the least extent that it was found not to take
         self.presents: dict[str, str] = {}  # by input, the output that continues it
         # By samples, new tokens and those of the past: graphs, with what keeps their constants.
         self.graphs: dict[tuple[int, int, int], tuple[Graph, list[Array]]] = {}
@@ -87,7 +88,8 @@ class Decoder:
         Raises:
             DataError: a token that it does not know or make, or too many; names prompt and input.
         """
-        self._know_extents(len(prompts), max(map(len, prompts)), max(map(len, prompts)) + most)
+        longest = max(map(len, prompts))
+        self._know_extents(len(prompts), longest, longest + max(most - 1, 0))
         wrong = [token for token in ends if not 0 <= token < self.made]
         if wrong:
             raise DataError(
@@ -115,6 +117,34 @@ class Decoder:
                 f" max_new_tokens {room_for + 1 - len(prompt)} at most needed"
             )
 
+        if not self.given and not isinstance(fixed, int):
+            try:
+                length = longest + max(most - 1, 0)
+                self.graph(len(prompts), self.extent(len(prompts), length), 0)
+            except GraphError as error:  # of positions that follow from the length, say
+                raise DataError(
+                    f"{self.label}: a prompt of {longest} tokens and max_new_tokens {most} found,"
+                    f" fewer needed: {error}"
+                ) from None
+
+    def extent(self, samples: int, length: int) -> int:
+        """Return the extent that texts of a length are run in: one of few, if the model takes it.
+
+        length: of all tokens but the last that is made, which is run in nothing.
+        """
+        fixed, wanted = self.ids.shape[1], room(length)
+        if isinstance(fixed, int):
+            return fixed
+        if not self.filled or (self.refused is not None and wanted >= self.refused):
+            return length
+        if wanted > length:
+            try:
+                self.graph(samples, wanted, 0)
+            except GraphError:
+                self.refused = wanted
+                return length
+        return wanted
+
     def _know_extents(self, samples: int, longest: int, most: int) -> None:
         """Determine the numbers of tokens and positions from the model's tables and logits.
 
@@ -126,8 +156,9 @@ class Decoder:
         if isinstance(fixed, int):
             graph = self.graph(1, fixed, 1 if self.given else 0)
         else:
+            length = longest if self.given else most
             try:
-                graph = self.graph(samples, room(longest if self.given else most), 0)
+                graph = self.graph(samples, self.extent(samples, length), 0)
             except GraphError:  # more than it takes, perhaps
                 graph = self.graph(1, 1, 1 if self.given else 0)
         self.made = int(graph.tensors[self.logits].shape[-1])
@@ -292,7 +323,12 @@ def _looked_up(graph: Graph, ids: str) -> int | None:
 
 def _time_axis(each: Field, label: str) -> int:
     """Return the axis along which a past grows: the one after axis 0 with an open extent."""
+    if len(each.shape) < 3:
+        raise DataError(
+            f"{label}: input {each} found; {IDS!r}, {MASK!r}, {PLACES!r} and keys and values of"
+            " three or more dims needed, so a decoder without an encoder"
+        )
     found = [axis for axis, dim in enumerate(each.shape) if axis and not isinstance(dim, int)]
-    if len(found) != 1 or len(each.shape) < 3:
+    if len(found) != 1:
         raise DataError(f"{label}: input {each} found; one open extent after the first needed")
     return found[0]

@@ -111,7 +111,8 @@ def _loop(
     if session.decoder is None:
         session.decoder = Decoder(session)
     session.decoder.check(rows, int(max_new_tokens), ends)
-    run = Run(session.decoder, [list(row) for row in rows], max(map(len, rows)) + max_new_tokens)
+    most = max(map(len, rows)) + max(int(max_new_tokens) - 1, 0)
+    run = Run(session.decoder, [list(row) for row in rows], most)
     return _tokens(session, run, max_new_tokens, ends, sampling)
 
 

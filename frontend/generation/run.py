@@ -38,7 +38,7 @@ class Buffers:
 class Run:
     """Prompts under continuation: their lengths, and their keys and values in buffers or arrays.
 
-    most: the largest length.
+    most: the largest length that is run, without the last token that is made.
     """
 
     decoder: Decoder
@@ -83,11 +83,11 @@ class Run:
         decoder, samples = self.decoder, len(self.tokens)
         lengths, fixed = set(map(len, self.tokens)), decoder.ids.shape[1]
         longest = max(lengths)
-        extent = fixed if isinstance(fixed, int) else room(longest) if decoder.filled else longest
+        extent = decoder.extent(samples, longest)
         if longest > extent:
             raise DataError(f"{decoder.label}: {longest} tokens found; {extent} at most needed")
         if decoder.kept and not decoder.given:
-            whole = fixed if isinstance(fixed, int) else room(self.most)
+            whole = decoder.extent(samples, self.most)
             decoder.past_of(samples, whole)
             extent = whole if decoder.kept else extent
         bound = decoder.session.bound_as(
@@ -182,8 +182,7 @@ class Run:
         rows = room(min(self.most, max(2 * before, _USUAL, longest + 1)))
         rows = max(rows, room(longest + 1), _ROWS)
         if not decoder.given:  # all there are, of the graph that the prompts ran in
-            fixed = decoder.ids.shape[1]
-            rows = fixed if isinstance(fixed, int) else room(self.most)
+            rows = decoder.extent(samples, self.most)
         if self.buffers is not None and self.buffers.owner() is self:
             self._spill(self.buffers, self.seen)
 

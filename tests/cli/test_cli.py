@@ -112,6 +112,8 @@ def test_errors_are_one_line(tiny: Path, tmp_path: Path) -> None:
     assert "no such file" in error_of("train", tiny, "--resume", tmp_path / "absent.npz")
     assert "absent.json" in error_of("train", tiny, "--strategy", tmp_path / "absent.json")
     assert "neither train.npz nor" in error_of("train", tiny, "--data", tmp_path)
+    assert "it does not exist; a folder" in error_of("train", tiny, "--data", tmp_path / "absent")
+    assert "a file found; a folder" in error_of("train", tiny, "--data", tiny)
     assert "is no file" in error_of("predict", tiny, "--input", tmp_path)
     for option in ("--cpus", "--threads"):
         assert "8,192 threads in all needed at most" in error_of("train", tiny, option, "100000")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.numpy_helper
 import pytest
 from helpers.decoders import SMALL
 
@@ -271,6 +273,50 @@ def test_what_only_a_mask_hides_is_run_on_all_tokens_with_it() -> None:
     with no_warnings():
         assert made == [session.generate(prompt, 4) for prompt in PROMPTS]
     assert session.decoder is not None and not session.decoder.kept
+
+
+def with_places(path: Path, places: int) -> Path:
+    """Write a decoder of which each position, up to so many, follows from the text's length."""
+    random = np.random.default_rng(5)
+    tables = {"words": (WORDS, 8), "places": (places, 8), "out": (8, WORDS)}
+    weights = [
+        onnx.numpy_helper.from_array(random.standard_normal(shape, np.float32), name)
+        for name, shape in tables.items()
+    ]
+    numbers = {"zero": 0, "one": 1}
+    weights += [onnx.numpy_helper.from_array(np.array(n), name) for name, n in numbers.items()]
+    node = onnx.helper.make_node
+    nodes = [
+        node("Shape", ["ids"], ["length"], start=1, end=2),
+        node("Squeeze", ["length"], ["count"]),
+        node("Range", ["zero", "count", "one"], ["range"]),
+        node("Gather", ["places", "range"], ["where"]),
+        node("Gather", ["words", "ids"], ["what"]),
+        node("Add", ["what", "where"], ["x"]),
+        node("MatMul", ["x", "out"], ["logits"]),
+    ]
+    value = onnx.helper.make_tensor_value_info
+    ids = value("ids", onnx.TensorProto.INT64, ["n", "length"])
+    logits = value("logits", onnx.TensorProto.FLOAT, ["n", "length", WORDS])
+    graph = onnx.helper.make_graph(nodes, "places", [ids], [logits], weights)
+    opset = onnx.helper.make_opsetid("", 17)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    return path
+
+
+def test_texts_may_be_as_long_as_a_table_of_positions(tmp_path: Path) -> None:
+    session = InferenceSession(with_places(tmp_path / "places.onnx", 50))
+    assert session.generate([3] * 45, 6)[:5] == session.generate([3] * 45, 5)
+    with pytest.raises(DataError, match=r"prompt of 45 tokens and max_new_tokens 7 .*: index 50"):
+        session.generate([3] * 45, 7)
+
+
+def test_an_encoder_is_named(tmp_path: Path) -> None:
+    model = Model("two")
+    x, y = (model.input(name, (1, 8), "int64") for name in ("input_ids", "decoder_input_ids"))
+    model.output(model.dense(model.embedding(x, 9, 4) + model.embedding(y, 9, 4), 9))
+    with pytest.raises(DataError, match=r"decoder_input_ids.* a decoder without an encoder"):
+        model.inference().generate([1], 2)
 
 
 def seeing_one(model: Model, scores: Tensor, name: str) -> Tensor:
