@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from soapstone.cache import objects
+from soapstone.cache.answers import late
 from soapstone.cache.changes import SESSIONS as FOLDER, changed, default_path
 from soapstone.cache.environment import digest, environment, folder, key
-from soapstone.cache.told import late
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.sources import Field, Source

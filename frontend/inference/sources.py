@@ -16,7 +16,7 @@ from soapstone.records import dataclass
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
-    from soapstone.frontend.onnx.even import Note
+    from soapstone.frontend.onnx.extent_notes import Note
     from soapstone.frontend.onnx.file.read import Source as OnnxSource
     from soapstone.ir.files.layouts import Layouts
     from soapstone.ir.graph import Graph
@@ -197,7 +197,7 @@ def _of_graph(graph: Graph, weights: Mapping[str, Array]) -> Source:
 def _of_onnx(
     model: OnnxModel, given: Mapping[str, Array], lasting: bool
 ) -> tuple[Graph, Mapping[str, Array], Notes | None]:
-    from soapstone.frontend.onnx.even import UNEVEN
+    from soapstone.frontend.onnx.extent_notes import UNEVEN
 
     graph, contents, notes = model.noted_for(given, rare=True, lasting=lasting)
     return graph, contents, None if UNEVEN in notes else notes

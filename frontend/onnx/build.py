@@ -16,7 +16,7 @@ from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.declared import entry_of
 from soapstone.frontend.onnx.emit import Emitter
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
-from soapstone.frontend.onnx.even import UNEVEN, Note, marked
+from soapstone.frontend.onnx.extent_notes import UNEVEN, Note, marked
 from soapstone.frontend.onnx.file.read import Declared, Source
 from soapstone.frontend.onnx.file.schema import (
     check_call,

@@ -17,7 +17,7 @@ import numpy as np
 from soapstone.dtypes import kind_of
 from soapstone.frontend.onnx.build import Importer
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
-from soapstone.frontend.onnx.even import Note
+from soapstone.frontend.onnx.extent_notes import Note
 from soapstone.frontend.onnx.file.read import Declared, Source, read
 from soapstone.frontend.onnx.file.tensors import frozen
 from soapstone.frontend.onnx.values import Wanted
@@ -189,7 +189,7 @@ class OnnxModel:
     def noted_for(
         self, arrays: Mapping[str, Array], *, rare: bool = False, lasting: bool = False
     ) -> tuple[Graph, dict[str, Array], tuple[Note, ...]]:
-        """Return what `graph_for` does, and the notes on its extents (`even.py`).
+        """Return what `graph_for` does, and the notes on its extents (`extent_notes.py`).
 
         arrays: as of `graph_for`. rare: whether the contents that the graph depends on must be a
         few integers that form a shape, which seldom change, and no data. lasting: whether constants

@@ -54,7 +54,7 @@ class Value:
     weight: bool = False  # known under its label in the file
     trained: bool = False  # a weight that is other contents in a later step, so nothing is folded
     table: Array | None = None
-    told: bool = False  # known, and made of extents of inputs (`even.py`)
+    told: bool = False  # known, and made of extents of inputs (`extent_notes.py`)
     follows: tuple[Extents, ...] = ()  # by axis, or by element of what is `told`; () of none
 
     @property
@@ -62,7 +62,7 @@ class Value:
         """The contents that it has for all extents of inputs, or None.
 
         What is known and made by the graph too goes along these. So do numbers that are `told`, but
-        what becomes of those is noted (`even.py`).
+        what becomes of those is noted (`extent_notes.py`).
         """
         return self.array if self.name is None or self.told else None
 
@@ -98,7 +98,7 @@ RULES: dict[tuple[str, str], Rule] = {}
 
 @dataclass(frozen=True)
 class Even:
-    """Of a translation that depends on extents by shapes alone, given what `even.py` looks at.
+    """How a translation depends on extents: by shapes alone, but for what `extent_notes.py` notes.
 
     Attributes:
         linear: which operands may be made of extents, so that known results are linear in those:

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from soapstone.cache.answers import Answers, state_of
 from soapstone.cache.environment import digest
-from soapstone.cache.told import Told, state_of
 from soapstone.ir import spec
 
 
@@ -44,16 +44,16 @@ def having(field: str) -> list[str]:
 
 
 def _known(what: str) -> Any:
-    found = _told().answer(what, lambda: _asked()[what])
-    _told().save()
+    found = _answers().answer(what, lambda: _asked()[what])
+    _answers().save()
     return found
 
 
 @cache
-def _told() -> Told:
+def _answers() -> Answers:
     """Return what processes saw of the operators with these sources."""
     state = state_of(Path(spec.__file__).parent)
-    return Told("operators", lambda: digest(state), __file__)
+    return Answers("operators", lambda: digest(state), __file__)
 
 
 @cache

@@ -13,8 +13,8 @@ import importlib
 from functools import cache
 from pathlib import Path
 
+from soapstone.cache.answers import Answers, state_of
 from soapstone.cache.environment import digest, environment, key
-from soapstone.cache.told import Told, state_of
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.cpu.openblas import library as openblas
 from soapstone.kernels.fallback import report
@@ -93,8 +93,8 @@ def load(operator: str | None = None) -> None:
     if operator in _LOADED or None in _LOADED:
         return
     with _LOADING:  # workers bind in parallel
-        table: dict[str, list[tuple[str, str]]] = _told().answer("variants", _all)
-        _told().save()
+        table: dict[str, list[tuple[str, str]]] = _answers().answer("variants", _all)
+        _answers().save()
         # Of an operator that a program declares, all that it could be part of.
         wanted = table
         if operator is not None and operator in table:
@@ -126,14 +126,14 @@ def _family_of(module: str) -> int:
 
 
 @cache
-def _told() -> Told:
+def _answers() -> Answers:
     """Return where variants are, as earlier processes saw it with these sources and libraries."""
     from soapstone.ir import spec
     from soapstone.kernels import registry
 
     library = "onednn" if onednn.available() else "openblas" if openblas.available() else ""
     sources = [state_of(Path(module.__file__ or "").parent) for module in (registry, spec)]
-    return Told("kernels", lambda: digest(key(environment()), library, *sources), __file__)
+    return Answers("kernels", lambda: digest(key(environment()), library, *sources), __file__)
 
 
 if not onednn.available() and not onednn.disabled():

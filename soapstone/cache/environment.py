@@ -67,10 +67,10 @@ def environment() -> Mapping[str, str]:
 
 def _processor() -> dict[str, str]:
     """Return the processor as LLVM sees it, and LLVM's version."""
-    from soapstone.cache.told import Told
+    from soapstone.cache.answers import Answers
 
     identity = processor_identity()
-    kept = Told("processor", lambda: digest(identity, installed("llvmlite")), __file__)
+    kept = Answers("processor", lambda: digest(identity, installed("llvmlite")), __file__)
     found: dict[str, str] = kept.answer("processor", _seen, keep=lambda: bool(identity))
     kept.save()
     return found

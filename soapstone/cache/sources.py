@@ -25,8 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from soapstone.cache.answers import Answers, late, state_of
 from soapstone.cache.environment import digest
-from soapstone.cache.told import Told, late, state_of
 
 _ROOT = "soapstone"
 _COMPUTING = ("cache", "ir", "kernels", "native", "runtime")  # packages of all that is compiled
@@ -98,13 +98,13 @@ def _answer(name: str, modules: Callable[[], Iterable[str]], compiled: bool) -> 
         keep = all(map(_in_state, every))
         return whole.hexdigest()[:32]
 
-    found: str = _told().answer(name, ask, keep=lambda: keep)
-    _told().save()
+    found: str = _answers().answer(name, ask, keep=lambda: keep)
+    _answers().save()
     return found
 
 
 def _in_state(module: str) -> bool:
-    """Return whether the source of a module is part of what `_told` depends on."""
+    """Return whether the source of a module is part of what `_answers` depends on."""
     root, *inner = module.split(".")
     if root == _ROOT:
         return len(inner) < 2 or inner[0] in _COMPUTING
@@ -112,14 +112,14 @@ def _in_state(module: str) -> bool:
 
 
 @cache
-def _told() -> Told:
+def _answers() -> Answers:
     """Return the stamps that processes found of the sources as they are."""
     packages = [folder for name in _COMPUTING if (folder := _folder(f"{_ROOT}.{name}"))]
     states = [state_of(folder) for folder in packages]
     root = _folder(_ROOT)
     if root is not None:
         states.append(state_of(root, within=False))
-    return Told("sources", lambda: digest(sys.version, *states), __file__)
+    return Answers("sources", lambda: digest(sys.version, *states), __file__)
 
 
 def _modules(thing: Any, seen: set[int]) -> Iterator[str]:

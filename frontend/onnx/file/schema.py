@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from soapstone.cache.answers import Answers
 from soapstone.cache.environment import installed
 from soapstone.cache.objects import PACKAGED
-from soapstone.cache.told import Told
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.messages import attribute_value, function_in
 from soapstone.frontend.onnx.file.tensors import ONNX_OF, TYPE_STRINGS
@@ -115,13 +115,13 @@ def _made(kept: Any) -> Declaration | None:
     return Declaration._make([*first, formals, items])
 
 
-_TOLD: dict[int, Told] = {}  # by opset; 0: of none
+_ANSWERS: dict[int, Answers] = {}  # by opset; 0: of none
 _learns: bool | None = None  # whether answers are kept: not where others have imported ONNX before
 
 
-def _told(version: int) -> Told:
-    made = Told("onnx", lambda: f"{installed('onnx')} {version}", __file__, PACKAGED)
-    return _TOLD.setdefault(version, made)
+def _answers(version: int) -> Answers:
+    made = Answers("onnx", lambda: f"{installed('onnx')} {version}", __file__, PACKAGED)
+    return _ANSWERS.setdefault(version, made)
 
 
 def _known(key: str, version: int, asked: Callable[[], Any]) -> Any:
@@ -129,12 +129,12 @@ def _known(key: str, version: int, asked: Callable[[], Any]) -> Any:
     global _learns
     if _learns is None:
         _learns = "onnx" not in sys.modules
-    return _told(version).answer(key, asked, keep=lambda: _learns)
+    return _answers(version).answer(key, asked, keep=lambda: _learns)
 
 
 def remember() -> None:
     """Keep what this process asked ONNX, for those that come after it."""
-    for each in list(_TOLD.values()):
+    for each in list(_ANSWERS.values()):
         each.save()
 
 
@@ -145,8 +145,8 @@ def ship(folder: Path) -> None:
     names = {(each.domain, each.name) for each in defs.get_all_schemas()}
     for version in range(1, _newest() + 1):
         asked = {f"{d}:{n}:{version}": _asked(d, n, version) for d, n in sorted(names)}
-        _told(version).ship(asked, folder)
-    _told(0).ship({_NEWEST: _newest()}, folder)
+        _answers(version).ship(asked, folder)
+    _answers(0).ship({_NEWEST: _newest()}, folder)
 
 
 def check_call(

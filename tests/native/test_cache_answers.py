@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from soapstone.cache.told import state_of
+from soapstone.cache.answers import state_of
 
 # The stamps of a kernel that chooses among all, and what was read for them.
 PROGRAM = """

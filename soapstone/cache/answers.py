@@ -1,4 +1,4 @@
-"""What libraries say that take long to import, kept for processes that then need not."""
+"""Answers of libraries that take long to import, kept so that later processes need not ask them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BEGAN = time.time()
 _KEPT = 32  # files of a name, those of other versions too: the ones written last
 
 
-class Told:
+class Answers:
     """Answers of a library, in a file of the user's cache, behind their hash.
 
     Args:
