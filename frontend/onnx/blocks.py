@@ -103,7 +103,8 @@ class Block:
     """Nodes to be run in order of what they need; `path` says whose they are.
 
     Attributes:
-        used: names of values on whose shapes its first piece depends. told: on whose contents.
+        used: names of values on whose shapes its first piece depends.
+        needed_contents: names of values on whose contents it depends.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Block:
         self.outputs = outputs
         self.key = (path, *(step.position for step in steps))
         self.used: set[str] = set()
-        self.told: set[str] = set()
+        self.needed_contents: set[str] = set()
 
     @staticmethod
     def of(
@@ -157,14 +158,15 @@ class Piece:
 def key_of(block: Block, env: Env) -> tuple[Hashable, ...]:
     """Return what the first piece of a block depends on."""
 
-    def part(held: Held | None, told: bool) -> Hashable:
+    def part(held: Held | None, contents: bool) -> Hashable:
         if isinstance(held, tuple):
-            return tuple(part(each, told) for each in held)
+            return tuple(part(each, contents) for each in held)
         if held is None or isinstance(held, Known | Absent):
             return held.key if isinstance(held, Known) else held
-        return held.shape, held.dtype.name, contents_of(held) if told else b""
+        return held.shape, held.dtype.name, contents_of(held) if contents else b""
 
-    return (block.key, *(part(env.find(n), n in block.told) for n in sorted(block.used)))
+    needed = block.needed_contents
+    return (block.key, *(part(env.find(name), name in needed) for name in sorted(block.used)))
 
 
 def recipe_of(slot: Slot) -> Recipe:

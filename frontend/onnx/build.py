@@ -167,7 +167,7 @@ class Importer:
         while inputs and inputs[-1] is None:
             inputs.pop()
         self.emitter.shaped = self._lasting and any(
-            isinstance(each, Value) and each.told for each in inputs
+            isinstance(each, Value) and each.of_extents for each in inputs
         )
         held = self.source.constants.get(id(node))
         results = held[1] if held else self._call(node, tuple(inputs), scope)

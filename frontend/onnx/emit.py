@@ -227,7 +227,7 @@ class Emitter:
 
         Numbers that are made of these do not, whose results are numbers too.
         """
-        if self._folds_all or any(value.told for value in inputs):
+        if self._folds_all or any(value.of_extents for value in inputs):
             return False
         return self.shaped or any(value.name is not None for value in inputs)
 

@@ -84,9 +84,13 @@ def marked(
     if not given:
         return _told(node, mark, inputs, results)
     picked = _picked(node, inputs)
-    told = any(each.told for each in given)
+    derived = any(each.of_extents for each in given)
     results, note = _told(node, mark, inputs, results)
-    if picked is None and note != UNEVEN and (told or note is not None or (mark and mark.places)):
+    if (
+        picked is None
+        and note != UNEVEN
+        and (derived or note is not None or (mark and mark.places))
+    ):
         bent = tuple(sorted((each for each in _all(given) if each.bent), key=_place))
         if bent:
             note = (note or Note(()))._replace(bent=bent)
@@ -112,9 +116,16 @@ def _picked(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> tuple[Extent
         ends = {each.name: each.i for each in node.attribute}
         return x.follows[ends.get("start", 0) : ends.get("end")]
     places = [
-        each.array for each in others if isinstance(each, Value) and not (each.told or each.follows)
+        each.array
+        for each in others
+        if isinstance(each, Value) and not (each.of_extents or each.follows)
     ]
-    if not x.told or x.rank != 1 or len(x.follows) != x.shape[0] or len(places) != len(others):
+    if (
+        not x.of_extents
+        or x.rank != 1
+        or len(x.follows) != x.shape[0]
+        or len(places) != len(others)
+    ):
         return None
     elements = np.arange(x.shape[0])
     if node.op_type == "Gather" and places[0] is not None:
@@ -138,13 +149,13 @@ def _follows(
     """Return what each axis of a result follows from; more than that where it is not looked for."""
     x, rank = inputs[0], made.rank
     attributes = {each.name: list(each.ints) for each in node.attribute}
-    if made.told:
-        several = node.op_type == "Mul" and sum(each.told for each in given) > 1
+    if made.of_extents:
+        several = node.op_type == "Mul" and sum(each.of_extents for each in given) > 1
         if several and made.array is not None:  # products of extents are numbers of their own
             values = enumerate(made.array.ravel().tolist())
             return tuple(_own(_all(given), made, at, value) for at, value in values)
         return (_all(given),)
-    if any(each.told for each in given) or not isinstance(x, Value):
+    if any(each.of_extents for each in given) or not isinstance(x, Value):
         return (_all(given),) * rank
     if (mark.strided or mark.scaled) and len(x.follows) == rank:
         strides = [0] if mark.scaled else attributes.get("strides") or [1]
@@ -185,28 +196,32 @@ def _told(
     """Return a node's results, those made of extents marked so, and what is to be noted, if any."""
     kind = node.op_type
     if kind == "Shape":
-        return [replace(each, told=True) for each in results if isinstance(each, Value)], None
-    told = [
-        at for at, each in enumerate(inputs) if each is not None and getattr(each, "told", False)
+        return [replace(each, of_extents=True) for each in results if isinstance(each, Value)], None
+    which = [
+        at
+        for at, each in enumerate(inputs)
+        if each is not None and getattr(each, "of_extents", False)
     ]
     made = [each for each in results if not isinstance(each, Value) or each.array is None]
-    if not told:
+    if not which:
         follows = any(isinstance(each, Value) and each.follows for each in inputs)
         return results, None if not (made or follows) else _even(node, mark, inputs)
     known = all(each is None or _number(each) for each in inputs)
-    linear = mark is not None and mark.linear_in(told)
+    linear = mark is not None and mark.linear_in(which)
     if known and not made and all(map(_number, results)):
-        divided = kind == "Div" and told == [0]
-        if linear or divided or (kind == "Mul" and len(told) == 2):
-            numbers = [replace(each, told=True) for each in results if isinstance(each, Value)]
+        divided = kind == "Div" and which == [0]
+        if linear or divided or (kind == "Mul" and len(which) == 2):
+            numbers = [
+                replace(each, of_extents=True) for each in results if isinstance(each, Value)
+            ]
             return numbers, _divided(inputs) if divided else None
-    if mark is not None and told == [mark.shape] and _within(kind, inputs):
+    if mark is not None and which == [mark.shape] and _within(kind, inputs):
         return results, None if not made else _even(node, mark, inputs)
-    if kind == "Slice" and 0 not in told and (note := _cut(inputs)) is not None:
+    if kind == "Slice" and 0 not in which and (note := _cut(inputs)) is not None:
         return results, note
     if made and _even(node, mark, inputs) is not None:
         return results, UNEVEN
-    contents = [each for at in told if isinstance(each := inputs[at], Value)]
+    contents = [each for at in which if isinstance(each := inputs[at], Value)]
     arrays = [each.array.tobytes().hex() for each in contents if each.array is not None]
     sources = [_all([each]) for each in contents]
     several = [each for all_ in sources if len(all_) > 1 for each in sorted(all_, key=_place)]
@@ -227,7 +242,7 @@ def _rests(*numbers: int) -> tuple[tuple[bool, int], ...]:
 
 
 def _within(kind: str, inputs: Sequence[Slot | None]) -> bool:
-    """Return whether an operand that is told is a shape, or ends a range or a part of a constant.
+    """Return whether an operand made of extents is a shape, or ends a range or part of a constant.
 
     The range or part has as many elements as lie between its ends, however long it is.
     """

@@ -207,9 +207,9 @@ class Pieces:
             outside = replace(env.scope, values={}, outer=None)
             feeds = self._offered(importer, block, env, outside)
             scope = replace(env.scope, values={}, outer=outside)
-            told = len(block.told)
+            before = len(block.needed_contents)
             pending, steps = self._translate(importer, block, env, scope, feeds)
-            if len(block.told) == told:
+            if len(block.needed_contents) == before:
                 break
         rest = tuple(step for step in pending if step not in steps)
         wanted = set(block.outputs).union(*(step.reads for step in pending))
@@ -245,7 +245,7 @@ class Pieces:
             if isinstance(held, Known):
                 return held.value
             array = array_in(held)
-            if name in block.told:
+            if name in block.needed_contents:
                 return emitter.known(array, name)
             base = f"{name}.in" if name in self._source.weights else name
             made = emitter.offered(described(array), name, emitter.builder.unique(base))
@@ -274,7 +274,7 @@ class Pieces:
     ) -> tuple[list[Step], list[Step]]:
         """Translate what can be; return the steps that are left, and those of them to take next.
 
-        Where contents are needed that are at hand, `block.told` says so afterwards.
+        Where contents are needed that are at hand, `block.needed_contents` says so afterwards.
         """
         pending: list[Step] = []
         failures: list[tuple[Step, UnboundError]] = []
@@ -313,7 +313,7 @@ class Pieces:
             held = env.find(name)
             if isinstance(held, tuple | Absent | None) or array_in(held).size > MOST_CONTENTS:
                 return False
-        block.told |= found
+        block.needed_contents |= found
         return bool(found)
 
     def _has_inside(self, step: Step) -> bool:

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 class Extent(NamedTuple):
-    """A number that extents of values are made of, on a line.
+    """An extent in which the extents of other values are linear.
 
     Attributes:
-        name, axis: of an input, or of what an operator made whose strides leave that line.
-        extent: there. origin: the inputs, each with an axis, that it follows from.
+        name, axis: an axis of an input, or of the result of an operator with strides, whose extent
+            is not linear in those of inputs.
+        extent: the extent of that axis.
+        origin: the axes of inputs on which it depends.
     """
 
     name: str
@@ -33,18 +35,18 @@ class Extent(NamedTuple):
 
     @property
     def bent(self) -> bool:
-        """Whether it is an operator's."""
+        """Whether it is that of an operator's result, so not linear in extents of inputs."""
         return self.origin != {(self.name, self.axis)}
 
 
-Extents = frozenset[Extent]  # that one follows from
+Extents = frozenset[Extent]  # those on which an extent depends
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value while a graph is built: made by the graph (`name`), known (`array`), or both.
+    """A value while a graph is built: a value of the graph (`name`), known (`array`), or both.
 
-    Of texts, the graph makes places in a `table`; without one, a run is given them.
+    Texts are numbers in the graph: places in a `table`. Without a table, a run is given them.
     """
 
     spec: TensorSpec
@@ -54,17 +56,17 @@ class Value:
     weight: bool = False  # known under its label in the file
     trained: bool = False  # a weight that is other contents in a later step, so nothing is folded
     table: Array | None = None
-    told: bool = False  # known, and made of extents of inputs (`extent_notes.py`)
-    follows: tuple[Extents, ...] = ()  # by axis, or by element of what is `told`; () of none
+    of_extents: bool = False  # known numbers, computed from extents of inputs (`extent_notes.py`)
+    follows: tuple[Extents, ...] = ()  # what each axis (of `of_extents`: element) depends on
 
     @property
     def lasting(self) -> Array | None:
-        """The contents that it has for all extents of inputs, or None.
+        """The contents, if they may be taken as constant for all extents of inputs; else None.
 
-        What is known and made by the graph too goes along these. So do numbers that are `told`, but
-        what becomes of those is noted (`extent_notes.py`).
+        Contents that the graph makes as well depend on these extents. So do numbers `of_extents`,
+        but what they are used for is noted (`extent_notes.py`).
         """
-        return self.array if self.name is None or self.told else None
+        return self.array if self.name is None or self.of_extents else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -101,13 +103,15 @@ class Even:
     """How a translation depends on extents: by shapes alone, but for what `extent_notes.py` notes.
 
     Attributes:
-        linear: which operands may be made of extents, so that known results are linear in those:
-            the first alone, any one, or all.
-        shape: the operand that may be made of extents, as a shape or where a constant is cut.
-        aligned: extents of results follow from those of the operands, axis by axis from the last.
-        strided: results have the first operand's extents, those of windows divided by strides.
-        scaled: results have the first operand's extents, those of images scaled by any number.
-        places: attributes in the graph may be made of extents of operands.
+        linear: the operands that may be computed from extents, with known results that are linear
+            in them: only the first, any one, or all.
+        shape: the operand that may be computed from extents because it is a shape, or says where a
+            constant is cut.
+        aligned: each extent of a result depends on those of the operands along the same axis,
+            counted from the last.
+        strided: results have the first operand's extents; those of windows are divided by strides.
+        scaled: results have the first operand's extents; those of images are scaled by any factor.
+        places: attributes of the emitted nodes may depend on extents of operands.
     """
 
     linear: Literal["first", "one", "all"] | None = None
@@ -117,11 +121,11 @@ class Even:
     scaled: bool = False
     places: bool = False
 
-    def linear_in(self, told: list[int]) -> bool:
+    def linear_in(self, operands: list[int]) -> bool:
         """Return whether results are linear in these operands, which are made of extents."""
         if self.linear == "first":
-            return told == [0]
-        return self.linear == "all" or (self.linear == "one" and len(told) == 1)
+            return operands == [0]
+        return self.linear == "all" or (self.linear == "one" and len(operands) == 1)
 
 
 PLAIN, ALIGNED, STRIDED = Even(), Even(aligned=True), Even(strided=True)
