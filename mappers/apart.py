@@ -29,7 +29,7 @@ def configure_apart(
 ) -> dict[str, Configuration]:
     """Return the configurations of operators that are better not split over samples.
 
-    samples: the sample dim of each node (`ir.samples`). They are of operators with parameters,
+    samples: the sample dim of each node (`ir.analysis.samples`). They are of operators with parameters,
     their gradients, and the updates of those parameters.
     """
     chosen = {}
