@@ -29,8 +29,8 @@ def configure_apart(
 ) -> dict[str, Configuration]:
     """Return the configurations of operators that are better not split over samples.
 
-    samples: the sample dim of each node (`ir.analysis.samples`). They are of operators with parameters,
-    their gradients, and the updates of those parameters.
+    samples: the sample dim of each node (`ir.analysis.samples`). parts: how many processors there
+    are. The operators are those with parameters, their gradients, and these parameters' updates.
     """
     chosen = {}
     for group in _groups(graph, samples):

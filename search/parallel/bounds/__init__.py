@@ -1,1 +1,1 @@
-"""What no strategy can pass."""
+"""Bounds of the time and the memory of a step that hold for every strategy."""

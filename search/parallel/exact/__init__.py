@@ -1,1 +1,1 @@
-"""Strategies that are shown to be best."""
+"""Exact methods, whose strategies are proved to be the best by what they count."""

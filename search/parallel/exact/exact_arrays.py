@@ -103,7 +103,7 @@ class Path(NamedTuple):
         chosen: (operators), the row of each. cursor: (operators), the next candidate at each depth.
         fixed: (operators + 1, renamings), whether a renaming leaves all chosen rows unchanged.
         end: (operators, points), when forward points end.
-        free: (operators + 1, devices), when devices have run all forward points.
+        free: (operators + 1, devices), when devices have run the forward points up to a depth.
         away: (operators, points, devices + 1), from a backward point's earliest start to the end of
             the last backward point of each device; the last entry: to the end of the step, along
             messages of parameters.

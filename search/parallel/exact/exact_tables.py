@@ -1,4 +1,4 @@
-"""From a model and its space to the arrays of branch and bound (`exact_arrays.Tree`)."""
+"""Builds the arrays of branch and bound (`exact_arrays.Tree`) from a model and its space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ MOST_PAIRS = 30_000_000  # of neighbours' configurations
 
 
 def place_of(model: Model, op: int, which: int) -> float:
-    """Return the place in the order of an operator's first task, or of its backward pass."""
+    """Return the place of an operator's task in the order of tasks.
+
+    It is the first of its tasks if the operator lacks the one that is asked for.
+
+    which: 0 for the forward pass, 1 for the backward pass.
+    """
     p = model.problem
     task = passes(model, op)[which]
     if task >= 0:
@@ -30,7 +35,13 @@ def place_of(model: Model, op: int, which: int) -> float:
 
 
 class Encoder:
-    """Makes what `branching.py` works on."""
+    """Builds the arrays that `branching.py` works on.
+
+    Args:
+        model: the whole model. space: the configurations of its operators.
+        order: the operators in the order in which they get configurations.
+        edges: pairs of operators, of which the second reads the first.
+    """
 
     def __init__(
         self, model: Model, space: Space, order: list[int], edges: list[tuple[int, int]]
@@ -62,7 +73,7 @@ class Encoder:
         return Choices(self.choices[i].degrees[rows], self.choices[i].placed[rows])
 
     def _sharing(self) -> list[list[int]]:
-        """Return, for each operator, those that read a parameter that it reads, itself too."""
+        """Return, for each operator, all that read one of its parameters, itself included."""
         roles = self.model.graph.roles
         read = [
             {
@@ -79,7 +90,10 @@ class Encoder:
         ]
 
     def levels(self) -> list[int]:
-        """Return numbers of operators, such that what shares parameters is together."""
+        """Return the numbers of operators after which partial strategies may be simulated.
+
+        Operators that share parameters are all before or all after such a place.
+        """
         count = len(self.order)
         found = [0]
         for level in range(2, count):
@@ -89,7 +103,7 @@ class Encoder:
         return [*found[1:], count]
 
     def tree(self) -> Tree:
-        """Return the tables."""
+        """Return all tables of the search."""
         count, devices, space = len(self.order), self.devices, self.space
         sizes = [len(each) for each in self.choices]
         first = np.cumsum([0, *sizes]).astype(np.int64)

@@ -113,10 +113,10 @@ class Exhaustive:
         return sorted(self.space.free, key=lambda op: place[op])
 
     def run(self, seed: int | None = None) -> Certificate:
-        """Return the certificate of a search that begins with the walker's strategy.
+        """Search, and return what is proved; the walker has the best strategy before and after.
 
         Args:
-            seed: of random strategies of the space. The search begins with the best one that
+            seed: of random strategies of the space. The search then begins with the best one that
                 descents from these find, instead of the walker's.
         """
         complete = False
