@@ -13,15 +13,18 @@ from soapstone.frontend.torch.emit import Emit, Rule, Value, axes_of, axis_of, n
 
 
 def linear(e: Emit, x: Value, w: Value, b: Value | None = None) -> Value:
+    """Emit `aten.linear`: x (…, k) by the transpose of w (n, k), plus b (n)."""
     turned = e("transpose", w, permutation=(1, 0))
     return e("linear", x, turned, *([b] if b else []), bias=b is not None)
 
 
 def mm(e: Emit, x: Value, y: Value) -> Value:
+    """Emit the product of matrices, `aten.mm` or `aten.bmm`."""
     return e("matmul", x, y)
 
 
 def addmm(e: Emit, b: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    """Emit `aten.addmm`: b plus the product of x and y."""
     needs((beta, alpha) == (1, 1), "alpha and beta of 1")
     if b.shape == y.shape[1:]:
         return e("linear", x, y, b)
@@ -39,6 +42,7 @@ def attention(
     attn_mask: Value | None = None,
     scale: float | None = None,
 ) -> Any:
+    """Emit scaled dot-product attention in inference: softmax(q kᵀ scale + mask) v."""
     needs(dropout_p == 0 and e.used <= {0}, "no dropout, and nothing but the result looked at")
     needs(q.shape[:-2] == k.shape[:-2] == v.shape[:-2], "equal dims before the last two")
     mask = []
@@ -74,6 +78,7 @@ def convolution(
     output_padding: Any,
     groups: int,
 ) -> Value:
+    """Emit `aten.convolution`, transposed or not."""
     count = w.rank - 2
     needs(x.rank == w.rank and 1 <= count <= 3, "samples of 1 to 3 spatial dims")
     given = {
@@ -95,6 +100,8 @@ def samples(e: Emit, x: Value, count: int) -> Value:
 
 
 def max_pool(count: int) -> Rule:
+    """Return the rule of max pooling over `count` dims."""
+
     def rule(
         e: Emit,
         x: Value,
@@ -120,6 +127,8 @@ def max_pool(count: int) -> Rule:
 
 
 def avg_pool(count: int) -> Rule:
+    """Return the rule of average pooling over `count` dims."""
+
     def rule(
         e: Emit,
         x: Value,
@@ -146,6 +155,7 @@ def avg_pool(count: int) -> Rule:
 
 
 def adaptive(e: Emit, x: Value, size: Any) -> Value:
+    """Emit adaptive average pooling of images to a size that divides theirs."""
     needs(x.rank == 4, "samples")
     sizes = pairs(size, 2)
     needs(all(n % s == 0 for n, s in zip(x.shape[2:], sizes)), "windows of one size")
@@ -157,6 +167,7 @@ def adaptive(e: Emit, x: Value, size: Any) -> Value:
 
 
 def scale(e: Emit, given: Value | None, number: float, shape: Any, dtype: str) -> Value:
+    """Return a scale or shift that was given, or else a constant of one number."""
     return given or e.known(np.full(tuple(shape), number), dtype)
 
 
@@ -169,6 +180,7 @@ def batch_norm(
     var: Value | None,
     *rest: Any,
 ) -> Any:
+    """Emit batch normalisation by running statistics, or by those of each batch."""
     training, epsilon = (rest[0] if len(rest) == 3 else False), rest[-1]
     needs(e.used <= {0}, "nothing but the result looked at")
     if training and mean is None and x.rank > 2:  # of each batch alone, as instance norm is made
@@ -191,6 +203,7 @@ def batch_norm(
 def layer_norm(
     e: Emit, x: Value, shape: Any, gamma: Value | None, beta: Value | None, epsilon: float
 ) -> Any:
+    """Emit layer normalisation over the last dims, as many as `shape` has."""
     needs(e.used <= {0}, "nothing but the result looked at")
     gamma, beta = scale(e, gamma, 1, shape, x.dtype), scale(e, beta, 0, shape, x.dtype)
     made = e("layer_norm", x, gamma, beta, epsilon=float(epsilon), axis=x.rank - len(shape))
@@ -200,6 +213,7 @@ def layer_norm(
 def group_norm(
     e: Emit, x: Value, gamma: Any, beta: Any, n: int, c: int, hw: int, groups: int, epsilon: float
 ) -> Any:
+    """Emit group normalisation of x (n, c, …)."""
     needs(e.used <= {0}, "nothing but the result looked at")
     gamma, beta = scale(e, gamma, 1, (c,), x.dtype), scale(e, beta, 0, (c,), x.dtype)
     made = e("group_norm", x, gamma, beta, num_groups=groups, epsilon=float(epsilon))
@@ -207,6 +221,8 @@ def group_norm(
 
 
 def softmax(operator: str) -> Rule:
+    """Return the rule of softmax or its logarithm along an axis."""
+
     def rule(e: Emit, x: Value, axis: int, half: bool = False, **_: Any) -> Value:
         needs(x.rank > 0, "a dim")
         return e(operator, e.cast(x, e.out.dtype), axis=axis_of(axis, x.rank))
@@ -218,6 +234,8 @@ def softmax(operator: str) -> Rule:
 
 
 def fold(operator: str) -> Rule:
+    """Return the rule of a reduction, computed in the result's element type."""
+
     def rule(e: Emit, x: Value, axes: Any = None, keepdim: bool = False, **_: Any) -> Value:
         needs(x.rank > 0, "a dim")
         made = e.cast(x, e.out.dtype)
@@ -227,6 +245,8 @@ def fold(operator: str) -> Rule:
 
 
 def extreme(operator: str) -> Rule:
+    """Return the rule of the place of the largest or smallest element along an axis."""
+
     def rule(e: Emit, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
         needs(axis is not None and x.rank > 0, "one dim")
         return e(operator, x, axis=axis_of(axis, x.rank), keepdims=keepdim)
@@ -248,6 +268,7 @@ def truth(operator: str) -> Rule:
 def variance(
     e: Emit, x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> Value:
+    """Emit the variance over some axes, divided by their elements less `correction`."""
     over = axes_of(axes, x.rank)
     count = math.prod(x.shape[axis] for axis in over)
     needs(count > correction, "more elements than the correction")
