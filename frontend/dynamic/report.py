@@ -9,12 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CellReport:
-    """A cell's part.
+    """What was recorded and run of one cell.
 
     Attributes:
-        name: the cell's, or of a layer outside of cells its operator. operators: in one call.
-        calls: how often it occurred. runs: of how many at once it was run forward.
-        graphs: bound for some number of rows, forward, back and for sums of gradients.
+        name: the cell's name; of a layer outside of cells, its operator.
+        operators: how many operators one call has.
+        calls: how often it was called.
+        runs: how many forward runs computed these calls.
+        graphs: how many graphs were bound for it: forward, backward and for sums of gradients.
     """
 
     name: str
@@ -26,11 +28,13 @@ class CellReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What ran since a session began.
+    """What a session has recorded and run since it began.
 
     Attributes:
-        reuse: as the session was made. updates: steps of training.
-        cells: by order of their first call. seconds: of each stage.
+        reuse: the session's `reuse`.
+        updates: how many training steps it has done.
+        cells: a report for each cell, in the order of their first calls.
+        seconds: the time that each stage took.
     """
 
     reuse: str

@@ -1,7 +1,7 @@
-"""The calls of a step as arrays, so that no Python is run for each of them after it is recorded.
+"""The calls of a step as arrays, so that after recording no Python runs for each of them.
 
-A call is written as numbers: that of its cell, and a code of each operand. Results of calls are
-numbered by their order in a step; the row that each is in is known once it has run.
+A call is a row of numbers: that of its cell, and a code for each operand. The results of calls are
+numbered in order within a step. The row that holds a result is known once its call has run.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ RESULTS = 1 << 16  # of one call, and types of values in a session, at most
 
 
 def code_of(row: int, store: int) -> int:
-    """Return the code of a value that no call makes: which row of which array it is."""
+    """Return the code of a value that no call makes, from its row and its array's number."""
     return ~(row * RESULTS + store)
 
 
 @dataclass(frozen=True)
 class Units:
-    """What runs: calls, or tiles that several are, those that make operands before their users.
+    """What runs, in topological order: calls, or tiles that stand for several calls.
 
     Attributes:
-        cells: int64 (units,), the numbers of their cells. first: (units + 1,), of each its first
-            operand. operands: numbers of results, or codes that `code_of` returns.
-        outs: (units + 1,), of each its first result. results: their numbers.
+        cells: int64 (units,), the number of each unit's cell.
+        first: (units + 1,), where each unit's operands begin.
+        operands: numbers of results, or codes that `code_of` returns.
+        outs: (units + 1,), where each unit's results begin.
+        results: the numbers of results.
     """
 
     cells: Array
@@ -44,13 +46,13 @@ class Units:
         return len(self.cells)
 
     def taken(self, which: Array) -> Units:
-        """Return some units, by their places."""
+        """Return the units at some places."""
         first, operands = _rows_of(self.first, which)
         outs, results = _rows_of(self.outs, which)
         return Units(self.cells[which], first, self.operands[operands], outs, self.results[results])
 
     def joined(self, others: Units) -> Units:
-        """Return these units, then others."""
+        """Return these units followed by others."""
         return Units(
             np.concatenate((self.cells, others.cells)),
             np.concatenate((self.first, self.first[-1] + others.first[1:])),
@@ -60,13 +62,13 @@ class Units:
         )
 
     def places(self, results: int) -> Array:
-        """Return where in `results` each of all the step's results is, -1 for in none."""
+        """Return where each result of the step is in `self.results`, or -1. results: how many."""
         places = np.full(results, -1, np.int64)
         places[self.results] = np.arange(len(self.results))
         return places
 
     def makers(self, results: int) -> Array:
-        """Return which unit makes each operand, -1 of none. results: how many the step has."""
+        """Return the unit that makes each operand, or -1. results: how many the step has."""
         place = self.places(results + 1)[np.maximum(self.operands, -1)]  # the last is of none
         unit = np.repeat(np.arange(len(self)), np.diff(self.outs))
         return np.where(place < 0, -1, unit[place]) if len(unit) else place
@@ -84,8 +86,8 @@ class Tape:
     """All calls of a step.
 
     Attributes:
-        units: of them, in order of recording. rows: int64 (results,), the row that each result is,
-            -1 of one that has not been computed.
+        units: the calls in the order in which they were recorded.
+        rows: int64 (results,), the row of each result, or -1 if it has not been computed.
     """
 
     def __init__(self) -> None:
@@ -94,7 +96,7 @@ class Tape:
         self.rows = none
 
     def extend(self, calls: Sequence[tuple[int, ...]], results_of: Array) -> None:
-        """Add calls: of each its cell and the codes of operands. results_of: counts, by cell."""
+        """Add calls, each its cell and its operands' codes. results_of: their number, by cell."""
         sizes = np.fromiter(map(len, calls), np.int64, len(calls))
         words = np.fromiter(chain.from_iterable(calls), np.int64, int(sizes.sum()))
         begins = np.cumsum(sizes) - sizes
@@ -110,15 +112,17 @@ class Tape:
         new[made] = self.results_of(new[made])
 
     def results_of(self, codes: Any) -> Array:
-        """Return the numbers of results, by the codes of the values that they are."""
+        """Return the numbers of the results that values' codes stand for."""
         codes = np.asarray(codes, np.int64)
         found: Array = self.units.outs[codes // RESULTS] + codes % RESULTS
         return found
 
     def needed(self, begin: int, asked: Array) -> Array:
-        """Return the calls from one on, with those that they and some results need, in order.
+        """Return, in order, the calls from `begin` on and all that these and some results need.
 
-        asked: results, of which and of operands those that are there need nothing.
+        Results that have been computed already need no call.
+
+        asked: the numbers of these results.
         """
         makers = self.units.makers(len(self.rows))
         asked = asked[self.rows[asked] < 0]

@@ -1,4 +1,4 @@
-"""What a dynamic session records: values that are computed later."""
+"""The values that a dynamic session records, which are computed later."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 class Column:
-    """What the values of one type of one step have in common.
+    """What all values of one type in one step have in common.
 
     Attributes:
-        model: the session. rows: the array that they are rows of. live: whether the step goes on.
+        model: the session.
+        rows: the array of which the values are rows.
+        live: whether the step has not ended.
     """
 
     __slots__ = ("live", "model", "rows")
@@ -29,11 +31,12 @@ class Column:
 
 
 class Lazy(Arithmetic):
-    """A value of one sample, computed when it is looked at, or when a step ends.
+    """A value of one sample, computed when it is read or when the step ends.
 
     Attributes:
-        column: says of which session, step and type it is. code: the number of the call that makes
-            it times `RESULTS`, and which result of that it is; or what `tape.code_of` returns.
+        column: its session, step and type.
+        code: the number of the call that makes it times `RESULTS`, plus which of the call's results
+            it is; or a code of `tape.code_of` if no call makes it.
     """
 
     from_array = "session.value(array)"
