@@ -50,7 +50,8 @@ def first_non_finite(graph: Graph, values: Mapping[str, Array]) -> str | None:
     for name in graph.roles:
         if not np.isfinite(values[name]).all():
             return f"input {name!r}"
-    for node, arrays in steps(graph, values):
-        if not all(np.isfinite(array).all() for array in arrays):
-            return node.label
+    with np.errstate(all="ignore"):  # which NumPy would warn of
+        for node, arrays in steps(graph, values):
+            if not all(np.isfinite(array).all() for array in arrays):
+                return node.label
     return None

@@ -45,6 +45,10 @@ _KNOWN = {"full", "scalar_tensor", "arange", "eye", "zeros", "ones"}  # that rea
 _MOST_KNOWN = 1 << 16  # elements of their results
 _BOUND = 8  # shapes of inputs of a graph that stay bound; the least recently used one goes
 _CHANGES = 3  # of a weight, after which it is an input: each binds all shapes anew
+_NUMBERS = (  # of `item`: Dynamo does so where a second model of a class has another number
+    "a number is read from a tensor; where it is an attribute of the model,"
+    " torch._dynamo.config.specialize_float = True before the first run keeps it one"
+)
 _REFUSED = (NoRule, GraphError, DataError, TypeError, ValueError, AttributeError, LookupError)
 
 
@@ -371,6 +375,8 @@ class Program:
                 bound = _Bound(self, args)
             except Exception as error:  # what PyTorch cannot trace, it still runs
                 said = " ".join(str(error).split())[:200]
+                if "_local_scalar_dense" in said:
+                    said += f"; {_NUMBERS}"
                 self._failed[key] = f"no graph: {type(error).__name__}: {said}"
                 return None
             self.reports[key] = bound.report

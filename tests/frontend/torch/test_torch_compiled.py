@@ -289,6 +289,15 @@ def test_threads_may_share_a_compiled_model() -> None:
     assert wrong == []
 
 
+def test_a_number_that_became_an_input_is_told_with_what_to_do() -> None:
+    first, second = (nn.LayerNorm(4, eps=eps) for eps in (1e-5, 1e-3))
+    compiled_as_eager(first, torch.randn(2, 4))
+    report = compiled_as_eager(second, torch.randn(2, 4))  # as PyTorch does, if not here
+    if report.graphs:
+        pytest.skip("this PyTorch keeps the number")
+    assert any("specialize_float = True" in why for why in report.plain)
+
+
 def test_gradients_are_left_to_pytorch() -> None:
     model = perceptron()
     compiled = soapstone.torch.compile(model, threads=1)

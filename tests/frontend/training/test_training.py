@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,18 @@ def test_a_nan_names_step_and_layer_and_leaves_the_parameters() -> None:
             train(model, x, y, 1)
         for name, value in model.weights().items():
             np.testing.assert_array_equal(value, weights[name], err_msg=name)
+
+
+def test_a_value_that_overflows_is_told_without_warnings_of_numpy() -> None:
+    with Model("steep") as model:
+        model.output(model.dense(model.dense(model.input("x", (2, 3)), 3, name="a"), 2, name="b"))
+        model.compile(SGD(0.1), cpus=1)
+        weights = {name: np.full_like(value, 1e30) for name, value in model.weights().items()}
+        model.set_weights(weights)
+        samples, targets = np.ones((2, 3), np.float32), np.zeros(2, np.int32)
+        with warnings.catch_warnings(), pytest.raises(NonFiniteLoss, match="made by linear 'b"):
+            warnings.simplefilter("error")
+            model.fit(samples, targets, batch_size=2, progress=False)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(1e-3)])
