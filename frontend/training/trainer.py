@@ -44,7 +44,7 @@ class TrainingResult:
     Attributes:
         epochs: a record of each epoch: "epoch", "loss", "accuracy", "validation_loss" and so on.
         steps: the number of steps. seconds: of the whole fit.
-        step_us: the median time of a step. samples_per_s: the batch size over that.
+        step_us: the median time of a step. samples_per_s: its samples over that.
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
@@ -160,7 +160,7 @@ class Trainer(Resumable):
                     hooks.call("on_epoch_end", state)
         finally:
             batches.close()
-            result.ended(time.perf_counter() - began, busy, size)
+            result.ended(time.perf_counter() - began, busy, first)
             hooks.end(state)
         return result
 

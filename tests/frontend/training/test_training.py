@@ -119,6 +119,15 @@ def test_a_nan_names_step_and_layer_and_leaves_the_parameters() -> None:
             np.testing.assert_array_equal(value, weights[name], err_msg=name)
 
 
+def test_fewer_samples_than_a_batch_are_counted_as_they_are() -> None:
+    with Model("few") as model:
+        model.output(model.dense(model.input("x", (64, 3)), 2))
+        model.compile(SGD(0.1), cpus=1)
+        samples, targets = np.ones((5, 3), np.float32), np.zeros(5, np.int32)
+        result = model.fit(samples, targets, batch_size=64, progress=False)
+    assert result.samples_per_s * result.step_us * 1e-6 == pytest.approx(5)
+
+
 def test_a_value_that_overflows_is_told_without_warnings_of_numpy() -> None:
     with Model("steep") as model:
         model.output(model.dense(model.dense(model.input("x", (2, 3)), 3, name="a"), 2, name="b"))
