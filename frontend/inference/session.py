@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _OPENED = (  # what a session has once its model is open
     *("_binder", "_machine", "_lock", "_bounds", "_pieces", "_pool", "decoder", "_close"),
-    *("_others", "_serving", "_asked"),
+    *("_others", "_alone", "_asked"),
 )
 
 
@@ -223,7 +223,7 @@ class InferenceSession:
         self._asked: list[None] = []  # one for each run that waits for this session, or runs
         # Each of the others runs one more request at once.
         self._others = [self._another(self._machine) for _ in range(requests - 1)]
-        self._serving = (self, *self._others)
+        self._alone = False  # whether the others serve no runs for now
 
     def _another(self, machine: Machine) -> InferenceSession:
         """Return a session of the same model on another machine, with shared weights."""
@@ -236,7 +236,7 @@ class InferenceSession:
         """In a child process, reset locks and bind shapes again, to new workers."""
         self._lock = threading.Lock()
         self._pool = None
-        self._asked, self._serving = [], (self, *self._others)
+        self._asked, self._alone = [], False
         if self._close.alive:
             self._bounds.start()
         else:
@@ -306,11 +306,12 @@ class InferenceSession:
         given = self.checked(inputs)
         while True:
             with self._opened:  # who comes next sees what is chosen
-                chosen = min(self._serving, key=InferenceSession._load)
+                others = () if self._alone else self._others
+                chosen = min((self, *others), key=InferenceSession._load)
                 chosen._asked.append(None)
             try:
                 with chosen._lock:
-                    if chosen in self._serving:  # else a profile began meanwhile
+                    if chosen is self or not self._alone:  # else a profile began meanwhile
                         return chosen._run(given, out)
             finally:
                 chosen._asked.pop()
@@ -442,14 +443,14 @@ class InferenceSession:
             ProfileError: another timeline is being taken.
         """
         with self._bounds.session.timed() as timeline:
-            all_, self._serving = self._serving, (self,)
             try:
+                self._alone = True
                 for each in self._others:
                     with each._lock:  # its run has ended
                         pass
                 yield timeline
             finally:
-                self._serving = all_
+                self._alone = False
         timeline.save(path)
 
     def variants(self, inputs: Mapping[str, Array] | Array) -> Mapping[str, str]:
