@@ -30,6 +30,7 @@ ROOT = HERE.parent
 PYTHON = sys.executable
 GRACE_S = 20.0  # for a part that is told to end
 QUICK = ("matmul", "relu", "reduce_sum", "attention", "conv2d")
+STEPPED = ("lenet", "bert", "transformer", "resnet", "dlrm", "rnntc")
 TABLES = ("gpu_kernels.json", "gpu_steps.json")
 SIMULATOR = str(ROOT / "tests" / "programs" / "cuda_simulator.py")
 ENDED, FAILED, STOPPED = "ended", "failed", "stopped"
@@ -61,7 +62,7 @@ def parts(folder: Path, machine: str) -> list[Part]:
         Part("links", (*links, "-o", str(folder / "here.json")), 180),
         Part("kernels", (*kernels, "--rows", str(folder / "kernels.jsonl")), 420),
         Part("tests", pytest, 300, gpu_tests()),
-        Part("steps", (*steps, "--rows", str(folder / "steps.jsonl")), 420),
+        Part("steps", (*steps, "--rows", str(folder / "steps.jsonl"), "--models"), 420, STEPPED),
         Part("operators", (PYTHON, SIMULATOR, "--device"), 120, operators()),
     ]
 

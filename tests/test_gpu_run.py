@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks" / "execution"))
 
 import gpu
+import gpu_steps
+
+from soapstone.frontend.training.loss_scale import mixes
 
 OPERATOR = '{"operator": "relu", "calls": 1, "served": {}, "wrong": %s}'
 
@@ -69,3 +74,39 @@ def test_parts_name_what_there_is(tmp_path: Path) -> None:
     for part in parts.values():
         scripts = [Path(word) for word in part.command if word.endswith(".py")]
         assert all(script.exists() for script in scripts)
+
+
+def test_figures_are_kept_as_they_come_and_what_failed_is_tried_last(tmp_path: Path) -> None:
+    wanted, asked = gpu_steps.figures(["lenet", "bert"]), []
+
+    def find(figure: gpu_steps.Figure) -> dict[str, object]:
+        asked.append(figure)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return {"error": "no"} if len(asked) == 1 else {figure.what: 2.0}
+
+    file = tmp_path / "steps.jsonl"
+    with suppress(KeyboardInterrupt):
+        gpu_steps.run(wanted, file, "here", find)
+    records = gpu_steps.run(wanted, file, "here", find)
+    assert asked == [*wanted[:3], *wanted[2:], wanted[0]]
+    assert all(record[figure.what] == 2.0 for figure, record in records.items())
+    assert gpu_steps.run(wanted, file, "here", find) == records
+    assert len(asked) == len(wanted) + 2
+    assert gpu_steps.run(wanted[:1], file, "here", find) == records  # a table has those of all
+    assert {row["model"]: row["batch"] for row in gpu_steps.table(records)} == {
+        name: gpu_steps.MODELS[name] for name in ("lenet", "bert")
+    }
+
+
+def test_a_figure_that_takes_too_long_or_fails_says_so() -> None:
+    figure = gpu_steps.Figure("lenet", "float32", "step ms")
+    assert "0.01 s" in gpu_steps.in_process(figure, "h100", 0.01)["error"]
+    unknown = gpu_steps.Figure("nothing", "float32", "step ms")
+    assert "nothing" in gpu_steps.in_process(unknown, "h100", 100)["error"]
+
+
+def test_steps_name_precisions_and_models_that_there_are() -> None:
+    for precision in gpu_steps.PRECISIONS["step ms"]:
+        mixes(precision)  # an error where there is none of that name
+    assert set(gpu.STEPPED) == set(gpu_steps.MODELS)
