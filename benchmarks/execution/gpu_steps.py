@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from soapstone.frontend.app import load_app
 from soapstone.frontend.strategies.finding import forward_of, graph_of
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
+from soapstone.kernels.fallback import FallbackWarning
 from soapstone.native.cuda.device import Device
 from soapstone.native.cuda.timing import identity
 from soapstone.search.cost.machine import RooflineCost
@@ -179,6 +181,8 @@ def main() -> int:
     parser.add_argument("--one", nargs=3, metavar=("MODEL", "PRECISION", "WHAT"))
     taken = parser.parse_args()
     if taken.one:
+        if "tf32" in taken.one:  # which only NVIDIA's libraries have
+            warnings.simplefilter("error", FallbackWarning)
         print(found(Figure(*taken.one), taken.machine))
         return 0
     about = identity(Device(0))
