@@ -306,7 +306,7 @@ class InferenceSession:
         given = self.checked(inputs)
         while True:
             with self._opened:  # who comes next sees what is chosen
-                others = () if self._alone else self._others
+                others: Sequence[InferenceSession] = () if self._alone else self._others
                 chosen = min((self, *others), key=InferenceSession._load)
                 chosen._asked.append(None)
             try:
