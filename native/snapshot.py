@@ -9,7 +9,7 @@ arrays; and how each object was made. An entry with a word that is an address of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from soapstone.native.memory import (
     Block,
     Entry,
     Scratch,
+    aligned,
     array_at,
     extent,
     promise_of,
@@ -30,7 +31,6 @@ from soapstone.native.memory import (
 )
 
 _LEAST = 1 << 32  # addresses lie above, so that no number is taken for one
-_LARGE = 1 << 21  # bytes of a large page
 Place = tuple[int, int]  # a target's number, and how many bytes behind its start
 Data = dict[str, Any]  # of numbers, texts, bytes and tuples of these
 
@@ -113,9 +113,10 @@ def taken(
 ) -> tuple[Callable[[], Data], Array]:
     """Return a function that makes the data of an entry, and the contents of arrays, as of now.
 
-    The function may be called later, while the entry runs; it adds the contents of arrays that
-    nobody may write to. The others are copied now, holding the interpreter lock: each release would
-    give it to another computing thread for some milliseconds.
+    The function may be called once, later, while the entry runs; it adds the contents of arrays
+    that nobody may write to. The others are copied now, holding the interpreter lock: each release
+    would give it to another computing thread for some milliseconds. Words of the contents that are
+    addresses become zeros.
 
     Args:
         ends: arrays that are read or written from outside, by name.
@@ -146,7 +147,7 @@ def taken(
     ]
     targets = _Targets(ranges)
     words = np.frombuffer(b"".join(memoryview(block.words) for block in blocks), np.int64)
-    contents = np.zeros(_offsets(segments)[1][held], np.uint8)
+    contents = aligned(_offsets(segments)[1][held], zero=True)
     copied, written = contents.data, _written(segments, kept.arrays)
     pieces = list(zip(segments[:held], _offsets(segments)[0], written))
     for (low, high), offset, changes in pieces:
@@ -155,15 +156,18 @@ def taken(
 
     def told() -> Data:
         moved: list[tuple[int, ...]] = []  # words of the contents that are addresses
+        words_lie = _Within([each for each in kept.arrays if each.dtype.kind in "iu"])
         for (low, high), offset, changes in pieces:
             if not changes:
                 contents[offset : offset + high - low] = array_at(low, (high - low,), np.uint8)
             skipped = -low % 8
             piece = contents[offset + skipped : offset + high - low]
             at, *move = targets.moves(np.frombuffer(piece.data, np.int64, piece.size // 8))
-            _check_words(low + skipped + 8 * at, kept.arrays)
+            if not words_lie.all(low + skipped + 8 * at):
+                raise UnknownError("what may be an address among numbers that are no words")
             places = offset + skipped + 8 * at
             moved += zip(*(each.tolist() for each in (places, *move)))
+        clear(moved, contents)
         first = len(segments) + len(there) + len(blocks)
 
         def place(address: int) -> Place:
@@ -220,26 +224,26 @@ class Restored(NamedTuple):
 
 def restored(
     data: Data,
-    fill: Callable[[memoryview], None],
+    contents: Array,
     lying: Array | None,
     function: Callable[[Any], int],
     make: Callable[[Any, Sequence[Any], Callable[[Place], int]], Any],
 ) -> Restored:
     """Return the entry that data describe.
 
-    fill: writes the contents of arrays, as they were taken, to memory. lying: as of `taken`.
-    function: returns a function's address. make: makes an object, given those before it and where
-    places are.
+    contents: of arrays, as they were taken, in `held_bytes` on the boundary of a cache line: it is
+    part of the entry, which writes nothing there but the addresses that `clear` removes.
+    lying: as of `taken`. function: returns a function's address. make: makes an object, given those
+    before it and where places are.
     """
     offsets, ends_of = _offsets(data["segments"])
-    memory = system.private_pages(ends_of[-1] + _LARGE + LINE)
-    system.use_large_pages(memory)
-    whole = np.frombuffer(memory, np.uint8)
-    whole = whole[-start(whole) % _LARGE :]
-    fill(whole[: ends_of[data["held"]]].data)
+    held, begin = data["held"], -(-contents.size // LINE) * LINE
+    work = aligned(max(0, ends_of[-1] - begin), zero=True)
+    offsets[held:] = [offset - begin for offset in offsets[held:]]
     words = np.frombuffer(data["words"], np.int64).copy()
     firsts = start(words) + 8 * (np.cumsum([0, *data["counts"][:-1]]))
-    places = [start(whole) + offset for offset in offsets]
+    places = [start(contents) + offset for offset in offsets[:held]]
+    places += [start(work) + offset for offset in offsets[held:]]
     if lying is not None:
         places += [start(lying) + offset for offset in data["there"]]
     objects: list[Any] = []
@@ -253,14 +257,27 @@ def restored(
     at, of, behind = (np.frombuffer(each, np.int64) for each in data["moves"])
     words[at] = targets[of] + behind
     for offset, target, further in data["moved"]:
-        whole[offset : offset + 8].view(np.int64)[0] = targets[target] + further
+        contents[offset : offset + 8].view(np.int64)[0] = targets[target] + further
     ends = {
-        name: np.ndarray(shape, learn(dtype), whole, offsets[target] + further, strides)
+        name: np.ndarray(
+            *(shape, learn(dtype), contents if target < held else work),
+            *(offsets[target] + further, strides),
+        )
         for name, (target, further, dtype, shape, strides) in data["ends"].items()
     }
-    keep = memory, words, objects, lying
-    work = whole[ends_of[data["held"]] : ends_of[-1]]
+    keep = contents, words, objects, lying
     return Restored(int(targets[data["entry"]]), start(words), ends, work, keep)
+
+
+def held_bytes(data: Data) -> int:
+    """Return the size of the contents that `restored` needs."""
+    return _offsets(data["segments"])[1][data["held"]]
+
+
+def clear(moved: Iterable[Sequence[int]], contents: Array) -> None:
+    """Make zeros of the words of contents that are addresses. moved: of the data."""
+    for offset, *_ in moved:
+        contents[offset : offset + 8] = 0
 
 
 def _segments(
@@ -311,12 +328,18 @@ def _offsets(segments: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]
     return offsets, sizes
 
 
-def _check_words(places: Array, arrays: Sequence[Array]) -> None:
-    """Check that no array that is not of words has addresses at these places."""
-    words = [extent(each) for each in arrays if each.dtype.kind in "iu" and each.itemsize == 8]
-    for place in places.tolist():
-        if not any(low <= place < high for low, high in words):
-            raise UnknownError("what may be an address among numbers that are no words")
+class _Within:
+    """The memory of arrays of words, which may hold addresses."""
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        ranges = sorted({extent(each) for each in arrays if each.itemsize == 8 and each.size})
+        self._low, high = np.array([(0, 0), *ranges], np.int64).T
+        self._past = np.maximum.accumulate(high)  # of all ranges that begin no later
+
+    def all(self, places: Array) -> bool:
+        """Return whether all addresses are inside."""
+        last = np.searchsorted(self._low, places, "right") - 1
+        return bool((places < self._past[last]).all())
 
 
-__all__ = ["Data", "Restored", "UnknownError", "restored", "taken"]
+__all__ = ["Data", "Restored", "UnknownError", "clear", "held_bytes", "restored", "taken"]

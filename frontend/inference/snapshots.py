@@ -37,7 +37,7 @@ from soapstone.locks import Lock
 from soapstone.native import openmp, snapshot, teams
 from soapstone.native.entries import Native, sequence
 from soapstone.native.files import MappedFile
-from soapstone.native.memory import CHECKED, Array, call, mapping, spoil
+from soapstone.native.memory import CHECKED, Array, aligned, call, mapping, spoil
 from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Snapshot:
             if self._restored is None:
                 try:
                     self._restored = _restored(
-                        *(self._header, self._fill, np.frombuffer(self.file, np.uint8)),
+                        *(self._header, self._contents(), np.frombuffer(self.file, np.uint8)),
                         self.options.threads,
                     )
                 except (OSError, LookupError, ValueError, onednn.OneDnnError):
@@ -140,16 +140,21 @@ class Snapshot:
             return 0
         return sum(high - low for low, high in data["segments"][data["held"] :])
 
-    def _fill(self, memory: memoryview) -> None:
-        """Read the contents that are kept into memory.
+    def _contents(self) -> Array:
+        """Read the contents that are kept.
 
         Raises:
             OSError: they are incomplete.
         """
+        contents = aligned(snapshot.held_bytes(self._header["data"]))
         with open(self._path, "rb") as file:
             file.seek(self._header["begin"])
-            if file.readinto(memory) != len(memory) or _sum(memory) != self._header["sum"]:
+            if (
+                file.readinto(contents.data) != contents.size
+                or _sum(contents) != self._header["sum"]
+            ):
                 raise OSError(f"{self._path}: cut short, or changed")
+        return contents
 
 
 def find(model: object, options: Options) -> tuple[Snapshot | None, Keeper | None]:
@@ -249,7 +254,7 @@ class Keeper:
                     "states": _states(dict.fromkeys(_files()), self._options),
                     "natives": tuple(natives),
                     "data": told(),
-                    "sum": _sum(contents.data),
+                    "sum": _sum(contents),
                 }
             except (snapshot.UnknownError, OSError):  # sources that are in no file
                 return
@@ -326,7 +331,7 @@ def _states(files: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 def _restored(
     header: Mapping[str, Any],
-    fill: Callable[[memoryview], None],
+    contents: Array,
     lying: Array | None,
     threads: int,
 ) -> snapshot.Restored:
@@ -346,7 +351,7 @@ def _restored(
 
     before = openmp.set_threads(threads)
     try:
-        return snapshot.restored(header["data"], fill, lying, function, onednn.remade)
+        return snapshot.restored(header["data"], contents, lying, function, onednn.remade)
     finally:
         openmp.set_threads(before)
 
@@ -376,16 +381,18 @@ def _keep(
     answer: Mapping[str, Array],
     threads: int,
 ) -> None:
-    """Write a snapshot if it gives the answer that the session gave; otherwise nothing."""
+    """Write a snapshot if it gives the answer that the session gave; otherwise nothing.
 
-    def fill(memory: memoryview) -> None:
-        memory[:] = contents.data
-
+    It answers in the memory that is written afterwards, which therefore must not change.
+    """
     with contextlib.suppress(OSError, onednn.OneDnnError, LookupError):
-        made = _restored(header, fill, lying, threads)
+        made = _restored(header, contents, lying, threads)
         spoil(made.work)  # what was taken for work, but counts, is not zeros that are there anyway
         found = _answer(made, given, threads)
         if found is None or any(found[n].tobytes() != a.tobytes() for n, a in answer.items()):
+            return
+        snapshot.clear(header["data"]["moved"], contents)
+        if _sum(contents) != header["sum"]:
             return
         length = len(marshal.dumps({**header, "begin": 1 << 30}))
         header = {**header, "begin": -(-(_HASH + _LENGTH + length) // _PAGE) * _PAGE}
@@ -413,9 +420,8 @@ def _prune(place: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _sum(memory: memoryview) -> bytes:
+def _sum(data: Array) -> bytes:
     """Return a checksum that detects truncated or damaged contents, faster than a hash."""
-    data = np.frombuffer(memory, np.uint8)
     whole = data[: data.size // _PAGE * _PAGE].view(np.uint64).reshape(-1, _PAGE // 8)
     sums = whole.sum(axis=1, dtype=np.uint64).tobytes() + data[whole.nbytes :].tobytes()
     return hashlib.sha256(sums + len(data).to_bytes(8, "little")).digest()

@@ -29,10 +29,7 @@ def _taken(entry: Entry, **ends: np.ndarray[Any, Any]) -> tuple[snapshot.Data, A
 
 
 def _restored(data: snapshot.Data, contents: Any) -> snapshot.Restored:
-    def fill(memory: memoryview) -> None:
-        memory[:] = contents.data
-
-    return snapshot.restored(data, fill, None, int, lambda *_: None)
+    return snapshot.restored(data, contents, None, int, lambda *_: None)
 
 
 def test_an_entry_of_the_data_runs_on_memory_of_its_own() -> None:
@@ -65,6 +62,11 @@ def test_addresses_of_what_is_not_known_are_refused() -> None:
     held = np.array([start(array)])  # in an array of words it is one of `array`
     data, contents = _taken(Entry(function, pack(held, array)))
     assert len(data["moved"]) == 1 and contents.nbytes >= array.nbytes
+    assert snapshot.held_bytes(data) == contents.nbytes and not contents.any()  # of zeros alone
+    _restored(data, contents)
+    assert contents.any()  # an address of this process
+    snapshot.clear(data["moved"], contents)
+    assert not contents.any()
     with pytest.raises(snapshot.UnknownError, match="no words"):
         _taken(Entry(function, pack(held.view(np.float64), array)))
     with pytest.raises(snapshot.UnknownError, match="in no file"):

@@ -170,17 +170,22 @@ def test_other_code_in_another_place_has_its_own(
 
 def test_what_gives_another_answer_is_not_kept(tmp_path: Path) -> None:
     wanted, y = (aligned_array((64,), np.float32, zero=True) for _ in range(2))
-    for kind in (np.ndarray, Scratch):  # the second is said to count for nothing, but counts
-        copied = copy(y, wanted.view(kind), 1)
-        assert copied is not None
-        entry = sequence([copied])
+    other = np.ones_like(y)
+    steps = {
+        "kept": ((y, wanted),),
+        "work": ((y, wanted.view(Scratch)),),  # it is said to count for nothing, but counts
+        "changed": ((y, wanted), (wanted, other)),  # the answer is the first's alone
+    }
+    for name, made in steps.items():
+        copied = [copy(to, of, 1) for to, of in made]
+        entry = sequence([each for each in copied if each is not None])
         functions = {each: ("", *told) for each, told in objects.LOADED.items()}
         ends: dict[Any, Any] = {("output", "y"): y}
         told, held = snapshot.taken(entry, ends, [y], None, functions, library.recipe)
-        header = {"natives": (), "data": told(), "sum": snapshots._sum(held.data)}
-        place = tmp_path / kind.__name__
+        header = {"natives": (), "data": told(), "sum": snapshots._sum(held)}
+        place = tmp_path / name
         snapshots._keep(place, header, held, None, {}, {"y": y.copy()}, 1)
-        assert place.exists() == (kind is np.ndarray)
+        assert place.exists() == (name == "kept")
 
 
 def test_what_is_damaged_is_not_used(tmp_path: Path) -> None:
@@ -321,6 +326,7 @@ def test_closing_waits_for_what_is_being_answered(
         said.append("answered")
         return {"y": x}
 
+    monkeypatch.setattr(snapshots.Snapshot, "_contents", lambda _: x)
     monkeypatch.setattr(snapshots, "_restored", lambda *_: object())
     monkeypatch.setattr(snapshots, "_answer", answer)
     run = threading.Thread(target=made.run, args=(x, {}))
