@@ -57,7 +57,7 @@ class Packed:
     def forked(self) -> None:
         """In a child process nobody holds the lock, and weights are packed anew."""
         self.found, self.lock, self.families = Found(), threading.Lock(), GraphFamilies()
-        self.warmup = ShapeWarmup()
+        self.warmup = ShapeWarmup(self.lock)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,9 +157,17 @@ class Binder:
         return self.extends and len(self.machine.workers) == 1
 
     def prepare_families(self, session: Session) -> None:
-        """Lower the graphs of each family, so that graphs derived from it need no passes."""
+        """Lower the graphs of each family, so that graphs derived from it need no passes.
+
+        The thread of the warm-up calls this.
+        """
+
+        def make(known: Known) -> InferenceGraph:
+            self.packed.warmup.give_way()
+            return self._inference_graph(session, known)
+
         if self._plain:
-            self.packed.families.prepare(lambda known: self._inference_graph(session, known))
+            self.packed.families.prepare(make)
 
     @property
     def has_unprepared(self) -> bool:

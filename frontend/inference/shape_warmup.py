@@ -33,11 +33,17 @@ Dim = int | str | None
 class ShapeWarmup:
     """The warm-up of one model, which happens once.
 
+    Args:
+        binding: held by whoever binds a graph that a request waits for. Meanwhile no further graph
+            is begun here: two threads would take turns of the interpreter, and who binds waits for
+            one after each call of a library.
+
     Attributes:
         rows: inputs of one row more than those that came, and the graph for them, once made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, binding: threading.Lock) -> None:
+        self._binding = binding
         self.rows: tuple[Given, Known] | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -61,6 +67,7 @@ class ShapeWarmup:
         rows, *groups = _others(source, given)  # copies of types and shapes: `given` is let go
 
         def made(inputs: Given) -> Known | None:
+            self.give_way()
             if self._stopped:
                 return None
             with suppress(GraphError, DataError):  # the model may have none for these
@@ -86,6 +93,11 @@ class ShapeWarmup:
                     return  # nor would those of later groups be
 
         self._start(work)
+
+    def give_way(self) -> None:
+        """Wait while a graph is bound that a request waits for."""
+        with self._binding:
+            pass
 
     def later(self, work: Callable[[], None]) -> None:
         """Run `work` in the thread, unless that is busy."""

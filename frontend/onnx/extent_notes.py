@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -115,6 +116,9 @@ def _picked(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> tuple[Extent
     if node.op_type == "Shape":
         ends = {each.name: each.i for each in node.attribute}
         return x.follows[ends.get("start", 0) : ends.get("end")]
+    if node.op_type == "Concat":
+        parts = [_elements(each) for each in inputs]
+        return None if None in parts else tuple(each for part in parts for each in part or ())
     places = [
         each.array
         for each in others
@@ -139,6 +143,72 @@ def _picked(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> tuple[Extent
     return tuple(x.follows[at] for at in elements.ravel().tolist())
 
 
+def _elements(slot: Slot | None) -> tuple[Extents, ...] | None:
+    """Return what each of some numbers follows from; None where they are not known."""
+    if not isinstance(slot, Value) or slot.rank != 1 or slot.lasting is None:
+        return None
+    if slot.follows and not slot.of_extents:
+        return None
+    count = slot.shape[0]
+    return slot.follows if len(slot.follows) == count else (_all([slot]),) * count
+
+
+def _axes(value: Value) -> tuple[Extents, ...]:
+    """Return what each axis follows from; more than that where it is not known."""
+    known = len(value.follows) == value.rank and not value.of_extents
+    return value.follows if known else (_all([value]),) * value.rank
+
+
+def _reshaped(x: Value, shape: Slot | None, zeros: bool) -> tuple[Extents, ...] | None:
+    """Return what the axes of a value follow from once it has a shape; None if that is not known.
+
+    zeros: whether 0 means an extent of 0, and not that of the value.
+    """
+    elements = _elements(shape)
+    if elements is None or not isinstance(shape, Value) or shape.array is None:
+        return None
+    found = list(elements)
+    for axis, number in enumerate(shape.array.tolist()):
+        if number < 0:  # what is left
+            found[axis] = _all([x, shape])
+        elif number == 0 and not zeros:
+            found[axis] = _axes(x)[axis]
+    return tuple(found)
+
+
+def _moved(
+    node: onnx.NodeProto, inputs: Sequence[Slot | None], rank: int
+) -> tuple[Extents, ...] | None:
+    """Return what axes follow from that a node puts elsewhere; None of other nodes."""
+    numbers = {each.name: each.i for each in node.attribute}
+    lists = {each.name: list(each.ints) for each in node.attribute}
+    x, *others = inputs
+    other = others[0] if others else None
+    if not isinstance(x, Value):
+        return None
+    of = _axes(x)
+    if node.op_type == "Reshape":
+        return _reshaped(x, other, bool(numbers.get("allowzero")))
+    if node.op_type == "Transpose":
+        return tuple(of[axis] for axis in lists.get("perm") or range(rank)[::-1])
+    if node.op_type == "Unsqueeze":
+        told = other.lasting if isinstance(other, Value) else None
+        axes = lists.get("axes") if told is None else told.tolist()
+        left = iter(of)
+        new = {axis % rank for axis in axes or ()}
+        return tuple(_NONE if axis in new else next(left) for axis in range(rank)) if new else None
+    if not isinstance(other, Value):
+        return None
+    if node.op_type == "MatMul" and min(x.rank, other.rank) > 1:
+        both = zip_longest(of[-3::-1], _axes(other)[-3::-1], fillvalue=_NONE)
+        batch = [one | two for one, two in both][::-1]
+        return (*batch, of[-2], _axes(other)[-1])
+    if node.op_type == "Gemm":
+        turned = bool(numbers.get("transA")), bool(numbers.get("transB"))
+        return of[turned[0]], _axes(other)[not turned[1]]
+    return None
+
+
 def _follows(
     node: onnx.NodeProto,
     mark: Even,
@@ -155,6 +225,9 @@ def _follows(
             values = enumerate(made.array.ravel().tolist())
             return tuple(_own(_all(given), made, at, value) for at, value in values)
         return (_all(given),)
+    moved = _moved(node, inputs, rank)
+    if moved is not None:
+        return moved
     if any(each.of_extents for each in given) or not isinstance(x, Value):
         return (_all(given),) * rank
     if (mark.strided or mark.scaled) and len(x.follows) == rank:
@@ -166,9 +239,6 @@ def _follows(
             for axis, (each, stride) in enumerate(spatial, 2)
         )
         return (*x.follows[:2], *behind)
-    if node.op_type == "Transpose" and len(x.follows) == rank:
-        order = attributes.get("perm") or range(rank)[::-1]
-        return tuple(x.follows[axis] for axis in order)
     if mark.aligned:
         return tuple(
             _NONE.union(*(each.follows[axis] for each in given if len(each.follows) >= -axis))

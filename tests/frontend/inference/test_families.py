@@ -20,6 +20,9 @@ WEIGHTS = {
     "table": RANDOM.standard_normal((32, 8)).astype(np.float32),
     "filters": RANDOM.standard_normal((8, 3, 3, 3)).astype(np.float32),
     "thin": RANDOM.standard_normal((4, 3, 2, 2)).astype(np.float32),
+    "mix": RANDOM.standard_normal((8, 3)).astype(np.float32),
+    "deeper": RANDOM.standard_normal((8, 8, 3, 3)).astype(np.float32),
+    "spatial": np.array([2, 3]),
     "token": RANDOM.standard_normal((1, 1, 8)).astype(np.float32),
     "seven": RANDOM.standard_normal((7, 8)).astype(np.float32),
     **{f"i{n}".replace("-", "m"): np.array(n) for n in (-1, 0, 1, 2, 6)},
@@ -311,11 +314,36 @@ def test_extents_behind_strides_are_those_of_a_batch_of_another_size() -> None:
     n = Gather(s, v0)  h = Gather(s, v2)  c = Gather(s, v1)  area = Concat<axis = 0>(n, c, vm1)
     f = Reshape(a, area)  g = Gather<axis = 2>(f, i0)  r = Cast<to = 1>(h)  d = Div(g, r)
     y = Unsqueeze(d, v1)"""
-    with InferenceSession(from_onnx(model_of(body, IMAGE)), threads=1, tune=False) as session:
+    _check_batches_of_images(body)
+
+
+def _check_batches_of_images(body: str) -> None:
+    model = from_onnx(model_of(body, IMAGE))
+    with InferenceSession(model, threads=1, tune=False) as session:
         made = graphs_made(session)
         for number, rows in enumerate((2, 5, 3, 4)):
-            session.run(arrays(session, rows, 9, 9))
+            feeds = arrays(session, rows, 9, 9)
+            found = session.run(feeds)["y"]
             assert len(made) == min(number + 1, 3)
+            np.testing.assert_allclose(found, fresh_answers(model, feeds)["y"], 2e-5, 2e-5)
+
+
+def test_what_is_reshaped_follows_from_the_axes_it_is_given() -> None:
+    """Group norms, embedded steps and attention behind strides, as exporters write diffusion's."""
+    body = """a = Conv<kernel_shape = [3, 3], strides = [2, 2]>(x, filters)
+    groups = Constant<value_ints = [0, 2, -1]>()  one = Constant<value_floats = [1.0, 1.0]>()
+    none = Constant<value_floats = [0.0, 0.0]>()  m = ReduceMean<keepdims = 0>(x, spatial)
+    e = Gemm<transB = 1>(m, mix)  u = Unsqueeze(e, spatial)  b = Add(a, u)
+    r = Reshape(b, groups)  i = InstanceNormalization(r, one, none)  s = Shape(b)
+    z = Reshape(i, s)  n = Slice(s, v0, v1)  c = Slice(s, v1, v2)  h = Slice(s, v2, v4)
+    t = Transpose<perm = [0, 2, 3, 1]>(z)  flat = Concat<axis = 0>(n, vm1, c)
+    f = Reshape(t, flat)  q = MatMul(f, w)  k = Transpose<perm = [0, 2, 1]>(q)
+    met = MatMul(q, k)  share = Softmax(met)  o = MatMul(share, q)
+    whole = Concat<axis = 0>(n, h, c)  d = Reshape(o, whole)  l = Transpose<perm = [0, 3, 1, 2]>(d)
+    p = Add(l, b)  v = Conv<kernel_shape = [3, 3], strides = [2, 2]>(p, deeper)
+    g = Reshape(v, groups)  j = InstanceNormalization(g, one, none)  w2 = Shape(v)
+    back = Reshape(j, w2)  y = ReduceMean<keepdims = 0>(back, v3)"""
+    _check_batches_of_images(body)
 
 
 @pytest.mark.parametrize("name", EVEN)
