@@ -167,13 +167,22 @@ def _reshaped(x: Value, shape: Slot | None, zeros: bool) -> tuple[Extents, ...] 
     elements = _elements(shape)
     if elements is None or not isinstance(shape, Value) or shape.array is None:
         return None
-    found = list(elements)
-    for axis, number in enumerate(shape.array.tolist()):
-        if number < 0:  # what is left
-            found[axis] = _all([x, shape])
-        elif number == 0 and not zeros:
-            found[axis] = _axes(x)[axis]
+    found, numbers, of = list(elements), shape.array.tolist(), _axes(x)
+    same = set[int]() if zeros else {axis for axis, number in enumerate(numbers) if number == 0}
+    for axis in same:
+        found[axis] = of[axis]
+    if -1 in numbers:  # what is left, once the axes that stay are divided out
+        left = [of[axis] for axis in range(x.rank) if axis not in same]
+        found[numbers.index(-1)] = _all([shape]).union(*left)
     return tuple(found)
+
+
+def _along(one: Sequence[Extents], other: Sequence[Extents] | None) -> tuple[Extents, ...] | None:
+    """Return what axes follow from that are counted from the last of two values."""
+    if other is None:
+        return None
+    both = zip_longest(one[::-1], other[::-1], fillvalue=_NONE)
+    return tuple(a | b for a, b in both)[::-1]
 
 
 def _moved(
@@ -189,6 +198,11 @@ def _moved(
     of = _axes(x)
     if node.op_type == "Reshape":
         return _reshaped(x, other, bool(numbers.get("allowzero")))
+    if node.op_type in ("Pad", "Slice", "Split"):
+        ends = _all([each for each in others if isinstance(each, Value)])
+        return tuple(each | ends for each in of)
+    if node.op_type == "Expand":
+        return _along(of, _elements(other))
     if node.op_type == "Transpose":
         return tuple(of[axis] for axis in lists.get("perm") or range(rank)[::-1])
     if node.op_type == "Unsqueeze":
@@ -200,8 +214,7 @@ def _moved(
     if not isinstance(other, Value):
         return None
     if node.op_type == "MatMul" and min(x.rank, other.rank) > 1:
-        both = zip_longest(of[-3::-1], _axes(other)[-3::-1], fillvalue=_NONE)
-        batch = [one | two for one, two in both][::-1]
+        batch = _along(of[:-2], _axes(other)[:-2]) or ()
         return (*batch, of[-2], _axes(other)[-1])
     if node.op_type == "Gemm":
         turned = bool(numbers.get("transA")), bool(numbers.get("transB"))

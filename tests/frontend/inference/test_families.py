@@ -346,6 +346,16 @@ def test_what_is_reshaped_follows_from_the_axes_it_is_given() -> None:
     _check_batches_of_images(body)
 
 
+def test_what_is_padded_cut_and_expanded_follows_along_its_axes() -> None:
+    body = """a = Conv<kernel_shape = [3, 3], strides = [2, 2]>(x, filters)
+    pads = Constant<value_ints = [0, 0, 0, 0, 0, 0, 1, 1]>()  p = Pad(a, pads)
+    far = Constant<value_ints = [99, 99]>()  one = Constant<value_ints = [1, 1]>()
+    c = Slice(p, one, far, spatial)  b = Conv<kernel_shape = [3, 3], strides = [2, 2]>(c, deeper)
+    s = Shape(b)  h = Slice(s, v2, v3)  f = Cast<to = 1>(h)  d = Div(b, f)
+    e = Expand(f, s)  t = Add(d, e)  y = ReduceMean<keepdims = 0>(t, v3)"""
+    _check_batches_of_images(body)
+
+
 @pytest.mark.parametrize("name", EVEN)
 def test_a_fourth_extent_needs_no_graph(name: str) -> None:
     """Three make it; of lengths none is longer than theirs, where a constant goes along."""
