@@ -397,6 +397,13 @@ def scratch(nbytes: int) -> Array:
     return aligned(max(nbytes, 1)).view(Scratch)
 
 
+def scratch_array(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return `scratch` as a C-contiguous array."""
+    kind = np.dtype(dtype)
+    nbytes = math.prod(shape) * kind.itemsize
+    return scratch(nbytes)[:nbytes].view(kind).reshape(shape)
+
+
 def aligned_array(shape: tuple[int, ...], dtype: Any, *, zero: bool = False) -> Array:
     """Return a C-contiguous array at the boundary of a cache line."""
     kind = np.dtype(dtype)

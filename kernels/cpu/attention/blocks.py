@@ -8,7 +8,6 @@ allows it products are of bfloat16, of which the processor multiplies and adds t
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, helper, native, routine
 from soapstone.native.intrinsics import f32p, i64p
 from soapstone.native.lanes import LANES, held, pairs_at_once
-from soapstone.native.memory import aligned_array, pack, scratch
+from soapstone.native.memory import aligned_array, pack, scratch_array
 from soapstone.native.parallel import parallel_for, useful_threads
 
 _MOST = 4096  # keys, or twice as many halves: more fill the second cache, as a library's do
@@ -231,8 +230,7 @@ _ATTEND = {halves: _attend(halves) for halves in ((False, True) if _PAIRS else (
 
 def _work(*shape: int, kind: Any = np.float32) -> Array:
     """Return memory that a part works in, of which no later process needs what is there."""
-    made: Array = scratch(math.prod(shape) * np.dtype(kind).itemsize).view(kind)
-    return made.reshape(shape)
+    return scratch_array(shape, kind)
 
 
 @in_rows

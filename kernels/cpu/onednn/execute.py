@@ -41,7 +41,7 @@ from soapstone.kernels.cpu.onednn.library import (
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
-from soapstone.native.memory import Block, Scratch, aligned_array, pack, run, scratch
+from soapstone.native.memory import Block, pack, run, scratch, scratch_array
 from soapstone.native.shared import packed
 from soapstone.native.walks import in_places
 from soapstone.records import dataclass
@@ -203,7 +203,7 @@ def private_array(like: Array, order: Sequence[int] | None = None) -> Array:
     order: of its axes in memory, outermost first; None: their own.
     """
     axes = range(like.ndim) if order is None else order
-    made = aligned_array(tuple(like.shape[axis] for axis in axes), like.dtype).view(Scratch)
+    made = scratch_array(tuple(like.shape[axis] for axis in axes), like.dtype)
     return made if order is None else in_places(made, tuple(order))
 
 

@@ -20,7 +20,7 @@ from soapstone.kernels.entry import Array, Entry
 from soapstone.native import memory
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
-from soapstone.native.memory import Block, Scratch, aligned_array
+from soapstone.native.memory import Block, aligned_array, scratch_array
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.shared import packed
 from soapstone.records import dataclass
@@ -248,7 +248,7 @@ def _by_tiles(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int) 
     else:
         panel = deep * _LANES * PANEL * 4
         steps = _spread(panels * panel // 64), panel
-        weights = aligned_array((steps[0] * points // 4,), np.float32, zero=True)
+        weights = _working(steps[0] * points)
     values, products = (_working(parts * nbytes) for nbytes in sizes)
     buffers = _Buffers(weights, values, products, strides, steps, (*sizes, 0))
     block = _block(problem, size, plan, bias, buffers, parts, (0, tiles))
@@ -284,8 +284,8 @@ def _by_panels(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int)
 
 
 def _working(nbytes: int) -> Array:
-    """Return memory of floats that entries work in, zeros at first."""
-    return aligned_array((nbytes // 4,), np.float32, zero=True).view(Scratch)
+    """Return memory of floats that entries work in."""
+    return scratch_array((nbytes // 4,), np.float32)
 
 
 def _steps(array: Array) -> tuple[int, ...]:
