@@ -134,7 +134,7 @@ def _rotary(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-@variant("rotary_embedding", "numba")
+@variant("rotary_embedding", "numba", promises=True)
 def rotary_embedding(call: Call) -> Entry | None:
     """Return the entry of rows turned by tables that broadcast to them."""
     (x, *tables), (y,) = call.inputs, call.outputs
