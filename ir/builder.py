@@ -32,8 +32,8 @@ class GraphBuilder:
         self.name = base.name if base else name
         self._tensors: dict[str, TensorSpec] = dict(base.tensors) if base else {}
         self._roles: dict[str, Role] = dict(base.roles) if base else {}
-        self._nodes: dict[str, Node] = {n.name: n for n in base.nodes} if base else {}
-        self._makers = {output: n for n in self._nodes.values() for output in n.outputs}
+        self._nodes: dict[str, Node] = dict(base.by_name) if base else {}
+        self._makers: dict[str, Node] = dict(base.producers) if base else {}
         self._updates: dict[str, str] = dict(base.updates) if base else {}
         self._initials: dict[str, Initial] = dict(base.initials) if base else {}
         self._outputs: list[str] = list(base.outputs) if base else []

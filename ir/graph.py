@@ -200,6 +200,25 @@ class Graph:
         return () if used else self.consumers[value]
 
     @cached_property
+    def reader_counts(self) -> Mapping[str, int]:
+        """How many `only_readers` each value has that a node makes."""
+        return {value: len(self.only_readers(value)) for value in self.producers}
+
+    @cached_property
+    def _following(self) -> dict[frozenset[str], frozenset[str]]:
+        return {}
+
+    def following(self, values: frozenset[str]) -> frozenset[str]:
+        """Return the values, and those that nodes make of nothing else."""
+        if values not in self._following:
+            found = set(values)
+            for node in self.nodes:
+                if found.issuperset(node.inputs):
+                    found.update(node.outputs)
+            self._following[values] = frozenset(found)
+        return self._following[values]
+
+    @cached_property
     def by_name(self) -> Mapping[str, Node]:
         """The nodes by their names."""
         return {node.name: node for node in self.nodes}

@@ -71,7 +71,7 @@ class Site:
         if self.fixed.issuperset(node.inputs):
             self.fixed.update(outputs)
         for old, new in zip(node.outputs, outputs):
-            self.readers[new] = len(graph.only_readers(old))
+            self.readers[new] = graph.reader_counts[old]
 
     def only(self, value: str, *operators: str, readers: int = 1) -> Node | None:
         """Return the producer of a value with `readers` readers, if it is of these operators."""
@@ -148,12 +148,10 @@ def fold(
 
 def _applies(by: Fold, graph: Graph, constants: Mapping[str, Array], weights: Set[str]) -> bool:
     """Return whether a rule matches any node; otherwise the graph need not be rebuilt."""
-    if not any(node.operator in by.operators for node in graph.nodes):
+    nodes = [node for node in graph.nodes if node.operator in by.operators]
+    if not nodes:
         return False
-    site = Site(constants, {*constants, *weights}, {})
+    fixed = graph.following(frozenset((*constants, *weights)))
+    site = Site(constants, set(fixed), dict(graph.reader_counts))
     site.builder = GraphBuilder(base=graph)  # what the rule emits there is of no use
-    for node in graph.nodes:
-        if node.operator in by.operators and by.rule(site, node):
-            return True
-        site.add(graph, node, node.outputs)
-    return False
+    return any(by.rule(site, node) for node in nodes)
