@@ -163,23 +163,30 @@ class Numbers:
     def _find(self, column: Ints, most: int) -> Term:
         if len(set(column)) == 1:
             return Term([(column[0], 0, 1, ())])
-        place = self._places.get(column, most)
-        if place < most:
-            return Term([(0, 1, 1, (place,))])
         few = range(min(most, _MULTIPLIED))
         products: list[list[Ints]] = [
             list(combinations_with_replacement(few, count)) for count in (2, 3)
         ]
         one: list[Ints] = [(place,) for place in range(most)]
-        kinds = ((one, 0), (products[0], 0), (one, 1), (products[1], 0), (products[0], 1))
-        for of, rests in kinds:
-            ways = list(self._whole(column, of, bool(rests)))
-            if ways:
-                return Term(ways)
-        ways = [way for of in [one, *products] for way in self._parts(column, of)]
+        # Two numbers may be equal, or on a line, by chance, so all that one of them gives is a way.
+        lines = list(self._whole(column, one, True))
+        ways = [
+            *self._whole(column, one, False),
+            *(way for way in lines if self._shown(column, way)),
+        ]
+        ways += [way for way in self._parts(column, one) if way[2] > 1]
+        ways = ways or list(self._whole(column, products[0], False)) or lines
+        for of, rests in ((products[1], False), (products[0], True)):
+            ways = ways or list(self._whole(column, of, rests))
+        ways = ways or [way for of in products for way in self._parts(column, of)]
         if not ways:
             raise GraphError(f"extents {column} found, which others do not determine")
         return Term(ways)
+
+    def _shown(self, column: Ints, line: Way) -> bool:
+        """Return whether a line is likely: of three points or more, or what is longer by a rest."""
+        _, times, _, (place,) = line
+        return times == 1 or len({*zip(column, self.columns[place])}) > 2
 
     def _whole(self, column: Ints, products: Iterable[Ints], rests: bool) -> Iterator[Way]:
         """Yield the ways in which a column is a multiple of products, perhaps plus a rest."""

@@ -287,6 +287,22 @@ def test_parts_that_are_cut_are_known_where_they_lie_alike(name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("heights", [(14, 10, 8, 12, 7), (9, 13, 21, 11, 8)])
+def test_extents_that_are_equal_for_even_ones_alone(heights: tuple[int, ...]) -> None:
+    """Twice the half of a height, rounded up, is the height, or one more."""
+    body = """a = Conv<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x, filters)
+    f = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
+    u = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric",
+    nearest_mode = "floor">(a, , f)  y = ReduceMean<keepdims = 0>(u, v3)"""
+    model = from_onnx(model_of(body, IMAGE))
+    with InferenceSession(model, threads=1, tune=False) as session:
+        graphs_made(session)
+        for rows, height, width in zip((3, 2, 5, 4, 4), heights, (11, 15, 13, 19, 17)):
+            feeds = arrays(session, rows, height, width)
+            found = session.run(feeds)["y"]
+            np.testing.assert_allclose(found, fresh_answers(model, feeds)["y"], 2e-5, 2e-5)
+
+
 def test_what_lies_behind_strides_needs_few_graphs() -> None:
     """Heads and the mean of what a strided convolution leaves, and the last step cut off."""
     body = """c = Transpose<perm = [0, 2, 1]>(x)
