@@ -63,14 +63,19 @@ class GraphData:
             assert self.labels is not None
             if not ((self.labels == 0) | (self.labels == 1)).all():
                 raise DataError(f"{label}: labels (vertices, classes) found that are not 0 or 1")
-        elif self.labels is not None and self.labels.min(initial=UNLABELLED) < UNLABELLED:
-            vertex = int(np.argmin(self.labels))
-            raise DataError(
-                f"{label}: label {self.labels[vertex]} of vertex {vertex} found, class numbers or"
-                f" {UNLABELLED} for none needed"
-            )
+        elif self.labels is not None:
+            labels, most = self.labels, np.iinfo(np.int32).max
+            wrong = (labels < UNLABELLED) | (labels > most)
+            if labels.dtype.kind not in "iu" or wrong.any():
+                vertex = int(np.argmax(wrong))
+                raise DataError(
+                    f"{label}: label {labels[vertex]} of vertex {vertex} found, class numbers up to"
+                    f" {most} or {UNLABELLED} for none needed"
+                )
+            object.__setattr__(self, "labels", labels.astype(np.int32, copy=False))
         for part, ids in self.parts.items():
-            if ids.ndim != 1 or not (ids.size == 0 or 0 <= ids.min() <= ids.max() < count):
+            whole = ids.ndim == 1 and (ids.size == 0 or ids.dtype.kind in "iu")
+            if not whole or (ids.size and not 0 <= ids.min() <= ids.max() < count):
                 raise DataError(f"{label}: {part}: ids from 0 to {count - 1} needed")
 
     @property

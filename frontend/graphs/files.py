@@ -188,58 +188,65 @@ def _of_arrays(name: str, arrays: Mapping[str, Array]) -> GraphData:
         if field not in _FIELDS:
             known = ", ".join(_FIELDS)
             raise DataError(f"field {field!r}: it is not known{hint(field, _FIELDS)}; {known} are")
-    edges = arrays.get("edges")
-    if edges is None or edges.ndim != 2 or edges.shape[1] != 2:
-        found = "no field" if edges is None else f"shape {edges.shape}"
-        raise DataError(f"field 'edges': {found} found, (edges, 2) needed")
-    labels, features = arrays.get("labels"), _features(arrays)
+    edges = _integers(arrays, "edges", 2)
+    if edges.shape[1] != 2:
+        raise DataError(f"field 'edges': shape {edges.shape} found, (edges, 2) needed")
+    labels = _integers(arrays, "labels", 1, 2) if "labels" in arrays else None
+    features = _features(arrays)
     count = int(edges.max(initial=-1)) + 1
     if "vertices" in arrays:
-        count = int(_scalar(arrays, "vertices"))
+        count = int(_integers(arrays, "vertices", 0))
     else:
         count = next((len(rows) for rows in (labels, features) if rows is not None), count)
-    if labels is not None and labels.dtype.kind not in "iu":
-        raise DataError(f"field 'labels': {labels.dtype} found, integers needed")
-    parts = {}
-    for part in PARTS:
-        if part in arrays:
-            if arrays[part].dtype.kind not in "iu":
-                raise DataError(f"field {part!r}: {arrays[part].dtype} found, ids needed")
-            parts[part] = arrays[part].astype(np.int64)
+    parts = {part: _integers(arrays, part, 1) for part in PARTS if part in arrays}
     adjacency = Adjacency.from_edges(edges[:, 0], edges[:, 1], count)
-    if labels is not None and labels.ndim == 1:
-        labels = labels.astype(np.int32)
     synthetic = bool(np.any(arrays.get("synthetic", False)))
     return GraphData(name, adjacency, features, labels, parts, synthetic)
 
 
-def _scalar(arrays: Mapping[str, Array], name: str) -> Any:
-    if name not in arrays or arrays[name].shape != () or arrays[name].dtype.kind not in "iu":
-        raise DataError(f"field {name!r}: one integer needed")
-    return arrays[name]
+def _integers(arrays: Mapping[str, Array], field: str, *ranks: int) -> Array:
+    """Return a field of integers, int64, which has one of some numbers of axes.
+
+    Raises:
+        DataError: no such field, other elements or axes, or integers beyond int64.
+    """
+    array = arrays.get(field)
+    fits = array is not None and array.ndim in ranks
+    if array is None or not fits or (array.size and array.dtype.kind not in "iu"):
+        found = "nothing" if array is None else f"{array.dtype} of shape {array.shape}"
+        axes = " or ".join(map(str, ranks))
+        raise DataError(f"field {field!r}: {found} found, integers with {axes} axes needed")
+    if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
+        raise DataError(f"field {field!r}: {array.max()} found, int64 needed")
+    return array.astype(np.int64, copy=False)
 
 
 def _features(arrays: Mapping[str, Array]) -> Array | None:
     """Return the features of vertices as a dense matrix, from a dense or a sparse one."""
+    for field in ("features", "feature_data"):
+        if field not in arrays:
+            continue
+        data, rank = arrays[field], 2 if field == "features" else 1
+        if data.ndim != rank or (data.size and data.dtype.kind not in "iufb"):
+            raise DataError(
+                f"field {field!r}: {data.dtype} of shape {data.shape} found, numbers with {rank}"
+                " axes needed"
+            )
     if "features" in arrays:
-        if arrays["features"].dtype.kind not in "iufb":
-            raise DataError(f"field 'features': {arrays['features'].dtype} found, numbers needed")
         return arrays["features"].astype(np.float32, copy=False)
     if "feature_data" not in arrays:
         return None
-    try:
-        data, indices, indptr = (arrays[f"feature_{n}"] for n in ("data", "indices", "indptr"))
-    except KeyError as error:
-        raise DataError(f"field {error}: it is missing beside 'feature_data'") from None
-    width, rows = int(_scalar(arrays, "num_features")), len(indptr) - 1
+    data = arrays["feature_data"]
+    indices, indptr = (_integers(arrays, f"feature_{n}", 1) for n in ("indices", "indptr"))
+    width, rows = int(_integers(arrays, "num_features", 0)), len(indptr) - 1
     counts = np.diff(indptr)
-    fits = indptr.ndim == 1 and rows >= 0 and counts.min(initial=0) >= 0 and indptr[0] == 0
+    fits = rows >= 0 and counts.min(initial=0) >= 0 and indptr[0] == 0
     if not fits or indptr[-1] != len(data) or data.shape != indices.shape:
         raise DataError(
             f"field 'feature_indptr': offsets that do not fall, from 0 to the {len(data)} of"
             " 'feature_data', needed"
         )
-    if indices.size and not 0 <= indices.min() <= indices.max() < width:
+    if width < 0 or (indices.size and not 0 <= indices.min() <= indices.max() < width):
         raise DataError(f"field 'feature_indices': columns from 0 to {width - 1} needed")
     check_bytes(4 * rows * width, "features", DataError)
     dense = np.zeros((rows, width), np.float32)

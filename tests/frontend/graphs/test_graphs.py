@@ -191,6 +191,15 @@ def arrays(**changed: Any) -> dict[str, Any]:
     return given | changed
 
 
+SPARSE: dict[str, Any] = {
+    "edges": np.array([[0, 1]]),
+    "feature_data": np.ones(2),
+    "num_features": np.array(2),
+    "feature_indices": np.array([0, 1]),
+    "feature_indptr": np.array([0, 1, 1, 2]),
+}
+
+
 def unlabelled() -> GraphData:
     """Return a graph in which no vertex to train on has a label."""
     parts = {"train": np.array([0, 1]), "test": np.array([2])}
@@ -198,17 +207,39 @@ def unlabelled() -> GraphData:
     return GraphData("a", edges, np.ones((3, 2), np.float32), np.array([-1, -1, 1]), parts)
 
 
+def labelled(labels: list[float]) -> GraphData:
+    return GraphData("a", Adjacency.from_edges([], [], 2), None, np.array(labels))
+
+
 BAD: dict[str, tuple[str, Any, str]] = {
     "outside": ("a.npz", arrays(edges=[[0, 3]]), "edge 0: target 3 found, 0 to 2 needed"),
     "negative": ("a.npz", arrays(edges=[[1, 1], [-1, 0]]), "edge 1: source -1 found"),
-    "flat": ("a.npz", arrays(edges=[0, 1]), r"field 'edges': shape \(2,\)"),
-    "real": ("a.npz", arrays(edges=[[0.5, 1.0]]), "sources: float64"),
+    "flat": ("a.npz", arrays(edges=[0, 1]), r"field 'edges': int64 of shape \(2,\) found"),
+    "real": ("a.npz", arrays(edges=[[0.5, 1.0]]), r"field 'edges': float64 of shape \(1, 2\)"),
+    "large": ("a.npz", arrays(edges=np.array([[0, 2**63]], np.uint64)), "'edges': 9223.* found"),
+    "wide": ("a.npz", arrays(labels=[0, 2**32, 1]), "label 4294967296 of vertex 1 found"),
+    "label": ("a.npz", arrays(labels=np.int64(1)), r"field 'labels': int64 of shape \(\) found"),
+    "text": ("a.npz", arrays(features=np.array([["a"]] * 3)), "<U1"),
+    **{
+        f"sparse {field}": ("a.npz", {**SPARSE, field: np.array(value)}, f"'{field}': {said}")
+        for field, value, said in (
+            ("feature_indptr", 3, "int64 of shape"),
+            ("feature_indptr", [0.0, 1.0, 1.0, 2.0], "float64 of shape"),
+            ("feature_indices", [True, False], "bool of shape"),
+            ("feature_data", 1.0, "float64 of shape"),
+            ("num_features", 2.0, "float64 of shape"),
+        )
+    },
     "rows": ("a.npz", arrays(features=np.ones((2, 2))), r"features of shape \(2, 2\) found, a row"),
     "nan": ("a.npz", arrays(features=[[1.0], [np.nan], [0.0]]), "features of vertex 1 are not fin"),
     "labels": ("a.npz", arrays(labels=[0, -2, 1]), "label -2 of vertex 1"),
     "part": ("a.npz", arrays(val=[0, 3]), "val: ids from 0 to 2 needed"),
     "vertices": ("a.npz", arrays(vertices=np.int64(-1)), "-1 vertices found"),
-    "sparse": ("a.npz", {"edges": [[0, 0]], "feature_data": [1.0]}, "'feature_indices': it is mis"),
+    "sparse": (
+        "a.npz",
+        {"edges": [[0, 0]], "feature_data": [1.0]},
+        "'feature_indices': nothing found",
+    ),
     "unknown": ("a.npz", arrays(train_mask=[1]), "'train_mask': .*did you mean 'train'"),
     "words": ("a.txt", "0 1\n1 x\n", "line 2: '1 x' found"),
     "three": ("a.txt", "0 1 5\n", "line 1: '0 1 5' found; a source and a target"),
@@ -234,6 +265,19 @@ BAD: dict[str, tuple[str, Any, str]] = {
 }
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "uint64", "int16"])
+def test_arrays_may_be_of_any_integers(tmp_path: Path, dtype: str) -> None:
+    fields = ("edges", "feature_indices", "feature_indptr", "num_features")
+    made = {name: array.astype(dtype) for name, array in SPARSE.items() if name in fields}
+    parts = {"labels": np.array([0, 1, 1], dtype), "train": np.array([0, 2], dtype)}
+    np.savez(tmp_path / "a.npz", **SPARSE | made | parts)
+    graph = read_graph(tmp_path / "a.npz")
+    assert str(graph.adjacency) == "3 vertices, 1 edges"
+    assert graph.labels is not None and graph.labels.dtype == np.int32
+    np.testing.assert_array_equal(graph.features, [[1, 0], [0, 0], [0, 1]])
+    np.testing.assert_array_equal(graph.parts["train"], [0, 2])
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_files_are_refused(tmp_path: Path, kind: str) -> None:
     name, contents, said = BAD[kind]
@@ -256,6 +300,8 @@ def test_bad_files_are_refused(tmp_path: Path, kind: str) -> None:
         (lambda: rmat(9, 1 << 60), "rmat: .* edges needs .* bytes"),
         (lambda: block_model(Shape(1 << 30, 9, 1 << 30, 4)), "block_model: .* needs .* bytes"),
         (lambda: GraphData("a", Adjacency.from_edges([], [], 2)).splits(), "no features"),
+        (lambda: labelled([0.5, 1.0]), "label 0.5 of vertex 0 found"),
+        (lambda: labelled([0, 2**31]), "label 2147483648 of vertex 1 found"),
         (lambda: unlabelled().splits(), "part 'train' of 2 vertices, none of which has a label"),
     ],
 )
