@@ -6,7 +6,6 @@ once for each session. What it does not allow is not used, and a warning says so
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from soapstone.ir.tensor import Array, Role
 
 if TYPE_CHECKING:
     from soapstone.frontend.generation.run import Buffers
-    from soapstone.frontend.inference.session import InferenceSession
+    from soapstone.frontend.inference.serial_session import SerialSession
     from soapstone.frontend.inference.sources import Field
 
 IDS, MASK, PLACES, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
@@ -46,11 +45,11 @@ class Decoder:
         DataError: the model is no decoder; names the input or output.
     """
 
-    def __init__(self, session: InferenceSession) -> None:
-        self.session: InferenceSession = weakref.proxy(session)  # which has this one
-        fields = {each.name: each for each in session.inputs}
-        self.label = f"generate: model {session.name!r}"
-        past = [each for each in session.inputs if each.name not in (IDS, MASK, PLACES)]
+    def __init__(self, session: SerialSession) -> None:
+        self.session, source = session, session.source
+        fields = {each.name: each for each in source.inputs}
+        self.label = f"generate: model {source.name!r}"
+        past = [each for each in source.inputs if each.name not in (IDS, MASK, PLACES)]
         if not session.in_main_memory:
             raise DataError(f"{self.label}: a session of cores, without a fast memory, needed")
         if len(fields) == len(past) == 1 and _are_ids(past[0]):
@@ -58,16 +57,16 @@ class Decoder:
         elif IDS in fields:
             self.ids = fields[IDS]
         else:
-            have = ", ".join(map(str, session.inputs))
+            have = ", ".join(map(str, source.inputs))
             raise DataError(f"{self.label}: inputs {have} found; {IDS!r} needed")
         self.mask, self.places = fields.get(MASK), fields.get(PLACES)
         self.past = {each.name: _time_axis(each, self.label) for each in past}
         self.past_fields = {each.name: each for each in past}
-        if LOGITS not in session.outputs and len(session.outputs) > 1:
+        if LOGITS not in source.outputs and len(source.outputs) > 1:
             raise DataError(
-                f"{self.label}: outputs {', '.join(session.outputs)} found; {LOGITS!r} needed"
+                f"{self.label}: outputs {', '.join(source.outputs)} found; {LOGITS!r} needed"
             )
-        self.logits = LOGITS if LOGITS in session.outputs else session.outputs[0]
+        self.logits = LOGITS if LOGITS in source.outputs else source.outputs[0]
         self.given = bool(self.past)  # whether the model takes a past, or its step is derived
         self.kept = True  # whether keys and values are
         self.filled = True  # whether prompts are
@@ -210,7 +209,7 @@ class Decoder:
         key = samples, new, past
         found = self.graphs.get(key)
         if found is None:
-            made, weights = self.session.graph_of(self.feeds(*key)), self.session.weights()
+            made, weights = self.session.graph_of(self.feeds(*key)), self.session.source.weights()
             if not self.given:
                 from soapstone.engine.lower.fold import fold
                 from soapstone.engine.lower.weights import MOVE_RESHAPES
@@ -268,9 +267,9 @@ class Decoder:
         found = self.derived.get(key)
         if found is None:
             graph = self.graph(samples, extent, 0)
-            weights = {**self.session.weights(), **self.assumed(samples, extent)}
+            weights = {**self.session.source.weights(), **self.assumed(samples, extent)}
             found = appended(graph, self.ids.name, self.logits, weights)
-            _make_room(self.derived, self.session.most_bound)
+            _make_room(self.derived, self.session.bounds.most)
             self.derived[key] = found
         return found
 
@@ -279,7 +278,7 @@ class Decoder:
         derived = self._derived(samples, rows) if self.kept and not self.given else ""
         if isinstance(derived, Step):
             constants = self.constants(samples, rows)
-            return grouped(derived.graph, {**self.session.weights(), **constants})
+            return grouped(derived.graph, {**self.session.source.weights(), **constants})
         if not self.past or self.mask is None:
             return "it has no past and attention_mask among its inputs"
         graph = self.graph(samples, 1, rows - 1)
@@ -287,14 +286,14 @@ class Decoder:
         if {pair.past for pair in found} != self.past.keys():
             missing = sorted(self.past.keys() - {pair.past for pair in found})
             return f"no output is input {missing[0]!r} joined with what is new"
-        weights = self.session.weights()
+        weights = self.session.source.weights()
         why = unfit(graph, found, self.logits, self.mask.name, weights)
         if not why:  # of all lengths that it will be run with, the least and the most
             least = self.graph(samples, 1, 1)
-            where = differs(graph, least, self.session.weights(), self.logits)
+            where = differs(graph, least, self.session.source.weights(), self.logits)
             why = f"{where} depends on the length of the past" if where else ""
         self.presents = {pair.past: pair.present for pair in found}
-        return why or grouped(keeping(graph, found, self.logits), self.session.weights())
+        return why or grouped(keeping(graph, found, self.logits), self.session.source.weights())
 
 
 def _make_room(kept: dict[Any, Any], most: int) -> None:

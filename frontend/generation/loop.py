@@ -109,7 +109,7 @@ def _loop(
     if not all(isinstance(token, int | np.integer) for token in ends):
         raise DataError(f"stop: {stop!r} found; a token, or several, needed")
     if session.decoder is None:
-        session.decoder = Decoder(session)
+        session.decoder = Decoder(session.serial)
     session.decoder.check(rows, int(max_new_tokens), ends)
     most = max(map(len, rows)) + max(int(max_new_tokens) - 1, 0)
     run = Run(session.decoder, [list(row) for row in rows], most)

@@ -81,13 +81,6 @@ class Binder:
     tune: Tune
     precision: str
 
-    def on(self, machine: Machine) -> Binder:
-        """Return the same on another machine, over the same weights."""
-        if machine == self.machine:
-            return self
-        strategy = SessionStrategy(None, self.source, machine, None, None, 0, 1)
-        return replace(self, machine=machine, strategy=strategy)
-
     def session(self, values: dict[str, Array]) -> Session:
         """Return a new session that graphs are bound in. values: what is streamed begins with."""
         mapper = GraphMapper()

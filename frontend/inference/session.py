@@ -4,23 +4,20 @@ Weights never change here. So what depends on them alone is computed when a grap
 norm is folded into them, kernels pack them in layouts of their own, and element-wise steps run in
 the launch of the product before them (docs/lowering.md). A session keeps a bound graph for each
 shape of inputs.
+
+This file has what users call: options, what is known of the model, and who serves a run. The run
+itself is in `serial_session.py`.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from soapstone.collection import paused
-from soapstone.errors import DataError
-from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.snapshots import Keeper, Options, Snapshot, find
 from soapstone.frontend.inference.sources import Field, Source
 from soapstone.ir.errors import GraphError
@@ -31,12 +28,10 @@ from soapstone.system import usable_cores
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from soapstone.engine.session import Bound
     from soapstone.frontend.generation.decoder import Decoder
-    from soapstone.frontend.inference.binding import Binder
+    from soapstone.frontend.inference.serial_session import SerialSession
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
-    from soapstone.frontend.onnx.pieces import Pieces
     from soapstone.ir.files.layouts import Layouts
     from soapstone.ir.graph import Graph
     from soapstone.ir.plan import MemoryPlan
@@ -44,11 +39,6 @@ if TYPE_CHECKING:
     from soapstone.kernels.choices import Tune
     from soapstone.native.files import MappedFile
     from soapstone.runtime import Machine, Profile
-
-_OPENED = (  # what a session has once its model is open
-    *("_binder", "_machine", "_lock", "_bounds", "_pieces", "_pool", "decoder", "_close"),
-    *("_others", "_alone", "_asked"),
-)
 
 
 class InferenceSession:
@@ -128,119 +118,89 @@ class InferenceSession:
             raise GraphError(f"bound_shapes: {bound_shapes} found, 1 or more needed")
         if gpus > 1:
             raise GraphError(f"gpus: {gpus} found; a session runs on one GPU, so 1 at most")
+
+        def opened(
+            file: MappedFile | None, keeper: Keeper | None = None
+        ) -> tuple[SerialSession, ...]:
+            """Read the model, and return what serves its runs. file: see `Source.of`."""
+            from soapstone.frontend.inference.binding import Binder, Packed
+            from soapstone.frontend.inference.serial_session import SerialSession
+            from soapstone.frontend.inference.session_strategy import SessionStrategy
+            from soapstone.frontend.precision import check_precision
+
+            with paused():
+                source = Source.of(model, weights, file)
+            followed = SessionStrategy(strategy, source, machine, cpus, threads, gpus, requests)
+            runs_on, plans = followed.machine, None
+            streamed = fast_memory is not None or plan is not None
+            check_precision(precision, runs_on.processors[0].kind, streamed, plain)
+            if streamed:
+                if requests > 1:
+                    raise GraphError(f"requests: {requests} found with a fast memory; 1 needed")
+                from soapstone.frontend.planned import Plans
+
+                plans = Plans("dp" if plan is None else plan, fast_memory)
+                plans.step = True  # a plan that is given is of what is bound here
+                runs_on = runs_on.bounded(plans.capacity_bytes)
+            binder = Binder(
+                *(source, Packed(), followed, runs_on, plans), plain, layouts, tune, precision
+            )
+            others = (SerialSession(binder, bound_shapes) for _ in range(requests - 1))
+            return SerialSession(binder, bound_shapes, keeper), *others
+
+        self._snapshot: Snapshot | None = None
+        self._serial: tuple[SerialSession, ...] = ()  # none before the model is open
+        self._lock = Lock()  # held to open the model, and to choose who serves a run
+        self._alone = False  # whether the first alone serves runs, for now
+        self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
+        self.decoder: Decoder | None = None  # what is known of the model as one
         given: tuple[Any, ...] = weights, gpus, cpus, machine, strategy, requests, plain
         given = *given, layouts, fast_memory, plan
         usual = given == (NOTHING, 0, None, None, None, 1, False, None, None, None)
-        opening = partial(self._open, model, bound_shapes, tune, precision, threads, *given)
-        self._opening: Callable[[], None] | None = None
-        self._snapshot: Snapshot | None = None
-        self._keeper: Keeper | None = None
         fits = threads is None or (type(threads) is int and 0 < threads <= usable_cores())
+        keeper = None
         if usual and tune != "now" and fits:
             options = Options(threads or usable_cores(), tune, precision)
             with paused():
-                self._snapshot, self._keeper = find(model, options)
-            if self._snapshot is not None:
-                self._source, self._opened = self._snapshot.source, Lock()
-                self._opening = partial(opening, file=self._snapshot.file)
-                return
-        self._opened = Lock()
-        opening()
+                self._snapshot, keeper = find(model, options)
+        self._opening: Callable[[], tuple[SerialSession, ...]] | None
+        if self._snapshot is not None:
+            self._source = self._snapshot.source
+            self._opening = partial(opened, self._snapshot.file)
+        else:
+            self._opening = partial(opened, None, keeper)
+            self._open()
 
-    def _open(
-        self,
-        model: Model | OnnxModel | Graph | str | Path,
-        bound_shapes: int | None,
-        tune: Tune,
-        precision: str,
-        threads: int | None,
-        weights: Mapping[str, Array],
-        gpus: int,
-        cpus: int | None,
-        machine: Machine | None,
-        strategy: Strategy | str | Path | None,
-        requests: int,
-        plain: bool,
-        layouts: Layouts | None,
-        fast_memory: int | None,
-        plan: MemoryPlan | str | Path | None,
-        file: MappedFile | None = None,
-    ) -> None:
-        """Read the model and prepare to bind graphs of it. file: see `Source.of`."""
-        from soapstone.frontend.inference.binding import Binder, Packed
-        from soapstone.frontend.inference.session_strategy import SessionStrategy
-        from soapstone.frontend.precision import check_precision
+    def _open(self) -> tuple[SerialSession, ...]:
+        """Return who serves runs, one at a time each; open the model if it is not.
 
-        with paused():
-            source = Source.of(model, weights, file)
-        followed = SessionStrategy(strategy, source, machine, cpus, threads, gpus, requests)
-        machine, plans = followed.machine, None
-        streamed = fast_memory is not None or plan is not None
-        check_precision(precision, machine.processors[0].kind, streamed, plain)
-        if streamed:
-            if requests > 1:
-                raise GraphError(f"requests: {requests} found with a fast memory; 1 needed")
-            from soapstone.frontend.planned import Plans
+        Raises:
+            StoppedError: the session was closed before.
+        """
+        with self._lock:
+            if not self._serial:
+                kept, self._snapshot = self._snapshot, None
+                if kept is not None:
+                    kept.close()
+                if self._opening is None:
+                    from soapstone.frontend.inference.serial_session import closed
 
-            plans = Plans("dp" if plan is None else plan, fast_memory)
-            plans.step = True  # a plan that is given is of what is bound here
-            machine = machine.bounded(plans.capacity_bytes)
-        binder = Binder(
-            *(source, Packed(), followed, machine, plans), plain, layouts, tune, precision
-        )
-        self._begin(binder, bound_shapes, requests)
+                    raise closed(self.name)
+                found = self._opening()
+                from soapstone.runtime.forks import tell
 
-    def __getattr__(self, name: str) -> Any:
-        """Open the model, if there is only a snapshot of it and another attribute is needed."""
-        if name not in _OPENED or "_opened" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        with self._opened:
-            kept, self._snapshot = self._snapshot, None
-            if kept is not None:
-                kept.close()
-            opening, self._opening = self._opening, None
-            if opening is not None:
-                try:
-                    opening()
-                except BaseException:
-                    self._opening = opening
-                    raise
-        return object.__getattribute__(self, name)
+                tell(self)
+                self._source, self._serial, self._opening = found[0].source, found, None
+            return self._serial
 
-    def _begin(self, binder: Binder, bound_shapes: int | None, requests: int = 1) -> None:
-        from soapstone.frontend.inference.bound_graphs import BoundGraphs
-        from soapstone.runtime.forks import tell
-
-        self._binder, self._source, self._machine = binder, binder.source, binder.machine
-        self._bounds = BoundGraphs(binder, bound_shapes)
-        self._pieces: Pieces | None = None  # of a model whose shapes depend on computed values
-        self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
-        self.decoder: Decoder | None = None  # what is known of the model as one
-        self._keeping: threading.Thread | None = None  # who keeps what answered first
-        self._close = weakref.finalize(self, self._bounds.close)
-        self._lock = threading.Lock()  # who finds it finds what is above
-        tell(self)
-        self._asked: list[None] = []  # one for each run that waits for this session, or runs
-        # Each of the others runs one more request at once.
-        self._others = [self._another(self._machine) for _ in range(requests - 1)]
-        self._alone = False  # whether the others serve no runs for now
-
-    def _another(self, machine: Machine) -> InferenceSession:
-        """Return a session of the same model on another machine, with shared weights."""
-        other = object.__new__(InferenceSession)
-        other._snapshot = other._keeper = None
-        other._begin(self._binder.on(machine), self._bounds.asked)
-        return other
+    @property
+    def serial(self) -> SerialSession:
+        """What serves one run at a time, for those that run a model in steps of their own."""
+        return self._open()[0]
 
     def forked(self) -> None:
-        """In a child process, reset locks and bind shapes again, to new workers."""
-        self._lock = threading.Lock()
-        self._pool = None
-        self._asked, self._alone = [], False
-        if self._close.alive:
-            self._bounds.start()
-        else:
-            self._bounds.held.clear()
+        """In a child process no thread of the session runs."""
+        self._pool, self._alone = None, False
 
     @property
     def name(self) -> str:
@@ -252,21 +212,21 @@ class InferenceSession:
         """The number of threads of each processor."""
         if self._snapshot is not None:
             return self._snapshot.options.threads
-        return self._machine.processors[0].threads
+        return self.serial.binder.machine.processors[0].threads
 
     @property
     def cpus(self) -> int:
         """The number of processors that share a run."""
         if self._snapshot is not None:
             return 1
-        return len(self._machine.workers)
+        return len(self.serial.binder.machine.workers)
 
     @property
     def requests(self) -> int:
         """The number of runs that may proceed at once."""
         if self._snapshot is not None:
             return 1
-        return 1 + len(self._others)
+        return len(self._open())
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -305,65 +265,16 @@ class InferenceSession:
                 return found
         given = self.checked(inputs)
         while True:
-            with self._opened:  # who comes next sees what is chosen
-                others: Sequence[InferenceSession] = () if self._alone else self._others
-                chosen = min((self, *others), key=InferenceSession._load)
-                chosen._asked.append(None)
+            with self._lock:  # who comes next sees what is chosen
+                serving = self._open()[: 1 if self._alone else None]
+                chosen = min(serving, key=lambda each: each.load)
+                chosen.asked.append(None)
             try:
-                with chosen._lock:
-                    if chosen is self or not self._alone:  # else a profile began meanwhile
-                        return chosen._run(given, out)
+                with chosen.lock:
+                    if chosen is serving[0] or not self._alone:  # else a profile began meanwhile
+                        return chosen.run(given, out)
             finally:
-                chosen._asked.pop()
-
-    def _load(self) -> tuple[bool, int]:
-        """Return whether a run is under way, and how many wait.
-
-        Whoever is interrupted while it waits may be counted for good, so the lock counts first.
-        """
-        return self._lock.locked(), len(self._asked)
-
-    def _run(self, given: Mapping[str, Array], out: Mapping[str, Any]) -> dict[str, Array]:
-        """Return the outputs by name, in this session and with its lock held."""
-        from soapstone.engine.session import Bound
-
-        self._check_open()
-        self._source.check()
-        stepped = self._bounds.in_rows(given, out)
-        if stepped is not None:
-            return stepped
-        bound = self._bound_or_pieces(given)
-        if not isinstance(bound, Bound):
-            found = bound.run(given)
-            for name, array in targets(self.name, out, found).items():
-                np.copyto(array, found[name])
-                found[name] = array
-            return found
-        into = targets(self.name, out, bound.results)
-        for name, feed in bound.feeds.items():
-            np.copyto(feed, given[name])
-        self._bounds.session.run(bound)
-        found = {}
-        for name, array in bound.results.items():
-            if name in into:
-                np.copyto(into[name], array)
-            found[name] = into[name] if name in into else array.copy()
-        self._bounds.answered()
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeping = threading.Thread(target=self._keep, args=(keeper, bound))
-            with suppress(RuntimeError):  # no more threads, or the interpreter ends
-                keeping.start()
-                self._keeping = keeping
-        return found
-
-    def _keep(self, keeper: Keeper, bound: Bound) -> None:
-        """Keep a snapshot for later processes, if shapes alone decide what runs."""
-        with self._lock:
-            alike = not self._bounds.reads_contents
-            keep = keeper.take(self._source, bound) if alike else None
-        if keep is not None:
-            keep()
+                chosen.asked.pop()
 
     def generate(
         self,
@@ -425,7 +336,7 @@ class InferenceSession:
         """
         given = self.checked(inputs)
         with self._lock:
-            self._check_open()
+            self.serial.check_open()
             if self._pool is None:
                 from concurrent.futures import ThreadPoolExecutor
 
@@ -442,11 +353,12 @@ class InferenceSession:
         Raises:
             ProfileError: another timeline is being taken.
         """
-        with self._bounds.session.timed() as timeline:
+        first, *others = self._open()
+        with first.bounds.session.timed() as timeline:
             try:
                 self._alone = True
-                for each in self._others:
-                    with each._lock:  # its run has ended
+                for each in others:
+                    with each.lock:  # its run has ended
                         pass
                 yield timeline
             finally:
@@ -458,12 +370,9 @@ class InferenceSession:
 
         A model that runs in pieces is run for this, since its shapes depend on computed values.
         """
-        from soapstone.engine.session import Bound
-
         given = self.checked(inputs)
-        with self._lock:
-            bound = self._bound_or_pieces(given)
-            return dict(bound.variants if isinstance(bound, Bound) else bound.variants(given))
+        with self.serial.turn() as serial:
+            return serial.variants(given)
 
     def meeting_samples(self, inputs: Mapping[str, Any] | Any) -> str:
         """Return where rows of outputs depend on other rows of the inputs; "" for nowhere.
@@ -474,13 +383,14 @@ class InferenceSession:
         from soapstone.frontend.onnx import UnboundError
         from soapstone.ir.analysis.samples import meeting_samples
 
+        source = self.serial.source
         try:
-            graph, contents = self._source.graph(self.checked(inputs))
+            graph, contents = source.graph(self.checked(inputs))
         except UnboundError:
             return "shapes that depend on computed values"
         if contents:
             return f"input {next(iter(contents))!r}, on whose contents shapes depend"
-        return meeting_samples(graph, self._source.weights())
+        return meeting_samples(graph, source.weights())
 
     @property
     def peak_bytes(self) -> int:
@@ -488,9 +398,9 @@ class InferenceSession:
         if self._snapshot is not None:
             return self._snapshot.peak_bytes
         found = 0
-        for each in (self, *self._others):
-            with each._lock:
-                found += each._bounds.peak_bytes
+        for each in self._open():
+            with each.lock:
+                found += each.bounds.peak_bytes
         return found
 
     def moved_bytes(self, inputs: Mapping[str, Array] | Array) -> tuple[int, int] | None:
@@ -499,12 +409,9 @@ class InferenceSession:
         inputs: of the shapes in question. The two counts are those of the memory plan and of the
         compiled run; None without a plan, and for a model that runs in pieces.
         """
-        from soapstone.engine.session import Bound
-
         given = self.checked(inputs)
-        with self._lock:
-            bound = self._bound_or_pieces(given)
-            return bound.moved_bytes if isinstance(bound, Bound) else None
+        with self.serial.turn() as serial:
+            return serial.moved_bytes(given)
 
     def close(self) -> None:
         """Stop the workers and free the memory; later calls of `run` are errors.
@@ -512,21 +419,14 @@ class InferenceSession:
         Calls of `run_async` that were made before are completed first. No thread reads the
         model's file from then on, so that it may be written to.
         """
-        with self._opened:
-            kept = self._snapshot
-            if kept is not None:
-                self._snapshot, self._opening = None, self._check_open
-                kept.close()
-                return
+        with self._lock:
+            kept, self._snapshot, self._opening = self._snapshot, None, None
+        if kept is not None:
+            kept.close()
         self._end_pool()
-        for each in (self, *self._others):
-            with each._lock:
-                each._close()
-            each._bounds.wait()
+        for each in self._serial:
+            each.close()
         self._end_pool()  # of who asked meanwhile, and is told that it is closed
-        keeping, self._keeping = self._keeping, None
-        if keeping is not None:
-            keeping.join()
 
     def _end_pool(self) -> None:
         """Complete the calls of `run_async` so far."""
@@ -550,92 +450,3 @@ class InferenceSession:
             DataError: as `run`.
         """
         return self._source.checked(inputs)
-
-    # For those who run a model in steps of their own (`frontend/generation`), in a turn:
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Run nothing else of this session inside the block.
-
-        Raises:
-            StoppedError: the session was closed.
-        """
-        with self._lock:
-            self._check_open()
-            yield
-
-    @property
-    def in_main_memory(self) -> bool:
-        """Whether everything that runs read and write is in the computer's main memory."""
-        from soapstone.runtime.machines.machine import CUDA
-
-        return self._binder.plans is None and self._machine.processors[0].kind != CUDA
-
-    def weights(self) -> Mapping[str, Array]:
-        """Return the weights, and the constants of the graphs built so far."""
-        return self._source.weights()
-
-    def graph_of(self, inputs: Mapping[str, Array]) -> Graph:
-        """Return the graph for inputs of these shapes.
-
-        inputs: an array for each input.
-
-        Raises:
-            DataError: it depends on their contents too; names the input.
-        """
-        graph, contents = self._source.graph(inputs)
-        if contents:
-            raise DataError(
-                f"model {self.name!r}: shapes depend on the contents of input"
-                f" {next(iter(contents))!r}; on extents alone needed"
-            )
-        return graph
-
-    def bound_as(
-        self,
-        key: tuple[object, ...],
-        make: Callable[[], Graph],
-        constants: Mapping[str, Array] = NOTHING,
-        runs: int = 1,
-    ) -> Bound:
-        """Return a graph bound under a key of its own; it is made if no such graph is bound.
-
-        It is kept among the graphs of input shapes, and updates of its inputs are carried out in
-        place. key: identifies it. make: returns the graph. constants: what it reads besides the
-        model's weights. runs: the number of graphs that make up one run of the model, each of which
-        stays bound.
-        """
-        return self._bounds.under(key, make, constants, runs)
-
-    def run_bound(self, bound: Bound) -> None:
-        """Run a bound graph once on the contents of its feeds. bound: of `bound_as`."""
-        self._source.check()
-        self._bounds.session.run(bound)
-
-    @property
-    def most_bound(self) -> int:
-        """The number of input shapes that stay bound."""
-        return self._bounds.most
-
-    def _check_open(self) -> None:
-        from soapstone.runtime import StoppedError
-
-        close = self.__dict__.get("_close")  # there is none where a snapshot was closed
-        if close is None or not close.alive:
-            raise StoppedError(f"session of model {self.name!r}: it was closed")
-
-    def _bound_or_pieces(self, given: Mapping[str, Array]) -> Bound | Pieces:
-        """Return the bound graph, or what runs a model in pieces, whose shapes are computed."""
-        self._check_open()
-        if self._pieces is None:
-            try:
-                return self._bounds.of(given)
-            except GraphError as error:
-                from soapstone.frontend.onnx import UnboundError
-
-                if self._source.onnx is None or not isinstance(error, UnboundError):
-                    raise
-                from soapstone.frontend.onnx.pieces import Pieces
-
-                self._pieces = Pieces(self._source.onnx, self)
-        return self._pieces

@@ -52,7 +52,7 @@ from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
 if TYPE_CHECKING:
-    from soapstone.frontend.inference.session import InferenceSession
+    from soapstone.frontend.inference.serial_session import SerialSession
 
 MOST_PIECES = 512  # of a run, for which room is left
 MOST_TRIPS = 1 << 20  # of a loop
@@ -67,7 +67,7 @@ class Pieces:
         session: binds the pieces, and keeps them among the shapes that it has bound.
     """
 
-    def __init__(self, source: Source, session: InferenceSession | None) -> None:
+    def __init__(self, source: Source, session: SerialSession | None) -> None:
         self._source = source
         self._session = session
         self._blocks: dict[Hashable, Block] = {}
@@ -153,7 +153,7 @@ class Pieces:
         piece = self._pieces.get(key)
         if piece is None:
             assert self._session is not None
-            if len(self._pieces) >= self._longest * self._session.most_bound:
+            if len(self._pieces) >= self._longest * self._session.bounds.most:
                 self._pieces.popitem(last=False)
             piece = self._make(block, env)
             key = key_of(block, env)  # it is known now what it depends on

@@ -86,7 +86,7 @@ def test_more_shapes_leave_nothing_more(name: str) -> None:
     more, entries_more = _left()
     assert entries_more == entries
     # Graphs of other extents share other parts of what they say of their values.
-    few = 4 * service.session.most_bound
+    few = 4 * service.session.serial.bounds.most
     grown = {what: (objects[what], n) for what, n in more.items() if n > 1.1 * objects[what] + few}
     assert not grown
     service.close()
@@ -109,6 +109,6 @@ def test_machine_code_is_kept_of_the_last_shapes(
     gc.collect()
     found = sum(isinstance(each, descriptors.Primitive) for each in gc.get_objects())
     kinds = sum(isinstance(each, descriptors.Kept) for each in gc.get_objects())
-    bound = service.session.most_bound * 8  # of one shape: fewer
+    bound = service.session.serial.bounds.most * 8  # of one shape: fewer
     service.close()
     assert 0 < found <= 4 * kinds + bound

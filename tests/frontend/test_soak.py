@@ -20,7 +20,7 @@ def test_no_answer_to_many_threads_is_wrong() -> None:
     }
     assert report.threads[0] == report.threads[-1]
     for service in served:
-        most = 4 * service.session.most_bound  # a decoder binds several a shape
-        assert len(service.session._bounds.held) <= most
+        most = 4 * service.session.serial.bounds.most  # a decoder binds several a shape
+        assert len(service.session.serial.bounds.held) <= most
         service.close()
     assert threading.active_count() == before

@@ -59,5 +59,5 @@ def assert_near(
 def fresh_answers(model: OnnxModel, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Return the outputs of a session that has met no other shape, and prepares for none."""
     with InferenceSession(model, threads=1, tune=False) as fresh:
-        fresh._binder.packed.warmup.close()
+        fresh.serial.binder.packed.warmup.close()
         return fresh.run(feeds)

@@ -169,7 +169,7 @@ def test_a_graph_costs_the_launches_that_a_session_runs(model: ExecutorCost) -> 
     priced = model.prepared(graph, weights).nodes
     with InferenceSession(graph, weights, threads=2) as session:
         session.run(np.ones((1, 3, 16, 16), np.float32))
-        (bound,) = session._bounds.held.values()
+        (bound,) = session.serial.bounds.held.values()
         assert {node.name for node in priced} == bound.variants.keys()
         assert cost.launches == len(priced) == len(bound.program.launches)
         assert cost.peak_bytes == pytest.approx(session.peak_bytes, abs=64 * cost.launches)

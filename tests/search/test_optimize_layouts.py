@@ -509,5 +509,5 @@ def test_orders_hold_for_values_that_a_folded_norm_stands_behind(tmp_path: Path)
     held, orders = load_graph(tmp_path / "g.json")[1], load_layouts(tmp_path / "g.json")
     with InferenceSession(graph, held, layouts=orders) as session:
         session.run({"x": np.ones((1, 3, 6, 5), np.float32)})
-        (bound,) = session._bounds.held.values()
+        (bound,) = session.serial.bounds.held.values()
     assert bound.prepared.strategy.layouts == {"norm": CHANNELS_LAST[4]}

@@ -209,7 +209,7 @@ def test_tokens_and_logits_are_those_of_all_tokens_anew(name: str) -> None:
 def test_a_step_is_of_one_token() -> None:
     session = CAUSAL["spelled"].inference()
     session.generate(PROMPTS[0], 3)
-    held = session._bounds.held
+    held = session.serial.bounds.held
     step = next(bound for key, bound in held.items() if key[0] == "generation.starts")
     kinds = [node.operator for node in step.graph.nodes]
     assert kinds.count("attention") == kinds.count("write_at") / 2 == 2
@@ -357,7 +357,7 @@ def samples_mixed(model: Model, x: Tensor, name: str) -> Tensor:
 )
 def test_what_is_not_causal_is_found(mixing: Mixing, where: str) -> None:
     session = gpt(mixing).inference()
-    decoder = Decoder(session)
+    decoder = Decoder(session.serial)
     with pytest.warns(UserWarning, match=f"{where} '.*' is not known to make rows"):
         assert not decoder.past_of(2, LENGTH)
     assert not decoder.kept
@@ -388,7 +388,7 @@ def test_what_does_not_fit_is_named_before_anything_runs(
     session = CAUSAL["layer"].inference()
     with pytest.raises(DataError, match=message):
         session.generate(prompts, **{"max_new_tokens": 3, **options})
-    assert not session._bounds.held
+    assert not session.serial.bounds.held
 
 
 def test_as_many_tokens_as_fit_are_made() -> None:

@@ -70,9 +70,9 @@ def test_greedy_tokens_are_those_without_a_cache(
     for prompt, tokens in zip(PROMPTS, made):
         assert len(tokens) == 20
         assert_greedy(small, SMALL, prompt, tokens)
-    shapes = len(session._bounds.held)
+    shapes = len(session.serial.bounds.held)
     session.generate(RANDOM.integers(0, SMALL.words, 9), 30)  # another length binds no other shape
-    assert len(session._bounds.held) == shapes
+    assert len(session.serial.bounds.held) == shapes
 
 
 def test_buffers_grow(
@@ -82,7 +82,7 @@ def test_buffers_grow(
     monkeypatch.setattr("soapstone.frontend.generation.run._USUAL", 8)
     monkeypatch.setattr("soapstone.frontend.generation.decoder._LEAST", 8)
     made = session.generate(PROMPTS[0], 20)
-    assert {key[2] for key in session._bounds.held if key[0] == STARTS} >= {8, 16, 24}
+    assert {key[2] for key in session.serial.bounds.held if key[0] == STARTS} >= {8, 16, 24}
     assert_greedy(small, SMALL, PROMPTS[0], made)
 
 
@@ -301,7 +301,7 @@ def test_weights_that_are_kept_in_halves_are_read_in_halves(stored: str) -> None
     session = InferenceSession(from_onnx(model))
     made = session.generate(PROMPTS[0], 8)
     assert_greedy(model, sizes, PROMPTS[0], made)
-    (step,) = (bound for key, bound in session._bounds.held.items() if key[0] == STARTS)
+    (step,) = (bound for key, bound in session.serial.bounds.held.items() if key[0] == STARTS)
     products = [node for node in step.graph.nodes if node.operator == "matmul_nbits"]
     assert [node.attributes["numbers"] for node in products] == [stored] * 3  # gate, up and down
 
@@ -320,20 +320,20 @@ def test_no_graph_of_a_decoder_is_built_twice(
 ) -> None:
     session = InferenceSession(SMALL.network(40, small) if layers else from_onnx(small))
     built: list[dict[str, tuple[int, ...]]] = []
-    build = session.graph_of
+    build = session.serial.graph_of
 
     def counted(given: dict[str, Array]) -> Graph:
         built.append({name: array.shape for name, array in given.items()})
         return build(given)
 
-    monkeypatch.setattr(session, "graph_of", counted)
+    monkeypatch.setattr(session.serial, "graph_of", counted)
     assert len(session.generate(PROMPTS[0], 4)) == 4
     assert built and all(built.count(each) == 1 for each in built)
 
 
 def test_keys_that_queries_share_are_not_repeated(session: InferenceSession) -> None:
     session.generate(PROMPTS[0], 2)
-    step = next(bound for key, bound in session._bounds.held.items() if key[0] == STARTS)
+    step = next(bound for key, bound in session.serial.bounds.held.items() if key[0] == STARTS)
     most = step.graph.tensors["past_key_values.0.key"].size
     assert (
         max(step.graph.tensors[o].size for node in step.graph.nodes for o in node.outputs) == most

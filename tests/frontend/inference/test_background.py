@@ -29,7 +29,7 @@ def right(session: InferenceSession, rows: int) -> None:
 
 
 def held(session: InferenceSession) -> list[int]:
-    return [key[0][0][0] for key in session._bounds.held]  # type: ignore[index]
+    return [key[0][0][0] for key in session.serial.bounds.held]  # type: ignore[index]
 
 
 def test_runs_go_on_in_steps_while_a_thread_binds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_runs_go_on_in_steps_while_a_thread_binds(monkeypatch: pytest.MonkeyPatc
         right(session, 6)
         assert held(session) == [2]
         goes_on.set()
-        session._bounds._background.wait()
+        session.serial.bounds._background.wait()
         less = session.peak_bytes
         right(session, 6)
         assert held(session) == [2, 6] and session.peak_bytes > less
@@ -70,7 +70,7 @@ def test_what_a_thread_fails_at_is_told_by_a_run(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(DataError, match="no room"):
             for _ in range(8):
                 session.run(feeds)
-                session._bounds._background.wait()
+                session.serial.bounds._background.wait()
         monkeypatch.setattr(Binder, "bind", BIND)
         for _ in range(3):
             right(session, 6)
@@ -84,15 +84,16 @@ def test_what_was_bound_so_is_let_go_of_as_all_else() -> None:
         for rows in (6, 7):
             while rows not in held(session):
                 right(session, rows)
-                session._bounds._background.wait()
+                session.serial.bounds._background.wait()
             if let_go is None:
-                let_go = weakref.ref(session._bounds.held[next(reversed(session._bounds.held))])
+                bound = session.serial.bounds.held
+                let_go = weakref.ref(bound[next(reversed(bound))])
         right(session, 6 if 6 in held(session) else 2)
         session.run(given(session, 3, length=4))
         session.run(given(session, 3, length=6))
         gc.collect()
         assert let_go is not None and let_go() is None
-        assert len(session._bounds.held) == 2 and not session._bounds._beside
+        assert len(session.serial.bounds.held) == 2 and not session.serial.bounds._beside
 
 
 def test_a_session_may_be_closed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +111,7 @@ def test_a_session_may_be_closed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> N
         while not begun.is_set():
             session.run(feeds)
         threading.Timer(0.1, goes_on.set).start()  # while the session waits for it
-    assert session._bounds._background.take() is None
+    assert session.serial.bounds._background.take() is None
 
 
 def test_what_was_bound_so_is_in_timelines(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_what_was_bound_so_is_in_timelines(tmp_path: Path) -> None:
         right(session, 2)
         while 6 not in held(session):
             right(session, 6)
-            session._bounds._background.wait()
+            session.serial.bounds._background.wait()
         with session.profile(tmp_path / "timeline.json"):
             right(session, 6)
         told = (tmp_path / "timeline.json").read_text()

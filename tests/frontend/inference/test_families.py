@@ -216,7 +216,7 @@ def arrays(session: InferenceSession, *extents: int) -> dict[str, Array]:
 
 def graphs_made(session: InferenceSession) -> list[object]:
     """The shapes of inputs that a session's model is translated for from now on."""
-    session._binder.packed.warmup.close()  # see test_shape_warmup.py
+    session.serial.binder.packed.warmup.close()  # see test_shape_warmup.py
     made: list[object] = []
     noted = session._source.noted
 
@@ -244,7 +244,7 @@ def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str) -> N
             found = session.run(feeds)["y"]
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
-            assert len(session._bounds.held) <= 3
+            assert len(session.serial.bounds.held) <= 3
         assert len(made) < count or name in UNEVEN
 
 
@@ -417,7 +417,7 @@ def test_extents_that_grow_together_are_not_taken_for_each_other(name: str) -> N
             feeds = arrays(session, *shape)
             expected = fresh_answers(model, feeds)["y"]
             found = session.run(feeds)["y"]
-            session._binder.prepare_families(session._bounds.session)
+            session.serial.binder.prepare_families(session.serial.bounds.session)
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 

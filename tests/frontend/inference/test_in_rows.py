@@ -121,7 +121,7 @@ def counted(
 ) -> Iterator[tuple[InferenceSession, list[int]]]:
     """A session, and the numbers of rows that it binds graphs for."""
     with InferenceSession(model, threads=1, **options) as session:  # type: ignore[arg-type]
-        session._binder.packed.warmup.close()  # see test_shape_warmup.py
+        session.serial.binder.packed.warmup.close()  # see test_shape_warmup.py
         numbers: list[int] = []
         bind = Binder.bind
 
@@ -132,7 +132,7 @@ def counted(
             known: Known,
             in_turn: bool = False,
         ) -> Bound:
-            if binder is session._binder:
+            if binder is session.serial.binder:
                 graph = known.graph
                 numbers.append(graph.tensors[graph.inputs(Role.INPUT)[0]].shape[0])
             return bind(binder, engine, values, known, in_turn)
@@ -145,7 +145,7 @@ def counted(
 def equal_fresh(model: str, session: InferenceSession, feeds: dict[str, Array]) -> None:
     expected = fresh_answers(model, feeds)
     found = session.run(feeds)
-    session._bounds._background.wait()
+    session.serial.bounds._background.wait()
     for name, array in found.items():
         assert array.shape == expected[name].shape and array.dtype == expected[name].dtype
         np.testing.assert_allclose(array, expected[name], rtol=2e-5, atol=2e-5)
@@ -197,7 +197,7 @@ def test_random_shapes_are_answered_as_by_a_session_of_their_own(name: str) -> N
         for _ in range(24):
             rows, length = (int(extent) for extent in random.integers(1, (9, 4)))
             equal_fresh(model, session, given(session, rows, length))
-            assert len(session._bounds.held) <= 3
+            assert len(session.serial.bounds.held) <= 3
         assert (len(numbers) < 24) or name in MEETING
 
 

@@ -261,8 +261,8 @@ def test_shapes_are_bound_as_they_come_and_forgotten_in_turn() -> None:
         for size in (1, 6, 2, 6, 1):
             found = session.run({"image": whole["image"][:size]})[output]
             np.testing.assert_allclose(found, expected[output][:size], atol=2e-5)
-        session._binder.packed.warmup.wait()
-        session._bounds._background.wait()
+        session.serial.binder.packed.warmup.wait()
+        session.serial.bounds._background.wait()
         assert threading.active_count() == before + 1
 
 
@@ -276,8 +276,8 @@ def test_bound_shapes_share_the_memory_of_all_but_inputs() -> None:
         first, held = [], []
         for each in given:
             first.append(session.run(each))
-            session._binder.packed.warmup.wait()
-            session._bounds._background.wait()
+            session.serial.binder.packed.warmup.wait()
+            session.serial.bounds._background.wait()
             held.append(session.peak_bytes)
         inputs = [each["image"].nbytes for each in given]
         assert all(b - a <= nbytes + 256 for a, b, nbytes in zip(held, held[1:], inputs[1:]))
@@ -294,13 +294,13 @@ def test_few_shapes_with_large_inputs_stay_bound(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("soapstone.frontend.inference.bound_graphs._LAUNCH_BYTES", 1)
     with InferenceSession(model, weights, tune=False) as session:
         for size in (1, 2, 3, 4, 6, 5):
-            session._bounds.of({"image": whole[:size]})
-        kept = [key[0][0][0] for key in session._bounds.held]
+            session.serial.bounds.of({"image": whole[:size]})
+        kept = [key[0][0][0] for key in session.serial.bounds.held]
         assert kept == [6, 5]
     with InferenceSession(model, weights, tune=False, bound_shapes=6) as session:
         for size in (1, 2, 3, 4, 6, 5):
-            session._bounds.of({"image": whole[:size]})
-        assert len(session._bounds.held) == 6
+            session.serial.bounds.of({"image": whole[:size]})
+        assert len(session.serial.bounds.held) == 6
 
 
 @pytest.mark.onednn

@@ -21,7 +21,7 @@ def _model() -> Model:
 
 
 def _needed(session: InferenceSession, x: Array) -> Array:
-    weights = session.weights()
+    weights = session.serial.source.weights()
     y = x @ weights["dense.weight"] + weights["dense.bias"]
     return np.asarray(np.maximum(y, 0))
 

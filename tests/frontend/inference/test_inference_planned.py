@@ -55,7 +55,7 @@ def test_a_session_in_a_fast_memory_moves_what_is_planned(plan: str) -> None:
             planned, copied = tight.moved_bytes(x) or (0, 0)
             assert planned == copied >= (roomy.moved_bytes(x) or (0, 0))[1] > 0
             assert packed.moved_bytes(x) is None
-            inner = tight._bounds.session
+            inner = tight.serial.bounds.session
             used, machine = inner.used_bytes, inner.machine
             assert used[[m.name for m in machine.memories].index("system.bounded")] == capacity
             assert tight.peak_bytes == sum(used)  # all shapes share it

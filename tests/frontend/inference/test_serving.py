@@ -111,7 +111,7 @@ def test_samples_are_split_over_processors_for_batches_of_any_size() -> None:
                 given = images(batch)
                 expected = interpret(model.build(batch), {**weights, **given})
                 assert_near(session.run(given), expected, 1e-5)
-            bound = session.bound_as(("four",), lambda: model.build(4))
+            bound = session.serial.bound_as(("four",), lambda: model.build(4))
             placed = {tuple(launch.grid) for launch in bound.program.launches}
             assert any(2 in grid for grid in placed)
 
@@ -210,7 +210,7 @@ def test_one_request_runs_while_another_does(tmp_path: Path) -> None:
         model.set_weights(trained(model))
         with InferenceSession(model, threads=1, requests=2) as session:
             session.run(images(1))
-            with session._lock:  # as if a run were under way
+            with session.serial.lock:  # as if a run were under way
                 session.run(images(1))
             with session.profile(tmp_path / "timeline.json") as timeline:
                 session.run(images(1))

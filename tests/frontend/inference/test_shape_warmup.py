@@ -45,7 +45,7 @@ def told(session: InferenceSession) -> list[tuple[int, ...]]:
 
 
 def settled(session: InferenceSession) -> None:
-    session._binder.packed.warmup.wait()
+    session.serial.binder.packed.warmup.wait()
 
 
 @pytest.mark.parametrize("name", EVEN)
@@ -149,7 +149,7 @@ def test_a_second_number_of_rows_needs_no_graph(name: str) -> None:
         for rows in (3, 2, 5):
             found = session.run(given(session, rows))
             assert {len(array) for array in found.values()} == {rows}
-        assert len(made) == many and len(session._bounds.held) == 1
+        assert len(made) == many and len(session.serial.bounds.held) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -226,7 +226,7 @@ def test_rows_that_meet_are_bound(name: str) -> None:
             feeds = given(session, rows)
             found = session.run(feeds)["y"]
             settled(session)
-            assert len(session._bounds.held) == count
+            assert len(session.serial.bounds.held) == count
             with InferenceSession(MEETING[name], threads=1, tune=False) as fresh:
                 np.testing.assert_allclose(found, fresh.run(feeds)["y"], rtol=2e-5, atol=2e-5)
 
@@ -256,7 +256,7 @@ def test_of_a_closed_session_no_more_are_made_and_runs_meanwhile_do_not_wait() -
         session.run(arrays(session, 2, 20))
         assert begun.wait(60)
         session.run(arrays(session, 2, 9))  # while the other thread is making a graph
-        session._binder.packed.warmup.close()
+        session.serial.binder.packed.warmup.close()
         goes_on.set()
     assert len(made) == 3
 
@@ -275,7 +275,7 @@ def test_no_thread_reads_the_model_of_a_closed_session() -> None:
         object.__setattr__(session._source, "noted", slow)
         session.run(arrays(session, 2, 20))
         assert begun.wait(60)
-        warmup = session._binder.packed.warmup
+        warmup = session.serial.binder.packed.warmup
         closing = threading.Thread(target=session.close)
         closing.start()
         while not warmup._stopped:

@@ -13,7 +13,7 @@ def test_a_new_number_of_rows_is_right_where_results_replace_the_inputs() -> Non
     rows = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
     with model.inference() as session:
         (name,) = session.run({"x": rows[:4]})
-        session._binder.packed.warmup.wait()
+        session.serial.binder.packed.warmup.wait()
         right = session.run({"x": rows})[name].copy()
         x = rows.copy()
         session.run({"x": x}, out={name: x})

@@ -75,7 +75,7 @@ def test_equal_shapes_are_bound_once_and_the_caches_are_bounded() -> None:
     with InferenceSession(from_onnx(model_of(POINTS)), threads=1, bound_shapes=2) as session:
         x = reals(5, 3)
         session.run(x)
-        pieces = session._pieces
+        pieces = session.serial.pieces
         assert pieces is not None
         before = dict(pieces._pieces)
         session.run(-x[::-1] if (x > 0).sum() * 2 == x.size else x[::-1].copy())
@@ -83,7 +83,7 @@ def test_equal_shapes_are_bound_once_and_the_caches_are_bounded() -> None:
         for positive in range(12):
             session.run(np.where(np.arange(15) < positive, 1, -1).reshape(5, 3).astype("f4"))
         assert len(pieces._pieces) <= 4
-        assert len(session._bounds.held) <= 4
+        assert len(session.serial.bounds.held) <= 4
 
 
 @pytest.mark.parametrize("axis", ["", "<axis = 0>", "<sorted = 0>"])
@@ -139,8 +139,8 @@ def test_loops_of_computed_counts() -> None:
     )
     x = np.array([1, -1, 2], np.float32)
     with equal_runtime(model, {"x": x}, {"x": -x}, {"x": -abs(x)}) as session:
-        assert session._pieces is not None
-        assert len(session._pieces._pieces) < 8  # the body is bound once for all trips
+        assert session.serial.pieces is not None
+        assert len(session.serial.pieces._pieces) < 8  # the body is bound once for all trips
 
 
 def test_while_loops_and_values_that_grow() -> None:
