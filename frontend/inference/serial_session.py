@@ -124,7 +124,7 @@ class SerialSession:
                     raise
                 from soapstone.frontend.onnx.pieces import Pieces
 
-                self.pieces = Pieces(self.source.onnx, self)
+                self.pieces = Pieces(self.source.onnx, weakref.proxy(self))  # which has them
         return self.pieces
 
     def _begin_to_keep(self, bound: Bound) -> None:

@@ -290,7 +290,7 @@ class Pieces:
             except UnboundError as error:
                 if not error.apart and self._tell(block, env, [error.value], feeds):
                     return [], []
-                failures.append((step, error))
+                failures.append((step, error.with_traceback(None)))  # which has this frame
                 pending.append(step)
                 late.update(step.made)
         steps = [step for step, error in failures if error.apart]

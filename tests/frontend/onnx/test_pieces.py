@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,20 @@ def test_equal_shapes_are_bound_once_and_the_caches_are_bounded() -> None:
             session.run(np.where(np.arange(15) < positive, 1, -1).reshape(5, 3).astype("f4"))
         assert len(pieces._pieces) <= 4
         assert len(session.serial.bounds.held) <= 4
+
+
+def test_a_session_that_ran_in_pieces_is_gone_once_nobody_has_it() -> None:
+    session = InferenceSession(from_onnx(model_of(POINTS)), threads=1)
+    gc.collect()
+    gc.disable()
+    try:
+        session.run(reals(5, 3))
+        assert session.serial.pieces is not None
+        there = weakref.ref(session.serial)
+        del session
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("axis", ["", "<axis = 0>", "<sorted = 0>"])
