@@ -24,7 +24,9 @@ from soapstone.ir.graph import Graph, Node, topological
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.limits import check_bytes
-from soapstone.native.memory import Promise, aligned, forget_made, let_go, mapping
+from soapstone.native.arrays import let_go, mapping
+from soapstone.native.memory import aligned
+from soapstone.native.promises import Promise, forget_made
 from soapstone.native.shared import LEAST, shared
 from soapstone.system import give_back_freed
 

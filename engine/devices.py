@@ -11,7 +11,7 @@ from soapstone.kernels.entry import Call, Declined
 from soapstone.kernels.fallback import report
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import REFERENCE, select_device
-from soapstone.native.memory import held
+from soapstone.native.promises import held
 
 Seen = Callable[[Array, bool], Any]  # a tile, and whether it is of a constant, as kernels take it
 

@@ -34,7 +34,7 @@ from soapstone.kernels.choices import Choices
 from soapstone.kernels.entry import Call
 from soapstone.kernels.equal import Equal
 from soapstone.kernels.select import REFERENCE, run_reference, select
-from soapstone.native.memory import held
+from soapstone.native.promises import held
 from soapstone.records import dataclass
 from soapstone.runtime import (
     MapperError,

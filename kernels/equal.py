@@ -8,8 +8,10 @@ from typing import Any
 
 from soapstone.kernels.entry import Array, Entry
 from soapstone.native import memory
-from soapstone.native.memory import LINE, Notes
+from soapstone.native.arrays import reach, start
+from soapstone.native.memory import LINE
 from soapstone.native.moved import FixedError, Moved
+from soapstone.native.promises import Notes, contents
 from soapstone.records import dataclass
 
 Selected = tuple[str, Entry | None]
@@ -40,7 +42,7 @@ class Equal:
         if memory.CHECKED:
             return bind()
         operands = (*inputs, *outputs)
-        starts = [memory.start(array) for array in operands]
+        starts = [start(array) for array in operands]
         key = operator, of, len(inputs), constants, _forms(operands, starts, constants)
         first = self._first.get(key)
         if first is None:
@@ -84,16 +86,16 @@ def _forms(
 ) -> Hashable:
     """Return how operands lie, each and those that are no constants to each other."""
     forms, spans = list[Any](), list[tuple[int, int]]()
-    for number, (array, start) in enumerate(zip(operands, starts)):
+    for number, (array, first) in enumerate(zip(operands, starts)):
         shape, strides = array.shape, array.strides
         forms += shape, strides, array.dtype.num
         if number in constants:
             if array.size == 1:  # which a kernel may make part of its code
-                forms.append(memory.contents(array).tobytes())
+                forms.append(contents(array).tobytes())
             continue
-        low, high = memory.reach(shape, strides, array.itemsize)
-        low, high = start + low, start + high
-        forms.append(start % LINE)
+        low, high = reach(shape, strides, array.itemsize)
+        low, high = first + low, first + high
+        forms.append(first % LINE)
         for other, (begin, end) in enumerate(spans):
             if low < end and begin < high:
                 forms.append((other, low - begin))

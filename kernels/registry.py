@@ -17,6 +17,7 @@ from soapstone.ir.ops import declared
 from soapstone.ir.spec import importing
 from soapstone.kernels.entry import Array, Call, Declined, Entry
 from soapstone.native import memory
+from soapstone.native.promises import contents, held
 from soapstone.records import dataclass
 
 # An Entry, of a GPU's kernel a DeviceEntry (`kernels/cuda/entry.py`), or None.
@@ -41,9 +42,8 @@ class Variant:
             sizes).
         expected: its usual time relative to the operator's plain kernel, or a function of a call
             that returns it; the least is chosen where nothing is measured.
-        promises: whether it takes constants whose contents are promised (`native.memory.Promise`)
-            and reads them only by `memory.held`; others get contents. Any may read constants of one
-            number.
+        promises: whether it takes constants whose contents are promised (`native.promises`) and
+            reads them only by `held`; others get contents. Any may read constants of one number.
     """
 
     operator: str
@@ -74,8 +74,8 @@ class Variant:
     def _taken(self, constant: Array) -> Array:
         """Return a constant as the kernel takes it: a promise, or its contents."""
         if constant.size == 1:
-            return memory.contents(constant)
-        return constant if self.promises else memory.held(constant)
+            return contents(constant)
+        return constant if self.promises else held(constant)
 
 
 def fenced(call: Call, kernel: Bind) -> Entry | None:
@@ -136,7 +136,7 @@ def variant(
     Args:
         operators: one name or several. name: of the variant. processor: the kind that it is for.
         expected: see `Variant`; of equal ones, the one registered first is preferred.
-        promises: see `Variant`; it reads constants only by `memory.held`, `memory.address` and
+        promises: see `Variant`; it reads constants only by `promises.held`, `memory.address` and
             `shared.packed`.
     """
     names = (operators,) if isinstance(operators, str) else tuple(operators)

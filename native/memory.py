@@ -1,4 +1,4 @@
-"""Addresses and the memory behind them: the only place where an array becomes a number.
+"""Addresses, memory on cache lines, and the argument blocks of compiled code.
 
 Compiled code gets its arguments as a *block* of 64-bit words, some of which are addresses. An
 address does not keep its memory alive. So an `Address` holds its array, `pack` makes blocks that
@@ -10,38 +10,25 @@ from __future__ import annotations
 
 import ctypes
 import math
-import mmap
 import os
 import threading
 import weakref
 from array import array as integers
-from collections.abc import (
-    Callable,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
-from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.dtypes import BITS, name_of
 from soapstone.native import pages
-from soapstone.native.files import MappedFile
-from soapstone.system import drop_pages
+from soapstone.native.arrays import Array as Array, reach, start
+from soapstone.native.promises import contents
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Statuses = Mapping[int, str | Callable[[], str]]  # what a code means, or what finds it out
 NO_STATUSES: Statuses = MappingProxyType({})
 CHECKED = os.environ.get("SOAPSTONE_CHECKED", "0") not in ("", "0")  # see checked.py
 LINE = pages.LINE
-_LEAST = 1 << 18  # bytes of a file whose pages are worth asking the system to take
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)  # of every entry
 
 
@@ -58,42 +45,6 @@ class Address(int):
         return made
 
 
-class Notes:
-    """What a kernel did with constants when it was bound.
-
-    Attributes:
-        read: whether it read any, except through `packed`.
-        packed: what it made of constants, each with the constant or view, and its (layout, shape,
-            strides).
-    """
-
-    def __init__(self) -> None:
-        self.read = False
-        self.packed: list[tuple[Array, Array, tuple[Hashable, tuple[int, ...], tuple[int, ...]]]]
-        self.packed = []
-
-    @contextmanager
-    def taken(self) -> Iterator[Notes]:
-        """Record into these notes inside the block, in this thread."""
-        before, _NOTING.notes = _NOTING.notes, self
-        try:
-            yield self
-        finally:
-            _NOTING.notes = before
-
-
-class _Noting(threading.local):
-    notes: Notes | None = None
-
-
-_NOTING = _Noting()
-
-
-def noting() -> Notes | None:
-    """Return the notes of the present thread, if any."""
-    return _NOTING.notes
-
-
 def address(array: Array, offset: int = 0) -> Address:
     """Return the address of an array's first element, plus `offset` bytes.
 
@@ -104,184 +55,7 @@ def address(array: Array, offset: int = 0) -> Address:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"address of {type(array).__name__} {array!r}: an array needed")
     array = contents(array)
-    return Address.of(array.ctypes.data + offset, array)
-
-
-_MADE: list[Array] = []  # the contents that were made last: several variants may ask for them
-
-
-def forget_made() -> None:
-    """Let go of the contents that were promised and made last, unless somebody has them."""
-    _MADE.clear()
-
-
-class Promise(mmap.mmap):
-    """A constant whose contents are made when they are first asked for.
-
-    Its arrays have shapes and strides but no contents, which `held` and `address` provide. They
-    occupy address space alone, of which no page is ever touched.
-
-    make: returns the contents, which `known` then keeps for all promises of the same constant.
-    lend: yields contents that are read at once and not kept. Both are C-contiguous and aligned.
-    known: what was made of the constant, by a key (`shared.packed`), held weakly. lock: held while
-    adding to `known`; one for all promises of the constant. there: the contents in a mapped file,
-    perhaps unaligned, or None.
-    """
-
-    make: Callable[[], Array]
-    lend: Callable[[], AbstractContextManager[Array]]
-    known: MutableMapping[Hashable, Array]
-    lock: AbstractContextManager[object]
-    there: Array | None
-    _lent: tuple[int, Array] | None = None  # to which thread
-
-    @staticmethod
-    def of(
-        shape: tuple[int, ...],
-        dtype: Any,
-        make: Callable[[], Array],
-        lend: Callable[[], AbstractContextManager[Array]],
-        known: MutableMapping[Hashable, Array],
-        lock: AbstractContextManager[object],
-        there: Array | None = None,
-    ) -> Array:
-        """Return a C-contiguous, non-empty array whose contents are promised."""
-        kind, size = np.dtype(dtype), math.prod(shape)
-        promise = Promise(-1, size * kind.itemsize)
-        promise.make, promise.lend, promise.known, promise.lock = make, lend, known, lock
-        promise.there = there
-        made: Array = np.frombuffer(promise, kind, size).reshape(shape)
-        made.flags.writeable = False
-        return made
-
-    def place(self, array: Array) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """Return which part of the contents an array is: its offset in bytes, shape, strides."""
-        start = np.frombuffer(self, np.uint8).ctypes.data
-        return array.ctypes.data - start, array.shape, array.strides
-
-    def contents(self) -> Array:
-        """Return the contents, made now unless they are held already."""
-        found = self.known.get("contents")
-        if found is None and (lent := self._lent) is not None and lent[0] == threading.get_ident():
-            found = lent[1]
-        if found is None:
-            forget_made()  # before there are others
-            found = self.known["contents"] = kept_by_views(self.make())
-            _MADE.append(found)
-        return found
-
-    @contextmanager
-    def lending(self) -> Iterator[None]:
-        """Yield contents for reading inside the block, without keeping them."""
-        if "contents" in self.known:
-            yield
-            return
-        with self.lend() as lent:
-            self._lent = threading.get_ident(), lent
-            try:
-                yield
-            finally:
-                self._lent = None
-
-
-def promise_of(array: Array) -> Promise | None:
-    """Return the promise of an array, or of what it is a view of; None if there is none."""
-    base: object = getattr(array, "base", None)  # a GPU's array has none
-    while base is not None and not isinstance(base, Promise):
-        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
-    return base
-
-
-def held(array: Array) -> Array:
-    """Return an array with its contents for reading: itself unless they are promised."""
-    if _NOTING.notes is not None:
-        _NOTING.notes.read = True
-    return contents(array)
-
-
-def contents(array: Array) -> Array:
-    """Return an array with its contents, which only compiled code reads."""
-    promise = promise_of(array)
-    return array if promise is None else _part(promise, promise.contents(), array)
-
-
-def kept_by_views(array: Array) -> Array:
-    """Return an array in C order, or one like it on its memory, that all views of it keep.
-
-    NumPy's views keep what has the memory, so a weak reference to what is a view itself ends while
-    others look at it.
-    """
-    if not isinstance(array.base, np.ndarray):
-        return array
-    raw: Any = (ctypes.c_uint8 * array.nbytes).from_address(start(array))
-    raw.keep = array
-    found: Array = np.ndarray(array.shape, array.dtype, raw)
-    found.flags.writeable = array.flags.writeable
-    return found
-
-
-def lying(array: Array) -> Array:
-    """Return the contents of an array in place, perhaps in a file, to read little of them.
-
-    In a file they may be unaligned, so elements have the type of bytes (`numpy.void`).
-    """
-    promise = promise_of(array)
-    if promise is None or promise.there is None or "contents" in promise.known:
-        return held(array)
-    file = mapping(promise.there)
-    if isinstance(file, MappedFile):
-        file.read_in_runs = True
-    raw: np.dtype[Any] = np.dtype((np.void, array.itemsize))
-    return _part(promise, promise.there, array, raw)
-
-
-def _part(promise: Promise, contents: Array, array: Array, dtype: Any = None) -> Array:
-    """Return the part of promised contents that an array is."""
-    offset, shape, strides = promise.place(array)
-    flat = contents.reshape(-1).view(np.uint8)
-    return np.ndarray(shape, dtype or array.dtype, flat, offset, strides)
-
-
-def start(array: Array) -> int:
-    """Return the address of an array's first element as a number that keeps nothing alive."""
-    return int(array.ctypes.data)
-
-
-def array_at(number: int, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return the C-ordered array at an address whose memory is kept alive elsewhere."""
-    kind = np.dtype(dtype)
-    nbytes = math.prod(shape) * kind.itemsize
-    if nbytes == 0:
-        return np.empty(shape, kind)
-    raw = (ctypes.c_uint8 * nbytes).from_address(number)
-    return np.frombuffer(raw, kind).reshape(shape)
-
-
-def mapping(array: Array) -> mmap.mmap | None:
-    """Return the mapped file in which an array's elements are, or None."""
-    base: object = array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    return base if isinstance(base, mmap.mmap) else None
-
-
-def let_go(array: Array) -> None:
-    """Release the pages of a large array in a mapped file, which will not be read again soon."""
-    base = mapping(array) if array.nbytes >= _LEAST else None
-    if base is not None and array.flags.c_contiguous:
-        offset = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
-        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first:
-            drop_pages(base, first, last - first)
-
-
-def strided(array: Array, shape: Sequence[int], strides: Sequence[int]) -> Array:
-    """Return a view of an array's memory with other extents, and strides in bytes."""
-    if name_of(array.dtype) not in BITS:
-        return np.lib.stride_tricks.as_strided(array, shape, strides)
-    bits = array.view(f"u{array.itemsize}")  # as_strided does not know every type
-    return np.lib.stride_tricks.as_strided(bits, shape, strides).view(array.dtype)
+    return Address.of(start(array) + offset, array)
 
 
 def extent(array: Array) -> tuple[int, int]:
@@ -289,18 +63,6 @@ def extent(array: Array) -> tuple[int, int]:
     first = int(address(array))
     low, high = reach(array.shape, array.strides, array.itemsize)
     return first + low, first + high
-
-
-@lru_cache(maxsize=1024)
-def reach(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """Return the bytes by which an array extends before its first element, and behind it.
-
-    The first is 0 or less; an empty array has none.
-    """
-    if 0 in shape:
-        return 0, 0
-    ends = [(extent - 1) * step for extent, step in zip(shape, strides)]
-    return sum(min(0, end) for end in ends), sum(max(0, end) for end in ends) + itemsize
 
 
 def aligned(nbytes: int, *, zero: bool = False) -> Array:
@@ -318,8 +80,8 @@ def aligned(nbytes: int, *, zero: bool = False) -> Array:
     if nbytes >= pages.LEAST:
         return pages.piece(nbytes, zero)
     raw: Array = (np.zeros if zero else np.empty)(nbytes + LINE, np.uint8)
-    start = -raw.ctypes.data % LINE
-    return raw[start : start + nbytes]
+    first = -start(raw) % LINE
+    return raw[first : first + nbytes]
 
 
 class Scratch(np.ndarray[Any, np.dtype[Any]]):

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.native.memory import Array, Block, Entry, Notes, contents, extent, promise_of, start
+from soapstone.native.arrays import start
+from soapstone.native.memory import Array, Block, Entry, extent
+from soapstone.native.promises import Notes, contents, promise_of
 
 _SHOWN: dict[Hashable, set[int]] = {}  # of how entries move, in which places that has been shown
 

@@ -3,7 +3,7 @@
 The sessions of one model, and the input shapes of one session, pack the same weights in the same
 layouts. Packed contents are compared with those that exist, so nothing is hashed, and equal
 contents are one array as long as anybody holds it. What is made of a constant whose contents are
-only promised (`memory.Promise`) is found by that constant, which is then neither read nor packed
+only promised (`promises.Promise`) is found by that constant, which is then neither read nor packed
 again.
 """
 
@@ -15,7 +15,9 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from soapstone.locks import Lock
-from soapstone.native.memory import Array, Notes, extent, kept_by_views, noting, promise_of
+from soapstone.native.arrays import kept_by_views
+from soapstone.native.memory import Array, extent
+from soapstone.native.promises import Notes, noting, promise_of
 
 LEAST = 4096  # bytes, of which keeping account pays
 _SAMPLES = 256  # bytes that are looked at first, evenly spaced
@@ -60,7 +62,7 @@ def packed(
     """Return what a kernel makes of a constant; made now unless it exists.
 
     array: the constant, or a view of it. layout: identifies what is made; for equal constants and
-    views, equal layouts give equal results. make: reads the constant by `memory.held` or
+    views, equal layouts give equal results. make: reads the constant by `promises.held` or
     `memory.address`, and keeps nothing of it. others: further constants that it reads.
     """
     promise, notes = promise_of(array), noting()

@@ -17,18 +17,9 @@ import numpy as np
 from soapstone import system
 from soapstone.dtypes import learn, name_of
 from soapstone.native import shared
-from soapstone.native.memory import (
-    LINE,
-    Array,
-    Block,
-    Entry,
-    Scratch,
-    aligned,
-    array_at,
-    extent,
-    promise_of,
-    start,
-)
+from soapstone.native.arrays import array_at, start
+from soapstone.native.memory import LINE, Array, Block, Entry, Scratch, aligned, extent
+from soapstone.native.promises import promise_of
 
 _LEAST = 1 << 32  # addresses lie above, so that no number is taken for one
 Place = tuple[int, int]  # a target's number, and how many bytes behind its start

@@ -34,6 +34,7 @@ import numpy as np
 
 from soapstone import system
 from soapstone.cache import loader
+from soapstone.native.arrays import start
 from soapstone.native.entries import helper, native, routine
 from soapstone.native.intrinsics import (
     INT,
@@ -54,7 +55,7 @@ from soapstone.native.intrinsics import (
     symbol,
     thread_clock_ns,
 )
-from soapstone.native.memory import LINE, start
+from soapstone.native.memory import LINE
 
 # ------------------------------------------------------------------------------- words in memory
 # What different threads write lies in different cache lines, of 8 words each.

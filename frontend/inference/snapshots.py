@@ -35,9 +35,10 @@ from soapstone.frontend.onnx.texts import TEXT
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.locks import Lock
 from soapstone.native import openmp, snapshot, teams
+from soapstone.native.arrays import mapping
 from soapstone.native.entries import Native, sequence
 from soapstone.native.files import MappedFile
-from soapstone.native.memory import CHECKED, Array, aligned, call, mapping, spoil
+from soapstone.native.memory import CHECKED, Array, aligned, call, spoil
 from soapstone.system import usable_cores
 
 if TYPE_CHECKING:

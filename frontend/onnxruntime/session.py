@@ -35,7 +35,7 @@ from soapstone.frontend.onnxruntime.values import (
 from soapstone.frontend.precision import check_precision
 from soapstone.ir.tensor import Array
 from soapstone.ir.training.precision import SINGLE
-from soapstone.native.memory import array_at
+from soapstone.native.arrays import array_at
 
 
 def set_default_logger_severity(severity: int) -> None:

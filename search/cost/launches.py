@@ -17,7 +17,8 @@ from soapstone.ir.ops.elementwise.epilogue import wrapped
 from soapstone.ir.ops.elementwise.fused import program_steps
 from soapstone.ir.tensor import Array, Arrays, TensorSpec
 from soapstone.kernels.entry import Call
-from soapstone.native.memory import aligned, strided
+from soapstone.native.arrays import strided
+from soapstone.native.memory import aligned
 from soapstone.native.walks import in_places
 
 Key = tuple[Any, ...]

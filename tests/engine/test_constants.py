@@ -14,7 +14,8 @@ from soapstone.engine.constants import Constants
 from soapstone.ir.graph import Graph
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import select
-from soapstone.native.memory import Notes, held, lying, run
+from soapstone.native.memory import run
+from soapstone.native.promises import Notes, held, lying
 
 COUNT = 3_000_001  # numbers: more than are copied at once, and no multiple of it
 

@@ -35,7 +35,7 @@ from soapstone.ir.training.autodiff import gradients
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.native import memory
-from soapstone.native.memory import Promise
+from soapstone.native.promises import Promise
 
 every_operator = pytest.mark.parametrize("spec", operators(), ids=lambda spec: spec.name)
 SPLIT = {"rtol": 1e-9, "atol": 1e-11}  # float64: only the order of additions differs

@@ -11,7 +11,7 @@ from helpers.kernel_calls import bound, run
 from soapstone.ir.spec import operator
 from soapstone.kernels.cpu.onednn.library import available, multiplies_bytes
 from soapstone.kernels.entry import Call
-from soapstone.native.memory import Notes
+from soapstone.native.promises import Notes
 
 pytestmark = pytest.mark.skipif(
     not (available() and multiplies_bytes()), reason="no products of bytes by oneDNN"

@@ -15,10 +15,12 @@ from soapstone.kernels.entry import Call
 from soapstone.kernels.equal import Equal
 from soapstone.kernels.select import select
 from soapstone.native import memory
+from soapstone.native.arrays import start
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import bind, native, sequence
 from soapstone.native.intrinsics import f32p
-from soapstone.native.memory import Entry, Promise, address, held, run
+from soapstone.native.memory import Entry, address, run
+from soapstone.native.promises import Promise, contents, held
 
 pytestmark = pytest.mark.skipif(memory.CHECKED, reason="checked entries are bound one by one")
 
@@ -184,7 +186,7 @@ def test_what_is_read_of_a_promised_constant_moves_though_it_is_a_view():
     one, two = map(promised, whole)
     for seed, (w, expected) in enumerate([(one, 0), (one, 0), (one, 0), (two, 1)]):
         np.testing.assert_array_equal(calls(numbers(seed), w), 2 * whole[expected, :8])
-    assert memory.start(memory.contents(one)) == memory.start(memory.contents(one[2:])) - 8
+    assert start(contents(one)) == start(contents(one[2:])) - 8
 
 
 def test_a_number_that_differs_between_equal_calls_is_not_taken_over():

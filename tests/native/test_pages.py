@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from soapstone.native import pages
-from soapstone.native.memory import CHECKED, aligned, mapping
+from soapstone.native.arrays import mapping
+from soapstone.native.memory import CHECKED, aligned
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from soapstone import InferenceSession
 from soapstone.native import shared as module
-from soapstone.native.memory import Array, Promise, held
+from soapstone.native.memory import Array
+from soapstone.native.promises import Promise, held
 from soapstone.native.shared import packed, shared
 
 

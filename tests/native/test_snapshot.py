@@ -11,9 +11,10 @@ import pytest
 from soapstone import system
 from soapstone.cache.objects import LOADED
 from soapstone.native import snapshot
+from soapstone.native.arrays import start
 from soapstone.native.copies import copy
 from soapstone.native.entries import noop, sequence
-from soapstone.native.memory import CHECKED, Entry, Scratch, aligned_array, call, pack, start
+from soapstone.native.memory import CHECKED, Entry, Scratch, aligned_array, call, pack
 
 pytestmark = pytest.mark.skipif(
     not system.mapped() or CHECKED or sys.platform != "linux",

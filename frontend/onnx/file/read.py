@@ -24,7 +24,7 @@ from soapstone.frontend.onnx.file.tensors import Files, array_of, dtype_of, shap
 from soapstone.frontend.onnx.values import domain_of
 from soapstone.ir.files.layouts import Layouts, layouts_from_text
 from soapstone.ir.tensor import Array, rounded
-from soapstone.native.memory import let_go
+from soapstone.native.arrays import let_go
 from soapstone.records import dataclass
 
 if TYPE_CHECKING:

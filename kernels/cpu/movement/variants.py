@@ -14,9 +14,9 @@ from soapstone.ir.ops.movement.reshaping import axis_groups, common_factors
 from soapstone.ir.ops.movement.slicing import border_maps, slices
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.arrays import strided
 from soapstone.native.copies import copies, copy, fill, filling
 from soapstone.native.entries import either, noop, sequence
-from soapstone.native.memory import strided
 
 _MOST_BOXES = 256  # copies of a padded border that are worth binding
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.arrays import strided
 from soapstone.native.copies import copies
 from soapstone.native.entries import noop
-from soapstone.native.memory import strided
 
 # Of an axis: windows, positions in them, and the image's first index there.
 Piece = tuple[slice, slice, int]

@@ -25,7 +25,8 @@ from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.copies import copy
 from soapstone.native.entries import noop, sequence
-from soapstone.native.memory import Scratch, aligned_array, held
+from soapstone.native.memory import Scratch, aligned_array
+from soapstone.native.promises import held
 from soapstone.native.shared import packed
 
 NAME = "onednn_bfloat16"

@@ -60,9 +60,10 @@ from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engin
 from soapstone.kernels.cpu.onednn.scaling import Scaling
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.arrays import strided
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
-from soapstone.native.memory import aligned_array, extent, strided
+from soapstone.native.memory import aligned_array, extent
 from soapstone.records import dataclass
 
 _TRAINING, _INFERENCE, _AUTO = 64, 96, 3

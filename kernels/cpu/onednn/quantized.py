@@ -20,7 +20,7 @@ from soapstone.kernels.cpu.onednn.sequences import as_image
 from soapstone.kernels.cpu.substrate.layout import rows
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.memory import held
+from soapstone.native.promises import held
 
 _RESULTS = ("float32", "int32")
 

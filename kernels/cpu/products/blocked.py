@@ -38,13 +38,15 @@ from soapstone.kernels.cpu.products.forms import MOST_ROWS
 from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.arrays import strided
 from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy, copy_now
 from soapstone.native.entries import helper, native, sequence
 from soapstone.native.intrinsics import stack, words
 from soapstone.native.lanes import LANES
-from soapstone.native.memory import Block, aligned_array, held, strided
+from soapstone.native.memory import Block, aligned_array
 from soapstone.native.parallel import parallel_for
+from soapstone.native.promises import held
 from soapstone.native.shared import packed
 
 _PART = 126  # rows of a part: their sums of _ACROSS columns take 64 KB

@@ -27,8 +27,9 @@ from soapstone.native.copies import copy
 from soapstone.native.entries import Native, native, noop, sequence
 from soapstone.native.intrinsics import stack
 from soapstone.native.lanes import converts_halves
-from soapstone.native.memory import aligned_array, held
+from soapstone.native.memory import aligned_array
 from soapstone.native.parallel import parallel_for, useful_threads
+from soapstone.native.promises import held
 from soapstone.native.shared import packed
 
 _LANES = 16

@@ -9,7 +9,7 @@ import numpy as np
 
 from soapstone.kernels.cpu.products.pairs_lanes import KINDS, NUMBERS
 from soapstone.kernels.entry import Array, Call
-from soapstone.native.memory import strided
+from soapstone.native.arrays import strided
 from soapstone.records import dataclass
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from soapstone.kernels.entry import Array, Call
-from soapstone.native.memory import aligned_array, strided
+from soapstone.native.arrays import strided
+from soapstone.native.memory import aligned_array
 
 
 def is_float32(*arrays: Array) -> bool:

@@ -17,7 +17,7 @@ from soapstone.kernels.cpu.winograd.loops import (
 )
 from soapstone.kernels.cpu.winograd.transforms import PANEL, ROWS, filter_transform
 from soapstone.kernels.entry import Array, Entry
-from soapstone.native import memory
+from soapstone.native import promises
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
 from soapstone.native.memory import Block, aligned_array, scratch_array
@@ -243,7 +243,7 @@ def _by_tiles(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int) 
     sizes = strides[0] * points, strides[2] * points
     if problem.constant:
         w = problem.w
-        weights = packed(w, ("winograd", size), lambda: _weights(memory.held(w), size))
+        weights = packed(w, ("winograd", size), lambda: _weights(promises.held(w), size))
         steps = weights.strides[0], weights.strides[1]
     else:
         panel = deep * _LANES * PANEL * 4

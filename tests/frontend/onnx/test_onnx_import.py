@@ -23,8 +23,8 @@ from soapstone.frontend.onnx import OnnxError, OnnxModel, UnboundError, Unsuppor
 from soapstone.frontend.onnx.check import check_onnx
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
+from soapstone.native.arrays import mapping
 from soapstone.native.files import MappedFile
-from soapstone.native.memory import mapping
 
 
 def model_of(text: str, opset: int = 18, **weights: Array) -> onnx.ModelProto:
