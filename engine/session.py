@@ -326,6 +326,11 @@ class Session:
         with self.lock:
             return {name: self.runtime.read(region) for name, region in self._carried.items()}
 
+    @property
+    def waiting(self) -> dict[str, Array]:
+        """What is given or loaded that no bound graph has yet, by name; it may be changed."""
+        return self._values
+
     def load_state(self, values: Mapping[str, Array]) -> None:
         """Replace parameters and states; values that no bound graph has yet become initial values.
 

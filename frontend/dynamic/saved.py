@@ -75,7 +75,12 @@ def load(session: DynamicSession, path: str | Path, strict: bool) -> Mapping[str
         raise CheckpointError(
             f"{label}: it is of the middle of an epoch with {data}; {session.data} found"
         )
+    gone = set(made_for.get("tables", ())) - session.tables.keys()  # strict, there are none
+    left = tuple(f"{name}.rows" for name in gone)
+    arrays = {n: a for n, a in arrays.items() if n not in gone and not n.startswith(left)}
     session.load_state(arrays)
+    for name in session.session.waiting.keys() - arrays.keys():  # of a checkpoint loaded before
+        del session.session.waiting[name]
     layers_of.expect(path, made_for.get("cells", {}), functions, shapes, strict)
     session.session.choices = Choices(choices)
     session.position = Position(**position)
@@ -120,6 +125,11 @@ class LayersOf:
         self._needed: dict[str, Any] = {}  # of cells that were not called since
         self._called: Mapping[str, bool] = {}
         self._there: _Shapes = {}
+
+    def left_over(self, parameter: str) -> bool:
+        """Return whether a parameter is of a cell that the checkpoint has and the session not."""
+        gone = self._called.keys() - self.functions.keys()
+        return parameter.startswith(tuple(f"{name}." for name in gone))
 
     def apart(self, there: _Shapes, strict: bool, of: str | None = None) -> list[str]:
         """Return in words which parameters a checkpoint does not have, or in other shapes.

@@ -423,9 +423,15 @@ class DynamicSession(Recorder):
         return Report(self.reuse, self.updates, tuple(rows), dict(self.seconds))
 
     def state(self) -> dict[str, Array]:
-        """Return copies of all parameters and their states, by name."""
+        """Return copies of all parameters and their states, by name.
+
+        What was loaded of cells that were not called since is among them.
+        """
         tables = [table.state() for table in self.tables.values()]
-        return {k: v for each in (self.session.state(), *tables) for k, v in each.items()}
+        loaded, other = self.session.waiting, self.layers_of.left_over
+        waiting = {name: value.copy() for name, value in loaded.items() if not other(name)}
+        every = (waiting, self.session.state(), *tables)
+        return {name: value for each in every for name, value in each.items()}
 
     def load_state(self, values: dict[str, Array]) -> None:
         """Replace parameters and their states.

@@ -1,5 +1,6 @@
 """The apps whose graph changes: they learn, and their steps are the same however they are run."""
 
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -299,6 +300,50 @@ def test_cells_and_tables_that_a_checkpoint_does_not_have_are_named(tmp_path: Pa
         session.load_checkpoint(path)
         with pytest.raises(CheckpointError, match="cell '_new' is missing"):
             session.cell(_new)
+
+
+def test_what_is_loaded_and_not_called_is_saved_again(tmp_path: Path) -> None:
+    path, again = tmp_path / "a.npz", tmp_path / "b.npz"
+
+    def opened(*names: str) -> tuple[DynamicSession, dict[str, Callable[[int], Any]]]:
+        session = DynamicSession("two", "adam", cpus=1)
+        table, calls = session.table("words", 2, 3), {}
+
+        def dense(m: Any, x: Any) -> Any:
+            return m.reduce_sum(m.dense(x, 3, name="d"), axes=(1,))
+
+        for name in names:
+            dense.__name__ = name
+            cell = session.cell(dense)
+            calls[name] = lambda row, cell=cell: cell(table[row])
+        calls["layer"] = lambda row: session.reduce_sum(session.tanh(table[row]), axes=(1,))
+        return session, calls
+
+    session, calls = opened("often", "rare")
+    with session:
+        session.step([calls["often"](0), calls["rare"](1)])
+        session.save_checkpoint(path)
+        wanted = session.state()
+    session, calls = opened("often", "rare")
+    with session:
+        session.load_checkpoint(path)
+        session.step([calls["often"](0)])
+        session.save_checkpoint(again)
+    session, calls = opened("often", "rare")
+    with session:
+        session.load_checkpoint(again)
+        with session.inference():
+            calls["rare"](1).numpy()
+        found = session.state()
+    of_rare = [name for name in wanted if name.startswith("rare.")]
+    assert len(of_rare) == 6 and found.keys() == wanted.keys()
+    for name in of_rare:
+        np.testing.assert_array_equal(found[name], wanted[name])
+    session, calls = opened("often")
+    with session:
+        session.load_checkpoint(path, strict=False)
+        session.step([calls["layer"](0)])
+        assert session.state().keys() == wanted.keys() - set(of_rare)
 
 
 def _new(m: Any, x: Any) -> Any:
