@@ -163,7 +163,8 @@ def scratch_array(shape: tuple[int, ...], dtype: Any) -> Array:
     """Return `scratch` as a C-contiguous array."""
     kind = np.dtype(dtype)
     nbytes = math.prod(shape) * kind.itemsize
-    return scratch(nbytes)[:nbytes].view(kind).reshape(shape)
+    made: Array = scratch(nbytes)[:nbytes].view(kind)
+    return made.reshape(shape)
 
 
 def aligned_array(shape: tuple[int, ...], dtype: Any, *, zero: bool = False) -> Array:

@@ -134,6 +134,17 @@ FOUND: tuple[tuple[str, tuple[Array, ...], dict[str, object]], ...] = (
         (np.ones(20, np.float32), np.full(20, NAN, np.float32)),
         {"alpha": 0.25},
     ),
+    (
+        "with_epilogue",
+        tuple(np.ones(each, np.uint8) for each in ((2, 3, 8), (8, 6), 6, (2, 3, 6))),
+        {
+            "operator": "linear",
+            "items": (("activation", None), ("bias", True)),
+            "arity": 3,
+            "program": (("add", (0, 1), ()), ("relu", (2,), ())),
+            "wide": False,
+        },
+    ),
 )
 
 
@@ -161,3 +172,11 @@ def test_every_point_reads_a_scalar_that_is_seen_as_one() -> None:
     values = {"x": np.arange(9, dtype=np.float32).reshape(3, 3), "one": np.array(2, np.float32)}
     for seed in range(8):
         assert not failure(Sample(seed, builder.build(), values), ("strategy",))
+
+
+def test_sums_of_integers_have_no_bias() -> None:
+    builder = GraphBuilder("sums")
+    x, w = builder.input("x", (3, 6), "uint8"), builder.input("w", (6, 4), "int8")
+    zero = builder.input("zero", (), "int32")
+    with pytest.raises(ShapeError, match="sums of integers have no bias"):
+        builder.apply("quantized_linear", x, w, zero, to="int32", bias=True)

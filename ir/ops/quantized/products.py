@@ -37,6 +37,8 @@ def _checked(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> str:
         ShapeError: they do not.
     """
     whole = attributes["to"] == "int32"
+    if whole and attributes["bias"]:
+        raise ShapeError("bias is True, to is int32; sums of integers have no bias")
     need_count(inputs, 3 if whole else 4 + attributes["bias"])
     for position, dtypes in enumerate((BYTES, ("int8",), ("int32", inputs[0].dtype))):
         found = inputs[position]

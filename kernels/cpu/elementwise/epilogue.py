@@ -43,7 +43,7 @@ def two_passes(call: Call) -> Entry | None:
         return _widened(call)
     product_call = _alone(call) if wide else inner(call)
     reals = (array.dtype for array in product_call.inputs if array.dtype.kind == "f")
-    real = np.dtype(np.float32) if wide else next(reals)
+    real = np.dtype(np.float32) if wide else next(reals, y.dtype)  # none: of integers
     if y.dtype != real:  # what the product makes does not fit in the result
         y = _like(y, real)
         product_call = replace(product_call, outputs=(y,))
