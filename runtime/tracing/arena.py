@@ -15,7 +15,7 @@ _TRIES = 24  # to place blocks anew so that they stay within a limit
 
 
 class Block(NamedTuple):
-    """`nbytes` needed from step `start` to step `end`, both included."""
+    """A request for `nbytes` of memory, in use from step `start` to step `end`, inclusive."""
 
     nbytes: int
     start: int
@@ -24,9 +24,12 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ArenaPlan:
-    """Where each block lies. offsets: int64 (blocks,) bytes, multiples of 64.
+    """An offset for each block within one allocation.
 
-    `bound_bytes` is the largest sum of blocks alive at one step: no plan can have a lower peak.
+    Attributes:
+        offsets: int64 (blocks,), in bytes, multiples of 64.
+        peak_bytes: the size of the allocation.
+        bound_bytes: the largest sum of blocks alive at one step. No plan has a lower peak.
     """
 
     offsets: Array

@@ -1,8 +1,9 @@
-"""The order of a step over ranks in which nobody waits who has something to do.
+"""List scheduling of a step's operations on ranks, which overlaps messages with computation.
 
-Ranks are never quite in step. Where the program would have one wait for a message, what does not
-depend on it comes first: while a gradient travels, the backward pass goes on; but nothing falls
-behind by more than a bounded number of places, so that what waits does not hold memory for long.
+A rank that reaches a receive in program order would idle until the message is there. Here it first
+runs later operations that do not depend on the message: while a gradient is sent, the backward pass
+goes on. No operation is delayed by more than `WINDOW` places, since what it reads stays in memory
+as long as it waits.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.tracing.bucket import HEAVY_BYTES
 
-LAG_BYTES = 2 * HEAVY_BYTES  # what a rank touches while a message travels
-WINDOW = 48  # places of the order that one who waits may fall behind
+LAG_BYTES = 2 * HEAVY_BYTES  # latency of a message: bytes that a rank touches meanwhile
+WINDOW = 48  # places by which an operation may be delayed against the program's order
 _FIRST = -1  # the place of what is sent at once
 
 
 def list_schedule(
     operations: Sequence[Operation], order: Sequence[int], edges: Array, world: World
 ) -> list[int]:
-    """The ids by when they would begin, if each lasted as long as the bytes that it touches.
+    """The ids of all operations in the order in which they would begin.
 
-    A processor that is free takes the first in program order of those that can begin, else the one
-    that can begin next (list scheduling). A message leaves as soon as there is what it carries.
+    The unit of time is a byte: an operation takes as long as it touches bytes, and a message takes
+    `LAG_BYTES`. A processor that is free takes, of the operations whose dependences are met, the
+    first in program order; if there are none, the one whose dependences are met next. Sends, and
+    light operations without dependences that a send waits for, come before all others.
 
     operations: of all processes, by id. order: ids, in program order. edges: int64 (edges, 2), with
     those of receives on their sends (`message.joined`).
@@ -66,7 +69,10 @@ def list_schedule(
 
 
 class _Queue:
-    """Operations of a processor that wait only for messages under way, or for the processor."""
+    """The operations of one processor whose predecessors have all been scheduled.
+
+    Each can begin at a known time, when the last of the messages that it waits for is there.
+    """
 
     def __init__(self) -> None:
         self._clock = 0
@@ -77,7 +83,7 @@ class _Queue:
 
     @property
     def begins(self) -> float:
-        """When the next one begins."""
+        """When the processor begins its next operation; infinite if it has none."""
         if self._ready:
             return self._clock
         while self._early and self._early[0][2] in self._left:
@@ -85,7 +91,7 @@ class _Queue:
         return max(self._clock, self._early[0][0]) if self._early else float("inf")
 
     def add(self, time: int, place: int, number: int) -> None:
-        """Take an operation that can begin at a time."""
+        """Add operation `number`, at `place` in program order, which can begin at `time`."""
         if time <= self._clock:
             heapq.heappush(self._ready, (place, number))
         else:
@@ -93,7 +99,7 @@ class _Queue:
             heapq.heappush(self._oldest, (place, number))
 
     def take(self, operations: Sequence[Operation]) -> tuple[int, int]:
-        """The next operation, and when it ends."""
+        """Remove the next operation; returns its id and when it ends."""
         self._clock = int(self.begins)
         while self._early and self._early[0][0] <= self._clock:
             _, place, number = heapq.heappop(self._early)

@@ -23,23 +23,26 @@ FORMAT, VERSION = "soapstone-partition-costs", 1
 
 @dataclass(frozen=True)
 class Costs:
-    """What has been learned of a model's layers: a regression for each."""
+    """The learned cost model of a graph network: for each layer a regression of time on features.
+
+    Source: equations 4.4 to 4.6 of Jia (2020).
+    """
 
     layers: tuple[Regression, ...]
 
     @classmethod
     def of(cls, layers: int) -> Costs:
-        """Return the costs of a model of which nothing was measured."""
+        """Return the cost model of so many layers before any measurement, which predicts 0."""
         return cls((Regression.of(len(FEATURES)),) * layers)
 
     @property
     def count(self) -> int:
-        """How many measurements there were."""
+        """The number of measurements, summed over layers."""
         return sum(layer.count for layer in self.layers)
 
     @property
     def weights(self) -> Array:
-        """Nanoseconds for one of each feature: (layers, features)."""
+        """The coefficients: (layers, features), in nanoseconds for one unit of the feature."""
         return np.stack([layer.weights for layer in self.layers])
 
     def check(self, layers: int) -> None:
@@ -54,9 +57,10 @@ class Costs:
             )
 
     def seen(self, features: Array, ns: Array) -> Costs:
-        """Return the costs with more measurements.
+        """Return the cost model fitted to these measurements too.
 
-        features: (layers, parts, features). ns: (layers, parts), of each layer on each part.
+        features: (layers, parts, features). ns: (layers, parts), the time of each layer on each
+        part; those that are not positive are left out.
         """
         layers = list(self.layers)
         for number, layer in enumerate(layers):
@@ -74,14 +78,17 @@ class Costs:
         return found
 
     def own(self, features: Array) -> Array:
-        """Return of that what is no share of the parts' vertices: (layers, parts) nanoseconds."""
+        """Return the constant part of `ns`, which no vertex has a share of: (layers, parts).
+
+        It is the cost of being a part, and of being a processor's first one (`FEATURES`).
+        """
         found: Array = np.matmul(features[:, :, -2:], self.weights[:, -2:, np.newaxis])[..., 0]
         return found
 
     def sums(self, features: Features) -> Array:
-        """Return what each layer is predicted to spend on the vertices before each, nanoseconds.
+        """Return prefix sums of predicted nanoseconds over vertices: (layers, vertices + 1).
 
-        Result: (layers, vertices + 1); nowhere do they fall.
+        They never decrease, as `cuts.least_largest` needs.
         """
         each = [sums @ weights for sums, weights in zip(features.sums, self.weights)]
         return np.maximum.accumulate(each, axis=1)  # rounding may let them fall

@@ -24,7 +24,7 @@ class PartitionError(GraphError):
 
 
 def check_parts(vertices: int, parts: int) -> None:
-    """Refuse to cut vertices into parts of which some would be empty.
+    """Check that vertices can be cut into so many parts of which none is empty.
 
     Raises:
         PartitionError: more parts than vertices, or none; names both numbers.
@@ -37,7 +37,7 @@ def check_parts(vertices: int, parts: int) -> None:
 
 
 def equal_vertices(vertices: int, parts: int) -> Cuts:
-    """Return the cuts into parts of as many vertices.
+    """Return the cuts into parts whose numbers of vertices differ by at most 1.
 
     Raises:
         PartitionError: more parts than vertices, or none.
@@ -47,10 +47,10 @@ def equal_vertices(vertices: int, parts: int) -> Cuts:
 
 
 def equal_edges(indptr: Array, parts: int) -> Cuts:
-    """Return the cuts into parts to which about as many edges lead.
+    """Return the cuts that minimise the largest number of edges that lead to one part.
 
     Args:
-        indptr: (vertices + 1), the edges before each vertex.
+        indptr: (vertices + 1), of CSR: the number of edges that lead to earlier vertices.
 
     Raises:
         PartitionError: more parts than vertices, or none.
@@ -59,15 +59,15 @@ def equal_edges(indptr: Array, parts: int) -> Cuts:
 
 
 def least_largest(sums: Array, parts: int, own: Array | None = None) -> Cuts:
-    """Return the cuts whose costliest part costs least; each part has a vertex at least.
+    """Return the cuts that minimise the cost of the costliest part; no part is empty.
 
     Args:
-        sums: (vertices + 1), the costs of the vertices before each; nowhere do they fall.
-        own: (parts), what each part costs besides; nothing by default. Where it leaves no room for
-            a vertex, other cuts may be better.
+        sums: (vertices + 1), prefix sums of the vertices' costs, which must not decrease.
+        own: (parts), a fixed cost of each part, by default 0. Where it leaves no room for a vertex
+            within the optimum, the result may not be optimal.
 
     Raises:
-        PartitionError: more parts than vertices, or none; or sums that fall.
+        PartitionError: more parts than vertices, or none; or sums that decrease.
     """
     sums, vertices = np.asarray(sums, np.float64), len(sums) - 1
     check_parts(vertices, parts)

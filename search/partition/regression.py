@@ -1,10 +1,10 @@
-"""Least squares that take one measurement at a time, with weights of at least 0.
+"""Incremental least squares with non-negative weights.
 
-Features of a graph may be multiples of each other: lines of rows are of neighbours where a row
-fills whole lines, and with shuffled ids no neighbours are consecutive. Then many weights predict
-the same, some of them huge and of both signs, which predict anything of another graph. Weights of
-at least 0 cannot cancel, and a small ridge settles what is left open. They also let costs only
-grow with each vertex, so that cuts can be found by binary search.
+On one graph, features may be collinear: cache lines of rows are a multiple of neighbours where each
+row fills whole lines, and blocks equal neighbours where ids are shuffled. Unconstrained weights are
+then not unique, and large ones of opposite signs that fit this graph predict nonsense for another.
+Non-negative weights cannot cancel, and a small ridge makes them unique. They also make prefix sums
+of costs monotone, so that cuts can be found by binary search.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 
 from soapstone.ir.tensor import Array
 
-_RIDGE = 1e-6  # of the squares of a feature, added to them
+_RIDGE = 1e-6  # added to the diagonal of the normal equations, scaled to have ones there
 _TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
 class Regression:
-    """Sums over all measurements so far, from which weights follow.
+    """The normal equations of all measurements so far.
 
-    A measurement counts by how far it is from its prediction as a share of it, so that large graphs
-    do not outweigh small ones.
+    The loss of a measurement is its squared relative error, (w . x / ns - 1)^2, so that large
+    graphs do not outweigh small ones. With z = x / ns, the weights solve `squares` w = `products`.
 
     Attributes:
-        squares: (features, features), of features over what was measured.
-        products: (features), of the same with 1.
-        count: how many measurements there were.
+        squares: (features, features), the sum of z z'.
+        products: (features), the sum of z.
+        count: the number of measurements.
     """
 
     squares: Array
@@ -38,11 +38,11 @@ class Regression:
 
     @classmethod
     def of(cls, features: int) -> Regression:
-        """Return one that has not seen anything."""
+        """Return the regression on so many features without measurements."""
         return cls(np.zeros((features, features)), np.zeros(features))
 
     def seen(self, features: Array, ns: float) -> Regression:
-        """Return it with one more measurement; one of no time says nothing.
+        """Return the regression with one more measurement, unless its time is not positive.
 
         features: (features), of what was run. ns: what it took, nanoseconds.
         """
@@ -54,7 +54,7 @@ class Regression:
 
     @property
     def weights(self) -> Array:
-        """Nanoseconds for one of each feature, (features), 0 or more."""
+        """The fitted coefficients, (features), 0 or more: nanoseconds for one of a feature."""
         scale = np.sqrt(np.diag(self.squares))
         scale = np.where(scale > 0, scale, 1.0)
         scaled = self.squares / np.outer(scale, scale) + _RIDGE * np.eye(len(scale))

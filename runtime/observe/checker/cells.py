@@ -12,9 +12,15 @@ from soapstone.runtime.observe.checker.records import Box, Launch, Operation, Pa
 
 
 class Grid:
-    """The cells of one region: `cuts[axis]` are the faces between them, in order.
+    """The cells of one region: the coarsest grid of which every given box is made up.
 
-    All boxes that are asked for must be among those it was made of.
+    One symbol for a cell does for all its elements, since no box of the log divides it.
+
+    Args:
+        shape: of the region. boxes: all that occur in the log. Methods take these only.
+
+    Attributes:
+        cuts: for each axis the indices at which cells begin, ascending, and the extent.
     """
 
     def __init__(self, shape: Sequence[int], boxes: Sequence[Box]) -> None:
@@ -25,7 +31,7 @@ class Grid:
         self._at = [{int(face): place for place, face in enumerate(cut)} for cut in self.cuts]
 
     def slices(self, box: Box, base: Box | None = None) -> tuple[Any, ...]:
-        """The index of a box's cells in an array of all cells, or of those of box `base`."""
+        """Slices of a box's cells in an array of all cells, or of those of box `base`."""
         found: list[Any] = []
         for axis, at in enumerate(self._at):
             low, high = box[0][axis], box[1][axis]
@@ -34,7 +40,7 @@ class Grid:
         return (*found, ...)
 
     def full(self, box: Box, value: int) -> Array:
-        """An array of a box's cells, all of one value. Returns int64."""
+        """An int64 array with an element for each cell of a box, all of one value."""
         index = self.slices(box)[:-1]
         return np.full([part.stop - part.start for part in index], value, dtype=np.int64)
 
@@ -48,7 +54,7 @@ class Grid:
 
 
 def grids(records: Records) -> dict[int, Grid]:
-    """The cells of each region of a log."""
+    """The grid of each region of a log, by the region's number."""
     boxes: dict[int, set[Box]] = {region: set() for region in records.regions}
     for launch in records.launches.values():
         for argument in launch.arguments:

@@ -1,7 +1,9 @@
-"""What elements hold, as symbols: who wrote them last, or which partial results were folded in.
+"""Symbolic contents of elements: who wrote them last, or which partial results were folded in.
 
-`Program` runs the logical part of a log one launch after the other, each point on the regions as
-they were before its launch, and so says what every read should find.
+A checker cannot compare numbers, which a log does not have. It compares symbols: an element holds
+"what point 3 of launch 7 wrote to its argument 1", whatever number that was. `Program` executes the
+launches of a log sequentially on such symbols, each point on the regions as they were before its
+launch. The result is what every read of the parallel run should have found.
 """
 
 from __future__ import annotations
@@ -17,16 +19,32 @@ from soapstone.runtime.observe.checker.records import Argument, Box, Fill, Launc
 
 
 class Versions:
-    """Contents by number: equal contents have equal numbers."""
+    """A table of symbolic contents: equal contents have equal numbers.
+
+    A content is a tuple, whose first element is its kind:
+
+    - ("task", instance, argument, point): what a point task wrote;
+    - ("partial", instance, argument, point): its partial result, before it is folded;
+    - ("add", before, instance, argument, point): content number `before` with that folded in;
+    - ("value", scalar): what a fill wrote, or what a region begins with;
+    - ("host", access): what Python wrote;
+    - ("known", region), ("stale",), ("junk",): what was there when the log began: up to date, out
+      of date, or undefined;
+    - ("overwritten", who), ("coming", message): bytes whose memory another instance has used since,
+      or for which a message is under way. No read should find these.
+
+    Attributes:
+        launches: by instance number; the n-th launch that was executed is instance n.
+    """
 
     def __init__(self, records: Records) -> None:
         self._records = records
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._keys: list[tuple[Any, ...]] = []
-        self.launches: list[Launch] = []  # by instance: the n-th launch that was run
+        self.launches: list[Launch] = []
 
     def of(self, *key: Any) -> int:
-        """The number of a content."""
+        """The number of a content, given its kind and its other elements."""
         found = self._numbers.get(key)
         if found is None:
             found = self._numbers[key] = len(self._keys)
@@ -34,18 +52,21 @@ class Versions:
         return found
 
     def key(self, number: int) -> tuple[Any, ...]:
-        """What a number stands for."""
+        """The content of a number, as it was given to `of`."""
         return self._keys[number]
 
     def added(self, before: Array, instance: int, argument: int, point: int) -> Array:
-        """Contents with the partial result of one point folded in."""
+        """Contents (int64, of any shape) with the partial result of one point folded in.
+
+        before: the contents so far, of the same shape. instance, argument, point: whose result.
+        """
         old, inverse = np.unique(before, return_inverse=True)
         new = [self.of("add", int(o), instance, argument, point) for o in old]
         found: Array = np.array(new, dtype=np.int64)[inverse].reshape(before.shape)
         return found
 
     def writers(self, number: int) -> Iterator[tuple[int, int]]:
-        """The (instance, point) of all point tasks that a content comes from."""
+        """Yields (instance, point) of each task whose result is in a content, the last first."""
         key = self._keys[number]
         while key[0] == "add":
             yield key[2], key[4]
@@ -54,7 +75,7 @@ class Versions:
             yield key[1], key[3]
 
     def text(self, number: int) -> str:
-        """A content in words."""
+        """A content as an error message names it."""
         key = self._keys[number]
         if key[0] == "task":
             return f"what point {key[3]} of {self.launch(key[1])} wrote"
@@ -83,15 +104,18 @@ class Versions:
         }[key[0]]
 
     def launch(self, instance: int) -> str:
-        """A launch in words."""
+        """A launch as an error message names it."""
         return f"{self.launches[instance].name!r} (launch {instance})"
 
 
 class Program:
-    """The logical part, run in order: what each region should hold, and each read should find.
+    """The launches of a log, executed sequentially on symbolic contents.
 
-    expected: what tiles should hold, by (instance, point, argument), until `forget`.
-    flows: (writer's instance and point, reader's instance and point) of all reads since then.
+    Attributes:
+        expected: by (instance, point, argument), the contents that this read should find: int64,
+            one for each cell of its tile.
+        flows: the true dependences, as (instance and point of a writer, instance and point of a
+            reader). Both are of what was executed since the last `forget`.
     """
 
     def __init__(self, records: Records, grids: dict[int, Grid], versions: Versions) -> None:
@@ -104,7 +128,7 @@ class Program:
         self.flows: set[tuple[int, int, int, int]] = set()
 
     def contents(self, region: int) -> Array:
-        """What a region's cells should hold now."""
+        """What a region's cells should hold now: int64, one content for each cell of its grid."""
         found = self._contents.get(region)
         if found is None:
             about = self._records.regions[region]
@@ -117,12 +141,12 @@ class Program:
         return found
 
     def forget(self) -> None:
-        """Forget what reads should find: those so far have been checked."""
+        """Clear `expected` and `flows`, once the reads so far have been checked."""
         self.expected.clear()
         self.flows.clear()
 
     def launch(self, launch: Launch) -> int:
-        """Run a launch; returns the number of its instance."""
+        """Execute a launch: reads, then writes, then reductions. Returns its instance number."""
         instance = len(self._versions.launches)
         self._versions.launches.append(launch)
         for number, argument in enumerate(launch.arguments):
@@ -165,11 +189,11 @@ class Program:
                     held[index] = self._versions.added(held[index], instance, number, point)
 
     def fill(self, fill: Fill) -> None:
-        """Run a fill."""
+        """Execute a fill."""
         self.contents(fill.region)[...] = self._versions.of("value", fill.value)
 
     def host(self, region: int) -> int:
-        """Let Python write a region; returns its content."""
+        """Execute a write of a whole region by Python; returns the number of its content."""
         version = self._versions.of("host", self._hosts)
         self._hosts += 1
         self.contents(region)[...] = version
