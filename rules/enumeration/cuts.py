@@ -206,7 +206,7 @@ def common_output(x: int, y: int, ways: int, view: Array, left: Array, right: Ar
 
 
 class Pairs(NamedTuple):
-    """Pairs of graphs of equal classes."""
+    """Pairs of graphs that compute the same, which are candidates for rules."""
 
     left: Array  # int32: rows of the graphs, the smaller first
     right: Array
@@ -217,7 +217,7 @@ class Pairs(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Pairs with a common node, to be tested with a variable in its place."""
+    """Pairs whose graphs share a node, to be tested with a variable in its place."""
 
     pair: Array  # int64
     node: Array  # int32

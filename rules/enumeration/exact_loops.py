@@ -17,7 +17,8 @@ COPY, PRODUCT, SUM, MAX, RELU, SUM_RELU = range(6)
 
 
 class Code(NamedTuple):
-    """All structures met, one after the other, as compiled code reads them."""
+    """Structures (index maps of operators, `rules/algebra/structure.py`), concatenated for compiled
+    loops."""
 
     kind: Array  # int8 (structures)
     size: Array  # elements of the result
@@ -37,7 +38,7 @@ class Code(NamedTuple):
 
 @linked()
 def mix(x: Any) -> Any:
-    """Return a 64-bit mix of the bits of a number."""
+    """Return a 64-bit hash of a number (the finaliser of SplitMix64)."""
     x = np.uint64(x)
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)

@@ -18,16 +18,16 @@ from soapstone.rules.enumeration.propose import Classes, Terms, is_prefix
 
 
 class Groups(NamedTuple):
-    """Nodes by closure: an open-addressed table of hashes, and for each a run of node ids."""
+    """Nodes grouped by closure (all nodes that they depend on), found by a hash of it."""
 
-    slot: Array  # int32: group, or -1
+    slot: Array  # int32, open addressing: group, or -1
     key: Array  # uint64 (groups)
     start: Array  # int64 (groups + 1)
     nodes: Array  # int32, ascending within a group
 
 
 class Stack(NamedTuple):
-    """Where the enumeration is; `depth[0]` nodes are chosen."""
+    """The state of the depth-first enumeration; `depth[0]` nodes are chosen so far."""
 
     depth: Array
     chosen: Array  # (most)
@@ -78,7 +78,7 @@ def _group(key: int, groups: Groups) -> Any:
 
 
 def groups_of(terms: Terms, nodes: int) -> Groups:
-    """Return the first nodes by closure."""
+    """Return the first `nodes` nodes, grouped by closure."""
     keys = np.zeros(nodes, np.uint64)
     _keys(terms.closure[:nodes], keys)
     order = np.argsort(keys, kind="stable").astype(np.int32)
@@ -93,7 +93,7 @@ def groups_of(terms: Terms, nodes: int) -> Groups:
 
 
 def new_stack(most: int) -> Stack:
-    """Return the place before the first graph."""
+    """Return the state before the first graph, for graphs of at most `most` nodes."""
     stack = Stack(*(np.zeros(most + 1, np.int64) for _ in range(7)))
     stack.subset[0] = -1
     return stack

@@ -85,7 +85,7 @@ class _Nodes:
         self.chunks: list[dict[str, Array]] = []
 
     def freeze(self) -> Terms:
-        """Return all nodes, those of the chunks included."""
+        """Return all nodes so far as contiguous arrays."""
         if self.chunks:
             for name, column in self.nodes.items():
                 parts = [chunk[name] for chunk in self.chunks]
@@ -124,7 +124,7 @@ _Source = Iterator[tuple[int, float]]  # how many pairs, and the part of the sou
 
 
 class Proposals:
-    """The proposed rows of a level, over the levels before it."""
+    """The nodes that a level may have: operators applied to tensors of the levels before it."""
 
     def __init__(
         self, space: Space, terms: Terms, starts: tuple[int, ...], classes: Classes, level: int

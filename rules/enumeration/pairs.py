@@ -37,7 +37,11 @@ _THREE, _FIVE, _SEVEN, _ZERO = np.uint64(3), np.uint64(5), np.uint64(7), np.uint
 
 
 class Nodes(NamedTuple):
-    """What the loops read of an enumeration."""
+    """An enumeration's nodes (applications of operators) and tensors, as arrays for compiled loops.
+
+    A tensor is an input, or an output of a node. `a` and `b` are the tensors that a node is applied
+    to, `first` is the first of its outputs.
+    """
 
     inputs: int
     operator: Array  # int32 (nodes)
@@ -56,13 +60,13 @@ class Nodes(NamedTuple):
 
 
 def new_view(graphs: int, most: int) -> Array:
-    """Return room for a class of so many graphs of so many nodes."""
+    """Return a zeroed view (see above) for `graphs` graphs of at most `most` nodes."""
     return np.zeros((graphs, _FIELDS, 2 * most), np.int64)
 
 
 @linked()
 def mix(x: np.uint64) -> np.uint64:
-    """Return a 64-bit number that looks like another for each."""
+    """Return a 64-bit hash of a number, by xor-shifts and multiplications (as in SplitMix64)."""
     x = (x ^ (x >> _S29)) * _C1
     x = (x ^ (x >> _S27)) * _C2
     return x ^ (x >> _S32)
@@ -70,7 +74,7 @@ def mix(x: np.uint64) -> np.uint64:
 
 @linked()
 def tensor_of(row: int, local: int, view: Array) -> int:
-    """Return the tensor that a local output or input is."""
+    """Return the id of the tensor that is a graph's local output, or its input if below zero."""
     return -1 - local if local < 0 else view[row, TENSOR, local]
 
 
@@ -116,7 +120,7 @@ def _fill_row(graph: Array, row: int, view: Array, nodes: Nodes) -> None:
 
 @njit(nogil=True)
 def fill(graphs: Array, rows: Array, view: Array, nodes: Nodes) -> None:
-    """Lay out the graphs of these rows as rows 0, 1, ... of the view."""
+    """Write graphs, given as rows of node ids in `graphs`, to rows 0, 1, ... of the view."""
     for row in range(rows.shape[0]):
         _fill_row(graphs[rows[row]], row, view, nodes)
         outs = 0
@@ -138,7 +142,7 @@ def fill(graphs: Array, rows: Array, view: Array, nodes: Nodes) -> None:
 
 @njit(nogil=True)
 def ordered_outputs(graphs: Array, rows: Array, view: Array, nodes: Nodes, outputs: Array) -> None:
-    """Set the outputs of graphs, by value, in the rows of `outputs`."""
+    """Write each graph's output tensors, ordered by value, to the rows of `outputs`."""
     for number in range(rows.shape[0]):
         fill(graphs, rows[number : number + 1], view, nodes)
         for place in range(view[0, NUMBERS, OUTS]):
@@ -147,7 +151,7 @@ def ordered_outputs(graphs: Array, rows: Array, view: Array, nodes: Nodes, outpu
 
 @linked()
 def bits(mask: int) -> int:
-    """Return how many bits are set."""
+    """Return the number of set bits."""
     count = 0
     while mask:
         mask &= mask - 1
@@ -157,7 +161,7 @@ def bits(mask: int) -> int:
 
 @linked()
 def equal_outputs(x: int, y: int, view: Array) -> bool:
-    """Return whether two graphs have outputs of the same values."""
+    """Return whether two graphs compute the same values, as multisets of their outputs."""
     if view[x, NUMBERS, OUTS] != view[y, NUMBERS, OUTS]:
         return False
     for place in range(view[x, NUMBERS, OUTS]):
@@ -168,7 +172,7 @@ def equal_outputs(x: int, y: int, view: Array) -> bool:
 
 @linked()
 def needed(row: int, cut: int, view: Array) -> int:
-    """Return the nodes that the outputs need where node `cut` is a variable."""
+    """Return, as a bit mask, the nodes that outputs depend on if node `cut` were a variable."""
     need = np.int64(0)
     for place in range(view[row, NUMBERS, OUTS]):
         need |= np.int64(1) << (view[row, OUT, place] >> 1)
@@ -194,7 +198,7 @@ def _at(local: int, cut: int, inputs: int, colours: Array, hashes: Array) -> np.
 
 @linked()
 def forward(row: int, cut: int, need: int, view: Array, colours: Array, hashes: Array) -> None:
-    """Set the hash of each output from the colours of the inputs."""
+    """Compute a hash of each node's outputs from the colours of the inputs, operands first."""
     inputs = colours.shape[0] - 2
     for i in range(view[row, NUMBERS, COUNT]):
         if need >> i & 1 == 0 or i == cut:
@@ -224,7 +228,10 @@ def _backward(
     context: Array,
     contexts: Array,
 ) -> None:
-    """Add to `contexts`, of each input, the contexts of its occurrences."""
+    """Add to `contexts`, for each input, a hash of each place where it occurs in the graph.
+
+    The hash of a place depends on the path to the outputs and on the other operands along it.
+    """
     inputs = colours.shape[0] - 2
     for i in range(view[row, NUMBERS, COUNT] - 1, -1, -1):
         if need >> i & 1 == 0 or i == cut:
@@ -250,7 +257,7 @@ def _backward(
 
 
 class Scratch(NamedTuple):
-    """Room for the hashes of a pair."""
+    """Preallocated arrays for the hashes of a pair of graphs."""
 
     colours: Array  # uint64 (inputs + 2): of the inputs, and two variables more
     found: Array

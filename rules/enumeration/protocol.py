@@ -13,13 +13,15 @@ Progress: TypeAlias = "Callable[[str, int, int], None]"  # stage, done, total
 
 
 class Evaluator(Protocol):
-    """Whoever computes tensors and names them: equal names if and only if equal tensors.
+    """Evaluates the outputs of nodes and gives each an id: equal ids if and only if equal tensors.
 
-    Tensors are numbered: the inputs, then those stored, in order. Types are numbers too.
+    A node is an operator on operands of given types (a handle), applied to tensors `a` and `b`.
+    Tensors are numbered: the inputs first, then the outputs of stored nodes, in order. Types are
+    numbers of the type table.
     """
 
     def begin(self, space: Space, types: tuple[int, ...]) -> Array:
-        """Make the inputs, tensors 0 and on, of these types; return their ids (uint64)."""
+        """Create the inputs, which are tensors 0, 1, ..., and return their ids (uint64)."""
 
     def prepare(
         self, use: OperatorUse, operands: tuple[Type, ...], outputs: tuple[int, ...]
@@ -31,7 +33,7 @@ class Evaluator(Protocol):
         """Return the ids of the outputs of nodes: uint64 (nodes, 2); `b` is -1 if there is none."""
 
     def store(self, handles: Array, a: Array, b: Array) -> None:
-        """Keep the outputs of nodes as the next tensors."""
+        """Store the outputs of nodes as the next tensors, so that they can be operands."""
 
     def agree(
         self, handles: Array, a: Array, b: Array, outputs: Array, tensors: Array | None = None

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 class Reducer:
-    """Pairs over the inputs of a space and further variables."""
+    """Finds smaller pairs of equal graphs from which a pair follows."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -46,7 +46,7 @@ class Reducer:
     def generalised(
         self, source: tuple[Term, ...], target: tuple[Term, ...], parts: Sequence[Term]
     ) -> Sides:
-        """Return a pair with variables in place of terms common to both graphs."""
+        """Return a pair in which new variables replace `parts`, terms common to both graphs."""
         taken = set(_names_of((*source, *target)))
         put: dict[Term, Term] = {}
         for part in parts:

@@ -37,7 +37,7 @@ class Tables(NamedTuple):
 
 
 class TypeTable:
-    """The types met so far, and the entries for pairs of them."""
+    """Types of tensors, numbered, and for pairs of them the operators that can be applied."""
 
     def __init__(self, space: Space, evaluator: Evaluator) -> None:
         self.space = space
@@ -63,7 +63,7 @@ class TypeTable:
         self.symmetric = [use.symbol in symmetric and use.operands == 2 for use in space.operators]
 
     def intern(self, type_: Type, kind: Kind) -> int:
-        """Return the number of a type."""
+        """Return the number of a type of tensors of a kind, a new one if it has none."""
         found = self._ids.get((type_, kind))
         if found is None:
             found = self._ids[type_, kind] = len(self.types)

@@ -41,7 +41,7 @@ _LIMIT = 4e18
 
 
 class Program(NamedTuple):
-    """The nodes of both sides, operands first: their operands, and which are the two roots."""
+    """Both sides of an equation as one graph: operands of nodes, in order, and the two roots."""
 
     first: NDArray[np.int32]
     second: NDArray[np.int32]
@@ -50,7 +50,7 @@ class Program(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Where a comparison stopped: at the end, where sides differ, or at too large a size."""
+    """How a comparison ended: sides are equal, differ at an element, or are too large."""
 
     outcome: int
     instance: int
@@ -58,7 +58,7 @@ class Result(NamedTuple):
 
 
 class Structures(NamedTuple):
-    """Structures laid end to end, as the compiled loop reads them."""
+    """Structures (index maps of operators), concatenated for the compiled loop."""
 
     kinds: Array
     denominators: Array
@@ -70,7 +70,7 @@ class Structures(NamedTuple):
 
 
 class Pool:
-    """Structures laid end to end, each under a key."""
+    """A growing concatenation of structures, in which each is found by a key."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}

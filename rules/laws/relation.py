@@ -20,7 +20,10 @@ _EQUATION = Term("=", (), (Term("x"), Term("y")))
 
 @dataclass(frozen=True)
 class Relation:
-    """Rows of type numbers: of the leaves, and of the term that they type."""
+    """The typings of a term: each row has the types of its leaves and the type of the result.
+
+    Types are numbers of `Types`.
+    """
 
     leaves: tuple[Term, ...]
     columns: tuple[Column, ...]
@@ -45,7 +48,7 @@ class _Join:
         return int((count[self.pairs[0]] * other[self.pairs[1]]).sum())
 
     def rows(self, types: Types) -> Relation:
-        """Return the relation: all pairs of rows that the operator takes."""
+        """Return the typings of the whole term: those pairs of rows that the operator takes."""
         ((order, first, count), (order_b, first_b, count_b)), (a, b) = self.groups, self.pairs
         each = count[a] * count_b[b]
         group = np.repeat(np.arange(len(a)), each)

@@ -30,11 +30,11 @@ METRICS = {
 
 
 class PricingError(GraphError):
-    """A graph that its target refuses to run, so that it has no price."""
+    """A graph has no cost, since its target cannot run it."""
 
 
 class ObjectiveError(ValueError):
-    """An objective that cannot be understood."""
+    """The text of an objective has a syntax error or an unknown metric."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Cost:
         )
 
     def metric(self, name: str) -> float:
-        """Return the metric of a name in `METRICS`."""
+        """Return the value of a metric, by its name in `METRICS`."""
         return float(getattr(self, METRICS[name]))
 
     def __str__(self) -> str:
@@ -83,14 +83,14 @@ UNKNOWN = Cost(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Limit:
-    """A metric and what it must stay below (`strict`) or not pass."""
+    """A constraint on a metric: less than `bound` if `strict`, else at most `bound`."""
 
     metric: str
     bound: float
     strict: bool = True
 
     def broken(self, cost: Cost) -> bool:
-        """Return whether a cost is beyond the limit."""
+        """Return whether a cost violates the constraint."""
         found = cost.metric(self.metric)
         return found >= self.bound if self.strict else found > self.bound
 

@@ -33,21 +33,24 @@ _REST_S = 0.002  # a process that has slept is not preempted at once
 
 
 class Weights(StrEnum):
-    """Where constant operands are when a launch begins."""
+    """In which level of the memory hierarchy constant operands are when a launch begins.
+
+    Alone, a launch would find its weights in the nearest cache, where a network's never all are.
+    """
 
     COLD = "cold"  # in memory: the weights of the network exceed the last cache
     CACHED = "cached"  # in the last cache, not nearer
 
     @staticmethod
     def of(constants: Arrays) -> Weights:
-        """Return where the weights of a network are: do they stay in the last cache?"""
+        """Return where a network's weights are: do they fit three quarters of the last cache?"""
         nbytes = sum(array.nbytes for array in constants.values())
         return Weights.CACHED if nbytes <= cache_bytes(3) * 3 // 4 else Weights.COLD
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The time of a launch, whether its runs agree on it, and the kernel variant that ran."""
+    """The time of a launch, whether its best runs agree on it, and the kernel variant that ran."""
 
     us: float
     settled: bool
@@ -56,12 +59,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Timed:
-    """A launch on scratch operands, ready to be timed: what prepares its operands, then itself."""
+    """A launch on scratch operands, ready to be timed.
+
+    Attributes:
+        before: brings caches into the state that the launch would find in a network.
+        program: the launch itself; None for the reference, which Python runs.
+        keep: entries whose memory both use.
+    """
 
     call: Call
     variant: str
     before: NativeProgram
-    program: NativeProgram | None  # None: the reference, which Python runs
+    program: NativeProgram | None
     keep: Sequence[Entry]
 
     def run(self) -> float:
@@ -138,9 +147,13 @@ def _program(entries: Sequence[Entry]) -> NativeProgram:
 
 
 class Yardstick:
-    """A matrix product that is timed beside launches, to tell when the machine is slow.
+    """A fixed matrix product that is timed beside launches, to detect when the machine is slow.
 
-    Another guest of the same processor can make a machine slow for minutes without a trace here.
+    On a virtual machine other guests of the same processor can slow all down for minutes, which no
+    counter of this system shows. Times that were taken meanwhile are marked.
+
+    Attributes:
+        best_us: the least time of the product so far, in microseconds.
     """
 
     def __init__(self, threads: int, best_us: float = math.inf) -> None:
@@ -152,7 +165,7 @@ class Yardstick:
         self._entry = select(call)[1]
 
     def slow(self) -> bool:
-        """Return whether the machine is much slower now than it once was."""
+        """Return whether the product takes more than `_SLOW` times its best time now."""
         return self.us() > _SLOW * self.best_us
 
     def us(self) -> float:
@@ -169,7 +182,7 @@ class Yardstick:
         return us
 
     def mostly_slow(self) -> bool:
-        """Return whether the machine is slow most of the time."""
+        """Return whether the machine was slow in most of `_LOOKS` tests in a row."""
         return sum(self.slow() for _ in range(_LOOKS)) > _LOOKS // 2
 
 
@@ -205,7 +218,7 @@ def measure(
 
 
 def _span(weights: Weights) -> int:
-    """Return how many bytes must be read for constants to be where they are in a network."""
+    """Return how many other bytes are read before a launch, to evict constants from near caches."""
     if weights is Weights.COLD:
         return cache_bytes(3)
     return 2 * cache_bytes(2)
@@ -213,7 +226,7 @@ def _span(weights: Weights) -> int:
 
 @cache
 def sweep(nbytes: int, threads: int) -> Entry:
-    """Return an entry that reads so many bytes with all threads."""
+    """Return an entry in which the threads read `nbytes` bytes, a part each."""
     rows = max(threads, 1) * 16
     store = np.ones((rows, nbytes // (4 * rows)), np.float32)  # of zeros there would be one page
     result = np.zeros(rows, np.float32)

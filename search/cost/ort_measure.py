@@ -39,7 +39,13 @@ _REORDERS = ("ReorderInput", "ReorderOutput")
 
 @dataclass(frozen=True)
 class Bench:
-    """How groups are measured: written by `export`, by so many threads, after so many bytes."""
+    """How ONNX Runtime is timed on groups of operators.
+
+    Attributes:
+        export: writes a group's graph as an ONNX model.
+        threads: of ONNX Runtime.
+        sweep_bytes: read before each run, so that weights are not in a near cache.
+    """
 
     export: Export
     threads: int
@@ -48,7 +54,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Reads:
-    """In which layouts operators of a group read one of its inputs."""
+    """Whether operators of a group read an input in the plain layout, in a blocked one, or both."""
 
     plain: bool
     blocked: bool
