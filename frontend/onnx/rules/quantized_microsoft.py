@@ -48,10 +48,6 @@ def _mean(n: Call, x: Value) -> Value:
     return n("reduce_mean", x, axes=axes, keepdims=bool(n.attribute("keepdims", 1)))
 
 
-def _image_mean(n: Call, x: Value) -> Value:
-    return n("reduce_mean", x, axes=tuple(range(2, x.rank)), keepdims=True)
-
-
 _of_one("QLinearSigmoid", lambda n, x: n("sigmoid", x))
 _of_one("QLinearLeakyRelu", lambda n, x: n("leaky_relu", x, alpha=n.attribute("alpha", 0.01)))
 _of_one("QLinearSoftmax", _softmax)
