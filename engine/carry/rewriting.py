@@ -119,7 +119,7 @@ class _Rewriting:
                 return self._anew(value, origin)
             if self.paths[value, origin].kept is Copies.BEFORE:
                 return self._along(value, origin, self._stayed(value), ".recomputed")
-            return self.copies[value, f"to.{origin}"]
+            return self._along(value, origin, value, "")
         if self.strategy.tensors.get(value) is Keep.RECOMPUTE and self._updates(reader):
             return value  # a flag; a clone of it would hold all gradients until it is made
         return self._stayed(value)
@@ -157,10 +157,14 @@ class _Rewriting:
         return self._chain(value, f"to.{consumer}.recomputed", begin, [self._layout(value)])
 
     def _back(self, value: str) -> str:
-        """Return a value that is copied back from the end of its path, along the same path."""
+        """Return a value that is copied back from the end of its path, along the same path.
+
+        The way there is made by now, unless its consumer, such as the store of a running statistic,
+        comes later.
+        """
         consumer = self.after[value]
         layouts = [*self.paths[value, consumer].layouts[-2::-1], self._layout(value)]
-        return self._chain(value, "back", self.copies[value, f"to.{consumer}"], layouts)
+        return self._chain(value, "back", self._along(value, consumer, value, ""), layouts)
 
     def _fetched(self, value: str) -> str:
         """Return a value that was in the backing memory since it was made."""

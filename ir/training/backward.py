@@ -9,27 +9,20 @@ from soapstone.ir.tensor import Role
 
 
 def backward(graph: Graph) -> frozenset[str]:
-    """Return the names of the nodes that only the next contents of parameters need.
+    """Return the names of the nodes that only training needs.
 
-    These are gradients and updates. What the outputs need (the loss, metrics) is the forward pass,
-    and so is what only other states need, such as running statistics.
+    These are gradients and updates, of parameters and of what an optimizer, a loss scale or a step
+    in parts keeps beside them. What the outputs need (the loss, metrics) is the forward pass, and
+    so is what is needed only by the next contents of states that it reads, as running statistics.
     """
-    trained = [
-        value for name, value in graph.updates.items() if graph.roles[name] is Role.PARAMETER
-    ]
-    rest = [value for value in graph.results if value not in trained]
-    states = {
+    forward = _needed(graph, graph.outputs)
+    read = {value for node in graph.nodes if node.name in forward for value in node.inputs}
+    trained = (
         value
-        for value in rest
-        if value in graph.producers and _updates_parameter(graph, graph.producers[value].name)
-    }
-    return _needed(graph, trained) - _needed(graph, set(rest) - states)
-
-
-def _updates_parameter(graph: Graph, name: str) -> bool:
-    """Return whether a node makes the next contents of a parameter too, as of its momentum."""
-    old = graph.by_name[name].overwrites.values()
-    return any(graph.roles.get(value) is Role.PARAMETER for value in old)
+        for name, value in graph.updates.items()
+        if graph.roles[name] is Role.PARAMETER or name not in read
+    )
+    return _needed(graph, trained) - forward
 
 
 def _needed(graph: Graph, values: Iterable[str]) -> frozenset[str]:

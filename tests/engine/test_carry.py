@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,8 +51,10 @@ from soapstone.ir.strategy import (
     Step,
     Strategy,
 )
+from soapstone.ir.strategy.keeping import recomputable
 from soapstone.ir.tensor import Role
 from soapstone.ir.training.backward import backward
+from soapstone.optimizers import Adagrad
 from soapstone.runtime import Link, Machine, Memory, Runtime
 from soapstone.runtime.machines.cluster import load_machine
 from soapstone.search.parallel.simulation.simulate import simulate
@@ -75,6 +78,44 @@ def test_the_backward_pass_is_what_parameters_need_and_outputs_do_not() -> None:
         if ".grad." in node.name or node.operator == "adam":
             assert node.name in back, node
     assert not backward(graph_of("lenet", 4, training=False))
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "states by operators of their own": {"optimizer": Adagrad(1e-2)},
+    "a scale of the loss": {"precision": "mixed_float16"},
+    "a batch in parts": {"micro_batches": 2},
+}
+
+
+@pytest.mark.parametrize("settings", STEPS.values(), ids=STEPS)
+def test_steps_of_all_kinds_recompute_and_offload(settings: dict[str, Any]) -> None:
+    """What else outlives a step is of the backward pass too, and keeps no value of the other."""
+    machine = Machine.local(cpus=1).bounded(1 << 24)
+
+    def ended(keep: Keep) -> tuple[dict[str, np.ndarray], int]:
+        strategy = WHOLE
+        if keep is not Keep.KEEP:
+            with network() as model:
+                model.compile(**settings)
+                values = recomputable(model.trainer.original_graph(4))
+                assert "relu2" in values
+            strategy = replace(WHOLE, tensors=dict.fromkeys(values, keep))
+        model = network()
+        model.compile(**settings, machine=machine, strategy=strategy)
+        images, labels = data()
+        with model:
+            model.fit(images, labels, epochs=1, progress=False)
+            graphs = [bound.prepared for bound in model.trainer._bounds.values()]
+            ends = {".recomputed": Keep.RECOMPUTE, ".offloaded": Keep.OFFLOAD}
+            for end, which in ends.items():
+                for graph in graphs:
+                    assert any(end in node.name for node in graph.nodes) == (keep is which)
+            return model.trainer.state(), len(graphs)
+
+    wanted, graphs = ended(Keep.KEEP)
+    assert graphs == settings.get("micro_batches", 1)
+    for keep in (Keep.RECOMPUTE, Keep.OFFLOAD):
+        same(ended(keep)[0], wanted)
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +216,19 @@ def test_after_a_path_the_way_back_remakes_what_its_maker_needs() -> None:
     assert carried.by_name["slope"].inputs == ("made.back", "made.back")
     assert carried.by_name["made.back"].inputs == ("made.to.out",)
     assert plain.configurations["made.back"] == Configuration({"d1": 2}, (0, 1))
+
+
+def test_a_path_to_what_comes_after_the_backward_pass_begins_before_it() -> None:
+    """A running statistic is stored behind the updates, which read its flag as well."""
+    step = graph()
+    edge = "finite", "norm1.mean.next"
+    path = (Step("permute", Configuration()), Step("permute"))
+    for kept_copies in Copies:
+        strategy = replace(WHOLE, reshards={edge: Reshard(path, kept_copies)})
+        strategy.check(step)
+        carried, _ = carry_out(step, strategy)
+        check_graph(carried)
+        assert carried.by_name["norm1.mean.next"].inputs[-1] == "finite.to.norm1.mean.next"
 
 
 def test_what_an_update_writes_over_it_reads_itself() -> None:
