@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -167,11 +168,12 @@ def _disturbed(sample: Sample, number: int | None) -> dict[str, Array] | None:
 @contextlib.contextmanager
 def drawn_kernels(seed: int) -> Iterator[None]:
     """Let a seed choose among the kernels that serve a call; nothing is measured or kept."""
-    random = np.random.default_rng(seed)
     before = {name: getattr(select, name) for name in ("known", "measured")}
 
     def drawn(call: Call, of: str, candidates: Sequence[Variant]) -> dict[str, float]:
         serve = [each for each in candidates if each.bind(call) is not None]
+        # By the form of the call: workers that bind in parallel ask in any order.
+        random = np.random.default_rng([seed, zlib.crc32(of.encode())])
         return {each.name: us for each, us in zip(serve, random.random(len(serve)).tolist())}
 
     select.known = lambda of, candidates: None  # type: ignore[attr-defined]
