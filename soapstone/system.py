@@ -367,7 +367,7 @@ def is_alive(process: int) -> bool:
 def shared_memory_files(prefix: str) -> set[str]:
     """Return the files of shared memory that this process has mapped and whose names so begin."""
     try:
-        with open("/proc/self/maps") as stream:
+        with open("/proc/self/maps", errors="surrogateescape") as stream:
             return {line.split()[-1] for line in stream if f"/dev/shm/{prefix}" in line}
     except OSError:
         return set()
@@ -433,8 +433,8 @@ def mapped() -> list[tuple[int, int]]:
     """Return the addresses of all memory of this process, from and to, in order; [] if unknown."""
     found: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            low, high = (int(each, 16) for each in line.split(None, 1)[0].split("-"))
+        for line in Path("/proc/self/maps").read_bytes().split(b"\n")[:-1]:  # names in any encoding
+            low, high = (int(each, 16) for each in line.split(None, 1)[0].split(b"-"))
             if high >> 63:  # the system's own
                 continue
             if found and found[-1][1] == low:

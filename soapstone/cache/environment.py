@@ -121,7 +121,7 @@ def _versions() -> Mapping[str, str | None]:
 
 def digest(*parts: str) -> str:
     """Return the hash of some texts, by which keys and folders are named."""
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def key(of: Mapping[str, str]) -> str:

@@ -169,6 +169,15 @@ def test_other_code_in_another_place_has_its_own(
     assert len(known) == 3
 
 
+def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"m\xff\r")  # its file is mapped, under this name
+    folder.mkdir()
+    weights = _model(folder)
+    assert _answers(folder, weights) == _BOUND
+    assert _answers(folder, weights) == _KEPT
+    assert snapshots._place(folder / "m.onnx", snapshots.Options(1, True, "float32")) is not None
+
+
 def test_what_gives_another_answer_is_not_kept(tmp_path: Path) -> None:
     wanted, y = (aligned_array((64,), np.float32, zero=True) for _ in range(2))
     other = np.ones_like(y)
