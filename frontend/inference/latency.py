@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -162,19 +163,23 @@ def asked(
     """
     times: list[float] = []
     places = itertools.count()  # taken in turns, without a lock
+    stopped = threading.Event()  # by an error or an interrupt: the pool waits for its threads
     began = time.perf_counter()
 
     def ask() -> None:
-        while not enough(next(places), time.perf_counter() - began):
+        while not (stopped.is_set() or enough(next(places), time.perf_counter() - began)):
             start = time.perf_counter()
             session.run(inputs)
             times.append(time.perf_counter() - start)
 
     with ThreadPoolExecutor(session.requests) as pool:
         others = [pool.submit(ask) for _ in range(session.requests - 1)]
-        ask()
-        for other in others:
-            other.result()
+        try:
+            ask()
+            for other in others:
+                other.result()
+        finally:
+            stopped.set()
     return times, time.perf_counter() - began
 
 

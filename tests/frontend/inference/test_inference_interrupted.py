@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from helpers.interrupts import answers, interrupted
 
 from soapstone import InferenceSession, Model
+from soapstone.frontend.inference import latency
 from soapstone.ir.tensor import Array
 
 
@@ -58,3 +60,21 @@ def test_a_session_answers_after_an_interrupt_while_it_binds() -> None:
             if not came:
                 break
         assert rows > 10
+
+
+def test_an_interrupt_of_measured_runs_ends_those_of_other_requests() -> None:
+    class Session:
+        requests, runs = 2, 0
+
+        def run(self, inputs: Any) -> None:
+            if threading.current_thread() is threading.main_thread():
+                while not self.runs:
+                    threading.Event().wait(0.001)
+                raise KeyboardInterrupt
+            self.runs += 1
+            threading.Event().wait(0.001)
+
+    session: Any = Session()
+    with pytest.raises(KeyboardInterrupt):
+        latency.asked(session, {}, lambda count, spent: count >= 5000)
+    assert session.runs < 4000
