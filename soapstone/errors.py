@@ -18,9 +18,13 @@ def fault(error: BaseException) -> str:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn users at the line of theirs that called: the innermost one outside this package."""
+    """Warn users at the line of theirs that called: the innermost one outside this package.
+
+    Lines of the standard library, such as those of `contextlib` and `threading`, are nobody's.
+    """
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
+    others = {__package__, *sys.stdlib_module_names}
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in others:
         frame = frame.f_back
     kept = frame.f_globals.setdefault("__warningregistry__", {})  # what was said there before
     where = (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"))

@@ -80,7 +80,7 @@ def _hushed() -> AbstractContextManager[None]:
 def _warned() -> Iterator[None]:
     """Tell a warning in one line where no line of a user's, but a command, has called."""
     usual = warnings.formatwarning
-    caller = os.path.dirname(typer.__file__)
+    callers = {os.path.dirname(str(module.__file__)) for module in (typer, threading)}
 
     def told(
         message: Warning | str,
@@ -89,7 +89,7 @@ def _warned() -> Iterator[None]:
         lineno: int,
         line: str | None = None,
     ) -> str:
-        if os.path.dirname(filename) != caller:
+        if os.path.dirname(filename) not in callers:
             return usual(message, category, filename, lineno, line)
         return f"warning: {' '.join(str(message).split())}\n"
 

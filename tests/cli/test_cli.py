@@ -40,6 +40,25 @@ def test_a_warning_is_one_line_unless_a_line_of_a_users_script_is_to_blame(tmp_p
     assert done.stderr.endswith("\nwarning: low tide\n")
 
 
+def test_a_warning_in_a_thread_of_ours_is_one_line_and_names_no_library(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import contextlib, threading\n"
+        "import soapstone.cli.common as common\n"
+        "from soapstone.errors import warn\n"
+        "@contextlib.contextmanager\n"
+        "def ours():\n"
+        "    yield warn('low\\ntide')\n"
+        "ours.__wrapped__.__globals__['__name__'] = 'soapstone.example'\n"
+        "with common._warned():\n"
+        "    thread = threading.Thread(target=lambda: ours().__enter__())\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stderr == "warning: low tide\n"
+
+
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     script = (
         "import sys, soapstone, soapstone.cli.main\n"
