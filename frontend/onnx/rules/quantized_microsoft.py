@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from soapstone.frontend.onnx.call import Call
-from soapstone.frontend.onnx.errors import UnsupportedError
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.rules.products import product
 from soapstone.frontend.onnx.rules.quantized import (
     bytes_product,
@@ -16,6 +16,7 @@ from soapstone.frontend.onnx.rules.quantized import (
     requantized,
     scale_vector,
 )
+from soapstone.frontend.onnx.rules.recurrent import layer
 from soapstone.frontend.onnx.rules.windows import averaged
 from soapstone.frontend.onnx.values import Rule, Value, rule
 
@@ -155,3 +156,27 @@ def _real(
         raise UnsupportedError(f"weights of rank {operands[1].rank} found; 2 are supported")
     vectors = [scale] if bias is None else [scale, n.reshape(bias, (channels,))]
     return _product(n, operands, vectors)
+
+
+@rule("DynamicQuantizeLSTM", domain=DOMAIN)
+def dynamic_quantize_lstm(n: Call) -> list[Value]:
+    """Return an LSTM of the weights that the bytes stand for; nothing else is rounded."""
+    w, r = (_by_direction(n, weight, scale) for weight, scale in ((1, 8), (2, 10)))
+    return layer(n, "LSTM", w, r)
+
+
+def _by_direction(n: Call, weight: int, scale: int) -> Value:
+    """Return weights of bytes (directions, features, 4 * hidden) as ONNX's LSTM has them.
+
+    weight, scale: which inputs they and their scales are; zero points come after the scales.
+    """
+    w = n.value(weight)
+    if w.rank != 3:
+        raise OnnxError(f"weights {w.spec} found; rank 3 needed")
+    parts = []
+    for part in (n.value(scale), n.value(scale + 1)):
+        if part.shape not in (w.shape[:1], (w.shape[0], w.shape[2])):
+            raise OnnxError(f"{part.spec} of weights {w.spec} found; one a direction or row needed")
+        # One number a direction has a last axis of 1.
+        parts.append(n.reshape(part, (w.shape[0], 1, part.spec.size // w.shape[0])))
+    return n.transpose(n("dequantize", w, *parts), (0, 2, 1))

@@ -21,7 +21,15 @@ MOST_STEPS = 512  # of a layer that is unrolled
 
 @rule("LSTM", "GRU", "RNN", even=PLAIN)
 def recurrent(n: Call) -> Any:
-    x, w, r = (n.value(position) for position in range(3))
+    return layer(n, n.kind, n.value(1), n.value(2))
+
+
+def layer(n: Call, kind: str, w: Value, r: Value) -> list[Value]:
+    """Return the outputs of a layer of a kind with these weights, and the rest as the node says.
+
+    w, r: (directions, gates * hidden, features), as ONNX has them.
+    """
+    x = n.value(0)
     if x.rank != 3 or w.rank != 3 or r.rank != 3:
         raise OnnxError("operands of rank 3 needed")
     if n.attribute("layout", 0):
@@ -36,7 +44,8 @@ def recurrent(n: Call) -> Any:
     directions = backwards[direction]
     if w.shape[0] != len(directions):
         raise OnnxError(f"weights of {w.shape[0]} directions found, {len(directions)} needed")
-    runs = [_Direction(n, x, number, back).run() for number, back in enumerate(directions)]
+    made = [_Direction(n, kind, x, hidden, i, back) for i, back in enumerate(directions)]
+    runs = [direction.run(w, r) for direction in made]
     y = _joined(n, [n.reshape(y, (steps, 1, batch, hidden)) for y, _ in runs], 1)
     last = [
         _joined(n, [n.reshape(state[i], (1, batch, hidden)) for _, state in runs], 0)
@@ -61,12 +70,14 @@ def _refuse(n: Call) -> None:
 class _Direction:
     """One direction of a layer: its weights in the order of the operators here."""
 
-    def __init__(self, n: Call, x: Value, number: int, backwards: bool) -> None:
-        self.n, self.x, self.number, self.backwards = n, x, number, backwards
-        self.hidden = n.value(2).shape[2]
-        self.gates = _GATES[n.kind]
+    def __init__(
+        self, n: Call, kind: str, x: Value, hidden: int, number: int, backwards: bool
+    ) -> None:
+        self.n, self.kind, self.x, self.hidden = n, kind, x, hidden
+        self.number, self.backwards = number, backwards
+        self.gates = _GATES[kind]
         given = n.attribute("activations")
-        self.activations = _ACTIVATIONS[n.kind]
+        self.activations = _ACTIVATIONS[kind]
         each = len(self.activations)
         if given is not None:
             if len(given) < each * (number + 1):
@@ -81,15 +92,15 @@ class _Direction:
 
     def ordered(self, value: Value) -> Value:
         """Return rows gate by gate in the order of the operator."""
-        order = _ORDER.get(self.n.kind)
+        order = _ORDER.get(self.kind)
         if order is None:
             return value
         h = self.hidden
         parts = [self.n.part(value, 0, gate * h, (gate + 1) * h) for gate in order]
         return self.n("concat", *parts, axis=0)
 
-    def weights(self, position: int) -> Value:
-        return self.n.transpose(self.ordered(self.part(self.n.value(position))), (1, 0))
+    def weights(self, value: Value) -> Value:
+        return self.n.transpose(self.ordered(self.part(value)), (1, 0))
 
     def biases(self) -> tuple[Value, Value]:
         size = self.gates * self.hidden
@@ -118,21 +129,21 @@ class _Direction:
             return ()
         return (value,)
 
-    def run(self) -> tuple[Value, list[Value]]:
+    def run(self, weights: Value, recurrent: Value) -> tuple[Value, list[Value]]:
         """Return all outputs and the last states."""
         n = self.n
-        w, r, (wb, rb) = self.weights(1), self.weights(2), self.biases()
-        states = [self.state(5), self.state(6)] if n.kind == "LSTM" else [self.state(5)]
+        w, r, (wb, rb) = self.weights(weights), self.weights(recurrent), self.biases()
+        states = [self.state(5), self.state(6)] if self.kind == "LSTM" else [self.state(5)]
         if not self._fused():
             return self._unrolled(w, r, wb, rb, states)
         more: dict[str, Any] = {"reverse": self.backwards}
-        biases = [wb, rb] if n.kind == "GRU" else [n("add", wb, rb)]
-        if n.kind == "GRU":
+        biases = [wb, rb] if self.kind == "GRU" else [n("add", wb, rb)]
+        if self.kind == "GRU":
             more["linear_before_reset"] = bool(n.attribute("linear_before_reset", 0))
-        elif n.kind == "RNN":
+        elif self.kind == "RNN":
             more["activation"] = _EMITTED[self.activations[0]]
         operands = (self.x, w, r, *biases, *states, *self.lengths())
-        y, *made = n.all(n.spec.name, *operands, **more)
+        y, *made = n.all(self.kind.lower(), *operands, **more)
         return y, made[: len(states)]
 
     def _fused(self) -> bool:
@@ -140,7 +151,7 @@ class _Direction:
         n = self.n
         if n.attribute("clip") or n.attribute("input_forget") or n.has(7):
             return False
-        return self.activations == _ACTIVATIONS[n.kind] or self.activations == ("Relu",)
+        return self.activations == _ACTIVATIONS[self.kind] or self.activations == ("Relu",)
 
     def _unrolled(
         self, w: Value, r: Value, wb: Value, rb: Value, states: list[Value]
@@ -158,7 +169,7 @@ class _Direction:
         cells = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}
         outputs: list[Value] = []
         for step in range(steps)[:: -1 if self.backwards else 1]:
-            made = cells[n.kind](n.row(self.x, 0, step), w, r, wb, rb, *states)
+            made = cells[self.kind](n.row(self.x, 0, step), w, r, wb, rb, *states)
             y = made[0]
             if ends is not None:  # after its last step a sample keeps its states, and y is 0
                 there = n("greater", ends, n.like(step, ends))

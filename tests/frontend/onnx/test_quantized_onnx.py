@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -313,3 +314,83 @@ def test_weights_that_do_not_fit_less_their_zero_have_it_in_the_product(weights:
         graph, _ = split(file, feeds, "cpu")
         (product,) = [n for n in graph.nodes if n.operator == "quantized_linear"]
         assert product.attributes["w_zero"] == (77 if weights.dtype == np.int8 else 77 - 128)
+
+
+def recurrent_model(
+    kind: str, held: dict[str, Array | None], steps: int, **attributes: Any
+) -> bytes:
+    """Return a layer of a kind whose inputs are x (steps, 2, 5) and what is held, None for none."""
+    names = ["x", *(name if array is not None else "" for name, array in held.items())]
+    made = ["y", "h", "c"]
+    domain = "" if kind == "LSTM" else "com.microsoft"
+    node = helper.make_node(kind, names, made, domain=domain, **attributes)
+    weights = {name: array for name, array in held.items() if array is not None}
+    file = onnx.load_model_from_string(
+        model([node], {"x": np.zeros((steps, 2, 5), np.float32)}, weights, "float32")
+    )
+    for name in made[1:]:
+        file.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    return bytes(file.SerializeToString())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_lstms_of_bytes_are_those_of_the_weights_that_they_stand_for(seed: int) -> None:
+    """ONNX Runtime rounds what is multiplied as well, so its own numbers are near by."""
+    own = np.random.default_rng(seed)
+    direction = ("forward", "reverse", "bidirectional")[seed % 3]
+    count, hidden, steps = 1 + (seed % 3 == 2), int(own.integers(2, 7)), int(own.integers(1, 6))
+    dtype = np.dtype((np.int8, np.uint8)[seed % 2])
+    columns = 4 * hidden
+
+    def some(*shape: int) -> Array | None:
+        drawn = own.standard_normal(shape).astype(np.float32) / 4
+        return drawn if own.random() < 0.5 else None
+
+    bytes_, plain = [], []
+    for features in (5, hidden):
+        low = -64 if dtype == np.int8 else 64
+        w = own.integers(low, low + 128, (count, features, columns)).astype(dtype)
+        shape = (count, columns) if own.random() < 0.5 else (count,)
+        scale = own.uniform(0.005, 0.02, shape).astype(np.float32)
+        zero = np.full(shape, low + 64, dtype)
+        wide = [part.reshape(count, 1, -1) for part in (scale, zero)]
+        real_ = (w.astype(np.float32) - wide[1].astype(np.float32)) * wide[0]
+        bytes_.append((w, scale, zero))
+        plain.append(real_.transpose(0, 2, 1).copy())
+    lengths = own.integers(1, steps + 1, 2).astype(np.int32) if own.random() < 0.5 else None
+    rest: dict[str, Array | None] = {
+        "b": some(count, 8 * hidden),
+        "lengths": lengths,
+        "h0": some(count, 2, hidden),
+        "c0": some(count, 2, hidden),
+        "p": some(count, 3 * hidden),
+    }
+    attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
+    if own.random() < 0.3:
+        attributes["clip"] = 0.7
+    (w, ws, wz), (r, rs, rz) = bytes_
+    scales = {"ws": ws, "wz": wz, "rs": rs, "rz": rz}
+    file = recurrent_model(
+        "DynamicQuantizeLSTM", {"w": w, "r": r, **rest, **scales}, steps, **attributes
+    )
+    exact = recurrent_model("LSTM", {"w": plain[0], "r": plain[1], **rest}, steps, **attributes)
+    feeds = {"x": own.standard_normal((steps, 2, 5)).astype(np.float32)}
+    with soapstone.InferenceSession(soapstone.from_onnx(file)) as session:
+        ours = session.run(feeds)
+    for served, most in ((exact, 1e-5), (file, 0.03)):
+        runtime = theirs.InferenceSession(served, providers=["CPUExecutionProvider"])
+        for name, wanted in zip("yhc", runtime.run(list("yhc"), feeds), strict=True):
+            np.testing.assert_allclose(ours[name], wanted, rtol=1e-5, atol=most)
+
+
+def test_what_quantize_dynamic_makes_of_an_lstm_is_read(tmp_path: Path) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    held = {"w": numbers(2, 24, 5) / 4, "r": numbers(2, 24, 6) / 4, "b": numbers(2, 48) / 4}
+    attributes = {"hidden_size": 6, "direction": "bidirectional"}
+    plain, narrow = tmp_path / "plain.onnx", tmp_path / "narrow.onnx"
+    plain.write_bytes(recurrent_model("LSTM", held, 4, **attributes))
+    quantize_dynamic(plain, narrow, weight_type=QuantType.QInt8)
+    file = narrow.read_bytes()
+    assert "DynamicQuantizeLSTM" in {n.op_type for n in onnx.load(narrow).graph.node}
+    np.testing.assert_allclose(*both(file, {"x": numbers(4, 2, 5)}), atol=0.03)
