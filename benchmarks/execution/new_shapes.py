@@ -2,13 +2,12 @@
 
     python benchmarks/execution/new_shapes.py [--models resnet50,bert_12] [--rounds 3]
 
-A process opens a model whose batch is symbolic, and BERT's length too, answers for batch 1, then
-for other shapes, each several times: of a shape the time of the first run less that of the fastest
-later one, on the clock and of the processor, which a busy machine changes less; and of the slowest
-later one, since a number of samples is first answered in steps, and bound later by a thread, whose
-time is that of runs beside it. A row has the medians of all shapes and rounds. Kernels are those
-that earlier processes have left compiled.
-"""
+A process opens a model whose batch is symbolic, and the length of tokens too, answers for batch 1,
+then for other shapes, each several times: of a shape the time of the first run less that of the
+fastest later one, on the clock and of the processor, which a busy machine changes less; and of the
+slowest later one, since a number of samples is first answered in steps, and bound later by a
+thread, whose time is that of runs beside it. A row has the medians of all shapes and rounds.
+Kernels are those that earlier processes have left compiled."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from arguments import FOLDER, common
-from models import arrays, export
+from models import OF_TOKENS, arrays, export
 
 MODELS = ("resnet50", "squeezenet", "bert_12", "nasrnn")
 PEERS = ("soapstone", "onnxruntime")
@@ -54,7 +53,7 @@ def shapes(name: str) -> Iterator[dict[str, Any]]:
     yield given
     for batch in BATCHES:
         yield {key: np.concatenate([array] * batch) for key, array in given.items()}
-    for length in LENGTHS if name.startswith("bert") else ():
+    for length in LENGTHS if name in OF_TOKENS else ():
         yield {key: array[:, :length] for key, array in given.items()}
 
 
