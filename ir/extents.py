@@ -108,6 +108,7 @@ class Term:
         self._ways = ways
         alone = len(ways) == 1 and ways[0][:3] == (0, 1, 1) and len(ways[0][3]) == 1
         self._place = ways[0][3][0] if alone else -1  # of the number that it is
+        self._last: tuple[Sequence[int], int] = ((), 0)  # numbers, and its value for them
 
     def within(self, most: int) -> bool:
         """Return whether it depends on the first `most` numbers alone."""
@@ -121,6 +122,9 @@ class Term:
         """
         if self._place >= 0:
             return numbers[self._place]
+        last, value = self._last
+        if last is numbers:  # to which others were added since, at most
+            return value
         found = set[int]()
         for rest, parts, whole, of in self._ways:
             value, over = divmod(parts * math.prod([numbers[each] for each in of]), whole)
@@ -129,7 +133,9 @@ class Term:
             found.add(rest + value)
         if len(found) != 1:
             raise GraphError(f"extents {sorted(found)} found; one needed")
-        return found.pop()
+        value = found.pop()
+        self._last = numbers, value
+        return value
 
 
 class Numbers:
