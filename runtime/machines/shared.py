@@ -126,7 +126,7 @@ class Segments:
         return sorted(known - held.keys()), fresh
 
     def place(self, array: Array) -> Place | None:
-        """Where an array lies, or None when it is not in a segment."""
+        """The segment and offset of an array, and its form; None if it is in no segment."""
         start = address(array)
         for number, segment in list(self._held.items()):
             offset = start - segment.start
@@ -136,7 +136,7 @@ class Segments:
         return None
 
     def handle(self, segment: int) -> Handle:
-        """How another process finds a segment of this one."""
+        """What another process needs to map a segment, given its number: its file and its size."""
         held = self._held[segment]
         status = os.fstat(held.descriptor)
         identity = status.st_dev, status.st_ino
@@ -155,7 +155,7 @@ def _release(held: dict[int, _Segment], number: int) -> None:
 
 
 def view(memory: Any, place: Place) -> Array:
-    """The array at a place of a mapped segment."""
+    """The array at a place. memory: the mapping of its segment in this process."""
     found: Array = np.ndarray(place.shape, place.dtype, memory, place.offset, place.strides)
     found.flags.writeable = place.writeable
     return found

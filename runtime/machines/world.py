@@ -23,7 +23,7 @@ class World:
 
     @staticmethod
     def alone(machine: Machine) -> World:
-        """One process that owns everything."""
+        """The world of a single process, which owns all memories and runs all processors."""
         return World(0, (0,) * len(machine.memories), (0,) * len(machine.processors))
 
     @staticmethod

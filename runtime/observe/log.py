@@ -180,27 +180,27 @@ class ScopeLog(Part):
 
 
 class Both:
-    """A log and a profile of the same operations."""
+    """An observer that passes operations on to both a log and a profile."""
 
     def __init__(self, log: Log, profile: Profile) -> None:
         self.log = log
         self.profile = profile
 
     def add(self, operation: Operation, asked_ns: int, start_ns: int, end_ns: int) -> None:
-        """Give both one untraced operation that has run."""
+        """Pass on one untraced operation that has run; the times are as of `Observer.add`."""
         self.log.add(operation, asked_ns, start_ns, end_ns)
         self.profile.add(operation, asked_ns, start_ns, end_ns)
 
     def add_replay(
         self, trace: Trace, workers: Sequence[tuple[Sequence[Operation], Array]]
     ) -> None:
-        """Give both one replay."""
+        """Pass on one replay."""
         self.log.add_replay(trace, workers)
         self.profile.add_replay(trace, workers)
 
 
 class LoggedSink:
-    """The sink of an analysis whose operations are logged."""
+    """A sink that logs the operations of an analysis before it passes them to another sink."""
 
     def __init__(self, sink: Sink, log: Part) -> None:
         self.mine: Sequence[bool] | None = sink.mine

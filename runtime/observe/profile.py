@@ -61,7 +61,7 @@ class Event:
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
+        """The duration in nanoseconds."""
         return self.end_ns - self.start_ns
 
 

@@ -1,4 +1,4 @@
-"""What a profile says: utilisation, operators, the critical path, bytes over links.
+"""Summaries of profiles: utilisation, time by operator, the critical path, bytes over links.
 
 The critical path is the one the run followed: from what ended last back to what it waited for last
 (a dependence, the operation before it on its processor, or the step before), to the beginning. What
@@ -22,7 +22,7 @@ _WAITS = (WAIT, "sent", "recv")  # the last two wait for the end of a message
 
 @dataclass(frozen=True)
 class RowUse:
-    """How one row spent the wall time: busy, waiting for others, or with nothing to do; ns."""
+    """How one row of a timeline spent the wall time: busy, waiting for others, or idle; in ns."""
 
     rank: int
     name: str
@@ -45,13 +45,13 @@ class Work:
 
     @property
     def mean_ns(self) -> float:
-        """What one took."""
+        """The mean duration of one operation."""
         return self.total_ns / self.count
 
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What went from one memory to another. busy_ns: durations, summed."""
+    """Copies and messages from one memory to another. busy_ns: the sum of their durations."""
 
     source: str
     target: str
@@ -61,13 +61,13 @@ class LinkUse:
 
     @property
     def bytes_per_s(self) -> float:
-        """Its rate while it was busy."""
+        """The mean bandwidth while busy, in bytes/s; 0 if it never was."""
         return self.nbytes / self.busy_ns * 1e9 if self.busy_ns else 0.0
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the critical path: operations of one kind, or waiting."""
+    """The operations of one kind on the critical path, or all waiting on it, with their share."""
 
     category: str
     name: str
@@ -78,7 +78,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a profile says; times in ns. `steps` are replays (or stretches between them)."""
+    """The summary of a profile; times in ns.
+
+    Attributes:
+        steps: replays, and untraced stretches between them.
+        bound_ns: the longest chain of dependences, a lower bound for any number of processors.
+        rows, work, path, links: by row, by kind of operation, along the critical path, by link.
+        chain: the events of the critical path, in order.
+    """
 
     name: str
     ranks: int
@@ -232,7 +239,7 @@ def _links(events: Sequence[Event]) -> tuple[LinkUse, ...]:
 
 
 def critical_path(events: Sequence[Event]) -> list[Event]:
-    """The chain of events that the run's end waited for, in order."""
+    """The events of the critical path, in order; see the module."""
     if not events:
         return []
     by_number = {event.number: event for event in events if event.number >= 0}

@@ -76,12 +76,12 @@ class _Match:
 
     @property
     def done(self) -> int:
-        """The launches in whole repetitions."""
+        """The number of launches in whole repetitions so far."""
         return self.times * len(self.sequence.tokens)
 
     @property
     def possible(self) -> int:
-        """The launches it may come to have."""
+        """The largest number of launches that the match can grow to."""
         return self.sequence.most * len(self.sequence.tokens)
 
 

@@ -121,7 +121,11 @@ class Private:
 
 @dataclass(eq=False)
 class Lane:
-    """What runs as one task: operations in order, and the lane's box of each argument."""
+    """The operations that one Legate task runs, in order.
+
+    boxes: for each argument of the bundle the box that the task gets, or None. private: regions
+    that no other task reads, kept in buffers of this one.
+    """
 
     processor: int
     work: list[tuple[Operation, tuple[Slot, ...]]]
@@ -129,7 +133,7 @@ class Lane:
     private: dict[Region, Private] = field(default_factory=dict)
 
     def operations(self) -> list[Operation]:
-        """What runs, in order."""
+        """The operations, in the order in which they run."""
         return [operation for operation, _ in self.work]
 
     @cached_property
@@ -159,7 +163,7 @@ class Argument:
 
 @dataclass(eq=False)
 class Bundle:
-    """Lanes that depend on no other, and their region arguments.
+    """Lanes that are independent of each other, launched together, and their region arguments.
 
     grid: of lanes that are the points of a launch. apart: an argument's region is another's too,
     and one writes.

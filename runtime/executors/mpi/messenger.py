@@ -100,11 +100,11 @@ class Messenger:
         return self._rank
 
     def tag(self, message: Message) -> int:
-        """The tag of a message."""
+        """The MPI tag of a message, within the largest tag that MPI allows."""
         return message.number % self._largest_tag
 
     def post(self, operation: Operation) -> None:
-        """Start the message of an operation that is ready."""
+        """Hand a send or receive whose dependences are met to the thread, which starts it."""
         self._inbox.put(operation)
 
     def announce(self, error: BaseException) -> None:
@@ -121,7 +121,7 @@ class Messenger:
                 self._sent.append((request, data))
 
     def close(self, wait: bool) -> None:
-        """Stop the thread, after the messages under way when `wait`."""
+        """Stop the thread. wait: until the messages under way have ended."""
         self._wait_at_end = wait
         self._inbox.put(None)
         self._thread.join()

@@ -40,7 +40,7 @@ _END_S = 2.0  # how long one may take to end by itself
 
 
 class WorkerProcess:
-    """One process, started on first use; used by one thread at a time."""
+    """A worker process that runs tasks' bodies, started on first use; for one thread at a time."""
 
     def __init__(self, name: str, threads: int, segments: Segments) -> None:
         self.name = name

@@ -57,7 +57,10 @@ def check(*logs: Records) -> Report:
 
 
 class Judge:
-    """The check of one log, or of the part of one task that launches tasks."""
+    """Checks one log, or the part of it that one task with subtasks made, and fills a report.
+
+    Operations are checked in segments: what ran untraced between two waits, or one replay.
+    """
 
     def __init__(self, records: Records, report: Report) -> None:
         self.records = records
@@ -74,7 +77,7 @@ class Judge:
         self._instances: dict[int, int] = {}
 
     def run(self) -> None:
-        """Judge all of it."""
+        """Check all segments, and at the end that every region's contents are in some instance."""
         for item in self.records.items:
             self._take(item)
         self._flush()

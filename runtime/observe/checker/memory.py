@@ -1,4 +1,4 @@
-"""What the bytes of instances hold, followed through everything that ran."""
+"""Symbolic contents of instances, as the operations of a log leave them one after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from soapstone.runtime.observe.checker.versions import Versions
 
 
 class Memory:
-    """The contents of every storage, by cell; writing one spoils those that share its bytes."""
+    """The contents of each storage, one for each cell of its grid.
+
+    A write to one storage marks the cells of others that share its bytes as overwritten.
+    """
 
     def __init__(self, records: Records, grids: dict[int, Grid], versions: Versions) -> None:
         self._records = records
@@ -28,7 +31,7 @@ class Memory:
         self._whole: set[int] = set()  # storages that hold anything that was not overwritten
 
     def held(self, number: int) -> Array:
-        """The contents of a storage's cells."""
+        """The contents of a storage, by its number: int64, one for each cell."""
         cells = self._held.get(number)
         if cells is None:
             storage = self._records.storages[number]
@@ -48,13 +51,13 @@ class Memory:
         return cells
 
     def read(self, number: int, box: Box) -> Array:
-        """What a box of a storage holds; a view."""
+        """The contents of the cells in a box of a storage, as a view."""
         storage = self._records.storages[number]
         view: Array = self.held(number)[self._grids[storage.region].slices(box, storage.box)]
         return view
 
     def write(self, number: int, box: Box, contents: Array | int, who: str) -> None:
-        """Replace what a box of a storage holds. who: writes it."""
+        """Replace the contents of a box. who: the writer, for messages about what it overwrote."""
         self.read(number, box)[...] = contents
         self._whole.add(number)
         self._spoil(self._records.storages[number], box, who)

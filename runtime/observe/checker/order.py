@@ -1,10 +1,11 @@
-"""Which operations must be ordered, by brute force, and whether dependences and the clock say so.
+"""Conflicts between operations, found by brute force, and what recorded dependences imply.
 
-Two operations conflict when they touch the same bytes and one of them writes: the same box of one
-instance, or of two instances that share memory. And whoever reads follows whoever wrote what it
-reads, through whatever copies. A conflict must follow from the recorded dependences (with the order
-of a worker's own operations in a trace, and of what had ended before something was issued), not
-from luck; and the run must have kept to it.
+Two operations conflict when they touch the same bytes and one of them writes: overlapping boxes of
+one instance, or of two instances that share memory. Also, a reader must follow the writer of what
+it reads, through whatever copies. The order of a conflicting pair must be implied by what the
+runtime enforces, and not only be the order that this run happened to have. What it enforces is the
+recorded dependences, the order of a worker's own operations in a trace, and that whatever had ended
+before an operation was issued comes before it. `check.py` also compares with the times of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BLOCK = 1 << 11
 
 @dataclass(frozen=True)
 class Access:
-    """One operation, by its place, that uses a box of a storage."""
+    """The use of a box of a storage by one operation. place: of the operation in its segment."""
 
     place: int
     storage: int
@@ -140,7 +141,7 @@ def same_bytes(one: Storage, first: Box, two: Storage, second: Box) -> bool:
 
 
 def addresses(storage: Storage, box: Box) -> Array:
-    """Where the elements of a box begin, in order. Returns int64."""
+    """The addresses of a box's elements, ascending: int64 (elements,)."""
     found = np.array([storage.address], dtype=np.int64)
     for a, b, base, stride in zip(*box, storage.box[0], storage.strides):
         steps = (np.arange(a, b, dtype=np.int64) - base) * stride
@@ -157,11 +158,11 @@ def ancestors(
     in_turn: bool,
     ends: Sequence[int] | None = None,
 ) -> list[int]:
-    """For each operation, by its place, the set of those that come before it, as bits.
+    """For each operation, by its place, the set of its ancestors: an integer with a bit for each.
 
-    order: places such that dependences point forward. in_turn: each processor runs its operations
-    in that order. ends: when operations ended; those of a rank that had before another was issued
-    there are before it, and so is whatever they followed in other ranks.
+    operations: a segment's. order: their places, topologically sorted. in_turn: whether each
+    processor runs its operations in that order. ends: the times at which operations ended; those
+    that a rank had ended before it issued another are ancestors of this one, as are their own.
     """
     place = {operation.id: number for number, operation in enumerate(operations)}
     found = [0] * len(operations)
@@ -194,13 +195,13 @@ def ancestors(
 
 
 def bit_rows(sets: Sequence[int]) -> Array:
-    """Sets of places as rows of bits. Returns uint8 (sets, bytes)."""
+    """Sets, given as integers, as rows of bits: uint8 (sets, bytes), the lowest bit first."""
     width = (len(sets) + 7) // 8
     rows = b"".join(each.to_bytes(width, "little") for each in sets)
     return np.frombuffer(rows, dtype=np.uint8).reshape(len(sets), width)
 
 
 def holds(rows: Array, owner: Array, member: Array) -> Array:
-    """Whether the sets of some places hold others. Returns bool (pairs,)."""
+    """Whether `member[i]` is in the set in row `owner[i]` of `bit_rows`: bool (pairs,)."""
     found: Array = (rows[owner, member >> 3] >> (member & 7).astype(np.uint8) & 1).astype(bool)
     return found

@@ -45,17 +45,17 @@ class Report:
 
     @property
     def accepted(self) -> bool:
-        """Whether nothing was wrong."""
+        """Whether no violation was found."""
         return not self.wrong
 
     def add(self, kind: str, text: str) -> None:
-        """Count a violation."""
+        """Record a violation; the texts of the first `KEPT` are kept, all are counted."""
         self.wrong += 1
         if len(self.violations) < KEPT:
             self.violations.append(Violation(kind, text))
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as JSON can say them."""
+        """The counts and violations as JSON-ready data."""
         return {"accepted": self.accepted, **asdict(self)}
 
     def __str__(self) -> str:
