@@ -217,6 +217,16 @@ def test_one_request_runs_while_another_does(tmp_path: Path) -> None:
             assert timeline.events
 
 
+def test_run_async_waits_for_no_run() -> None:
+    with branches() as model:
+        model.set_weights(trained(model))
+        with InferenceSession(model, threads=1) as session:
+            with session.serial.lock:  # as if a run were under way
+                future = session.run_async(images(1))
+                assert not future.done()
+            assert future.result()
+
+
 def test_divisions_share_out_all_cores() -> None:
     assert divisions(1) == [(1, 1, 1)]
     assert sorted(divisions(2)) == [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
