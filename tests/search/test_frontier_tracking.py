@@ -116,6 +116,22 @@ def test_halves_of_a_problem_leave_out_nothing(seed: int, monkeypatch: pytest.Mo
             assert (points <= np.array(point) * (1 + result.error) + 1e-6).all(1).any()
 
 
+@pytest.mark.parametrize("shape", ["residual", "branches", "parallel"])
+def test_halves_have_bounds_of_each_total_alone_first(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pruning goes by them; halves whose bounds were in another order left out whole points."""
+    monkeypatch.setattr(tracking, "STEPS", 5)
+    monkeypatch.setattr(tracking, "WEIGHTS", (1,))
+    for seed, eps in itertools.product(range(3), (0.02, 0.1)):
+        problem = small(seed, SHAPES[shape], infeasible=0.05, largest=40)
+        result = track(problem, eps=eps)
+        assert result.error <= eps
+        points = np.array(checked(problem, list(result))).reshape(-1, 2)
+        for point in brute(problem):
+            assert (points <= np.array(point) * (1 + result.error) + 1e-6).all(1).any()
+
+
 def test_nothing_is_feasible() -> None:
     never = np.full((2, 2, 1, 2), INFEASIBLE)
     free = np.zeros((2, 1, 2), np.int64)

@@ -210,7 +210,9 @@ class Tracker:
         if self.eps and node.weights.shape[1] == 2:  # near what is open: the rest is closed
             above, nearest = node.rooms(self.eps)
             few = nearest[above >= 0, :NEAREST].reshape(-1, 2)
-            weights = np.unique(np.concatenate([pruning.weights[:2], few]), axis=0)[::-1]
+            given = np.concatenate([pruning.weights[:2], few])
+            _, first = np.unique(given, axis=0, return_index=True)
+            weights = given[np.sort(first)]  # those of one total alone stay first
         live, halves = alive[op], []
         for half in (live & (costs > middle), live & (costs <= middle)):
             mine = [each.copy() for each in alive]
