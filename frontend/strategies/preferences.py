@@ -5,7 +5,7 @@ Cai et al., TensorOpt, section 4.1: the options of `find_strategy`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.deadline import Deadline
+from soapstone.frontend.arguments import count, number
 from soapstone.frontend.model import Model
 from soapstone.frontend.strategies.finding import graph_of, machine_of, measure_tasks
 from soapstone.ir.graph import Graph
@@ -68,10 +69,10 @@ class Preferred:
             return point
         if self.option is Option.PROFILING:
             raise ParallelError("profiling compares numbers of devices; mini-time chooses")
-        count, frontier = list(self.frontiers.items())[-1]
-        least = frontier.least
+        many, frontier = list(self.frontiers.items())[-1]
+        least, known = frontier.least, " known at the interrupt" * frontier.interrupted
         raise ParallelError(
-            f"no strategy fits on {count} devices: the one that needs least holds"
+            f"no strategy{known} fits on {many} devices: the one that needs least holds"
             f" {least.simulated_bytes:,} bytes on a device in a step of {least.simulated_us:,.0f}"
             f" us, {least.missing_bytes:,} bytes are missing, all devices together"
         )
@@ -105,22 +106,22 @@ class Preferred:
         """Return everything as JSON data."""
         found: dict[str, Any] = {"option": str(self.option), "devices": self.devices}
         found["fastest"] = [
-            {"devices": count, "point": None if point is None else point.as_dict()}
-            for count, point in self.fastest.items()
+            {"devices": many, "point": None if point is None else point.as_dict()}
+            for many, point in self.fastest.items()
         ]
         last = self.devices or max(self.frontiers)
         return found | self.frontiers[last].as_dict()
 
     def __str__(self) -> str:
         rows = []
-        for count, frontier in self.frontiers.items():
-            point, data = self.fastest[count], frontier.baselines["data"]
+        for many, frontier in self.frontiers.items():
+            point, data = self.fastest[many], frontier.baselines["data"]
             says = f"nothing fits; at least {frontier.least.simulated_bytes / 1e9:,.2f} GB needed"
             if point is not None:
                 says = f"{point.simulated_us / 1e3:,.2f} ms, {point.simulated_bytes / 1e9:,.2f} GB"
             fits = " (does not fit)" if data.missing_bytes else ""
             rows.append(
-                f"{count:>4} devices: {says}; data parallelism {data.simulated_us / 1e3:,.2f} ms,"
+                f"{many:>4} devices: {says}; data parallelism {data.simulated_us / 1e3:,.2f} ms,"
                 f" {data.simulated_bytes / 1e9:,.2f} GB{fits}"
             )
         chosen = self.devices or max(self.frontiers)
@@ -163,8 +164,8 @@ def find_strategy(
         progress: called with the stage, how much of it is done, and its total.
 
     On this computer the graph's tasks are measured first, which takes minutes once. Ctrl-C ends the
-    measuring, or a frontier with the points known by then; a profile then has the numbers of
-    devices that were finished.
+    measuring, or a frontier with the points known by then; further numbers of devices are not
+    tried.
 
     Raises:
         ParallelError: an argument is out of range, or the graph has nothing to split.
@@ -175,9 +176,10 @@ def find_strategy(
     except ValueError:
         known = ", ".join(Option)
         raise ParallelError(f"option {str(option)!r} found, one of {known} needed") from None
-    if memory is not None and memory < 1:
-        raise ParallelError(f"memory of {memory} bytes found, at least 1 needed")
-    saving = savings(saving)
+    if memory is not None:
+        memory = count(f"memory of {memory} bytes", memory, 1, ParallelError)
+    eps, saving = number("eps", eps, ParallelError), savings(saving)
+    devices = _devices(devices)
     if isinstance(model, str | Path):
         graph = graph_of(model, batch_size)
     else:
@@ -188,11 +190,11 @@ def find_strategy(
     fastest: dict[int, FrontierPoint | None] = {}
     chosen, measuring = None, Deadline()
     for each in _machines(machine, option, devices):
-        count = len(each.processors)
+        many = len(each.processors)
         each = each if memory is None else each.limited(memory)
         measure_tasks(graph, each, progress, measuring)
         try:
-            frontiers[count] = cost_frontier(
+            frontiers[many] = cost_frontier(
                 graph,
                 each,
                 eps=eps,
@@ -200,17 +202,32 @@ def find_strategy(
                 paths=paths,
                 replicate=replicate,
                 network=network,
-                progress=_joins(count, progress),
+                progress=_joins(many, progress),
             )
         except KeyboardInterrupt:
             if not frontiers:
                 raise
             break
-        fastest[count] = frontiers[count].fastest()
-        if fastest[count] is not None and option is not Option.PROFILING:
-            chosen = count
+        fastest[many] = frontiers[many].fastest()
+        if fastest[many] is not None and option is not Option.PROFILING:
+            chosen = many
+        if chosen is not None or frontiers[many].interrupted:
             break
     return Preferred(option, frontiers, fastest, chosen)
+
+
+def _devices(devices: Any) -> int | list[int] | None:
+    """Return a number of devices, or several, each of 1 or more.
+
+    Raises:
+        ParallelError: other values, or none.
+    """
+    if devices is None or isinstance(devices, str) or not isinstance(devices, Iterable):
+        return None if devices is None else count("devices", devices, 1, ParallelError)
+    found = [count("devices", each, 1, ParallelError) for each in devices]
+    if not found:
+        raise ParallelError("devices: none found, 1 or more numbers needed")
+    return found
 
 
 def _joins(devices: int, progress: Progress | None) -> Callable[[int, int, int], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -391,8 +392,35 @@ def test_options_choose_by_memory_and_devices() -> None:
     assert least.point.simulated_bytes == needed[1]
 
 
+@pytest.mark.parametrize("option", ["profiling", "mini-parallelism"])
+def test_an_interrupt_ends_a_frontier_and_tries_no_further_devices(option: str) -> None:
+    def stop(stage: str, done: int, of: int | None) -> None:
+        if stage == "frontier of 2 devices":
+            raise KeyboardInterrupt
+
+    graph = graph_of("rnnlm", 16, sizes=SIZES)
+    found = find_strategy(graph, "v100", option, memory=1000, devices=4, progress=stop)
+    assert [*found.frontiers] == [1, 2]
+    assert [each.interrupted for each in found.frontiers.values()] == [False, True]
+    assert found.frontiers[2].points and not found.frontiers[2].exact
+    wrong = "profiling compares" if option == "profiling" else "no strategy known at the interrupt"
+    with pytest.raises(ParallelError, match=wrong):
+        found.point  # noqa: B018
+
+
+@pytest.mark.parametrize("option", ["mini-time", "mini-parallelism", "profiling"])
+@pytest.mark.parametrize("devices", [0, -1, True, 2.5, "2", [], [0], [1.5], ["2"]], ids=str)
+def test_devices_are_numbers(option: str, devices: Any) -> None:
+    with pytest.raises(ParallelError, match=r"devices: .* found, .* needed"):
+        find_strategy(graph_of("mlp", 32), "v100", option, devices=devices)
+
+
 def test_wrong_options_say_what_is_needed() -> None:
     graph = graph_of("mlp", 32)
+    assert find_strategy(graph, "v100", devices=np.int64(2), memory=np.int64(10**9)).devices == 2  # type: ignore[arg-type]
+    for name in ("eps", "memory"):
+        with pytest.raises(ParallelError, match=f"{name}.*: '1' found, .* needed"):
+            find_strategy(graph, "v100", **{name: "1"})  # type: ignore[arg-type]
     with pytest.raises(ParallelError, match=r"saving .*'zip'.* recompute, offload, copies needed"):
         find_strategy(graph, "v100", saving=["zip"])
     with pytest.raises(ParallelError, match="offload: machine 'p100-2' has no memory larger"):

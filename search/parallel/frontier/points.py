@@ -137,6 +137,7 @@ class CostFrontier:
         configurations: how many configurations all operators have together.
         tables_s: seconds that the costs of operators and edges took to compute.
         seconds: seconds that the frontier itself took.
+        interrupted: whether Ctrl-C ended it, with the points known by then.
     """
 
     points: tuple[FrontierPoint, ...]
@@ -149,6 +150,7 @@ class CostFrontier:
     operators: int
     tables_s: float
     seconds: float
+    interrupted: bool = False
 
     @property
     def turning_point(self) -> FrontierPoint:
@@ -283,6 +285,7 @@ def cost_frontier(
         operators=len(costs.own),
         tables_s=made - began,
         seconds=ended - made,
+        interrupted=result.interrupted,
     )
 
 

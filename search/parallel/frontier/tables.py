@@ -130,6 +130,7 @@ class Result:
             every coordinate; infinite where a heuristic elimination decided what may be on it.
         eliminations: how many of each kind: node, edge, branch, heuristic, linear.
         seconds: wall-clock time. work: what took it, by its name: counts and seconds.
+        interrupted: whether Ctrl-C ended the search.
     """
 
     costs: Array
@@ -141,6 +142,7 @@ class Result:
     eliminations: dict[str, int]
     seconds: float = 0.0
     work: dict[str, float] = field(default_factory=dict)
+    interrupted: bool = False
 
     def __len__(self) -> int:
         return len(self.costs)

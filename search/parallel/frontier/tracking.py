@@ -91,9 +91,11 @@ def track(
     threads = threads or os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
         tracker = Tracker(problem, method, eps, pool if threads > 1 else None, progress)
+        interrupted = False
         try:
             known = tracker.pruned() if prune else tracker.plain()
         except KeyboardInterrupt:
+            interrupted = True
             known, tracker.error = tracker.pruning.known, math.inf
             if not len(known.costs):
                 raise
@@ -108,6 +110,7 @@ def track(
         eliminations={kind: int(tracker.counts.get(kind, 0)) for kind in kinds},
         seconds=time.perf_counter() - begin,
         work={kind: n for kind, n in tracker.counts.items() if kind not in kinds},
+        interrupted=interrupted,
     )
 
 
