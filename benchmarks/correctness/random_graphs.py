@@ -1,6 +1,10 @@
 """Random graphs of all operators: however one runs, its outputs are those of the NumPy run.
 
     python benchmarks/correctness/random_graphs.py --count 1000 --optimize-every 50
+    python benchmarks/correctness/random_graphs.py --count 1000 --training
+
+With --training they are training steps of random models (tests/helpers/random_training.py), trained
+by strategies, in little memory, in parts, left and taken up, and so on, against the NumPy run too.
 
 Graphs (tests/helpers/random_graphs.py) follow from their seeds. They run in a process of their own,
 so that one that ends it, or says nothing for three minutes, is reported with its seed; a fresh
@@ -27,10 +31,28 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from harness import write
 from helpers.graph_runs import failure, shrink, ways_of
 from helpers.random_graphs import Sample, draw
+from helpers.random_training import draw as draw_training
+from helpers.training_ways import failure as training_failure
 from random_programs import end, lines, until_interrupted
 
 SHRINK_S = 60.0  # a graph is made smaller for so long
 CRASHES_TRIED = 60  # a process each: what ends its process is made smaller outside of it
+
+
+def attempt_training(seed: int) -> dict[str, Any]:
+    """Train one model in the ways of its seed; what failed, if anything did."""
+    begin = time.perf_counter()
+    row: dict[str, Any] = {"seed": seed, "failed": "", "operators": [], "type": "float32"}
+    try:
+        case = draw_training(seed)
+        with case.compiled() as model:
+            row["operators"] = [node.operator for node in model.training_graph.nodes]
+        row["failed"] = training_failure(case)
+        row["smallest"] = str(case)
+    except Exception as error:
+        row["failed"] = f"drawing: {type(error).__name__}: {error}"
+    row["seconds"] = time.perf_counter() - begin
+    return row
 
 
 def attempt(seed: int, every: int) -> dict[str, Any]:
@@ -93,18 +115,20 @@ def smallest_crash(seed: int, every: int) -> str:
     return str(shrink(draw(seed), crashes))
 
 
-def serve(seeds: Sequence[int], every: int) -> None:
+def serve(seeds: Sequence[int], every: int, training: bool) -> None:
     """Run graphs and print a row for each."""
     for seed in seeds:
-        print(json.dumps(attempt(seed, every)), flush=True)
+        row = attempt_training(seed) if training else attempt(seed, every)
+        print(json.dumps(row), flush=True)
 
 
-def rows(first: int, count: int, every: int) -> Iterator[dict[str, Any]]:
+def rows(first: int, count: int, every: int, training: bool) -> Iterator[dict[str, Any]]:
     """The rows of all graphs; after one that ends its process or hangs, a fresh one goes on."""
     seed, last = first, first + count
     while seed < last:
         command = [sys.executable, __file__, "--serve", "--seed", str(seed)]
         command += ["--count", str(last - seed), "--optimize-every", str(every)]
+        command += ["--training"] * training
         with subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -121,7 +145,7 @@ def rows(first: int, count: int, every: int) -> Iterator[dict[str, Any]]:
             finally:
                 end(process)
         if seed < last:
-            found = smallest_crash(seed, every)
+            found = str(draw_training(seed)) if training else smallest_crash(seed, every)
             yield {"seed": seed, "failed": how, "smallest": found, "operators": []}
             seed += 1
 
@@ -134,6 +158,7 @@ def main() -> None:
     parser.add_argument(
         "--optimize-every", type=int, default=0, metavar="K", help="optimise every K-th graph too"
     )
+    parser.add_argument("--training", action="store_true", help="training of random models")
     parser.add_argument("--checked", action="store_true", help="native entries on fenced copies")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -141,12 +166,12 @@ def main() -> None:
     if given.checked:
         os.environ["SOAPSTONE_CHECKED"] = "1"
     if given.serve:
-        serve(range(given.seed, given.seed + given.count), every)
+        serve(range(given.seed, given.seed + given.count), every, given.training)
         return
     totals: Counter[str] = Counter()
     operators: Counter[str] = Counter()
     types: Counter[str] = Counter()
-    for row in until_interrupted(rows(given.seed, given.count, every)):
+    for row in until_interrupted(rows(given.seed, given.count, every, given.training)):
         totals["graphs"] += 1
         totals["failed"] += bool(row["failed"])
         totals["optimized"] += row.get("optimized", 0)
@@ -167,10 +192,12 @@ def main() -> None:
         "seconds": totals["seconds"],
     }
     options = f"--count {totals['graphs']} --seed {given.seed} --optimize-every {every}"
-    options += " --checked" * given.checked
+    options += " --training" * given.training + " --checked" * given.checked
     write(
-        "random_graphs",
-        "Random graphs of all operators, every way of running them against the NumPy run",
+        "random_training" if given.training else "random_graphs",
+        "Random models, every way of training them against the NumPy run"
+        if given.training
+        else "Random graphs of all operators, every way of running them against the NumPy run",
         f"python benchmarks/correctness/random_graphs.py {options}",
         list(table),
         [table],
