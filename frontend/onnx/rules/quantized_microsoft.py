@@ -131,7 +131,7 @@ def _product(
 @rule("MatMulIntegerToFloat", domain=DOMAIN)
 def matmul_integer_to_float(n: Call) -> Value:
     a, b, bias = n.value(0), n.value(1), n.maybe(6)
-    return _real(n, (a, b, n.maybe(4), n.maybe(5)), (n.value(2), n.value(3)), bias)
+    return real_product(n, (a, b, n.maybe(4), n.maybe(5)), (n.value(2), n.value(3)), bias)
 
 
 @rule("DynamicQuantizeMatMul", domain=DOMAIN)
@@ -139,15 +139,16 @@ def dynamic_quantize_matmul(n: Call) -> Value:
     x, b = n.value(0), n.value(1)
     scale, whole = n.all("byte_scale", x)
     a = quantized(n, x, scale, whole, "uint8")
-    return _real(n, (a, b, whole, n.maybe(3)), (scale, n.value(2)), n.maybe(4))
+    return real_product(n, (a, b, whole, n.maybe(3)), (scale, n.value(2)), n.maybe(4))
 
 
-def _real(
+def real_product(
     n: Call,
     operands: tuple[Value, Value, Value | None, Value | None],
     scales: tuple[Value, Value],
     bias: Value | None,
 ) -> Value:
+    """Return a product of bytes (x, w, their zeros) times their scales, plus a bias, as numbers."""
     channels = operands[1].shape[-1]
     scale = scale_vector(n, scales, channels)
     if scale is None:

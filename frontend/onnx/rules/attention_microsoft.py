@@ -1,0 +1,184 @@
+"""Attention and embeddings of com.microsoft, which ONNX Runtime's tool for transformers writes.
+
+`Attention` projects to queries, keys and values itself, `QAttention` by a product of bytes;
+`MultiHeadAttention` is given them. The numbers are those of ONNX Runtime on a processor: what a
+mask hides is not removed, but has the attribute `mask_filter_value` added.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from soapstone.frontend.onnx.call import Call
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.rules.quantized_microsoft import DOMAIN, real_product
+from soapstone.frontend.onnx.values import Value, rule
+
+
+@rule("Attention", domain=DOMAIN)
+def attention(n: Call) -> list[Value]:
+    _refuse(n, 6)
+    x, w = n.value(0), n.value(1)
+    qkv = n("linear", x, w, *([n.value(2)] if n.has(2) else []), bias=n.has(2))
+    sizes = n.attribute("qkv_hidden_sizes") or (w.shape[1] // 3,) * 3
+    return _of_one_product(n, qkv, sizes, n.maybe(3), n.maybe(4), n.maybe(5))
+
+
+@rule("QAttention", domain=DOMAIN)
+def qattention(n: Call) -> list[Value]:
+    _refuse(n)
+    operands = n.value(0), n.value(1), n.maybe(6), n.maybe(7)
+    qkv = real_product(n, operands, (n.value(3), n.value(4)), n.value(2))
+    return _of_one_product(n, qkv, (qkv.shape[2] // 3,) * 3, n.maybe(5), n.maybe(8), None)
+
+
+@rule("MultiHeadAttention", domain=DOMAIN)
+def multi_head_attention(n: Call) -> list[Value]:
+    _refuse(n, 8, 9)
+    if n.wants(3):
+        raise UnsupportedError("output 3 (qk) is not supported")
+    q, heads = n.value(0), _heads(n)
+    if q.rank != 3 or not n.has(1) or not n.has(2):
+        raise UnsupportedError(f"queries {q.spec} packed with keys or values are not supported")
+    k, v = n.value(1), n.value(2)
+    given = [q, k, v]
+    if n.has(3):  # keys and values by head come from a cache, with theirs added
+        ends = list(itertools.accumulate((q.shape[2], q.shape[2]), initial=0))
+        bias = n.value(3)
+        cuts = itertools.pairwise([*ends, bias.shape[0]])
+        parts = [n.part(bias, 0, a, b) for a, b in cuts]
+        given = [n("add", x, part) if x.rank == 3 else x for x, part in zip(given, parts)]
+    apart = [_apart(n, x, heads) if x.rank == 3 else n.transpose(x, (0, 2, 1, 3)) for x in given]
+    past = (n.value(6), n.value(7)) if n.has(6) and n.has(7) else None
+    y, *held = _attended(n, apart, n.maybe(4), past, n.maybe(5))
+    return [y, *(n.transpose(each, (0, 2, 1, 3)) for each in held)]
+
+
+def _refuse(n: Call, *inputs: int) -> None:
+    for name in ("do_rotary", "past_present_share_buffer"):
+        if n.attribute(name, 0):
+            raise UnsupportedError(f"attribute {name!r} is not supported")
+    for position in inputs:
+        if n.has(position):
+            raise UnsupportedError(f"input {position} is not supported")
+
+
+def _heads(n: Call) -> int:
+    heads = n.attribute("num_heads", 0)
+    if heads < 1:
+        raise OnnxError(f"attribute 'num_heads' is {heads}; 1 or more needed")
+    return int(heads)
+
+
+def _apart(n: Call, x: Value, heads: int) -> Value:
+    """Return x (b, t, heads * d) as (b, t, heads, d)."""
+    if x.shape[2] % heads:
+        raise OnnxError(f"{x.spec} found; elements that divide into {heads} heads needed")
+    return n.reshape(x, (*x.shape[:2], heads, x.shape[2] // heads))
+
+
+def _of_one_product(
+    n: Call,
+    qkv: Value,
+    sizes: Sequence[int],
+    mask: Value | None,
+    past: Value | None,
+    bias: Value | None,
+) -> list[Value]:
+    """Return attention of queries, keys and values that are parts of one product, and a cache.
+
+    past: keys and values (2, b, heads, t, d) of earlier tokens.
+    """
+    if len(sizes) != 3 or sum(sizes) != qkv.shape[2]:
+        raise OnnxError(f"parts of {tuple(sizes)} found in {qkv.spec}; three needed")
+    cuts = itertools.pairwise(itertools.accumulate(sizes, initial=0))
+    parts = [_apart(n, n.part(qkv, 2, a, b), _heads(n)) for a, b in cuts]
+    old = None if past is None else (n.row(past, 0, 0), n.row(past, 0, 1))
+    y, *held = _attended(n, parts, mask, old, bias)
+    if not n.wants(1):
+        return [y]
+    each = [n.transpose(part, (0, 2, 1, 3)) for part in held]
+    both = [n.reshape(part, (1, *part.shape)) for part in each]
+    return [y, n("concat", *both, axis=0)]
+
+
+def _attended(
+    n: Call,
+    parts: Sequence[Value],
+    mask: Value | None,
+    past: tuple[Value, Value] | None,
+    bias: Value | None,
+) -> tuple[Value, Value, Value]:
+    """Return attention (b, t, heads * d), and all keys and values (b, rows, heads, d).
+
+    parts: queries, keys and values (b, t, heads, d); mask: which keys count, or how many;
+    past: keys and values (b, heads, rows, d) of earlier tokens; bias: what scores have added.
+    """
+    q, k, v = parts
+    before = 0
+    if past is not None:
+        before = past[0].shape[2]
+        k, v = (
+            n("concat", n.transpose(old, (0, 2, 1, 3)), new, axis=1)
+            for old, new in zip(past, (k, v))
+        )
+    count, rows = q.shape[1], k.shape[1]
+    added = [] if bias is None else [bias]
+    if mask is not None:
+        added.append(
+            n.once(_hidden, mask, q.shape[0], rows, n.attribute("mask_filter_value", -1e4))
+        )
+    if n.attribute("unidirectional", 0):
+        n.room(rows * count)
+        late = np.arange(rows) > np.arange(count)[:, None] + before
+        added.append(n.known(np.where(late, -np.inf, 0)[None, None].astype(q.dtype)))
+    total = added[:1]
+    for each in added[1:]:
+        total = [n("add", total[0], each)]
+    y = n("attention", q, k, v, *total, scale=n.attribute("scale", 0.0) or None)
+    return n.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3])), k, v
+
+
+def _hidden(n: Call, mask: Value, samples: int, rows: int, least: float) -> Value:
+    """Return what scores (b, heads, t, rows) have added: 0, or `least` where a key is hidden.
+
+    mask: 1 by key (b, rows) or by query and key (b, t, rows); else each sample's number of keys
+    (b), or where keys end and then where they start (2 * b).
+    """
+    if mask.rank == 1 and mask.shape[0] in (samples, 2 * samples):
+        places = n.known(np.arange(n.room(rows)).reshape(1, rows).astype(mask.dtype))
+        ends = n.reshape(n.part(mask, 0, 0, samples), (samples, 1))
+        shown = n("less", places, ends)
+        if mask.shape[0] != samples:
+            starts = n.reshape(n.part(mask, 0, samples, 2 * samples), (samples, 1))
+            shown = n("logical_and", shown, n("greater_equal", places, starts))
+    elif mask.rank in (2, 3) and (mask.shape[0], mask.shape[-1]) == (samples, rows):
+        shown = n("greater", mask, n.like(0, mask))
+    else:
+        raise UnsupportedError(f"a mask {mask.spec} of {samples} samples and {rows} keys")
+    zero = n.known(np.zeros((), np.float32))
+    made = n("where", shown, zero, n.like(least, zero))
+    return n.reshape(made, (samples, 1, made.shape[1] if made.rank == 3 else 1, rows))
+
+
+@rule("EmbedLayerNormalization", domain=DOMAIN)
+def embed_layer_normalization(n: Call) -> list[Any]:
+    ids, segments, places, mask = n.value(0), n.maybe(1), n.maybe(8), n.maybe(7)
+    samples, count = ids.shape
+    table, words = n.value(3), n("gather", n.value(2), ids, axis=0)
+    rows = n.part(table, 0, 0, count) if places is None else n("gather", table, places, axis=0)
+    total = n("add", words, rows)
+    if segments is not None:
+        total = n("add", total, n("gather", n.value(4), segments, axis=0))
+    y = n(
+        "layer_norm", total, n.value(5), n.value(6), axis=-1, epsilon=n.attribute("epsilon", 1e-12)
+    )
+    if mask is None:
+        lengths = n.known(np.zeros(n.room(samples), np.int32))
+    else:
+        lengths = n.cast(n("reduce_sum", n.cast(mask, "int64"), axes=(1,), keepdims=False), "int32")
+    return [y, lengths, total]
