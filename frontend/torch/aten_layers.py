@@ -42,28 +42,18 @@ def attention(
     attn_mask: Value | None = None,
     scale: float | None = None,
 ) -> Any:
-    """Emit scaled dot-product attention in inference: softmax(q kᵀ scale + mask) v."""
+    """Emit scaled dot-product attention in inference: softmax(q kᵀ scale + mask) v.
+
+    Operands are (b, heads, t, d). Heads of queries beside each other may share one of keys.
+    """
     needs(dropout_p == 0 and e.used <= {0}, "no dropout, and nothing but the result looked at")
-    needs(q.shape[:-2] == k.shape[:-2] == v.shape[:-2], "equal dims before the last two")
-    mask = []
-    if attn_mask is not None:
-        needs(attn_mask.dtype == q.dtype, "a mask that is added")
-        mask = [e("broadcast", attn_mask, shape=(*q.shape[:-1], k.shape[-2]))]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    made = e("matmul", e("affine", q, scale=scale), k, transpose_b=True)
-    if is_causal:
-        needs(not mask, "a mask or a causal one")
-        later = np.triu(np.full((q.shape[-2], k.shape[-2]), -np.inf), 1)
-        mask = [e.known(later, q.dtype)]
-    for each in mask:
-        made = e("add", made, each)
-    made = e("matmul", e("softmax", made, axis=made.rank - 1), v)
-    if attn_mask is None:
-        return made, None
-    # PyTorch has 0 for a query whose keys are all hidden, where a softmax has NaN.
-    most = e("reduce_max", attn_mask, axes=(attn_mask.rank - 1,), keepdims=True)
-    sees = e("broadcast", e("greater", most, e.known(-np.inf, q.dtype)), shape=made.shape)
-    return e("where", sees, made, e("broadcast", e.known(0, q.dtype), shape=made.shape)), None
+    needs(q.rank == 4, "samples of several heads")
+    needs(attn_mask is None or attn_mask.dtype == q.dtype, "a mask that is added")
+    turned = (0, 2, 1, 3)
+    operands = [e("transpose", each, permutation=turned) for each in (q, k, v)]
+    mask = [] if attn_mask is None else [attn_mask]
+    made = e("attention", *operands, *mask, scale=scale, causal=is_causal)
+    return e("transpose", made, permutation=turned), None
 
 
 def convolution(

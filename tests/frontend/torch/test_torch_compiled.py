@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -262,6 +263,13 @@ def test_queries_that_see_no_key_and_signs_of_nan() -> None:
     for mask in (seen, torch.where(seen, 0.5, -torch.inf)):
         report = compiled_as_eager(lambda q, k, v, m: attention(q, k, v, m), q, k, v, mask)
         assert not sum(report.graphs[0].left.values())
+    q = torch.randn(2, 6, 3, 4)
+    for told in ({"is_causal": True}, {"scale": 0.3, "attn_mask": torch.randn(3, 3)}):
+        grouped = partial(
+            attention, enable_gqa=True, **told
+        )  # two heads of keys for six of queries
+        report = compiled_as_eager(grouped, q, k, v)
+        assert not sum(report.graphs[0].left.values()), report
     compiled_as_eager(torch.sign, torch.tensor([torch.nan, -2, 0, torch.inf]))
 
 
