@@ -91,7 +91,7 @@ def from_json(found: object, what: str = "timeline") -> Profile:
     Raises: ProfileError naming the event and the field that are wrong.
     """
     whole = _object(found, what)
-    about = _object(whole.get("otherData"), f"{what}: field 'otherData'")
+    about = _object(whole.get("otherData", {}), f"{what}: field 'otherData'")
     if about.get("format") != FORMAT:
         raise ProfileError(
             f"{what}: format {about.get('format')!r} found, {FORMAT!r} needed: "

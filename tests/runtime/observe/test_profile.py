@@ -222,7 +222,7 @@ def _edited(change: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda f: f.pop("otherData"), "otherData"),
+        (lambda f: f.pop("otherData"), "format None found, 'soapstone timeline' needed"),
         (lambda f: f["otherData"].update(format="x"), "format 'x' found"),
         (lambda f: f["otherData"].update(version=9), "version 9 found, 1 needed"),
         (lambda f: f.update(traceEvents=3), "traceEvents"),
