@@ -15,7 +15,7 @@ def optimize(
         str, typer.Argument(help="An .onnx file, a graph file, or an app's name with --training.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write it here: .onnx or a graph file.")
+        Path | None, typer.Option("--output", "-o", help="Write it here: .onnx or a graph, .json.")
     ] = None,
     target: Annotated[str, typer.Option(help="soapstone or onnxruntime.")] = "soapstone",
     machine: Annotated[
@@ -71,7 +71,10 @@ def optimize(
     check_targets(output, report, save_chain, reads=(model, chain))
     if threads is not None:
         Machine.local(cpus=1, threads=threads)  # or says that there are too many
-    if training and output is not None and output.suffix.lower() == ".onnx":
+    suffix = ".json" if output is None else output.suffix.lower()
+    if suffix not in (".onnx", ".json"):
+        raise ValueError(f"file {str(output)!r}: suffix {suffix!r} found, .onnx or .json needed")
+    if training and suffix == ".onnx":
         raise ValueError(f"file {str(output)!r}: a training graph found, which ONNX has none of")
     taken, held = with_constants(model, batch_size) if training else (model, {})
     with staged() as stages:

@@ -128,6 +128,7 @@ def test_errors_are_one_line(tiny: Path, tmp_path: Path) -> None:
     assert "no such file" in error_of("train", tmp_path / "absent.py")
     assert "mapper 'none' found" in error_of("train", tiny, "--mapper", "none")
     assert "suffix '.pt' found" in error_of("train", tiny, "--checkpoint", "a.pt")
+    assert "suffix '.onx' found" in error_of("optimize", tiny, "-o", "a.onx")
     assert "no such file" in error_of("train", tiny, "--resume", tmp_path / "absent.npz")
     assert "absent.json" in error_of("train", tiny, "--strategy", tmp_path / "absent.json")
     assert "neither train.npz nor" in error_of("train", tiny, "--data", tmp_path)
