@@ -6,6 +6,7 @@ Besides its errors only the standard library is imported: every layer writes its
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -30,16 +31,21 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], obje
     with naming(target):
         try:
             device = target.exists() and not target.is_file()
-            with target.open("wb") if device else partial.open("xb") as stream:
+            if device:
+                if callable(data):  # which may seek: some devices take that and stay where they are
+                    whole = io.BytesIO()
+                    data(whole)
+                    data = whole.getvalue()
+                with target.open("wb") as stream:
+                    stream.write(data)
+                return
+            with partial.open("xb") as stream:
                 if callable(data):
                     data(stream)
                 else:
                     stream.write(data)
-                if not device:
-                    stream.flush()
-                    os.fsync(stream.fileno())
-            if device:
-                return
+                stream.flush()
+                os.fsync(stream.fileno())
             os.replace(partial, target)
         except BaseException:
             with contextlib.suppress(OSError):

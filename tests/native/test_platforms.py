@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from soapstone.cache.places import root
 from soapstone.files import write
 
@@ -161,3 +163,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     reader.join(10)
     assert found == [b"contents"] and pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_archives_are_written_to_a_device_that_has_no_places() -> None:
+    write(os.devnull, lambda stream: np.savez(stream, x=np.zeros(3), y=np.ones(2)))
