@@ -91,7 +91,8 @@ class CompileReport:
 
     def __str__(self) -> str:
         lines = [f"plainly: {n} runs, {why}" for why, n in self.plain.items()]
-        return "\n".join([*map(str, self.graphs), *lines]) or "nothing ran yet"
+        none = "no graph came: nothing ran yet, or PyTorch runs all by itself"
+        return "\n".join([*map(str, self.graphs), *lines]) or none
 
 
 class Part(torch.nn.Module):  # type: ignore[misc]
@@ -345,6 +346,7 @@ class Program:
     def __call__(self, *args: Any) -> Any:
         """Run the graph in sessions, or by PyTorch where it needs to see the operators."""
         why = ""
+        self.held = self.held or [weakref.ref(args[place]) for place in self.weights]
         if torch.is_grad_enabled() and any(_tensor(a) and a.requires_grad for a in args):
             why = "gradients are recorded; torch.no_grad() needed"
         elif torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
@@ -370,7 +372,6 @@ class Program:
             self._changed(bound, args)
             bound = None
         if bound is None:
-            self.held = self.held or [weakref.ref(args[place]) for place in self.weights]
             try:
                 bound = _Bound(self, args)
             except Exception as error:  # what PyTorch cannot trace, it still runs
@@ -464,7 +465,7 @@ def compile(
     compiled = torch.compile(model, backend=made, **options)
     _set_apart(compiled)
     with suppress(AttributeError):
-        compiled._soapstone = made
+        object.__setattr__(compiled, "_soapstone", made)  # PyTorch's own would write to the model
     return compiled
 
 
@@ -494,7 +495,7 @@ def report(compiled: Any) -> CompileReport:
     Raises:
         GraphError: neither.
     """
-    own = getattr(compiled, "_soapstone", None)
+    own = getattr(compiled, "__dict__", {}).get("_soapstone")
     if own is not None:
         programs = list(own.programs)
     elif isinstance(compiled, torch.nn.Module):
