@@ -207,7 +207,7 @@ def _moved(
         return tuple(of[axis] for axis in lists.get("perm") or range(rank)[::-1])
     if node.op_type == "Unsqueeze":
         told = other.lasting if isinstance(other, Value) else None
-        axes = lists.get("axes") if told is None else told.tolist()
+        axes = lists.get("axes") if told is None else told.ravel().tolist()
         left = iter(of)
         new = {axis % rank for axis in axes or ()}
         return tuple(_NONE if axis in new else next(left) for axis in range(rank)) if new else None
