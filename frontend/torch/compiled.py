@@ -40,6 +40,7 @@ from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.ir.training.precision import SINGLE
+from soapstone.runtime import Machine
 
 _KNOWN = {"full", "scalar_tensor", "arange", "eye", "zeros", "ones"}  # that read no tensor
 _MOST_KNOWN = 1 << 16  # elements of their results
@@ -412,6 +413,8 @@ class Backend:
 
     def __init__(self, threads: int | None = None, precision: str = SINGLE) -> None:
         check_precision(precision, "cpu", streamed=False)
+        if threads is not None:
+            Machine.local(cpus=1, threads=threads)
         self.options = {"threads": threads, "precision": precision}
         self.programs: list[Program] = []
 
@@ -460,6 +463,7 @@ def compile(
 
     Raises:
         GraphError: another precision, or one that products cannot be computed in here.
+        MachineError: no threads, or too many.
     """
     made = Backend(threads, precision)
     compiled = torch.compile(model, backend=made, **options)

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="pip install soapstone[torch]")
 
 import soapstone.torch  # noqa: E402
 from soapstone.ir.errors import GraphError  # noqa: E402
+from soapstone.runtime import MachineError  # noqa: E402
 
 nn = torch.nn
 F = nn.functional
@@ -320,3 +321,5 @@ def test_gradients_are_left_to_pytorch() -> None:
     assert report.plain == {"gradients are recorded; torch.no_grad() needed": 1}
     with pytest.raises(GraphError, match="report: int found"):
         soapstone.torch.report(3)
+    with pytest.raises(MachineError, match="'threads' is 0"):
+        soapstone.torch.compile(model, threads=0)
