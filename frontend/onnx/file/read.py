@@ -112,13 +112,13 @@ def read(
             data = files.map(path)
         except OSError as error:
             raise type(error)(f"{label}: {(error.strerror or str(error)).lower()}") from None
-        if not data.size:
-            raise OnnxError(f"{label}: empty; an ONNX model needed")
     elif not isinstance(model, bytes | bytearray | memoryview):
         kind = type(model).__name__
         raise OnnxError(f"model: {kind} found; a path, the bytes of a file or a message needed")
     else:
         data, title = np.frombuffer(model, np.uint8), name
+    if not data.size:
+        raise OnnxError(f"{label}: empty; an ONNX model needed")
     try:
         proto = model_of(data.data)
     except OnnxError as error:

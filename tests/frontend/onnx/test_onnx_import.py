@@ -449,5 +449,7 @@ def test_check_says_supported_of_what_sessions_run(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_named() -> None:
+    with pytest.raises(OnnxError, match="empty; an ONNX model needed"):
+        from_onnx(b"")
     with pytest.raises(OnnxError, match="model: int found; a path, the bytes"):
         from_onnx(3)  # type: ignore[arg-type]
