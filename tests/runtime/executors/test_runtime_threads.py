@@ -279,8 +279,8 @@ def test_a_session_waits_for_no_other() -> None:
     x = np.ones((4, 6), "f4")
     with _session() as one, _session() as other:
         wanted = one.run(x)
-        inner = one._bounds.session
-        with one._lock, inner.runtime.turn:  # as in the middle of a run
+        inner = one.serial.bounds.session
+        with one.serial.lock, inner.runtime.turn:  # as in the middle of a run
             found: list[dict[str, np.ndarray]] = []
             thread = threading.Thread(target=lambda: found.append(other.run(x)))
             thread.start()
