@@ -7,7 +7,8 @@ then for other shapes, each several times: of a shape the time of the first run 
 fastest later one, on the clock and of the processor, which a busy machine changes less; and of the
 slowest later one, since a number of samples is first answered in steps, and bound later by a
 thread, whose time is that of runs beside it. A row has the medians of all shapes and rounds.
-Kernels are those that earlier processes have left compiled."""
+Kernels are those that earlier processes have left compiled.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,6 @@ class BoundGraphs:
     """
 
     def __init__(self, binder: Binder, asked: int | None) -> None:
-        self.asked = asked
         self.most = MOST if asked is None else asked
         self._most_bytes = _MOST_BYTES if asked is None else math.inf
         self.held: OrderedDict[Key, Bound] = OrderedDict()

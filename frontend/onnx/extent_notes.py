@@ -62,6 +62,9 @@ class Note(NamedTuple):
 UNEVEN = Note(("uneven",))
 
 _NONE: Extents = frozenset()
+_MOVING = frozenset(
+    ("Reshape", "Pad", "Slice", "Split", "Expand", "Transpose", "Unsqueeze", "MatMul", "Gemm")
+)
 
 
 def _mark(node: onnx.NodeProto) -> Even | None:
@@ -189,13 +192,12 @@ def _moved(
     node: onnx.NodeProto, inputs: Sequence[Slot | None], rank: int
 ) -> tuple[Extents, ...] | None:
     """Return what axes follow from that a node puts elsewhere; None of other nodes."""
+    x, *others = inputs
+    if node.op_type not in _MOVING or not isinstance(x, Value):
+        return None
     numbers = {each.name: each.i for each in node.attribute}
     lists = {each.name: list(each.ints) for each in node.attribute}
-    x, *others = inputs
-    other = others[0] if others else None
-    if not isinstance(x, Value):
-        return None
-    of = _axes(x)
+    other, of = others[0] if others else None, _axes(x)
     if node.op_type == "Reshape":
         return _reshaped(x, other, bool(numbers.get("allowzero")))
     if node.op_type in ("Pad", "Slice", "Split"):
