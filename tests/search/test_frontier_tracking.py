@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,6 +162,28 @@ def test_operators_are_split_where_tables_are_too_large(
     monkeypatch.setattr(tracking, "WEIGHTS", (1,))
     problem = small(seed)
     assert checked(problem, list(track(problem))) == brute(problem)
+
+
+def test_what_many_blocks_read_is_halved_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an encoder's result, which each layer of a decoder reads: it is what makes it large."""
+    monkeypatch.setattr(tracking, "STEPS", 20)
+    monkeypatch.setattr(tracking, "WEIGHTS", (1,))
+    halve, halved = tracking.Tracker._halved, list[int]()
+
+    def noted(*args: Any) -> Any:
+        op, better = halve(*args)
+        halved.append(op)
+        return op, better
+
+    monkeypatch.setattr(tracking.Tracker, "_halved", noted)
+    random = np.random.default_rng(0)
+    own = [Operator(f"op{i}", random.integers(0, 90, (4, 1, 2))) for i in range(5)]
+    each = np.arange(4)
+    ends = [(0, 1), (1, 2), (2, 3), (3, 4), (1, 3), (1, 4)]
+    edges = [Edge(i, j, each, each, random.integers(0, 90, (4, 4, 1, 2))) for i, j in ends]
+    problem = Problem(own, edges)
+    assert checked(problem, list(track(problem))) == brute(problem)
+    assert halved[0] == 1
 
 
 @pytest.mark.parametrize("prune", [False, True])

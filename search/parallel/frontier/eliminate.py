@@ -13,17 +13,17 @@ axis for each of its operators, along which classes have one place if its costs 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from soapstone.ir.tensor import Array
-from soapstone.search.parallel.frontier.algebra import joined, reduced_cells
-from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Problem
+from soapstone.search.parallel.frontier.algebra import joined
+from soapstone.search.parallel.frontier.tables import Problem
 from soapstone.search.parallel.problem.operators import ParallelError
 
 PIECE = 100_000  # products of frontiers that a thread works on at a time, about
@@ -79,23 +79,7 @@ class Table:
 
 
 _NONE = np.zeros(0, np.int64)
-_UNFILLED = (_NONE, _NONE, _NONE)
-
-
-@dataclass
-class Leaves:
-    """The tables of a problem before any elimination.
-
-    Attributes:
-        problem: the problem.
-        classes: for each operator (configurations,), the class of each, -1 if it was left out.
-        operators, edges: the table of each operator and of each edge.
-    """
-
-    problem: Problem
-    classes: list[Array]
-    operators: list[Table] = field(default_factory=list)
-    edges: list[Table] = field(default_factory=list)
+UNFILLED = (_NONE, _NONE, _NONE)
 
 
 def digest(*of: Any) -> bytes:
@@ -109,109 +93,6 @@ def digest(*of: Any) -> bytes:
         raw = repr(each).encode() if raw is None else raw
         made.update(len(raw).to_bytes(8, "little") + raw)
     return made.digest()
-
-
-def leaves(problem: Problem, alive: Sequence[Array] | None = None) -> Leaves:
-    """Return tables of operators and edges.
-
-    Args:
-        alive: for each operator, whether each of its configurations is considered.
-    """
-    count = len(problem.operators)
-    keys: list[list[Array]] = [[] for _ in range(count)]
-    for edge in problem.edges:
-        keys[edge.writer].append(edge.rows)
-        keys[edge.reader].append(edge.columns)
-    found, contents, made = Leaves(problem, []), dict[int, bytes](), dict[bytes, Any]()
-
-    def content(array: Array) -> bytes:
-        if id(array) not in contents:
-            contents[id(array)] = digest(array)
-        return contents[id(array)]
-
-    def once(key: bytes, make: Callable[[], Any]) -> Any:
-        if key not in made:
-            made[key] = make()
-        return made[key]
-
-    classes: Array
-    parts: Parts
-    for i, item in enumerate(problem.operators):
-        live = alive[i] if alive is not None else np.ones(len(item.costs), np.bool_)
-        key = digest(content(item.costs), live, *(content(each) for each in keys[i]))
-        classes, parts = once(key, lambda: _operator(item.costs, live, keys[i]))  # noqa: B023
-        found.classes.append(classes)
-        own = np.arange(int(classes.max(initial=-1)) + 1)
-        zero = np.zeros(problem.coordinates, np.int64)
-        found.operators.append(
-            _leaf((i,), (len(own),), (own,), ("operator", i), key, parts, zero, 1)
-        )
-    for number, edge in enumerate(problem.edges):
-        sides = []
-        for op, codes in ((edge.writer, edge.rows), (edge.reader, edge.columns)):
-            classes = found.classes[op]
-            of_class = np.zeros(int(classes.max(initial=-1)) + 1, np.int64)
-            of_class[classes[classes >= 0]] = codes[classes >= 0]
-            sides.append(np.unique(of_class, return_inverse=True))
-        (rows, row_of), (columns, column_of) = sides
-        key = digest(content(edge.costs), rows, columns)
-        parts = once(key, lambda: _edge(edge, rows, columns))  # noqa: B023
-        key = digest(key, row_of, column_of)
-        scope, shape = (edge.writer, edge.reader), (len(rows), len(columns))
-        found.edges.append(
-            _leaf(scope, shape, (row_of, column_of), ("edge", number), key, parts, zero, 0)
-        )
-    return found
-
-
-def _leaf(
-    scope: tuple[int, ...],
-    shape: tuple[int, ...],
-    maps: tuple[Array, ...],
-    of: tuple[str, int],
-    key: bytes,
-    parts: Parts,
-    slack: Array,
-    many: int,
-) -> Table:
-    """Return a table that is no join."""
-    start, costs, origins = parts
-    return Table(scope, shape, maps, of, key, start, costs, origins, *_UNFILLED, slack, many)
-
-
-def _operator(costs: Array, live: Array, keys: list[Array]) -> tuple[Array, Parts]:
-    """Return classes of configurations, and the frontier of each class."""
-    classes = np.full(len(costs), -1, np.int64)
-    where = np.flatnonzero(live & (costs.max(-1) < INFEASIBLE).any(-1))
-    if keys and len(where):
-        _, classes[where] = np.unique(
-            np.stack([key[where] for key in keys]), axis=1, return_inverse=True
-        )
-    else:
-        classes[where] = 0
-    order = where[np.argsort(classes[where], kind="stable")]
-    picked, cells = costs[order], np.repeat(classes[order], costs.shape[1])
-    choice = np.tile(np.arange(costs.shape[1]), len(order))
-    origins = np.stack([np.repeat(order, costs.shape[1]), choice], 1)
-    return classes, _cells(picked, cells, origins, int(classes.max(initial=-1)) + 1)
-
-
-def _edge(edge: Edge, rows: Array, columns: Array) -> Parts:
-    picked = edge.costs[np.ix_(rows, columns)]
-    many, choices = len(rows) * len(columns), edge.costs.shape[2]
-    choice = np.tile(np.arange(choices), many)
-    origins = np.stack([np.zeros_like(choice), choice], 1)
-    return _cells(picked, np.repeat(np.arange(many), choices), origins, many)
-
-
-def _cells(costs: Array, cells: Array, origins: Array, many: int) -> Parts:
-    """Return starts, costs and origins of the frontiers of points that are given cell by cell."""
-    flat = np.ascontiguousarray(costs.reshape(-1, costs.shape[-1]))
-    feasible = np.flatnonzero(flat.max(1, initial=0) < INFEASIBLE)
-    flat = flat[feasible]
-    start, order = np.zeros(many + 1, np.int64), np.empty(len(flat), np.int64)
-    order = order[: reduced_cells(flat, cells[feasible], start, order)]
-    return start, flat[order], np.ascontiguousarray(origins[feasible][order], np.int32)
 
 
 class Joining:
@@ -253,7 +134,7 @@ class Joining:
             cells = (cells[:, None] + axes[op][1]).reshape(-1, 2)
         steps = axes[drop][1] if drop is not None else np.zeros((1, 2), np.int64)
         how = (cells, steps, largest, np.zeros_like(a.slack))
-        made = Table(left, shape, maps, (a, b), key, *_UNFILLED, *how, many, drop)
+        made = Table(left, shape, maps, (a, b), key, *UNFILLED, *how, many, drop)
         self.made.append(made)
         return made
 
@@ -369,7 +250,7 @@ def merged(tables: Sequence[Table], largest: Array, joining: Joining) -> list[Ta
 def unit(coordinates: int) -> Table:
     """Return the neutral table of products: of no operator, with one point of zero cost."""
     costs, origins = np.zeros((1, coordinates), np.int64), np.zeros((1, 2), np.int32)
-    filled = (np.array([0, 1]), costs, origins, *_UNFILLED, np.zeros(coordinates, np.int64))
+    filled = (np.array([0, 1]), costs, origins, *UNFILLED, np.zeros(coordinates, np.int64))
     return Table((), (), (), ("unit", 0), b"unit", *filled)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from soapstone.ir.tensor import Array
 from soapstone.search.parallel.frontier.algebra import reduce
-from soapstone.search.parallel.frontier.eliminate import Leaves
+from soapstone.search.parallel.frontier.leaves import Leaves
 from soapstone.search.parallel.frontier.relaxation import NEVER, Relaxation
 from soapstone.search.parallel.frontier.tables import INFEASIBLE, Point, Problem, added
 from soapstone.search.parallel.problem.compiling import compiled, entry
@@ -115,7 +115,7 @@ def uncovered(start: Array, costs: Array, bounds: Array, known: Array, keep: Arr
                     break
 
 
-@dataclass
+@dataclass(eq=False)
 class Known:
     """The complete points that are known: the frontier of those found so far, and what was chosen.
 
@@ -190,6 +190,7 @@ class Pruning:
         blocks = problem.block_of if self.largest.any() else [0] * len(problem.operators)
         self.block = np.array(blocks, np.int64)
         self.shares = np.zeros((0, max(blocks) + 1))
+        self._open_corners: tuple[Any, Array] | None = None
 
     def learn(
         self, leaves: Leaves, weights: Array, run: Any = map, shares: Array | None = None
@@ -327,7 +328,7 @@ class Pruning:
             shares = self.shares[rows] @ blocks
             inside = weights @ self.summing.T
             inside = np.where(self.largest, shares[:, None] * inside, inside)
-            corners = self.known.corners(self.eps) - self.offset
+            corners = self.open_corners() - self.offset
             args = (np.ascontiguousarray(bounds), weights, inside, corners, keep)
             reachable(start, np.ascontiguousarray(costs), *args)
         else:
@@ -351,6 +352,14 @@ class Pruning:
         made.offset = least * self.summing[self.largest][0]
         made.shares, made.block = np.ones((len(self.weights), 1)), 0 * self.block
         return made
+
+    def open_corners(self) -> Array:
+        """Return the corners, (corners, 2), below which bounds allow strategies."""
+        key = (self.known, len(self.weights), len(self.beyond[0]), self.eps)
+        if self._open_corners is None or self._open_corners[0] != key:
+            corners = self.known.corners(self.eps)[self.rooms(self.eps)[0] >= 0]
+            self._open_corners = key, corners
+        return self._open_corners[1]
 
     def certified(self) -> float:
         """Return the least error eps for which bounds show that known points cover all others.
@@ -394,19 +403,6 @@ class Pruning:
         (weights, least), mine = self.beyond, (self.weights, self.least)
         made.beyond = np.concatenate([mine[0], weights]), np.concatenate([mine[1], least])
         return made
-
-    def apart(self) -> tuple[int, int] | None:
-        """Return the neighbours on the convex hull between which bounds leave the most room.
-
-        They are numbers of known points. None: bounds leave no room anywhere.
-        """
-        if self.weights.shape[1] != 2 or len(self.known.costs) < 2:
-            return None
-        above, _ = self.rooms(self.eps)
-        at = int(above.argmax())
-        hull = np.searchsorted(self.known.costs[:, 0], _hull(self.known.costs)[:, 0])
-        after = int(np.clip(np.searchsorted(hull, at), 1, len(hull) - 1)) if len(hull) > 1 else 0
-        return (int(hull[after - 1]), int(hull[after])) if above[at] >= 0 and after else None
 
     def narrow(self, alive: list[Array]) -> None:
         """Clear in `alive` the configurations that are part of no strategy that is not covered."""

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone.ir.tensor import Array
-from soapstone.search.parallel.frontier.eliminate import Leaves, Table
+from soapstone.search.parallel.frontier.eliminate import Table
+from soapstone.search.parallel.frontier.leaves import Leaves
 from soapstone.search.parallel.problem.compiling import compiled, entry
 from soapstone.search.parallel.problem.packing import call, packed
 

@@ -19,15 +19,8 @@ import numpy as np
 from soapstone.ir.tensor import Array
 from soapstone.search.elimination import eliminated
 from soapstone.search.parallel.frontier.cells import Cells
-from soapstone.search.parallel.frontier.eliminate import (
-    Joining,
-    Leaves,
-    Table,
-    eliminate,
-    leaves,
-    merged,
-    unrolled,
-)
+from soapstone.search.parallel.frontier.eliminate import Joining, Table, eliminate, merged, unrolled
+from soapstone.search.parallel.frontier.leaves import LeafTables, Leaves
 from soapstone.search.parallel.frontier.levels import levels, limited
 from soapstone.search.parallel.frontier.ordering import Method, order
 from soapstone.search.parallel.frontier.pruning import MARGIN, Known, Pruning
@@ -40,7 +33,7 @@ Progress = Callable[[int, int, int], None]  # joins done, of how many, points of
 WEIGHTS = (6, 8, *[12] * 8)  # for which bounds are computed, round by round
 DIVES = (1, 2, 3, 4, 6, 8)  # rounds after which combinations of what was good are tried
 ENOUGH = 6  # rounds, unless what is left is still too much to go through
-STEPS = 300_000_000  # products of frontiers that are made at most before operators are split
+STEPS = 100_000_000  # products of frontiers that are made at most before operators are split
 MOST_STEPS = 4_000_000_000  # and without bounds
 SPLITS = 200  # of operators' configurations in two
 MOST_WORK = 1_000_000_000  # cells of edges, over all weights, that bounds are had of before that
@@ -136,21 +129,22 @@ class Tracker:
         self.counts: dict[str, float] = {}
         self.eps, self.error = eps, 0.0
         self.pruning = Pruning(problem, eps)
+        self.leaves = LeafTables(problem)
 
     def plain(self) -> Known:
         """Return the frontier without pruning by bounds."""
         alive = [np.ones(len(item.costs), np.bool_) for item in self.problem.operators]
         while True:
-            made = leaves(self.problem, alive)
-            if self._steps(made) <= MOST_STEPS:
-                return self._followed(made, None, near=self.eps)
+            made = self.leaves.of(alive)
+            if sum(self._steps(made).values()) <= MOST_STEPS:
+                return self._followed(made, self.pruning, None, near=self.eps)
             alive = self._decided(alive)
 
     def pruned(self) -> Known:
         """Return the frontier with pruning by bounds: first classes, then partial points."""
         pruning = self.pruning
         alive = [np.ones(len(item.costs), np.bool_) for item in self.problem.operators]
-        made = leaves(self.problem)
+        made = self.leaves.of(alive)
         run: Any = map if self.pool is None else self.pool.map
         for turn, many in enumerate(WEIGHTS):
             weights = pruning.slopes(many)
@@ -165,8 +159,8 @@ class Tracker:
                 near = (self.eps or COARSE / 2**turn) / (2 if turn < ENOUGH else 4)
                 self._dive(near, max(FEW * 2 ** min(turn - 1, 3), pruning.reach(near)))
             pruning.narrow(alive)
-            made = leaves(self.problem, alive)
-            if turn + 1 >= ENOUGH and self._steps(made) <= STEPS:
+            made = self.leaves.of(alive)
+            if turn + 1 >= ENOUGH and sum(self._steps(made).values()) <= STEPS:
                 break
             if turn in DIVES and not len(weights) and pruning.certified() >= before < math.inf:
                 break  # halves say more
@@ -175,40 +169,45 @@ class Tracker:
         left = [(alive, pruning)]
         while left:
             alive, node = left.pop()
-            made = leaves(self.problem, alive)
+            made = self.leaves.of(alive)
             node.known = pruning.known
             if not all(table.size for table in made.operators):
                 continue
             if self.eps and node.certified() <= self.eps:
                 continue
             goes_on = not self.eps or pruning.work < MOST_WORK
-            if self._steps(made) <= STEPS:
-                pruning.known = self._followed(made, pruning.spread(INSIDE))
+            steps = self._steps(made)
+            if sum(steps.values()) <= max(STEPS, len(steps)):  # one each: there is no choice
+                pruning.known = self._followed(made, node, node.spread(INSIDE))
             elif self.counts.get("splits", 0) < SPLITS and goes_on:
                 self.counts["splits"] = self.counts.get("splits", 0) + 1
-                left += self._split(alive, node, run)
+                left += self._split(alive, node, steps, run)
             elif self.eps and node.certified() < math.inf:  # more than was asked for
                 self.error = max(self.error, node.certified())
             else:
                 left.append((self._decided(alive), node))
         return pruning.known
 
-    def _steps(self, made: Leaves) -> float:
-        """Return an estimate of how many products of frontiers the elimination takes."""
+    def _steps(self, made: Leaves) -> dict[tuple[int, ...], int]:
+        """Return an estimate of the products of frontiers that each step of the elimination takes.
+
+        Returns:
+            By the operators that the step goes over.
+        """
         self.sizes = {i: max(1, table.size) for i, table in enumerate(made.operators)}
         scopes = [frozenset(table.scope) for table in (*made.operators, *made.edges)]
         names = list(range(len(made.operators)))
         tables = [*made.operators, *made.edges]
         ordered = order(tables, self.sizes, self.spine, self.method)
         stages = {op: at for at, (op, _) in enumerate(ordered)}
-        steps = eliminated(names, scopes, stages=stages)
-        return sum(math.prod(self.sizes[each] for each in (op, *others)) for op, others in steps)
+        steps = [(op, *others) for op, others in eliminated(names, scopes, stages=stages)]
+        return {step: math.prod(self.sizes[op] for op in step) for step in steps}
 
     def _split(
-        self, alive: list[Array], node: Pruning, run: Any
+        self, alive: list[Array], node: Pruning, steps: dict[tuple[int, ...], int], run: Any
     ) -> list[tuple[list[Array], Pruning]]:
         """Return two subproblems, which halve one operator's configurations, each after pruning."""
-        pruning, (op, costs, middle) = self.pruning, self._halved(alive, node)
+        pruning, (op, better) = self.pruning, self._halved(alive, node, steps)
         weights = pruning.weights[pruning.spread(INSIDE)]
         if self.eps and node.weights.shape[1] == 2:  # near what is open: the rest is closed
             above, nearest = node.rooms(self.eps)
@@ -217,12 +216,12 @@ class Tracker:
             _, first = np.unique(given, axis=0, return_index=True)
             weights = given[np.sort(first)]  # those of one total alone stay first
         live, halves = alive[op], []
-        for half in (live & (costs > middle), live & (costs <= middle)):
+        for half in (live & ~better, live & better):
             mine = [each.copy() for each in alive]
             mine[op] = half
             part = node.part()
             part.known = pruning.known
-            made = leaves(self.problem, mine)
+            made = self.leaves.of(mine)
             if all(table.size for table in made.operators):
                 shares = np.array([pruning.near(weight) for weight in weights])
                 part.learn(made, weights, run, shares)
@@ -231,35 +230,26 @@ class Tracker:
                 halves.append((mine, part))
         return halves
 
-    def _halved(self, alive: list[Array], node: Pruning) -> tuple[int, Array, float]:
-        """Return an operator, what its configurations cost, and what half of them cost at most.
+    def _halved(
+        self, alive: list[Array], node: Pruning, steps: dict[tuple[int, ...], int]
+    ) -> tuple[int, Array]:
+        """Return an operator, and which of its configurations, about half, have lower bounds.
 
-        It is the one in which points around what bounds leave open differ most, else the one whose
-        costs do.
+        It is the operator that most of the elimination goes over: what many blocks read, if such an
+        operator has a choice, is what makes elimination large.
         """
-        known = self.pruning.known
-        scale = np.maximum(1, np.ptp(known.costs, 0)) if len(known.costs) else 1
-        own = [item.costs.min(1) @ self.problem.summing for item in self.problem.operators]
-        ends = node.apart() if self.eps else None
-        if ends is not None:
-            pairs = [of[known.configurations[list(ends), at]] for at, of in enumerate(own)]
-            differ = np.array([np.abs(np.diff(pair, axis=0)[0]) for pair in pairs]) / scale
-            for number in np.argsort(-differ, axis=None, kind="stable"):
-                op, total = divmod(int(number), differ.shape[1])
-                costs, middle = own[op][:, total], float(pairs[op][:, total].mean())
-                if len(np.unique(costs[alive[op]] > middle)) == 2:
-                    return op, costs, middle
-        ranges = np.array([np.ptp(of[live], 0) for of, live in zip(own, alive)]) / scale
-        op, total = divmod(int(ranges.argmax()), ranges.shape[1])
-        costs = own[op][:, total]
-        if ranges[op, total] == 0:
-            op = int(np.argmax([live.sum() for live in alive]))
-            costs = np.arange(len(alive[op]))
-        live = alive[op]
-        middle = np.sort(costs[live])[(live.sum() - 1) // 2]
-        if middle == costs[live].max():
-            middle -= 1
-        return op, costs, middle
+        most = dict.fromkeys((op for op, size in self.sizes.items() if size > 1), 0)
+        for step, products in steps.items():
+            for op in most.keys() & set(step):
+                most[op] += products
+        op = max(most, key=most.__getitem__)
+        live = np.flatnonzero(alive[op])
+        excess = (node.bounds[op][live] / np.maximum(node.least, 1e-9)).max(1)
+        middle = np.sort(excess)[(len(live) - 1) // 2]
+        below = excess <= middle if middle < excess.max() else excess < middle
+        better = np.zeros(len(alive[op]), np.bool_)
+        better[live[below if below.any() else np.arange(len(live)) < len(live) // 2]] = True
+        return op, better
 
     def _decided(self, alive: list[Array]) -> list[Array]:
         """Return what is left when an operator has the configuration that is best (heuristically).
@@ -306,16 +296,22 @@ class Tracker:
             live[np.argsort(bounds, 0, kind="stable")[:NEXT].reshape(-1)] = True
             live &= bounds.max(1) < NEVER
         pruning.eps = near
-        made, rows = leaves(self.problem, alive), pruning.spread(INSIDE)
-        pruning.known = self._followed(made, rows, few)
+        made, rows = self.leaves.of(alive), pruning.spread(INSIDE)
+        pruning.known = self._followed(made, pruning, rows, few)
         pruning.eps = eps
 
     def _followed(
-        self, made: Leaves, rows: Array | None, few: int | None = None, near: float = 0.0
+        self,
+        made: Leaves,
+        node: Pruning,
+        rows: Array | None,
+        few: int | None = None,
+        near: float = 0.0,
     ) -> Known:
         """Return known points and those of the problem's tables, eliminated.
 
         Args:
+            node: the bounds of the strategies that the tables contain.
             rows: numbers of weights by whose bounds partial points are left out; None: none are.
             few: how many points of a frontier are gone on with: good ones are found soon, not all.
             near: points that are so near to others are left out, all steps together, as a share.
@@ -332,13 +328,13 @@ class Tracker:
                 joining.keep(each)
                 self._progress(at, joining, each)
             self.counts |= joining.counts
-            return self._with(table)
-        cells = Cells(self.pruning, joining, tables, rows)
+            return self._with(table, node)
+        cells = Cells(node, joining, tables, rows)
         for leaf in tables:
             cells.thin(leaf)
         by_level = self.pruning.largest.sum() == 1 and self.problem.summing.shape[1] == 2
         self._filled(joining, cells, few, self.inside if by_level else len(joining.made))
-        return self._by_level(blocks, rows, few) if by_level else self._with(table)
+        return self._by_level(blocks, node, rows, few) if by_level else self._with(table, node)
 
     def _filled(self, joining: Joining, cells: Cells, few: int | None, count: int) -> None:
         """Make the first so many joins."""
@@ -347,9 +343,10 @@ class Tracker:
             cells.thin(each, few)
             self._progress(at, joining, each)
 
-    def _by_level(self, blocks: Sequence[Table], rows: Array, few: int | None) -> Known:
+    def _by_level(
+        self, blocks: Sequence[Table], pruning: Pruning, rows: Array, few: int | None
+    ) -> Known:
         """Return known points and those of the tables of blocks, level by level."""
-        pruning = self.pruning
         at = int(pruning.largest.argmax())
         total = int(pruning.summing[at].argmax())
         width = pruning.eps * (1 - MARGIN) * pruning.least[total] / pruning.weights[total, total]
@@ -361,18 +358,18 @@ class Tracker:
             for each in tables:
                 cells.thin(each, few)
             self._filled(joining, cells, few, len(joining.made))
-            pruning.known = self._with(table)
+            pruning.known = self._with(table, pruning)
             self.counts["levels"] = self.counts.get("levels", 0) + 1
         return pruning.known
 
-    def _with(self, table: Table) -> Known:
+    def _with(self, table: Table, node: Pruning) -> Known:
         """Return known points and those of the table of no operator."""
         chosen = unrolled(table, self.problem)
         totals = added_up(self.problem, *chosen)
         if table.slack.any() and len(totals):
             slack = table.slack @ self.problem.summing
             self.error = max(self.error, float((slack / (totals.min(0) - slack)).max()))
-        return self.pruning.known.with_points(totals, *chosen)
+        return node.known.with_points(totals, *chosen)
 
     def _progress(self, at: int, joining: Joining, table: Table) -> None:
         if self.progress is not None:
