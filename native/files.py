@@ -36,7 +36,7 @@ class MappedFile(mmap.mmap):
         """
         with open(path, "rb") as file:
             made = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
-            made.path, made.state = os.path.abspath(path), _state(os.fstat(file.fileno()))
+            made.path, made.state = os.path.abspath(path), file_state(os.fstat(file.fileno()))
         return made
 
     def digest(self, threads: int) -> str:
@@ -67,7 +67,7 @@ class MappedFile(mmap.mmap):
     def check(self, error: type[ValueError]) -> None:
         """Raise the error if the file was written to; another may stand in its place."""
         try:
-            now = _state(os.stat(self.path))
+            now = file_state(os.stat(self.path))
         except OSError:
             return  # it is gone from there, and stays where it is mapped
         if now != self.state and now[:2] == self.state[:2]:
@@ -77,5 +77,6 @@ class MappedFile(mmap.mmap):
             )
 
 
-def _state(found: os.stat_result) -> tuple[int, ...]:
+def file_state(found: os.stat_result) -> tuple[int, ...]:
+    """Return which file it is, and what changes when it is written to; the time of it is last."""
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -7,6 +7,10 @@ each input, the first that was run. It is valid as long as the model's bytes, th
 environment, the sources of soapstone that the process which made it had imported, the library of
 products, and the measurements are unchanged. It is written only after it has given the same answer
 as the session that it was taken of, and if the file did not change meanwhile.
+
+A snapshot is named by the hash of the model's bytes, which takes longer to find than the answer of
+a small model. So a note says which snapshot a file has had, by its path and state; and where no
+snapshot could be of the model, the hash is found when one is written, after the first answer.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ import marshal
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +31,7 @@ import numpy as np
 
 from soapstone.cache import objects
 from soapstone.cache.answers import late
-from soapstone.cache.changes import SESSIONS as FOLDER, changed, default_path
+from soapstone.cache.changes import OPENED, SESSIONS as FOLDER, changed, default_path
 from soapstone.cache.environment import digest, environment, folder, key
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
@@ -37,7 +43,7 @@ from soapstone.locks import Lock
 from soapstone.native import openmp, snapshot, teams
 from soapstone.native.arrays import mapping
 from soapstone.native.entries import Native, sequence
-from soapstone.native.files import MappedFile
+from soapstone.native.files import MappedFile, file_state
 from soapstone.native.memory import CHECKED, Array, aligned, call, spoil
 from soapstone.system import usable_cores
 
@@ -51,6 +57,11 @@ _PAGE = 4096
 _HASH, _LENGTH = 32, 8  # bytes before the header: its hash, and how long it is
 _SETTINGS = ("SOAPSTONE_", "OMP_", "GOMP_", "NUMBA_", "ONEDNN_", "DNNL_")
 _REGISTRY = "soapstone.kernels.registry"
+# A file that was last written so long ago has another state once it is written again, however
+# coarse its times are, and whoever writes to it as to memory (whose pages the system writes back
+# after 35 s at most, and notes the time when they change again).
+_SETTLED_NS = 60_000_000_000
+_NOTES = 1000  # of files that are kept, those written last
 
 
 class Options(NamedTuple):
@@ -61,17 +72,73 @@ class Options(NamedTuple):
     precision: str
 
 
-class Place(NamedTuple):
+class Place:
     """Where the snapshot of a model's file is kept.
 
+    base: tells the options and the environment. file: the model's bytes. changed_ns: when the file
+    was written last, or its times were. threads: that hash it.
+
     Attributes:
-        path: named by the file's bytes, the options and the environment. state: of the file.
-        file: its bytes.
+        base, file: as given. state: of the file.
+        settled: whether the file has another state as soon as it has other bytes.
     """
 
-    path: Path
-    state: tuple[int, ...]
-    file: MappedFile
+    def __init__(self, base: str, file: MappedFile, changed_ns: int, threads: int) -> None:
+        self.base, self.file, self._threads = base, file, threads
+        self.state = (*file.state, changed_ns)
+        self.settled = time.time_ns() - max(file.state[-1], changed_ns) >= _SETTLED_NS
+
+    @cached_property
+    def path(self) -> Path:
+        """The file that is named by the model's bytes too, which are hashed for that."""
+        return folder() / FOLDER / f"{self.base}-{self.file.digest(self._threads)[:32]}"
+
+    @property
+    def occupied(self) -> bool:
+        """Whether there is a snapshot that is of the model, unless its bytes are others."""
+        try:
+            return any(name.startswith(self.base) for name in os.listdir(folder() / FOLDER))
+        except OSError:
+            return False
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the file that is at the model's path is in this state."""
+        try:
+            status = os.stat(self.file.path)
+            return (*file_state(status), status.st_ctime_ns) == self.state
+        except OSError:
+            return False
+
+    def noted(self) -> Path | None:
+        """Return where the snapshot of a file in this state was, if that has been noted."""
+        with contextlib.suppress(OSError, ValueError):
+            mark, name = self._note.read_text().split()
+            if mark == self._mark(name):
+                return folder() / FOLDER / name
+        return None
+
+    def note(self) -> None:
+        """Note which snapshot it is that a file in this state has."""
+        path = self.path
+        if not self.settled or not self.unchanged:  # what was hashed may be other bytes
+            return
+        note = self._note
+        partial = note.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(f"{self._mark(path.name)} {path.name}")
+            os.replace(partial, note)
+            notes = sorted(note.parent.iterdir(), key=lambda f: -f.stat().st_mtime)
+            for old in notes[_NOTES:]:
+                old.unlink(missing_ok=True)
+
+    @property
+    def _note(self) -> Path:
+        return folder() / OPENED / digest(self.file.path, self.base)
+
+    def _mark(self, name: str) -> str:
+        return digest(name, *map(str, self.state))
 
 
 class Snapshot:
@@ -81,13 +148,15 @@ class Snapshot:
         source: what the model declares. options: of the session. file: its bytes.
     """
 
-    def __init__(self, place: Place, header: Mapping[str, Any], options: Options) -> None:
+    def __init__(
+        self, path: Path, file: MappedFile, header: Mapping[str, Any], options: Options
+    ) -> None:
         name, fields, outputs = header["model"]
         inputs = tuple(Field(*field) for field in fields)
         self.source = Source(name, inputs, outputs, _unknown, _unknown)
         self.options = options
-        self.file = place.file
-        self._path, self._header = place.path, header
+        self.file = file
+        self._path, self._header = path, header
         self._restored: snapshot.Restored | None = None
         self._lock, self._process = Lock(), os.getpid()
         self._closed = False
@@ -169,14 +238,27 @@ def find(model: object, options: Options) -> tuple[Snapshot | None, Keeper | Non
     place = _place(model, options)
     if place is None:
         return None, None
-    found = None if binds else _read(place, options)
+    found = None if binds else _found(place, options)
     return found, Keeper.of(model, options, place) if found is None else None
 
 
-def _read(place: Place, options: Options) -> Snapshot | None:
-    """Return the snapshot at a place; None if there is no valid one."""
+def _found(place: Place, options: Options) -> Snapshot | None:
+    """Return the snapshot of the file at a place; None if there is no valid one."""
+    noted = place.noted()
+    if noted is not None:
+        return _read(noted, place.file, options)
+    if not place.occupied:
+        return None
+    found = _read(place.path, place.file, options)
+    if found is not None:
+        place.note()
+    return found
+
+
+def _read(path: Path, model: MappedFile, options: Options) -> Snapshot | None:
+    """Return the snapshot in a file; None if there is no valid one. model: what it is of."""
     try:
-        with open(place.path, "rb") as file:
+        with open(path, "rb") as file:
             mark, length = file.read(_HASH), int.from_bytes(file.read(_LENGTH), "little")
             told = file.read(min(length, _MOST_BYTES))
         if mark != hashlib.sha256(told).digest():
@@ -185,8 +267,8 @@ def _read(place: Place, options: Options) -> Snapshot | None:
         if header["states"] != _states(header["states"], options):
             return None
         with contextlib.suppress(OSError):  # it may be another user's
-            os.utime(place.path)
-        return Snapshot(place, header, options)
+            os.utime(path)
+        return Snapshot(path, model, header, options)
     except (OSError, ValueError, EOFError, TypeError):
         return None
 
@@ -201,6 +283,8 @@ class Keeper:
 
     def __init__(self, model: str | Path, options: Options, place: Place) -> None:
         self._model, self._options, self._place = model, options, place
+        if not place.settled:  # it may have other bytes later, and this state
+            _ = place.path
 
     @staticmethod
     def of(model: str | Path, options: Options, place: Place) -> Keeper | None:
@@ -259,9 +343,13 @@ class Keeper:
                 }
             except (snapshot.UnknownError, OSError):  # sources that are in no file
                 return
-            now = _place(self._model, self._options)
-            if now is not None and now[:2] == self._place[:2]:  # else another file was bound
-                _keep(now.path, header, contents, lying, given, answer, self._options.threads)
+            bound, now = self._place, _place(self._model, self._options)
+            if now is None or (now.base, now.state) != (bound.base, bound.state):
+                return  # another file was bound
+            path = bound.path  # hashed now, if not before; only then is the file looked at again
+            if (bound.settled or now.path == path) and now.unchanged:
+                _keep(path, header, contents, lying, given, answer, self._options.threads)
+                bound.note()
 
         return keep
 
@@ -288,12 +376,11 @@ def _place(model: str | Path, options: Options) -> Place | None:
         data = MappedFile.of(model)
     except (OSError, ValueError):
         return None
-    content = data.digest(options.threads)
     told = sorted(f"{n}={v}" for n, v in os.environ.items() if n.startswith(_SETTINGS))
     named = (Path(model).stem, str(options), str(usable_cores()), str(_FORMAT))
     code = __file__, onednn.path()  # another tree, or another library, has others in its place
-    path = folder() / FOLDER / digest(content, *named, *code, key(environment()), *told)
-    return Place(path, (*data.state, status.st_ctime_ns), data)
+    base = digest(*named, *code, key(environment()), *told)
+    return Place(base, data, status.st_ctime_ns, options.threads)
 
 
 def _mapped(source: Source) -> Array | None:

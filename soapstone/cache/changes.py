@@ -10,6 +10,7 @@ from soapstone.cache.environment import folder
 
 FORMAT = 1
 SESSIONS = "sessions"  # the folder of what sessions have bound
+OPENED = "opened"  # the folder of notes: which of these a file has
 
 
 def default_path() -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soapstone.cache.changes import SESSIONS, default_path
+from soapstone.cache.changes import OPENED, SESSIONS, default_path
 from soapstone.cache.environment import environment, folder, key
 
 TOLD = {  # by folder: answers of libraries (`told`)
@@ -54,10 +54,11 @@ def caches() -> tuple[Cache, ...]:
     found = [_measured(default_path()), _compiled()]
     told = ((folder() / name, what) for name, what in TOLD.items())
     found += [_told(path, what) for path, what in told if path.is_dir()]
-    sessions = folder() / SESSIONS
-    if sessions.is_dir():
-        count = {"sessions": sum(1 for _ in sessions.iterdir())}
-        found.append(Cache("bound sessions", sessions, count, _nbytes(sessions), _key(), 0))
+    for name, what in ((SESSIONS, "bound sessions"), (OPENED, "notes on files of models")):
+        place = folder() / name
+        if place.is_dir():
+            count = {name: sum(1 for _ in place.iterdir())}
+            found.append(Cache(what, place, count, _nbytes(place), _key(), 0))
     for name in _FORMER:
         path = folder() / name
         if path.exists():
