@@ -16,8 +16,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from soapstone.cache.objects import LEVELS, PACKAGED, packaged
+from soapstone.cache import sources
+from soapstone.cache.answers import PACKAGED
+from soapstone.cache.objects import LEVELS, packaged
+from soapstone.ir import ops
 from soapstone.ir.spec import operators
+from soapstone.kernels import cpu
 from soapstone.native import openmp, teams
 from soapstone.native.entries import MADE, Native
 from soapstone.system import usable_cores
@@ -86,6 +90,17 @@ def ship(level: str, within: Path = PACKAGED) -> Path:
                 other.kill()
             raise subprocess.CalledProcessError(process.returncode, process.args)
     return folder
+
+
+def tell(within: Path = PACKAGED) -> None:
+    """Write what processes ask of the sources into a package: stamps of these kernels, and which
+    modules have which operators and variants. It is found where the sources are the same.
+
+    within: as of `ship`.
+    """
+    sources.ship((sources.modules_of(each.function) for each in kernels()), within)
+    ops.ship(within)
+    cpu.ship(within)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,7 @@ def variant(
     processor: str = "cpu",
     expected: Expected = 1.0,
     promises: bool = False,
+    runs: bool = True,
 ) -> Callable[[B], B]:
     """Return a decorator that registers a bind function as a variant of the operators.
 
@@ -138,6 +139,7 @@ def variant(
         expected: see `Variant`; of equal ones, the one registered first is preferred.
         promises: see `Variant`; it reads constants only by `promises.held`, `memory.address` and
             `shared.packed`.
+        runs: whether this processor runs it; where it does not, no call gets it.
     """
     names = (operators,) if isinstance(operators, str) else tuple(operators)
     home = importing()
@@ -145,9 +147,9 @@ def variant(
     def register(bind: B) -> B:
         for operator in names:
             _HOMES[operator, processor, name] = home
-            _VARIANTS.setdefault((operator, processor), []).append(
-                Variant(operator, name, processor, declining(bind), expected, promises)
-            )
+            made = Variant(operator, name, processor, declining(bind), expected, promises)
+            if runs:
+                _VARIANTS.setdefault((operator, processor), []).append(made)
         return bind
 
     return register
@@ -162,14 +164,13 @@ def variants(operator: str, processor: str = "cpu") -> tuple[Variant, ...]:
 def homes(processor: str) -> dict[str, list[tuple[str, str]]]:
     """Return the package's variants of each operator, in registration order: module and name.
 
-    Variants that a program registers are not included. processor: the kind that they are for.
+    They are those of all processors of a kind. Variants that a program registers are not included.
     """
     found: dict[str, list[tuple[str, str]]] = {name: [] for name in declared()}
-    for (operator, kind), known in _VARIANTS.items():
-        if kind == processor and operator in found:
-            places = [(_HOMES[operator, kind, each.name], each.name) for each in known]
-            within = [place for place in places if place[0].startswith(f"{__package__}.{kind}.")]
-            found[operator] = within
+    for (operator, kind, name), module in _HOMES.items():
+        own = module.startswith(f"{__package__}.{kind}.")
+        if own and kind == processor and operator in found:
+            found[operator].append((module, name))
     return found
 
 

@@ -102,7 +102,7 @@ def main() -> None:
         return
     from harness import tabulate
 
-    from soapstone.cache.objects import PACKAGED
+    from soapstone.cache.answers import PACKAGED
     from soapstone.system import usable_cores
 
     options.threads = options.threads or usable_cores()

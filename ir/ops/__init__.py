@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.cache.answers import Answers, state_of
-from soapstone.cache.environment import digest
+from soapstone.cache.sources import contents
 from soapstone.ir import spec
 
 
@@ -52,8 +52,13 @@ def _known(what: str) -> Any:
 @cache
 def _answers() -> Answers:
     """Return what processes saw of the operators with these sources."""
-    state = state_of(Path(spec.__file__).parent)
-    return Answers("operators", lambda: digest(state), __file__)
+    place = Path(spec.__file__).parent
+    return Answers("operators", lambda: state_of(place), __file__, contents)
+
+
+def ship(place: Path) -> None:
+    """Write what is known of operators, for a package whose `machine_code` a folder is to be."""
+    _answers().ship(_asked(), place)
 
 
 @cache

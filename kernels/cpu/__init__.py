@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from soapstone.cache.answers import Answers, state_of
-from soapstone.cache.environment import digest, environment, key
+from soapstone.cache.environment import digest
+from soapstone.cache.sources import contents
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.cpu.openblas import library as openblas
 from soapstone.kernels.fallback import report
@@ -132,8 +133,18 @@ def _answers() -> Answers:
     from soapstone.kernels import registry
 
     library = "onednn" if onednn.available() else "openblas" if openblas.available() else ""
-    sources = [state_of(Path(module.__file__ or "").parent) for module in (registry, spec)]
-    return Answers("kernels", lambda: digest(key(environment()), library, *sources), __file__)
+    places = [Path(module.__file__ or "").parent for module in (registry, spec)]
+    return Answers(
+        "kernels",
+        lambda: digest(library, *map(state_of, places)),
+        __file__,
+        lambda: digest(library, contents()),
+    )
+
+
+def ship(place: Path) -> None:
+    """Write where variants are, for a package whose `machine_code` a folder is to be."""
+    _answers().ship({"variants": _all()}, place)
 
 
 if not onednn.available() and not onednn.disabled():

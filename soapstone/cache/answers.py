@@ -15,6 +15,7 @@ from typing import Any
 
 from soapstone.cache.environment import digest, folder
 
+PACKAGED = Path(__file__).resolve().parent.parent / "machine_code"  # what a package came with
 _BEGAN = time.time()
 _KEPT = 32  # files of a name, those of other versions too: the ones written last
 
@@ -26,26 +27,39 @@ class Answers:
         name: of the folder that the file is in. about: what answers depend on, such as the version
             of the library. source: the file of the module that asks and says what answers look
             like; they are found while it is what it was.
-        shipped: the folder of a package that may have come with answers.
+        shipped: what answers depend on that the package may have come with, wherever it is; they
+            are looked for first.
     """
 
     def __init__(
-        self, name: str, about: Callable[[], str], source: str, shipped: Path | None = None
+        self,
+        name: str,
+        about: Callable[[], str],
+        source: str,
+        shipped: Callable[[], str] | None = None,
     ) -> None:
         self._name, self._about, self._source, self._shipped = name, about, source, shipped
         self._new: dict[str, Any] = {}  # what no file holds yet
         self._saving = threading.Lock()
 
+    def _within(self, place: Path, about: str) -> Path:
+        here = hashlib.sha256(Path(self._source).read_bytes()).hexdigest()
+        return place / self._name / f"{digest(about, here)}.json"
+
     @cached_property
     def _path(self) -> Path:
-        here = hashlib.sha256(Path(self._source).read_bytes()).hexdigest()
-        return folder() / self._name / f"{digest(self._about(), here)}.json"
+        return self._within(folder(), self._about())
+
+    @cached_property
+    def _came(self) -> dict[str, Any]:
+        """What the package came with."""
+        if self._shipped is None or not (PACKAGED / self._name).is_dir():
+            return {}
+        return self._read(self._within(PACKAGED, self._shipped()))
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        shipped = self._shipped
-        before = {} if shipped is None else self._read(shipped / self._name / self._path.name)
-        return before | self._read(self._path)
+        return self._read(self._path)
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
@@ -69,6 +83,8 @@ class Answers:
 
         ask: returns it, as JSON has it. keep: whether `save` is to write it, asked after that.
         """
+        if key in self._came:
+            return self._came[key]
         if key in self._known:
             return self._known[key]
         found = self._known[key] = ask()
@@ -76,9 +92,10 @@ class Answers:
             self._new[key] = found
         return found
 
-    def ship(self, answers: Mapping[str, Any], folder: Path) -> None:
-        """Write answers, by key, for a package whose folder `folder` is to be."""
-        self._write(folder / self._name / self._path.name, answers)
+    def ship(self, answers: Mapping[str, Any], place: Path) -> None:
+        """Write answers, by key, for a package whose `machine_code` a folder is to be."""
+        assert self._shipped is not None
+        self._write(self._within(place, self._shipped()), answers)
 
     def save(self) -> None:
         """Write what was asked in this process; where it cannot be, others ask again."""

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.cache import kept
+from soapstone.cache.answers import PACKAGED
 from soapstone.cache.deferred import Late
 from soapstone.cache.environment import digest, environment
 from soapstone.cache.loader import DEFINED, load
 from soapstone.locks import Lock
 
 SUFFIX = ".o"
-PACKAGED = Path(__file__).resolve().parent.parent / "machine_code"
 _V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 LEVELS = {"x86-64-v4": _V3 + _V4, "x86-64-v3": _V3, "x86-64": ()}  # by what each needs, best first

@@ -15,6 +15,7 @@ from soapstone.cache.environment import environment, folder, key
 TOLD = {  # by folder: answers of libraries (`told`)
     "processor": "processor as LLVM sees it",
     "onnx": "declarations of ONNX",
+    "sources": "stamps of sources",
     "kernels": "modules of kernels",
     "operators": "modules of operators",
 }

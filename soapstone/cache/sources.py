@@ -82,7 +82,11 @@ def closure(modules: Iterable[str], compiled: bool = False) -> frozenset[str]:
 
 @cache
 def _stamp(modules: frozenset[str], compiled: bool) -> str:
-    return _answer(" ".join([*sorted(modules), str(compiled)]), lambda: modules, compiled)
+    return _answer(_named(modules, compiled), lambda: modules, compiled)
+
+
+def _named(modules: Iterable[str], compiled: bool) -> str:
+    return " ".join([*sorted(modules), str(compiled)])
 
 
 def _answer(name: str, modules: Callable[[], Iterable[str]], compiled: bool) -> str:
@@ -114,12 +118,43 @@ def _in_state(module: str) -> bool:
 @cache
 def _answers() -> Answers:
     """Return the stamps that processes found of the sources as they are."""
-    packages = [folder for name in _COMPUTING if (folder := _folder(f"{_ROOT}.{name}"))]
-    states = [state_of(folder) for folder in packages]
-    root = _folder(_ROOT)
-    if root is not None:
-        states.append(state_of(root, within=False))
-    return Answers("sources", lambda: digest(sys.version, *states), __file__)
+
+    def about() -> str:
+        packages = [folder for name in _COMPUTING if (folder := _folder(f"{_ROOT}.{name}"))]
+        states = [state_of(folder) for folder in packages]
+        root = _folder(_ROOT)
+        if root is not None:
+            states.append(state_of(root, within=False))
+        return digest(sys.version, *states)
+
+    return Answers("sources", about, __file__, contents)
+
+
+@cache
+def contents() -> str:
+    """Return the hash of all files that compute, under their names in the package: wherever it is
+    installed, it is the same. With a file that is `late`, no other process has the same.
+    """
+    whole = hashlib.sha256()
+    for package in (_ROOT, *(f"{_ROOT}.{name}" for name in _COMPUTING)):
+        top = _folder(package)
+        for place, folders, names in os.walk(top) if top is not None else ():
+            folders[:] = sorted(folders) if package != _ROOT else []
+            for name in sorted(name for name in names if name.endswith(".py")):
+                with open(os.path.join(place, name), "rb", buffering=0) as file:
+                    status = os.fstat(file.fileno())
+                    text = _NOT_KNOWN if late(status) else file.readall()
+                inner = os.path.relpath(place, top)
+                whole.update(f"{package} {inner} {name} {len(text)}\0".encode() + text)
+    return whole.hexdigest()
+
+
+def ship(modules: Iterable[Iterable[str]], place: Path) -> None:
+    """Write stamps of what is compiled of some modules, for a package whose `machine_code` a folder
+    is to be.
+    """
+    told = {_named(each, True): stamp(*each, compiled=True) for each in map(frozenset, modules)}
+    _answers().ship(told, place)
 
 
 def _modules(thing: Any, seen: set[int]) -> Iterator[str]:

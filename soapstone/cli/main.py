@@ -127,7 +127,7 @@ def compile_(
     as_json: Json = False,
 ) -> None:
     """Compile the kernels ahead of need, so that no first run waits for it (docs/caches.md)."""
-    from soapstone.cache.objects import PACKAGED
+    from soapstone.cache.answers import PACKAGED
     from soapstone.engine import ahead
     from soapstone.frontend.onnx.file import schema
 
@@ -138,6 +138,7 @@ def compile_(
         answer(f"{count} kernels are compiled for this computer", {"kernels": count}, as_json)
         return
     folders = [str(ahead.ship(each, folder or PACKAGED)) for each in level]
+    ahead.tell(folder or PACKAGED)
     schema.ship(folder or PACKAGED)
     answer(f"compiled into {', '.join(folders)}", {"folders": folders}, as_json)
 

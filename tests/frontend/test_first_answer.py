@@ -90,8 +90,8 @@ def test_a_process_after_the_first_imports_no_onnx(tmp_path: Path) -> None:
 _SHIPPED = """
 import sys
 from pathlib import Path
-from soapstone.cache import objects
-objects.PACKAGED = Path("package")
+from soapstone.cache import answers
+answers.PACKAGED = Path("package")
 from soapstone.frontend.onnx.file.schema import newest_opset, remember, schema
 print(newest_opset(), schema("", "Conv", 17), schema("", "Gelu", 17))
 remember()

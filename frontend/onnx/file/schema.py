@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from soapstone.cache.answers import Answers
 from soapstone.cache.environment import installed
-from soapstone.cache.objects import PACKAGED
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.messages import attribute_value, function_in
 from soapstone.frontend.onnx.file.tensors import ONNX_OF, TYPE_STRINGS
@@ -120,8 +119,10 @@ _learns: bool | None = None  # whether answers are kept: not where others have i
 
 
 def _answers(version: int) -> Answers:
-    made = Answers("onnx", lambda: f"{installed('onnx')} {version}", __file__, PACKAGED)
-    return _ANSWERS.setdefault(version, made)
+    def about() -> str:
+        return f"{installed('onnx')} {version}"
+
+    return _ANSWERS.setdefault(version, Answers("onnx", about, __file__, about))
 
 
 def _known(key: str, version: int, asked: Callable[[], Any]) -> Any:

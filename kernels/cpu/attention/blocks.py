@@ -307,7 +307,6 @@ def _expected(_: Call) -> float:
     return 0.4 if pairs_at_once() else 0.9
 
 
-if held() > 4:  # registers hold the sums of six rows
-    variant("attention", "blocks", expected=0.8, promises=True)(_bind)
-if _PAIRS:
-    variant("attention", "blocks_bfloat16", expected=_expected, promises=True)(_of_halves)
+# Registers must hold the sums of six rows.
+variant("attention", "blocks", expected=0.8, promises=True, runs=held() > 4)(_bind)
+variant("attention", "blocks_bfloat16", expected=_expected, promises=True, runs=_PAIRS)(_of_halves)

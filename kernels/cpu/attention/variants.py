@@ -243,8 +243,11 @@ def _expected(_: Call) -> float:
     return 0.5 if onednn.gains_by_bfloat16() else 2.0
 
 
-if onednn.available() and onednn.multiplies_bfloat16():
-    variant("attention", "onednn_bfloat16", expected=_expected, promises=True)(_of_halves)
+if onednn.available():
+    _runs = onednn.multiplies_bfloat16()
+    variant("attention", "onednn_bfloat16", expected=_expected, promises=True, runs=_runs)(
+        _of_halves
+    )
 
 
 @_products("attention_grad")

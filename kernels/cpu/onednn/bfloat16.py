@@ -126,6 +126,6 @@ def product(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
 BINDS: dict[str, _Bind] = {"conv1d": as_image(conv), "conv2d": conv, "conv3d": conv}
 BINDS |= {"linear": linear, "matmul": product}
 
-if multiplies_bfloat16():
-    for _operator, _bind in BINDS.items():
-        variant(_operator, NAME, expected=expected, promises=True)(_bind)
+for _operator, _bind in BINDS.items():
+    _runs = multiplies_bfloat16()
+    variant(_operator, NAME, expected=expected, promises=True, runs=_runs)(_bind)

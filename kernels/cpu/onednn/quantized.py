@@ -95,7 +95,9 @@ def linear(call: Call, steps: Sequence[Step] = (), rounds: bool = False) -> Entr
     return matmul.product(program, operands, bias, after, "first", 1 in call.constants, scaling)
 
 
-if multiplies_bytes():
-    variant("quantized_conv1d", "onednn")(as_image(conv))
-    variant(("quantized_conv2d", "quantized_conv3d"), "onednn")(conv)
-    variant("quantized_linear", "onednn")(linear)
+for _operators, _bind in (
+    (("quantized_conv1d",), as_image(conv)),
+    (("quantized_conv2d", "quantized_conv3d"), conv),
+    (("quantized_linear",), linear),
+):
+    variant(_operators, "onednn", runs=multiplies_bytes())(_bind)

@@ -379,5 +379,5 @@ def pairs(call: Call) -> Entry | None:
 
 # Without oneDNN nothing pools bytes. Of several groups sums are short, and fill no vectors: those
 # stay in float32.
-if has_pairs() and onednn.available() and not onednn.multiplies_bytes():
-    variant((*_BINDS, "with_epilogue"), "pairs", expected=0.9, promises=True)(pairs)
+_runs = has_pairs() and onednn.available() and not onednn.multiplies_bytes()
+variant((*_BINDS, "with_epilogue"), "pairs", expected=0.9, promises=True, runs=_runs)(pairs)
