@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
-from soapstone.cache.environment import environment
+from soapstone.cache.environment import features as of_processor
 from soapstone.cache.objects import arm as arm, features, held as held
 
 LANES = 16
@@ -46,7 +46,7 @@ def pairs_at_once() -> bool:
     On AMD's processors that have the instruction they do. Intel's do half as many in a given time
     as of float32, but for those of tiles (AMX).
     """
-    return {"avx512bf16", "sse4a"} <= set(environment()["features"].split())
+    return {"avx512bf16", "sse4a"} <= of_processor()
 
 
 class Lanes:

@@ -32,7 +32,7 @@ import numpy as np
 from soapstone.cache import objects
 from soapstone.cache.answers import late
 from soapstone.cache.changes import OPENED, SESSIONS as FOLDER, changed, default_path
-from soapstone.cache.environment import digest, environment, folder, key
+from soapstone.cache.environment import digest, folder, identity, key
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.sources import Field, Source
@@ -379,7 +379,7 @@ def _place(model: str | Path, options: Options) -> Place | None:
     told = sorted(f"{n}={v}" for n, v in os.environ.items() if n.startswith(_SETTINGS))
     named = (Path(model).stem, str(options), str(usable_cores()), str(_FORMAT))
     code = __file__, onednn.path()  # another tree, or another library, has others in its place
-    base = digest(*named, *code, key(environment()), *told)
+    base = digest(*named, *code, key(identity()), *told)
     return Place(base, data, status.st_ctime_ns, options.threads)
 
 

@@ -29,6 +29,8 @@ class CacheWarning(UserWarning):
 # Variables that change what libraries compile or run, and of these the ones that do not.
 _SETTINGS = ("NUMBA_", "ONEDNN_", "DNNL_", "SOAPSTONE_CHECKED")
 _NO_SETTINGS = ("CACHE", "DEBUG", "VERBOSE", "NUM_THREADS", "WARNINGS", "DISABLE_PERFORMANCE")
+# What Linux calls features of x86-64 that LLVM calls otherwise, of those that are asked for.
+_FLAGS = {"bmi": "bmi1", "lzcnt": "abm", "avx512bf16": "avx512_bf16", "avx512vnni": "avx512_vnni"}
 
 
 def folder() -> Path:
@@ -43,26 +45,54 @@ def folder() -> Path:
 @cache
 def environment() -> Mapping[str, str]:
     """Return this process's environment: processor, its features, cores, versions, settings."""
-    settings = {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_SETTINGS) and not any(word in name for word in _NO_SETTINGS)
-    }
     processor = _processor()
     found = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor["name"],
         "features": processor["features"],
         "cores": str(os.cpu_count() or 1),
-        "python": f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}",
-        "soapstone": installed("soapstone"),
-        "numpy": installed("numpy"),
-        "numba": installed("numba"),
-        "llvmlite": installed("llvmlite"),
+        **_versions_used(),
         "llvm": processor["llvm"],
-        **settings,
+        **settings(),
     }
     return MappingProxyType(found)
+
+
+def settings() -> dict[str, str]:
+    """Return the variables that change what libraries compile or run."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_SETTINGS) and not any(word in name for word in _NO_SETTINGS)
+    }
+
+
+def identity() -> Mapping[str, str]:
+    """Return what the environment follows from: no LLVM is imported for it, where the system tells
+    what the processor is.
+    """
+    processor = processor_identity()
+    if not processor:
+        return environment()
+    cores = str(os.cpu_count() or 1)
+    return {"processor": processor, "cores": cores, **_versions_used(), **settings()}
+
+
+@cache
+def features() -> frozenset[str]:
+    """Return the processor's features, under LLVM's names: all, or those that are asked for."""
+    told = processor_identity().partition("flags")[2].partition("\n")[0]
+    flags = told.partition(":")[2].split()
+    if not flags:
+        return frozenset(environment()["features"].split())
+    return frozenset({*flags, *(name for name, flag in _FLAGS.items() if flag in flags)})
+
+
+def _versions_used() -> dict[str, str]:
+    return {
+        "python": f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}",
+        **{name: installed(name) for name in ("soapstone", "numpy", "numba", "llvmlite")},
+    }
 
 
 def _processor() -> dict[str, str]:

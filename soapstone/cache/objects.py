@@ -18,10 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from soapstone.cache import kept
+from soapstone.cache import environment, kept
 from soapstone.cache.answers import PACKAGED
 from soapstone.cache.deferred import Late
-from soapstone.cache.environment import digest, environment
+from soapstone.cache.environment import digest
 from soapstone.cache.loader import DEFINED, load
 from soapstone.locks import Lock
 
@@ -111,7 +111,7 @@ def features() -> frozenset[str]:
     name, told = (os.environ.get(f"NUMBA_CPU_{each}", "") for each in ("NAME", "FEATURES"))
     has = set(LEVELS.get(name, ()))
     if name not in LEVELS and name.lower() != "generic" and not told:
-        has.update(environment()["features"].split())
+        has.update(environment.features())
     for each in told.split(","):
         (has.add if each.startswith("+") else has.discard)(each[1:])
     return frozenset(has)
@@ -134,14 +134,14 @@ def held() -> int:
 
 def levels() -> tuple[str, ...]:
     """Return the levels of instructions that this processor has, the best one first."""
-    has = set(environment()["features"].split())
+    has = environment.features()
     return tuple(level for level, needed in LEVELS.items() if has >= set(needed))
 
 
 @cache
 def _packaged() -> tuple[Path, ...]:
     """Return the folders of object files that this processor runs, the best ones first."""
-    if any(name.startswith("NUMBA_") for name in environment()) or not PACKAGED.is_dir():
+    if any(name.startswith("NUMBA_") for name in environment.settings()) or not PACKAGED.is_dir():
         return ()
     return tuple(packaged(level) for level in levels() if packaged(level).is_dir())
 
