@@ -15,6 +15,7 @@ from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
+from soapstone.ir.analysis.samples import aligned
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Items, Node, bound
@@ -60,20 +61,31 @@ def differs(
 
 
 def _same_attributes(one: Graph, other: Graph, a: Node, b: Node) -> bool:
-    """Return whether attributes are equal except for shapes."""
-    if a.items == b.items:
-        return True
-    shaped = a.spec.view == "reshape" or a.operator == "broadcast" or not a.inputs
-    if a.operator == "slice":  # all of an axis, whatever its extent is
-        whole = [
-            node.attributes["stops"][axis] == graph.tensors[node.inputs[0]].shape[axis]
-            for graph, node in ((one, a), (other, b))
-            for axis, (p, q) in enumerate(zip(a.attributes["stops"], b.attributes["stops"]))
-            if p != q
-        ]
-        rest = ("starts", "steps")
-        return all(whole) and all(a.attributes[name] == b.attributes[name] for name in rest)
-    return shaped and all(p == q for p, q in zip(a.items, b.items) if p[0] != "shape")
+    """Return whether attributes are equal but for extents, which show in shapes of results too.
+
+    They do where they are the result's shape, and where they are those of an axis that is kept
+    whole in both graphs.
+    """
+    both = (one, a), (other, b)
+    for (name, p), (_, q) in zip(a.items, b.items):
+        if p == q:
+            continue
+        if not a.spec.attributes[name].extents:
+            return False
+        shown = all(g.tensors[n.outputs[0]].shape == v for (g, n), v in zip(both, (p, q)))
+        others = [axis for axis, numbers in enumerate(zip(p, q)) if len({*numbers}) > 1]
+        if not shown and not all(_kept(*each, axis) for each in both for axis in others):
+            return False
+    return True
+
+
+def _kept(graph: Graph, node: Node, axis: int) -> bool:
+    """Return whether a result has the operand's elements along an axis, each where it was."""
+    signature = graph.signature(node)
+    dims = {
+        aligned(each[0].axes[axis], signature) for each in (signature.inputs, signature.outputs)
+    }
+    return len(dims) == 1 and None not in dims
 
 
 def _same_contents(a: Array, b: Array) -> bool:
@@ -88,12 +100,6 @@ def _same_contents(a: Array, b: Array) -> bool:
 
 Ints = tuple[int, ...]
 _MULTIPLIED = 24  # numbers of which products are looked at
-_SAYING = {  # attributes that are extents
-    "slice": ("starts", "stops"),
-    "broadcast": ("shape",),
-    "resize": ("sizes",),
-}
-
 
 Way = tuple[int, int, int, Ints]  # a rest, parts, a whole, and which numbers are multiplied
 
@@ -368,15 +374,13 @@ class Family:
             GraphError: they are something else.
         """
         node = nodes[0]
-        names = _SAYING.get(node.operator, () if node.inputs else ("shape",))
-        if node.spec.view == "reshape":
-            names = ("shape",)
         found = self._items[node.name] = {}
         for items in zip(*(n.items for n in nodes)):
             name, values = items[0][0], [value for _, value in items]
             if all(item == items[0] for item in items):
                 continue
-            if name not in names or len({len(value) for value in values}) > 1:
+            extents = node.spec.attributes[name].extents
+            if not extents or len({len(value) for value in values}) > 1:
                 raise GraphError(f"{node.label}: attributes {items} found")
             found[name] = [self.numbers.term(column) for column in zip(*values)]
 

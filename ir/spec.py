@@ -43,12 +43,15 @@ class Attribute:
         default: its value where it is not given; without one it is required.
         choices: all values that it may have, where these are few.
         minimum: the least value, or the least of its numbers.
+        extents: whether its numbers are extents, or positions along axes, which follow from shapes
+            of inputs where a model is for any (`ir/extents.py`).
     """
 
     kind: str
     default: Any = REQUIRED
     choices: tuple[Any, ...] | None = None
     minimum: float | None = None
+    extents: bool = False
 
     def normalise(self, name: str, value: Any) -> Any:
         """Return the value in its frozen form.

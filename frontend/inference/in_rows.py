@@ -19,7 +19,7 @@ from soapstone.engine.session import Bound
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.families import Known, alike
 from soapstone.frontend.inference.sources import Source
-from soapstone.ir.analysis.samples import meeting_samples
+from soapstone.ir.analysis.samples import meeting_samples, same_for_samples
 from soapstone.ir.by_extents import Said
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import differs
@@ -77,21 +77,17 @@ class InRows:
         first, other = kind.seen
         if first == number:
             return
+        several, few = (other, known) if number == 1 else (known, other)
         try:
-            graphs = other.graph, known.graph
+            where = where_rows_meet(several, few, self._source.weights())
         except GraphError:
             return  # what is bound of one is known alone
-        kind.apart = alike(other.notes, known.notes)
-        weights = {**self._source.weights(), **other.constants, **known.constants}
-        if kind.apart and not _lengthens(other, known) and not differs(*graphs, weights):
-            several = known if number > 1 else other
-            kind.apart = not meeting_samples(several.graph, weights)
+        if not where:
             kind.numbers |= {first, number}
-        elif first == 1:  # of one row much is written otherwise
+        elif first == 1 and alike(other.notes, known.notes):  # much is written otherwise
             kind.seen = number, known
-        else:
-            kind.apart = number == 1
-        if not kind.apart:
+        elif number > 1:
+            kind.apart = False
             kind.seen = None
             kind.numbers.clear()
 
@@ -155,6 +151,26 @@ class InRows:
         return kind, numbers.pop() if len(numbers) == 1 else 0
 
 
+def where_rows_meet(several: Known, other: Known, weights: Mapping[str, Array]) -> str:
+    """Return where outputs depend on other rows than theirs, or on how many there are; "" nowhere.
+
+    Where it is not told that they do not, they count as if they did.
+
+    several, other: what is known for two numbers of rows, the first of 2 or more. weights: of the
+    model.
+
+    Raises:
+        GraphError: a graph cannot be derived, although its lowered graph can.
+    """
+    if not alike(several.notes, other.notes):
+        return "the number of rows"
+    if _lengthens(several, other):
+        return "a constant of as many rows"
+    weights = {**weights, **several.constants, **other.constants}
+    where = differs(several.graph, other.graph, weights)
+    return where or meeting_samples(several.graph, other.graph)
+
+
 def _lengthens(one: Known, other: Known) -> bool:
     """Return whether constants grow with the number of rows: contents for more rows are unknown."""
     graphs = one.graph, other.graph
@@ -168,8 +184,9 @@ def _lengthens(one: Known, other: Known) -> bool:
     ]
     if len(said[0]) != len(said[1]):
         return True
-    found += [tuple(made.tensors[made.outputs[0]] for made in each) for each in zip(*said)]
-    return any(a.shape != b.shape for a, b in found)
+    return any(a.shape != b.shape for a, b in found) or not all(
+        same_for_samples(*made) for made in zip(*said)
+    )
 
 
 def _steps(rows: int, numbers: Iterable[int]) -> list[tuple[int, int]]:

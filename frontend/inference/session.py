@@ -377,20 +377,28 @@ class InferenceSession:
     def meeting_samples(self, inputs: Mapping[str, Any] | Any) -> str:
         """Return where rows of outputs depend on other rows of the inputs; "" for nowhere.
 
-        Rows are along the first axis of all inputs and outputs. inputs: as of `run`, with two rows
-        or more.
+        Rows are along the first axis of all inputs and outputs, which is one symbolic dim. inputs:
+        as of `run`, with two rows or more.
         """
+        from soapstone.frontend.inference.in_rows import where_rows_meet
+        from soapstone.frontend.inference.shape_warmup import shapes_of
         from soapstone.frontend.onnx import UnboundError
-        from soapstone.ir.analysis.samples import meeting_samples
 
-        source = self.serial.source
+        given, binder = self.checked(inputs), self.serial.binder
         try:
-            graph, contents = source.graph(self.checked(inputs))
+            known, contents = binder.known(given)
         except UnboundError:
             return "shapes that depend on computed values"
         if contents:
             return f"input {next(iter(contents))!r}, on whose contents shapes depend"
-        return meeting_samples(graph, source.weights())
+        if binder.source.rows is None:
+            return "inputs without a dim in common"
+        more = {name: (len(array) + 1, *array.shape[1:]) for name, array in given.items()}
+        try:
+            other, _ = binder.known(shapes_of(given, more))
+        except GraphError:
+            return "one row more, of which the model has no graph"
+        return where_rows_meet(known, other, binder.source.weights())
 
     @property
     def peak_bytes(self) -> int:

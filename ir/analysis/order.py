@@ -13,13 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
-from soapstone.ir.analysis.samples import aligned, same, same_along
+from soapstone.ir.analysis.samples import aligned, differs_by_place
 from soapstone.ir.builder import Emitter, GraphBuilder
-from soapstone.ir.dims import Ints, Kind, Operand, Signature
+from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.spec import Tile
 from soapstone.ir.tensor import Array
 
 Axes = dict[str, int]  # of values, the axis along which their elements have the order
@@ -60,7 +57,7 @@ def _followed(graph: Graph, axes: Mapping[str, int], weights: Mapping[str, Array
         if lost is not None:
             raise _Ordered(f"reshape {lost!r}")
         if not any(name in found for name in node.inputs):
-            alike.update(same_along(graph, node))
+            alike.update(_same_along(graph, node))
             continue
         try:
             found.update(_after(graph, node, found, weights, alike))
@@ -98,7 +95,7 @@ def _after(
     for name, operand in operands:
         for position, axis in enumerate(operand.axes):
             other = dim in axis.dims and axes.get(name) != position
-            if other and (name in axes or not same(name, position, alike, weights)):
+            if other and (name in axes or not _same(name, position, alike, weights)):
                 raise _Ordered(where)
     made = {}
     for name, operand in zip(node.outputs, signature.outputs):
@@ -108,35 +105,6 @@ def _after(
         if found:
             made[name] = found[0]
     return made
-
-
-def differs_by_place(node: Node, signature: Signature, dim: str) -> bool:
-    """Return whether what an operator does to an index of a dim depends on which it is."""
-    if node.spec.localize is None or not signature.by_name[dim].extent:
-        return False
-    found = []
-    for index in (0, signature.by_name[dim].extent - 1):
-        lo = {each.name: np.zeros(1, np.int64) for each in signature.dims}
-        hi = {each.name: np.array([each.extent]) for each in signature.dims}
-        lo[dim], hi[dim] = np.array([index]), np.array([index + 1])
-
-        def boxes(
-            operands: tuple[Operand, ...],
-            lo: dict[str, Ints] = lo,
-            hi: dict[str, Ints] = hi,
-        ) -> tuple[tuple[Ints, Ints], ...]:
-            tiles = (operand.tiles(lo, hi, 1) for operand in operands)
-            return tuple((first[0], last[0]) for first, last in tiles)
-
-        tile = Tile(
-            {each.name: (int(lo[each.name][0]), int(hi[each.name][0])) for each in signature.dims},
-            boxes(signature.inputs),
-            boxes(signature.outputs),
-            tuple(operand.shape for operand in signature.inputs),
-            tuple(operand.shape for operand in signature.outputs),
-        )
-        found.append(dict(node.spec.localize(node.attributes, tile)))
-    return found[0] != found[1]
 
 
 def _lowered(graph: Graph, node: Node, axes: Axes, weights: Mapping[str, Array]) -> Axes:
@@ -153,3 +121,23 @@ def _lowered(graph: Graph, node: Node, axes: Axes, weights: Mapping[str, Array])
     except _Ordered as error:
         raise _Ordered(f"{node.operator} {node.name!r} ({error})") from None
     return {name: found[value] for name, value in zip(node.outputs, made) if value in found}
+
+
+def _same_along(graph: Graph, node: Node) -> dict[str, set[int]]:
+    """Return the axes of a node's results that no operand is indexed by: they repeat there."""
+    signature = graph.signature(node)
+    known = {dim for operand in signature.inputs for dim in operand.dims}
+    return {
+        name: {p for p, axis in enumerate(o.axes) if axis.dims and known.isdisjoint(axis.dims)}
+        for name, o in zip(node.outputs, signature.outputs)
+    }
+
+
+def _same(
+    name: str, axis: int, alike: Mapping[str, set[int]], weights: Mapping[str, Array]
+) -> bool:
+    """Return whether a value that no sample determines has the same contents in all rows."""
+    if name not in weights:
+        return axis in alike.get(name, ())
+    array = weights[name]
+    return bool((array == array.take([0], axis)).all())

@@ -7,11 +7,14 @@ are gathered for other samples, such as neighbours for vertices, those others ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Sequence
 
-from soapstone.ir.dims import Affine, Axis, Kind, Product, Signature, Whole
+import numpy as np
+
+from soapstone.ir.dims import Affine, Axis, Ints, Kind, Operand, Product, Signature, Whole
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.spec import Tile
+from soapstone.ir.tensor import Role
 
 
 def sample_dims(graph: Graph) -> dict[str, str]:
@@ -43,62 +46,121 @@ def sample_dims(graph: Graph) -> dict[str, str]:
     return result
 
 
-def meeting_samples(graph: Graph, weights: Mapping[str, Array]) -> str:
+def meeting_samples(graph: Graph, other: Graph) -> str:
     """Return where rows of outputs depend on other rows of the inputs than theirs; "" for nowhere.
 
-    Rows are along the first axis of all inputs and outputs; the graph is for several rows. Where
-    signatures leave it open, samples count as meeting.
+    Rows are along the first axis of all inputs and outputs. Where signatures leave it open, samples
+    count as meeting.
 
-    weights: the contents of parameters, states and constants, by name.
+    graph, other: of one model, for several rows and for another number of them, which differ in
+    extents alone (`ir.extents.differs`).
     """
-    axis_of = dict.fromkeys(graph.inputs(Role.INPUT), 0)
-    alike: dict[str, set[int]] = {}  # axes along which all rows of what is made of weights are one
-    for node in graph.nodes:
-        signature = graph.signature(node)
-        where = f"{node.operator} {node.name!r}"
-        seen = [name for name in node.inputs if name in axis_of]
-        if not seen:
-            alike.update(same_along(graph, node))
-            continue
-        dims = {
-            aligned(operand.axes[axis_of[name]], signature)
-            for name, operand in zip(node.inputs, signature.inputs)
-            if name in axis_of
-        }
-        dim = dims.pop()
-        if dims or dim is None or signature.by_name[dim].kind is not Kind.FREE:
-            return where
-        for name, operand in zip(node.inputs, signature.inputs):
-            for position, axis in enumerate(operand.axes):
-                other = dim in axis.dims and axis_of.get(name) != position
-                if other and (name in axis_of or not same(name, position, alike, weights)):
-                    return where
-        for name, operand in zip(node.outputs, signature.outputs):
-            found = [p for p, axis in enumerate(operand.axes) if aligned(axis, signature) == dim]
-            if len(found) != 1:
-                return where
-            axis_of[name] = found[0]
+    try:
+        found = _along_samples(graph, other)
+    except _Meeting as meeting:
+        return str(meeting)
     rows = {graph.tensors[name].shape[0] for name in graph.inputs(Role.INPUT)}
     for name in graph.outputs:
-        if axis_of.get(name) != 0 or not rows.issuperset(graph.tensors[name].shape[:1]):
+        if found.get(name) != 0 or not rows.issuperset(graph.tensors[name].shape[:1]):
             return f"output {name!r}"
     return ""
+
+
+def same_for_samples(made: Graph, other: Graph) -> bool:
+    """Return whether what two graphs make of constants is the same for each sample in both.
+
+    made, other: as of `meeting_samples`; no node reads their inputs, which tell the rows.
+    """
+    try:
+        _along_samples(made, other)
+    except _Meeting:
+        return False
+    return True
+
+
+class _Meeting(Exception):
+    """Samples meet in an operator, or what it makes depends on how many there are."""
+
+
+def _along_samples(graph: Graph, other: Graph) -> dict[str, int]:
+    """Return the axis of each value along which samples lie, each in an equal part of it.
+
+    A value of constants that is longer in one graph has such an axis too, if it repeats along that,
+    as a mask does that was made once and is added to each sample. All other values are the same in
+    both graphs.
+
+    graph, other: as of `meeting_samples`.
+
+    Raises:
+        _Meeting: there is none.
+    """
+    inputs = graph.inputs(Role.INPUT)
+    rows = tuple(each.tensors[inputs[0]].shape[0] for each in (graph, other))
+    axis_of = dict.fromkeys(inputs, 0)
+    by_place = dict[Hashable, bool]()
+    for node, twin in zip(graph.nodes, other.nodes):
+        signature = graph.signature(node)
+        operands = list(zip(node.inputs, signature.inputs))
+        shapes = [
+            tuple(of.tensors[name].shape for of, name in zip((graph, other), names))
+            for names in zip(node.outputs, twin.outputs)
+        ]
+        dims = {aligned(o.axes[axis_of[n]], signature) for n, o in operands if n in axis_of}
+        if not dims:
+            if all(a == b for a, b in shapes):
+                continue
+            dims = _longer(signature, shapes)
+        where = f"{node.operator} {node.name!r}"
+        dim = dims.pop()
+        if dims or dim is None or signature.by_name[dim].kind is not Kind.FREE:
+            raise _Meeting(where)
+        key = node.operator, node.items, signature.inputs, dim
+        if key not in by_place:
+            by_place[key] = differs_by_place(node, signature, dim)
+        others = any(
+            dim in axis.dims and axis_of.get(name) != position
+            for name, operand in operands
+            for position, axis in enumerate(operand.axes)
+        )
+        if others or by_place[key] or signature.by_name[dim].extent % rows[0]:
+            raise _Meeting(where)
+        for name, operand, both in zip(node.outputs, signature.outputs, shapes):
+            found = [p for p, axis in enumerate(operand.axes) if aligned(axis, signature) == dim]
+            if len(found) != 1 or not _alike(both, found[0], rows):
+                raise _Meeting(where)
+            axis_of[name] = found[0]
+    return axis_of
+
+
+def _longer(
+    signature: Signature, shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> set[str | None]:
+    """Return the dims along which results of constants are longer in one of two graphs.
+
+    None is among them where an operand is indexed by such a dim, so that they need not repeat.
+    """
+    known = {dim for operand in signature.inputs for dim in operand.dims}
+    return {
+        None if not known.isdisjoint(axis.dims) else aligned(axis, signature)
+        for operand, (one, other) in zip(signature.outputs, shapes)
+        for axis, a, b in zip(operand.axes, one, other)
+        if a != b
+    } or {None}
+
+
+def _alike(shapes: tuple[tuple[int, ...], tuple[int, ...]], axis: int, rows: Sequence[int]) -> bool:
+    """Return whether shapes for two numbers of rows differ by these alone, along an axis."""
+    one, other = (list(shape) for shape in shapes)
+    if len(one) != len(other):
+        return False
+    a, b = one.pop(axis), other.pop(axis)
+    return one == other and a * rows[1] == b * rows[0] and a > 0
 
 
 def _outermost(axis: Axis) -> str | None:
     """Return the dim each of whose indices has consecutive elements of an axis for itself."""
     plain = isinstance(axis, Affine) and axis.stride == 1 and not axis.overlaps
     return axis.dims[0] if plain or isinstance(axis, Product) else None
-
-
-def same_along(graph: Graph, node: Node) -> dict[str, set[int]]:
-    """Return the axes of a node's results that no operand is indexed by: they repeat there."""
-    signature = graph.signature(node)
-    known = {dim for operand in signature.inputs for dim in operand.dims}
-    return {
-        name: {p for p, axis in enumerate(o.axes) if axis.dims and known.isdisjoint(axis.dims)}
-        for name, o in zip(node.outputs, signature.outputs)
-    }
 
 
 def aligned(axis: Axis, signature: Signature) -> str | None:
@@ -109,9 +171,30 @@ def aligned(axis: Axis, signature: Signature) -> str | None:
     return dim
 
 
-def same(name: str, axis: int, alike: Mapping[str, set[int]], weights: Mapping[str, Array]) -> bool:
-    """Return whether a value that no sample determines has the same contents in all rows."""
-    if name not in weights:
-        return axis in alike.get(name, ())
-    array = weights[name]
-    return bool((array == array.take([0], axis)).all())
+def differs_by_place(node: Node, signature: Signature, dim: str) -> bool:
+    """Return whether what an operator does to an index of a dim depends on which it is."""
+    if node.spec.localize is None or not signature.by_name[dim].extent:
+        return False
+    found = []
+    for index in (0, signature.by_name[dim].extent - 1):
+        lo = {each.name: np.zeros(1, np.int64) for each in signature.dims}
+        hi = {each.name: np.array([each.extent]) for each in signature.dims}
+        lo[dim], hi[dim] = np.array([index]), np.array([index + 1])
+
+        def boxes(
+            operands: tuple[Operand, ...],
+            lo: dict[str, Ints] = lo,
+            hi: dict[str, Ints] = hi,
+        ) -> tuple[tuple[Ints, Ints], ...]:
+            tiles = (operand.tiles(lo, hi, 1) for operand in operands)
+            return tuple((first[0], last[0]) for first, last in tiles)
+
+        tile = Tile(
+            {each.name: (int(lo[each.name][0]), int(hi[each.name][0])) for each in signature.dims},
+            boxes(signature.inputs),
+            boxes(signature.outputs),
+            tuple(operand.shape for operand in signature.inputs),
+            tuple(operand.shape for operand in signature.outputs),
+        )
+        found.append(dict(node.spec.localize(node.attributes, tile)))
+    return found[0] != found[1]

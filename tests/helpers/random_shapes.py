@@ -3,7 +3,8 @@
 A model is drawn from a seed: an image or a sequence with symbolic extents goes through steps as
 exporters write them (group norms, attention, positions, padded and cut parts, strides), whose
 shapes come from `Shape`. One session answers for many extents, with graphs that it derives from
-those of others (`frontend/inference/families.py`); ONNX Runtime says what is right.
+those of others (`frontend/inference/families.py`); half of the models are served in steps too where
+rows are apart (`in_rows.py`). ONNX Runtime says what is right.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Drawing:
         self.random, self.numbers = random.Random(seed), np.random.default_rng(seed)
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
+        self.in_steps = bool(seed % 2)  # whether batches are answered in steps where that may be
         self.image = self.random.random() < 0.6
         self.sides = self.image and self.random.random() < 0.5  # of images, whether they vary
 
@@ -50,12 +52,13 @@ class Drawing:
 
     def shapes(self) -> Iterator[Shape]:
         draw = self.random.randint
-        for _ in range(SHAPES):
-            rows = self.random.choice([1, 2, 2, 3, 4, 5, 7])
+        kinds = [(3, draw(7, 17), draw(7, 17)) for _ in range(2 if self.in_steps else SHAPES)]
+        for number in range(SHAPES):
+            rows, (_, h, w) = self.random.choice([1, 2, 2, 3, 4, 5, 7]), kinds[number % len(kinds)]
             if self.image:
-                yield (rows, 3, draw(7, 17), draw(7, 17)) if self.sides else (rows, 3, 9, 12)
+                yield (rows, 3, h, w) if self.sides else (rows, 3, 9, 12)
             else:
-                yield rows, draw(5, 30), CHANNELS
+                yield rows, h + w - 9, CHANNELS
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
         return self.ops(kind, *inputs, outputs=1, **attributes)[0]
@@ -235,13 +238,45 @@ def _twice_as_long(d: Drawing, x: str) -> str:
     return d.shaped(d.op("Relu", d.shaped(x, n, twice, CHANNELS // 2)), n, t, CHANNELS)
 
 
+def _of_rows_counted(d: Drawing, x: str) -> str:
+    one = d.op("Exp", d.op("ConstantOfShape", d.extent(x, 0)))
+    return d.op("Div", x, d.op("ReduceSum", one, keepdims=0))
+
+
+def _in_columns(d: Drawing, x: str) -> str:
+    first = d.op("Shape", x)
+    column = d.op("Softmax", d.op("Reshape", x, d.ints(d.either(2, CHANNELS), -1)), axis=0)
+    return d.op("Reshape", column, first)
+
+
+def _masked_alike(d: Drawing, x: str) -> str:
+    n, mask = d.extent(x, 0), d.floats(1, 4)
+    masks = d.op("Expand", mask, d.op("Concat", n, d.ints(4), axis=0))
+    flat = d.op("Add", d.shaped(x, d.op("Mul", n, d.ints(4)), -1), d.shaped(masks, -1, 1))
+    return d.op("Reshape", flat, d.op("Shape", x))
+
+
+def _less_their_mean(d: Drawing, x: str) -> str:
+    return d.op("Sub", x, d.op("ReduceMean", x, d.ints(0), keepdims=1))
+
+
+def _stretched(d: Drawing, x: str) -> str:
+    shape = d.op("Mul", d.op("Shape", x), d.ints(1, 1, 2, d.either(1, 2)))
+    at = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return d.op("Resize", x, "", "", shape, mode="nearest", **at)
+
+
+BY_ROWS = (_of_rows_counted, _in_columns, _masked_alike, _less_their_mean)
 IMAGES = (
+    _stretched,
+    *BY_ROWS,
     *(_group_norm, _embedded_mean, _image_attention, _padded_and_cut, _by_an_extent, _positions),
     *(_shuffled, _pooled, _halves, _enlarged, _all_in_one),
     lambda d, x: d.windows(x, CHANNELS, 2, 2),
     lambda d, x: d.spread(x, (2, 3)),
 )
 SEQUENCES = (
+    *BY_ROWS,
     *(_heads, _strided, _placed, _cut, _one_more, _rows, _longer, _with_an_axis, _by_an_extent),
     _twice_as_long,
     lambda d, x: d.op("MatMul", x, d.floats(CHANNELS, CHANNELS)),
@@ -261,7 +296,8 @@ def differences(seed: int) -> tuple[int, list[str]]:
     drawing, compared, wrong = Drawing(seed), 0, list[str]()
     model = drawing.model()
     right = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    with InferenceSession(from_onnx(model), threads=1, bound_shapes=3, tune=False) as session:
+    options = {"threads": 1, "bound_shapes": 3, "tune": drawing.in_steps}
+    with InferenceSession(from_onnx(model), **options) as session:
         for number, shape in enumerate(drawing.shapes()):
             x = np.random.default_rng(number).standard_normal(shape).astype(np.float32)
             try:

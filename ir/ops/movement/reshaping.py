@@ -52,7 +52,7 @@ define(
     signature=_full_signature,
     reference=lambda a: np.full(a["shape"], a["value"], learn(a["dtype"])),
     attributes={
-        "shape": Attribute("ints", minimum=0),
+        "shape": Attribute("ints", minimum=0, extents=True),
         "value": Attribute("float", 0.0),
         "dtype": Attribute("str", "float32", choices=DTYPES),
     },
@@ -149,7 +149,7 @@ define(
     inputs=("x",),
     signature=_reshape_signature,
     reference=lambda a, x: x.reshape(a["shape"]).copy(),
-    attributes={"shape": Attribute("ints", minimum=0)},
+    attributes={"shape": Attribute("ints", minimum=0, extents=True)},
     gradient=lambda g: [g.emit("reshape", g.grad(), shape=g.spec(g.inputs[0]).shape)],
     localize=lambda a, tile: {"shape": box_shape(tile.outputs[0])},
     flops_per_point=0,

@@ -128,8 +128,8 @@ define(
     signature=_slice_signature,
     reference=_slice,
     attributes={
-        "starts": Attribute("ints", minimum=-1),
-        "stops": Attribute("ints", minimum=-1),
+        "starts": Attribute("ints", minimum=-1, extents=True),
+        "stops": Attribute("ints", minimum=-1, extents=True),
         "steps": Attribute("ints"),
     },
     gradient=_slice_grad,

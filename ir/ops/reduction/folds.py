@@ -363,7 +363,7 @@ define(
     inputs=("x",),
     signature=_broadcast_signature,
     reference=lambda a, x: np.broadcast_to(x, a["shape"]).copy(),
-    attributes={"shape": Attribute("ints", minimum=0)},
+    attributes={"shape": Attribute("ints", minimum=0, extents=True)},
     gradient=lambda g: [unbroadcast(g, g.grad(), g.inputs[0])],
     localize=lambda a, tile: {"shape": box_shape(tile.outputs[0])},
     flops_per_point=0,

@@ -32,7 +32,7 @@ _COORDINATES = (
 )
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _ATTRIBUTES = {
-    "sizes": Attribute("ints", minimum=0),
+    "sizes": Attribute("ints", minimum=0, extents=True),
     "scales": Attribute("floats", None),
     "mode": Attribute("str", "nearest", choices=("nearest", "linear", "cubic")),
     "coordinate_transformation_mode": Attribute("str", "half_pixel", choices=_COORDINATES),

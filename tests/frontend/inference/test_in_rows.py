@@ -60,6 +60,22 @@ JOINED_WINDOWS = model_of(
     "float[n, 3, 9, 9] x",
     "float[n, 6, a, b] y",
 )
+# Parts are stretched to sizes that are computed, and one mask is added to windows of all rows.
+ENLARGED = model_of(
+    """s = Shape<start = 0, end = 2>(x)  twelve = Constant<value_ints = [12]>()
+    shape = Concat<axis = 0>(s, twelve)
+    y = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric",
+               nearest_mode = "floor">(x, , , shape)"""
+)
+MASKED = model_of(
+    """n = Shape<start = 0, end = 1>(x)  both = Constant<value_ints = [6, 8]>()
+    many = Concat<axis = 0>(n, both)  masks = Expand(w, many)
+    rows = Constant<value_ints = [-1, 8]>()  mask = Reshape(masks, rows)
+    windows = Constant<value_ints = [-1, 6]>()  r = Reshape(x, windows)  h = MatMul(r, w)
+    m = Add(h, mask)  parts = Constant<value_ints = [-1, 6, 8]>()  y = Reshape(m, parts)""",
+    "float[n, 6, 6] x",
+    "float[n, 6, 8] y",
+)
 # The extent of a head is a constant, of a value whose extents may be any.
 SCALED = model_of(
     """size = Shape<start = 0, end = 2>(x)  h = MatMul(x, w)
@@ -73,6 +89,8 @@ SCALED = model_of(
 APART = {
     "tagger": TAGGER,
     "scaled": SCALED,
+    "enlarged": ENLARGED,
+    "masked": MASKED,
     "two inputs": TWO_INPUTS,
     "windows": WINDOWS,
     "joined windows": JOINED_WINDOWS,
@@ -97,6 +115,23 @@ MEETING = {
         r = Range(zero, n, one)  late = Greater(r, four)  f = Cast<to = 1>(late)
         far = Constant<value_ints = [1, 2]>()  c = Unsqueeze(f, far)  h = MatMul(x, w)
         y = Add(h, c)"""
+    ),
+    "number of rows, counted": model_of(
+        """s = Shape<start = 0, end = 1>(x)  one = ConstantOfShape(s)  e = Exp(one)
+        n = ReduceSum<keepdims = 0>(e)  d = Div(x, n)  y = MatMul(d, w)"""
+    ),
+    "a column of all rows": model_of(
+        """columns = Constant<value_ints = [6, -1]>()  c = Reshape(x, columns)
+        share = Softmax<axis = -1>(c)  back = Constant<value_ints = [-1, 5, 6]>()
+        r = Reshape(share, back)  y = MatMul(r, w)""",
+        "float[n, 5, 6] x",
+    ),
+    "a mask of all rows": model_of(
+        """n = Shape<start = 0, end = 1>(x)  six = Constant<value_ints = [6]>()
+        many = Concat<axis = 0>(n, six)  one = ConstantOfShape(many)  e = Exp(one)
+        zero = Constant<value_int = 0>()  counted = CumSum(e, zero)
+        last = Constant<value_ints = [1]>()  rows = Unsqueeze(counted, last)
+        a = Add(x, rows)  y = MatMul(a, w)"""
     ),
     "rows of two dims": model_of(
         "flat = Constant<value_ints = [-1, 6]>()  r = Reshape(x, flat)  y = MatMul(r, w)",
