@@ -16,6 +16,7 @@ from soapstone.engine.lower.attention import joined, with_shared_heads
 from soapstone.engine.lower.branches import grouped
 from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.fold import CHANNELS, Fold, Site, fold
+from soapstone.engine.lower.gathers import gathered_in_order
 from soapstone.engine.lower.norms import grouped as _group_norm, named as _norm
 from soapstone.engine.lower.rotary import rotated
 from soapstone.engine.lower.windows import windowed
@@ -231,6 +232,7 @@ NAMING = (  # before what products of bytes and of few bits are is found
     Fold("name_group_norms", ("reshape", "mul", "add"), _group_norm),
     Fold("fold_products", ("matmul",), _product),
     Fold("group_branches", ("concat",), grouped),
+    Fold("fold_gathers", ("gather",), gathered_in_order),
 )
 MOVE_RESHAPES = Fold("move_reshapes", ("reshape",), _reshaped)
 FOLDS = (

@@ -72,9 +72,9 @@ class BoundGraphs:
         self._take()
         if self._key(given) in self.held:
             return None
-        warmed = self._binder.packed.warmup.rows
-        if warmed is not None and self.rows.undecided(given):
-            self.rows.note(*warmed)
+        for warmed in tuple(self._binder.packed.warmup.rows):
+            if self.rows.undecided(given):
+                self.rows.note(*warmed)
         if self.rows.undecided(given):
             try:
                 with self._binder.packed.lock, paused():
@@ -175,12 +175,19 @@ class BoundGraphs:
             known, contents = self._binder.known(inputs)
             return None if contents else known
 
+        def undecided(inputs: Mapping[str, Array], known: Known) -> bool:
+            rows = self.rows
+            if rows is None:
+                return False
+            rows.note(inputs, known)
+            return rows.undecided(first)
+
         source = self._binder.source
         plain = all(not field.holds and field.dtype != TEXT for field in source.inputs)
         if known.notes is not None and self._binder.extends and plain and not self._telling:
-            warmup = self._binder.packed.warmup
+            warmup, first = self._binder.packed.warmup, shapes_of(given)
             prepare = partial(self._binder.prepare_families, self.session)
-            warmup.begin(source, given, make, prepare)
+            warmup.begin(source, given, make, prepare, undecided)
             if self._binder.has_unprepared:
                 warmup.later(prepare)
 

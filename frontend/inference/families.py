@@ -9,7 +9,7 @@ graph for another shape.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from functools import cached_property
@@ -183,6 +183,52 @@ def _operators(known: Known) -> list[str]:
     return [node.operator for node in known.graph.nodes]
 
 
+class Contents:
+    """What was said of contents in graphs of a model, which is asked for other inputs again.
+
+    Args:
+        of: two graphs or more, of which the same was said.
+        weights: of the model.
+        told: returns whether what is said of contents need not be asked again, given the graphs
+            that make them.
+
+    Raises:
+        GraphError: contents are made otherwise in another graph.
+    """
+
+    def __init__(
+        self,
+        of: Sequence[Known],
+        weights: Mapping[str, Array],
+        told: Callable[[Sequence[Graph]], bool] = lambda made: False,
+    ) -> None:
+        held = [{**weights, **known.constants} for known in of]
+        self._held = held[0]
+        self._said = dict[Hashable, tuple[Said, Family]]()
+        for several in zip(*map(_choices, of), strict=True):
+            first, made = several[0], [each.made for each in several if isinstance(each, Said)]
+            if not isinstance(first, Said) or (first.rule, first.made.outputs) in self._said:
+                continue
+            if not told(made):
+                self._said[first.rule, first.made.outputs] = first, Family(made, held)
+
+    def __bool__(self) -> bool:
+        return bool(self._said)
+
+    def check(self, shapes: Shapes) -> None:
+        """Check that rules say the same of contents for inputs of these shapes.
+
+        Raises:
+            GraphError: they do not.
+        """
+        for first, family in self._said.values():
+            made, others, _ = family.at(shapes)
+            (name,) = made.outputs
+            contents = determined(made, name, {**self._held, **others}.__getitem__)
+            if first.rule(contents) != first.chosen:
+                raise GraphError(f"value {name!r}: contents found of which something else is said")
+
+
 class _Family:
     """Three or more graphs of a model, from which others are derived.
 
@@ -218,7 +264,7 @@ class _Family:
             found = family(of)
         self._of = [known for _, known in of]
         self._family = found
-        self._said = self._of_contents(weights)
+        self._contents = Contents(self._of, weights)
         self.inference: InferenceFamily | bool | None = None  # None: not tried; False: impossible
         _check_vary(self._family.given)
         _check_apart([shape for shape, _ in of], [known.notes or () for known in self._of])
@@ -239,37 +285,6 @@ class _Family:
         )
         return [(first, [numbers.term(each) for each in columns]) for first, columns in found]
 
-    def _of_contents(self, weights: Mapping[str, Array]) -> list[tuple[Said, Family, Any]]:
-        """Return what was chosen by contents, what makes these, and of which constants.
-
-        Raises:
-            GraphError: contents are made otherwise in another graph.
-        """
-        held = [{**weights, **known.constants} for known in self._of]
-        found = dict[Any, tuple[Said, Family, Any]]()
-        for several in zip(*map(_choices, self._of), strict=True):
-            first = several[0]
-            if isinstance(first, Said):
-                key = first.rule, first.made.outputs
-                found[key] = found.get(key) or (
-                    first,
-                    Family([each.made for each in several], held),
-                    held[0],
-                )
-        return list(found.values())
-
-    def _check_said(self, shapes: Shapes) -> None:
-        """Check that rules say the same of contents for inputs of these shapes.
-
-        Raises:
-            GraphError: they do not.
-        """
-        for first, family, held in self._said:
-            made, others, _ = family.at(shapes)
-            (name,) = made.outputs
-            if first.rule(determined(made, name, {**held, **others}.__getitem__)) != first.chosen:
-                raise GraphError(f"value {name!r}: contents found of which something else is said")
-
     def prepare(self, make: Callable[[Known], InferenceGraph]) -> None:
         """Lower the graphs; see `GraphFamilies.prepare`."""
         self.inference = False
@@ -286,7 +301,7 @@ class _Family:
             self._check_early(shapes)
             inference, numbers = self.inference.at(shapes)
             _check_chosen(self._inference_rules, numbers)
-            self._check_said(shapes)
+            self._contents.check(shapes)
         except GraphError:
             return None
         first = self._of[0]
@@ -312,7 +327,7 @@ class _Family:
             self._check_early(shapes)
             graph, weights, numbers = self._family.at(shapes)
             _check_chosen(self._rules, numbers)
-            self._check_said(shapes)
+            self._contents.check(shapes)
         except GraphError:
             return None
         first = self._of[0]

@@ -9,20 +9,22 @@ background thread once it has taken `MOST_STEPS` steps in all.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from soapstone.engine.session import Bound
 from soapstone.frontend.exchange import targets
-from soapstone.frontend.inference.families import Known, alike
+from soapstone.frontend.inference.families import Contents, Known, alike
 from soapstone.frontend.inference.sources import Source
 from soapstone.ir.analysis.samples import meeting_samples, same_for_samples
-from soapstone.ir.by_extents import Said
+from soapstone.ir.by_extents import Rule, Said
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import differs
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
 
 MOST_STEPS = 8  # for one number; beyond, binding takes less than what larger batches gain
@@ -39,13 +41,17 @@ class _Kind:
         numbers: the numbers of rows whose graphs are known to be alike, bound or not.
         taken: the steps taken so far, by the number of rows.
         seen: a number of rows with its graph, with which others are compared.
+        single: the graph of one row, where much of it is written otherwise than of several.
         apart: whether rows may be run in steps, as far as is known.
+        contents: what has to be said of each number of rows for that.
     """
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()
         self.taken: OrderedDict[int, int] = OrderedDict()
         self.seen: tuple[int, Known] | None = None
+        self.single: Known | None = None
+        self.contents: Contents | None = None
         self.apart = True
 
 
@@ -59,16 +65,21 @@ class InRows:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._kinds: OrderedDict[Shapes, _Kind] = OrderedDict()
+        self._lock = threading.Lock()  # held while graphs are compared, by the warm-up's thread too
 
     def undecided(self, given: Mapping[str, Array]) -> bool:
         """Return whether the graph for these inputs would show whether rows are independent."""
-        kind, number = self._kind(given)
-        seen = kind.seen
-        return bool(number and kind.apart and not kind.numbers and seen and seen[0] != number)
+        with self._lock:
+            kind, number = self._kind(given)
+            seen = kind.seen
+            return bool(number and kind.apart and not kind.numbers and seen and seen[0] != number)
 
     def note(self, given: Mapping[str, Array], known: Known) -> None:
         """Record the graph for some inputs, whether it is bound later or not."""
-        kind, number = self._kind(given)
+        with self._lock:
+            self._note(*self._kind(given), known)
+
+    def _note(self, kind: _Kind, number: int, known: Known) -> None:
         if not number or not kind.apart:
             return
         if kind.seen is None:
@@ -79,17 +90,22 @@ class InRows:
             return
         several, few = (other, known) if number == 1 else (known, other)
         try:
-            where = where_rows_meet(several, few, self._source.weights())
+            _ = several.graph, few.graph
         except GraphError:
             return  # what is bound of one is known alone
-        if not where:
+        try:
+            kind.contents = rows_apart(several, few, self._source.weights())
             kind.numbers |= {first, number}
-        elif first == 1 and alike(other.notes, known.notes):  # much is written otherwise
-            kind.seen = number, known
-        elif number > 1:
-            kind.apart = False
-            kind.seen = None
-            kind.numbers.clear()
+        except GraphError:
+            if 1 in (first, number) and alike(several.notes, few.notes):
+                kind.single = few
+                if first == 1:
+                    kind.seen = number, known
+            elif number > 1:
+                kind.apart, kind.seen = False, None
+                kind.numbers.clear()
+        if kind.single is not None and kind.numbers and _told(kind.single) == _told(several):
+            kind.numbers.add(1)
 
     def run(
         self,
@@ -105,13 +121,20 @@ class InRows:
         runs it. later: begins to bind the graph for this number in the background, and returns
         whether it does.
         """
-        kind, rows = self._kind(given)
+        with self._lock:
+            kind, rows = self._kind(given)
+            numbers = tuple(kind.numbers)
 
         def bound_for(number: int) -> Bound | None:
             return find(tuple((number, *array.shape[1:]) for array in given.values()))
 
-        known = {n: bound for n in kind.numbers if (bound := bound_for(n)) is not None}
+        known = {n: bound for n in numbers if (bound := bound_for(n)) is not None}
         steps = _steps(rows, known)
+        if steps and kind.contents and rows not in kind.taken:
+            try:
+                kind.contents.check({name: array.shape for name, array in given.items()})
+            except GraphError:
+                return None
         taken = kind.taken.pop(rows, 0) + len(steps)
         if not steps or (taken > MOST_STEPS and not later()):
             return None
@@ -151,42 +174,38 @@ class InRows:
         return kind, numbers.pop() if len(numbers) == 1 else 0
 
 
-def where_rows_meet(several: Known, other: Known, weights: Mapping[str, Array]) -> str:
-    """Return where outputs depend on other rows than theirs, or on how many there are; "" nowhere.
-
-    Where it is not told that they do not, they count as if they did.
+def rows_apart(several: Known, other: Known, weights: Mapping[str, Array]) -> Contents:
+    """Return what must be said of a number of rows if its rows are as those of two others: apart.
 
     several, other: what is known for two numbers of rows, the first of 2 or more. weights: of the
     model.
 
     Raises:
-        GraphError: a graph cannot be derived, although its lowered graph can.
+        GraphError: rows of outputs depend on other rows than theirs, or on how many there are, or
+            are not known not to; says where.
     """
     if not alike(several.notes, other.notes):
-        return "the number of rows"
-    if _lengthens(several, other):
-        return "a constant of as many rows"
-    weights = {**weights, **several.constants, **other.constants}
-    where = differs(several.graph, other.graph, weights)
-    return where or meeting_samples(several.graph, other.graph)
+        raise GraphError("the number of rows")
+    found = zip(*(_constants(known.graph) for known in (several, other)))
+    if any(a != b for a, b in found):  # contents for more rows are unknown
+        raise GraphError("a constant of as many rows")
+    if _told(several) != _told(other):
+        raise GraphError("contents that depend on the number of rows")
+    known = {**weights, **several.constants, **other.constants}
+    where = differs(several.graph, other.graph, known)
+    where = where or meeting_samples(several.graph, other.graph)
+    if where:
+        raise GraphError(where)
+    return Contents([several, other], weights, lambda made: same_for_samples(*made))
 
 
-def _lengthens(one: Known, other: Known) -> bool:
-    """Return whether constants grow with the number of rows: contents for more rows are unknown."""
-    graphs = one.graph, other.graph
-    found = [
-        (graphs[0].tensors[x], graphs[1].tensors[y])
-        for x, y in zip(*(g.roles for g in graphs))
-        if graphs[0].roles[x] is not Role.INPUT
-    ]
-    said = [
-        [each.made for each in known.choices if isinstance(each, Said)] for known in (one, other)
-    ]
-    if len(said[0]) != len(said[1]):
-        return True
-    return any(a.shape != b.shape for a, b in found) or not all(
-        same_for_samples(*made) for made in zip(*said)
-    )
+def _constants(graph: Graph) -> list[tuple[int, ...]]:
+    return [graph.tensors[n].shape for n, role in graph.roles.items() if role is not Role.INPUT]
+
+
+def _told(known: Known) -> list[tuple[Rule, Hashable]]:
+    """Return what was said of contents."""
+    return [(each.rule, each.chosen) for each in known.choices if isinstance(each, Said)]
 
 
 def _steps(rows: int, numbers: Iterable[int]) -> list[tuple[int, int]]:

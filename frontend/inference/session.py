@@ -380,7 +380,7 @@ class InferenceSession:
         Rows are along the first axis of all inputs and outputs, which is one symbolic dim. inputs:
         as of `run`, with two rows or more.
         """
-        from soapstone.frontend.inference.in_rows import where_rows_meet
+        from soapstone.frontend.inference.in_rows import rows_apart
         from soapstone.frontend.inference.shape_warmup import shapes_of
         from soapstone.frontend.onnx import UnboundError
 
@@ -398,7 +398,11 @@ class InferenceSession:
             other, _ = binder.known(shapes_of(given, more))
         except GraphError:
             return "one row more, of which the model has no graph"
-        return where_rows_meet(known, other, binder.source.weights())
+        try:
+            contents = rows_apart(known, other, binder.source.weights())
+        except GraphError as error:
+            return str(error)
+        return "contents that may depend on the number of rows" if contents else ""
 
     @property
     def peak_bytes(self) -> int:

@@ -39,12 +39,12 @@ class ShapeWarmup:
             one after each call of a library.
 
     Attributes:
-        rows: inputs of one row more than those that came, and the graph for them, once made.
+        rows: inputs of more rows than those that came, and the graphs for them, once made.
     """
 
     def __init__(self, binding: threading.Lock) -> None:
         self._binding = binding
-        self.rows: tuple[Given, Known] | None = None
+        self.rows: list[tuple[Given, Known]] = []
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._first = threading.Lock()  # taken for good by the first session that begins
@@ -56,11 +56,13 @@ class ShapeWarmup:
         given: Given,
         make: Callable[[Given], Known | None],
         then: Callable[[], None],
+        undecided: Callable[[Given, Known], bool],
     ) -> None:
         """Begin the warm-up, unless it has begun.
 
         given: the inputs that came. make: makes the graph for other inputs and returns it, or None
-        if it depends on their contents. then: called after each group of graphs.
+        if it depends on their contents. then: called after each group of graphs. undecided: returns
+        whether another number of rows is needed to see how rows are treated.
         """
         if self._stopped or not self._first.acquire(blocking=False):
             return
@@ -77,8 +79,11 @@ class ShapeWarmup:
         def work() -> None:
             for inputs, _ in rows:
                 known = made(inputs)
-                if known is not None and source.rows:
-                    self.rows = inputs, known
+                if known is None or not source.rows:
+                    break
+                self.rows.append((inputs, known))
+                if not undecided(inputs, known):
+                    break
             for group in groups:
                 derived = 0
                 for inputs, rounded in group:
@@ -121,7 +126,7 @@ class ShapeWarmup:
 def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
     """Return inputs without contents whose extents differ from those given, in groups.
 
-    A length is a symbolic extent beyond 1 that is no number of rows. The groups are: one row more;
+    A length is a symbolic extent beyond 1 that is no number of rows. The groups are: more rows;
     other lengths with one row; several rows; short lengths; long lengths; and many rows. They are
     apart because passes may decide differently for them. The warm-up leaves a group as soon as its
     graphs can be derived from earlier ones.
@@ -155,7 +160,7 @@ def _others(source: Source, given: Given) -> list[list[tuple[Given, Given]]]:
         return [(of(*turn), of(*turn, multiples=_MULTIPLES)) for turn in turns]
 
     turns = range(_TURNS)
-    groups = [group(8, 8, [1]) if single else []]
+    groups = [group(8, 8, [1, 2]) if single else []]
     if several:
         whole = group(8, 8, [0]) if max(single.values(), default=1) > 1 else []
         groups.append([*whole, *group(4, 7, [0 for _ in turns])])

@@ -16,6 +16,9 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import Tile
 from soapstone.ir.tensor import Role
 
+Shape = tuple[int, ...]
+Axes = tuple[int, ...]  # of values: along which samples lie, -1 where they do not
+
 
 def sample_dims(graph: Graph) -> dict[str, str]:
     """Return, for each node that sees samples, the name of its sample dim."""
@@ -97,44 +100,55 @@ def _along_samples(graph: Graph, other: Graph) -> dict[str, int]:
     inputs = graph.inputs(Role.INPUT)
     rows = tuple(each.tensors[inputs[0]].shape[0] for each in (graph, other))
     axis_of = dict.fromkeys(inputs, 0)
-    by_place = dict[Hashable, bool]()
+    followed = dict[Hashable, Axes | None]()  # what was found of equal nodes, as of equal layers
     for node, twin in zip(graph.nodes, other.nodes):
         signature = graph.signature(node)
-        operands = list(zip(node.inputs, signature.inputs))
-        shapes = [
-            tuple(of.tensors[name].shape for of, name in zip((graph, other), names))
-            for names in zip(node.outputs, twin.outputs)
-        ]
-        dims = {aligned(o.axes[axis_of[n]], signature) for n, o in operands if n in axis_of}
-        if not dims:
-            if all(a == b for a, b in shapes):
-                continue
-            dims = _longer(signature, shapes)
-        where = f"{node.operator} {node.name!r}"
-        dim = dims.pop()
-        if dims or dim is None or signature.by_name[dim].kind is not Kind.FREE:
-            raise _Meeting(where)
-        key = node.operator, node.items, signature.inputs, dim
-        if key not in by_place:
-            by_place[key] = differs_by_place(node, signature, dim)
-        others = any(
-            dim in axis.dims and axis_of.get(name) != position
-            for name, operand in operands
-            for position, axis in enumerate(operand.axes)
-        )
-        if others or by_place[key] or signature.by_name[dim].extent % rows[0]:
-            raise _Meeting(where)
-        for name, operand, both in zip(node.outputs, signature.outputs, shapes):
-            found = [p for p, axis in enumerate(operand.axes) if aligned(axis, signature) == dim]
-            if len(found) != 1 or not _alike(both, found[0], rows):
-                raise _Meeting(where)
-            axis_of[name] = found[0]
+        axes = tuple(axis_of.get(name, -1) for name in node.inputs)
+        shapes = tuple(other.tensors[name].shape for name in twin.outputs)
+        key = id(signature), axes, shapes
+        if key not in followed:
+            followed[key] = _followed(node, signature, axes, shapes, rows)
+        found = followed[key]
+        if found is None:
+            raise _Meeting(f"{node.operator} {node.name!r}")
+        axis_of.update((name, axis) for name, axis in zip(node.outputs, found) if axis >= 0)
     return axis_of
 
 
-def _longer(
-    signature: Signature, shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
-) -> set[str | None]:
+def _followed(
+    node: Node, signature: Signature, axes: Axes, shapes: Sequence[Shape], rows: Sequence[int]
+) -> Axes | None:
+    """Return the axis of each result of a node along which samples lie; None where they meet.
+
+    axes: those of the operands; -1 where there is none. shapes: of the results in the other graph.
+    """
+    both = list(zip((operand.shape for operand in signature.outputs), shapes))
+    operands = list(zip(axes, signature.inputs))
+    dims = {aligned(operand.axes[axis], signature) for axis, operand in operands if axis >= 0}
+    if not dims:
+        if all(one == other for one, other in both):
+            return (-1,) * len(shapes)
+        dims = _longer(signature, both)
+    dim = dims.pop()
+    if dims or dim is None or signature.by_name[dim].kind is not Kind.FREE:
+        return None
+    others = any(
+        dim in axis.dims and position != along
+        for along, operand in operands
+        for position, axis in enumerate(operand.axes)
+    )
+    if others or signature.by_name[dim].extent % rows[0] or differs_by_place(node, signature, dim):
+        return None
+    found = list[int]()
+    for operand, pair in zip(signature.outputs, both):
+        places = [p for p, axis in enumerate(operand.axes) if aligned(axis, signature) == dim]
+        if len(places) != 1 or not _alike(pair, places[0], rows):
+            return None
+        found += places
+    return tuple(found)
+
+
+def _longer(signature: Signature, shapes: Sequence[tuple[Shape, Shape]]) -> set[str | None]:
     """Return the dims along which results of constants are longer in one of two graphs.
 
     None is among them where an operand is indexed by such a dim, so that they need not repeat.
@@ -148,7 +162,7 @@ def _longer(
     } or {None}
 
 
-def _alike(shapes: tuple[tuple[int, ...], tuple[int, ...]], axis: int, rows: Sequence[int]) -> bool:
+def _alike(shapes: tuple[Shape, Shape], axis: int, rows: Sequence[int]) -> bool:
     """Return whether shapes for two numbers of rows differ by these alone, along an axis."""
     one, other = (list(shape) for shape in shapes)
     if len(one) != len(other):

@@ -266,7 +266,15 @@ def _stretched(d: Drawing, x: str) -> str:
     return d.op("Resize", x, "", "", shape, mode="nearest", **at)
 
 
-BY_ROWS = (_of_rows_counted, _in_columns, _masked_alike, _less_their_mean)
+def _viewed(d: Drawing, x: str) -> str:
+    """A view as torch exports it: each element by its place, late ones all from one place."""
+    first, size = d.op("Shape", x), d.op("Unsqueeze", d.op("Size", x), d.ints(0))
+    late = d.op("Greater", d.counted(size), d.constant(d.either(400, 1500, 1 << 20)))
+    places = d.op("Where", late, d.constant(3), d.counted(size))
+    return d.op("Reshape", d.op("Gather", d.op("Reshape", x, d.ints(-1)), places), first)
+
+
+BY_ROWS = (_viewed, _of_rows_counted, _in_columns, _masked_alike, _less_their_mean)
 IMAGES = (
     _stretched,
     *BY_ROWS,

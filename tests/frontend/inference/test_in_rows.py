@@ -140,6 +140,21 @@ MEETING = {
 }
 
 
+def strided(last: int = 99) -> str:
+    """A strided view as torch exports it, in which rows after so many are the first one again."""
+    return model_of(
+        f"""n = Shape<start = 0, end = 1>(x)  zero = Constant<value_int = 0>()
+        one = Constant<value_int = 1>()  rows = Squeeze(n)  r = Range(zero, rows, one)
+        last = Constant<value_int = {last}>()  late = Greater(r, last)  k = Where(late, zero, r)
+        size = Constant<value_int = 30>()  far = Mul(k, size)  at = Constant<value_ints = [1, 2]>()
+        begin = Unsqueeze(far, at)  c = Range(zero, size, one)
+        parts = Constant<value_ints = [1, 5, 6]>()  places = Reshape(c, parts)
+        indices = Add(begin, places)  all = Constant<value_ints = [-1]>()  flat = Reshape(x, all)
+        view = Gather(flat, indices)  y = MatMul(view, w)""",
+        "float[n, 5, 6] x",
+    )
+
+
 def given(session: InferenceSession, rows: int, length: int = 5) -> dict[str, Array]:
     known = {"n": rows, "t": length}
     shapes = {
@@ -198,6 +213,38 @@ def test_new_numbers_are_run_in_steps_and_bound_after_so_many(name: str) -> None
         for rows in (9, 3, 3):
             equal_fresh(APART[name], session, given(session, rows))
         assert numbers == [2, 9, 3]
+
+
+def test_a_view_of_all_elements_in_order_keeps_rows_apart() -> None:
+    with counted(strided()) as (session, numbers):
+        for rows in (2, 3, 5, 7):
+            equal_fresh(strided(), session, given(session, rows))
+        assert numbers == [2]
+
+
+def test_a_number_of_which_contents_say_something_else_is_bound() -> None:
+    with counted(strided(4)) as (session, numbers):
+        for rows in (2, 3, 5, 7, 4, 6):
+            equal_fresh(strided(4), session, given(session, rows))
+        assert numbers == [2, 7, 4, 6]
+
+
+def test_one_row_serves_as_a_step_where_its_graph_has_other_operators() -> None:
+    model = model_of(
+        """n = Shape<start = 0, end = 1>(x)  both = Constant<value_ints = [6, 8]>()
+        first = Constant<value_ints = [0]>()  one = Unsqueeze(w, first)
+        many = Concat<axis = 0>(n, both)  masks = Expand(one, many)
+        flat = Constant<value_ints = [-1, 8]>()  mask = Reshape(masks, flat)
+        windows = Constant<value_ints = [-1, 6]>()  r = Reshape(x, windows)  h = MatMul(r, w)
+        m = Add(h, mask)  back = Constant<value_ints = [-1, 6, 8]>()  y = Reshape(m, back)""",
+        "float[n, 6, 6] x",
+    )
+    with counted(model) as (session, numbers):
+        for rows in (1, 3, 2, 5):
+            equal_fresh(model, session, given(session, rows))
+        assert numbers == [1, 3]
+        (kind,) = session.serial.bounds.rows._kinds.values()
+        assert kind.numbers == {1, 2, 3}
 
 
 def test_a_graph_that_shows_that_rows_meet_is_made_once() -> None:
