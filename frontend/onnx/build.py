@@ -215,6 +215,8 @@ class Importer:
             try:
                 result = translate(call) if translate is not None else call.declared()
                 if result is not NotImplemented:
+                    if not known:
+                        call.check_read()
                     return [result] if isinstance(result, Value) else result
             except UnsupportedError as error:
                 failure = error

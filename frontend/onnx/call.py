@@ -41,6 +41,7 @@ class Call:
         self.scope = scope
         self.version = version
         self.label = self.emitter.label(node)
+        self._read: set[str | int] = set()  # names of attributes, and places of inputs
 
     @property
     def kind(self) -> str:
@@ -74,6 +75,7 @@ class Call:
 
     def has(self, position: int) -> bool:
         """Return whether an optional input is given."""
+        self._read.add(position)
         return position < len(self.inputs) and self.inputs[position] is not None
 
     def value(self, position: int = 0) -> Value:
@@ -82,6 +84,7 @@ class Call:
         Raises:
             OnnxError: it is left out.
         """
+        self._read.add(position)
         slot = self.inputs[position] if position < len(self.inputs) else None
         if slot is None:
             raise OnnxError(f"input {position} is missing")
@@ -101,6 +104,19 @@ class Call:
     def wants(self, output: int) -> bool:
         """Return whether an optional output has a name."""
         return output < len(self.node.output) and bool(self.node.output[output])
+
+    def check_read(self) -> None:
+        """Check that the rule looked at every input and attribute that the node has.
+
+        Raises:
+            UnsupportedError: it did not at one, which would be ignored.
+        """
+        for name in self.attributes:
+            if name not in self._read:
+                raise UnsupportedError(f"attribute {name!r} is not supported")
+        for position, slot in enumerate(self.inputs):
+            if slot is not None and position not in self._read:
+                raise UnsupportedError(f"input {position} is not supported")
 
     def array(self, value: Value | int, *, apart: bool = False) -> Array:
         """Return the contents of a value that must be known while the graph is built.
@@ -198,6 +214,7 @@ class Call:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute as Python data: text, a number, an array, or lists of those."""
+        self._read.add(name)
         found = self.attributes.get(name)
         if found is None:
             return default

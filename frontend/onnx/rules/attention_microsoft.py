@@ -8,13 +8,14 @@ mask hides is not removed, but has the attribute `mask_filter_value` added.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.rules.quantized import dequantized
 from soapstone.frontend.onnx.rules.quantized_microsoft import DOMAIN, real_product
 from soapstone.frontend.onnx.values import Value, rule
 
@@ -128,10 +129,9 @@ def _attended(
         )
     count, rows = q.shape[1], k.shape[1]
     added = [] if bias is None else [bias]
+    least = n.attribute("mask_filter_value", -1e4)
     if mask is not None:
-        added.append(
-            n.once(_hidden, mask, q.shape[0], rows, n.attribute("mask_filter_value", -1e4))
-        )
+        added.append(n.once(_hidden, mask, q.shape[0], rows, least))
     if n.attribute("unidirectional", 0):
         n.room(rows * count)
         late = np.arange(rows) > np.arange(count)[:, None] + before
@@ -167,16 +167,38 @@ def _hidden(n: Call, mask: Value, samples: int, rows: int, least: float) -> Valu
 
 @rule("EmbedLayerNormalization", domain=DOMAIN)
 def embed_layer_normalization(n: Call) -> list[Any]:
-    ids, segments, places, mask = n.value(0), n.maybe(1), n.maybe(8), n.maybe(7)
+    n.attribute("mask_index_type")  # by which ONNX Runtime infers shapes
+    return _embedded(n, Call.value, n.maybe(8))
+
+
+@rule("QEmbedLayerNormalization", domain=DOMAIN)
+def qembed_layer_normalization(n: Call) -> list[Any]:
+    """The same of tables, a scale and a shift in bytes; `_embedded` takes rows of the tables."""
+    scales = {2: 8, 3: 9, 4: 10, 5: 11, 6: 12}  # zero points are five inputs further
+
+    def real(n: Call, position: int) -> Value:
+        at = scales[position]
+        return dequantized(n, n.value(position), n.value(at), n.value(at + 5))
+
+    return _embedded(n, real, None)[:2]
+
+
+def _embedded(n: Call, table_of: Callable[[Call, int], Value], places: Value | None) -> list[Any]:
+    """Return the norm of sums of rows of tables, each sample's number of words, and the sums.
+
+    table_of: makes an input from 2 to 6 of the node: tables of words, places and segments, a scale
+    and a shift. places: of the words (b, t), by default from 0 on.
+    """
+    ids, segments, mask = n.value(0), n.maybe(1), n.maybe(7)
     samples, count = ids.shape
-    table, words = n.value(3), n("gather", n.value(2), ids, axis=0)
+    total = n("gather", table_of(n, 2), ids, axis=0)
+    table = table_of(n, 3)
     rows = n.part(table, 0, 0, count) if places is None else n("gather", table, places, axis=0)
-    total = n("add", words, rows)
+    total = n("add", total, rows)
     if segments is not None:
-        total = n("add", total, n("gather", n.value(4), segments, axis=0))
-    y = n(
-        "layer_norm", total, n.value(5), n.value(6), axis=-1, epsilon=n.attribute("epsilon", 1e-12)
-    )
+        total = n("add", total, n("gather", table_of(n, 4), segments, axis=0))
+    epsilon = n.attribute("epsilon", 1e-12)
+    y = n("layer_norm", total, table_of(n, 5), table_of(n, 6), axis=-1, epsilon=epsilon)
     if mask is None:
         lengths = n.known(np.zeros(n.room(samples), np.int32))
     else:

@@ -44,12 +44,17 @@ def quick_gelu(n: Call) -> Value:
 def simplified_layer_normalization(n: Call) -> Any:
     x, scale = n.value(0), n.value(1)
     axis = n.axis(x.rank, -1)
-    return _rms(n, x, scale, axis)
+    if n.attribute("stash_type", 1) != 1:
+        raise UnsupportedError("attribute 'stash_type' other than 1 is not supported")
+    return _rms(n, x, scale, axis, 1e-5)
 
 
-def _rms(n: Call, x: Value, scale: Value, axis: int) -> tuple[Value, ...]:
-    """Return x over its root mean square times the scale, and one over that."""
-    epsilon = n.attribute("epsilon", 1e-5)
+def _rms(n: Call, x: Value, scale: Value, axis: int, least: float) -> tuple[Value, ...]:
+    """Return x over its root mean square times the scale, and one over that.
+
+    least: added to the mean square, unless the node says how much.
+    """
+    epsilon = n.attribute("epsilon", least)
     if scale.shape != x.shape[axis:]:
         raise OnnxError(f"scale {scale.spec} found; shape {x.shape[axis:]} needed")
     wide = n.cast(x, "float32") if x.spec.is_half else x
@@ -62,7 +67,7 @@ def _rms(n: Call, x: Value, scale: Value, axis: int) -> tuple[Value, ...]:
 @rule("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_simplified_layer_normalization(n: Call) -> Any:
     x, total = _skipped(n, 3)
-    made = _rms(n, total, n.value(2), x.rank - 1)
+    made = _rms(n, total, n.value(2), x.rank - 1, 1e-12)
     return [made[0], None, made[1] if len(made) > 1 else None, total]
 
 
@@ -111,6 +116,8 @@ def matmul_nbits(n: Call) -> Value:
     x, w = n.value(0), n.value(1)
     depth, columns = n.attribute("K"), n.attribute("N")
     bits, size = n.attribute("bits", 4), n.attribute("block_size")
+    if n.attribute("weight_prepacked", 0):
+        raise UnsupportedError("attribute 'weight_prepacked' other than 0 is not supported")
     if n.has(4):
         raise UnsupportedError("input 4 (g_idx), an order of its own of weights, is not supported")
     if bits not in (2, 4, 8) or w.dtype != "uint8":

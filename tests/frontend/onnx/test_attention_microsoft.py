@@ -197,6 +197,34 @@ def test_embeddings_with_their_norm(seed: int) -> None:
     compare(*file_of("EmbedLayerNormalization", inputs, outputs, **attributes))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_embeddings_of_bytes_with_their_norm(seed: int) -> None:
+    drawn = Drawn(seed)
+    samples, count, width = drawn.number(1, 3), drawn.number(1, 5), 4 * drawn.number(1, 4)
+    segments, dtype = seed % 2 == 0, (np.uint8, np.int8)[seed // 2 % 2]
+
+    def ids(most: int) -> Array:
+        return drawn.own.integers(0, most, (samples, count)).astype(np.int32)
+
+    def table(*shape: int) -> Array:
+        return drawn.own.integers(0, 120, shape).astype(dtype)
+
+    def each(make: Any) -> list[Array | None]:
+        made = [np.asarray(make()) for _ in range(5)]
+        return [None if at == 2 and not segments else part for at, part in enumerate(made)]
+
+    mask = drawn.own.integers(0, 2, (samples, count)).astype(np.int32)
+    given: list[Array | None] = [ids(11), ids(2) if segments else None]
+    given += [table(11, width), table(7, width), table(2, width) if segments else None]
+    given += [table(width), table(width), mask if drawn.some() else None]
+    given += each(lambda: np.float32(drawn.own.uniform(0.01, 0.1)))
+    given += each(lambda: dtype(drawn.number(40, 90)))
+    names = ["ids", "segments", *"WPSGB", "mask", *(f"S{i}" for i in range(5)), *"QRTUV"]
+    names[4] = "TABLE"
+    outputs = {"y": TensorProto.FLOAT, "words": TensorProto.INT32}
+    compare(*file_of("QEmbedLayerNormalization", dict(zip(names, given)), outputs, epsilon=1e-3))
+
+
 def test_what_no_processor_of_onnx_runtime_serves_is_refused() -> None:
     x = np.zeros((1, 2, 3, 3, 4), np.float32)
     file, feeds = file_of("MultiHeadAttention", {"q": x}, {"y": TensorProto.FLOAT}, num_heads=3)

@@ -87,6 +87,28 @@ def test_norms() -> None:
     compare("SkipLayerNormalization", {**both, "beta": None, "bias": drawn(8)})
 
 
+def test_the_least_mean_square_is_that_of_each_operator() -> None:
+    tiny, gamma = 1e-3 * drawn(2, 3, 8), drawn(8)
+    compare("SimplifiedLayerNormalization", {"x": tiny, "gamma": gamma}, domain="")
+    compare("SkipSimplifiedLayerNormalization", {"x": tiny, "skip": tiny, "gamma": gamma})
+
+
+@pytest.mark.parametrize(
+    ("more", "attributes", "told"),
+    [
+        ({"other": drawn(2, 8)}, {}, "input 2 is not supported"),
+        ({}, {"approximate": "none"}, "attribute 'approximate' is not supported"),
+    ],
+)
+def test_what_a_rule_does_not_look_at_is_refused(
+    more: dict[str, Array], attributes: dict[str, Any], told: str
+) -> None:
+    inputs = {"x": drawn(2, 8), "y": drawn(8), **more}
+    model = from_onnx(model_of("BiasGelu", inputs, 1, attributes, "com.microsoft"))
+    with pytest.raises(OnnxError, match=told):
+        model.graph_for(inputs)
+
+
 def test_a_norm_gives_the_sum_that_it_was_taken_of() -> None:
     x, skip, gamma = drawn(2, 3, 8), drawn(2, 3, 8), drawn(8)
     inputs = {"x": x, "skip": skip, "gamma": gamma}
