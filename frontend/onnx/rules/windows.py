@@ -174,7 +174,11 @@ def conv_transpose(n: Call) -> Value:
 
 @rule("MaxPool", even=STRIDED)
 def max_pool(n: Call) -> Any:
-    x = n.value()
+    return max_pooled(n, n.value())
+
+
+def max_pooled(n: Call, x: Value) -> list[Value]:
+    """Return the maxima of x's windows by the node's attributes, and their places if wanted."""
     size = _spatial(x)
     windows = window(n, size, None)
     attributes = {"kernel": windows.kernel, "ceil_mode": windows.ceil, **windows.attributes()}
