@@ -159,9 +159,16 @@ def bit_cast(n: Call) -> Value:
 def softmax(n: Call) -> Any:
     if n.version >= 13:
         return n.declared()
-    # Before opset 13 all axes from `axis` on were one.
     x = n.value()
-    axis = n.axis(x.rank, 1, most=x.rank)
-    rows = math.prod(x.shape[:axis])
-    flat = n.reshape(x, (rows, math.prod(x.shape[axis:])))
-    return n.reshape(n(n.spec.name, flat, axis=1), x.shape)
+    return softmax_from(n, x, n.axis(x.rank, 1, most=x.rank), True, n.spec.name)
+
+
+def softmax_from(n: Call, x: Value, axis: int, whole: bool, name: str = "softmax") -> Value:
+    """Return the softmax of x, or another of its family, along an axis.
+
+    whole: whether all axes from that one on are one, as before opset 13.
+    """
+    if not whole:
+        return n(name, x, axis=axis)
+    flat = n.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+    return n.reshape(n(name, flat, axis=1), x.shape)

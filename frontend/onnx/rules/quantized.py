@@ -229,7 +229,12 @@ def qlinear_matmul(n: Call) -> Value:
 
 @rule("QLinearConv", even=STRIDED)
 def qlinear_conv(n: Call) -> Value:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = n.values()[:8]
+    return bytes_convolution(n, n.value(0))
+
+
+def bytes_convolution(n: Call, x: Value) -> Value:
+    """Return a convolution of bytes x, to bytes, by the node's other inputs and attributes."""
+    x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (n.value(at) for at in range(1, 8))
     bias = n.maybe(8)
     scale = scale_vector(n, (x_scale, w_scale), w.shape[0])
     if scale is not None and y_scale.spec.size == 1:

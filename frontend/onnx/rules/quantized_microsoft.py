@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.rules.elementwise import softmax_from
+from soapstone.frontend.onnx.rules.fused_microsoft import channels_first, channels_last
 from soapstone.frontend.onnx.rules.products import product
 from soapstone.frontend.onnx.rules.quantized import (
+    bytes_convolution,
     bytes_product,
     dequantize_linear,
     dequantized,
@@ -30,18 +33,17 @@ def _of_one(name: str, meaning: Callable[[Call, Value], Value]) -> None:
     """Register an operator of bytes by its meaning on real numbers."""
 
     def translate(n: Call) -> Value:
-        if n.attribute("channels_last", 0):
-            raise UnsupportedError("attribute 'channels_last' is 1; 0 is supported")
-        made = meaning(n, dequantized(n, n.value(0), n.value(1), n.maybe(2)))
-        return requantized(n, made, n.value(3), n.maybe(4))
+        last = bool(n.attribute("channels_last", 0))
+        x = channels_first(n, n.value(0)) if last else n.value(0)
+        made = meaning(n, dequantized(n, x, n.value(1), n.maybe(2)))
+        y = requantized(n, made, n.value(3), n.maybe(4))
+        return channels_last(n, y) if last else y
 
     rule(name, domain=DOMAIN)(translate)
 
 
 def _softmax(n: Call, x: Value) -> Value:
-    if n.attribute("opset", 13) < 13:
-        raise UnsupportedError("attribute 'opset' is below 13; 13 or more is supported")
-    return n("softmax", x, axis=n.axis(x.rank, -1))
+    return softmax_from(n, x, n.axis(x.rank, -1), n.attribute("opset", 13) < 13)
 
 
 def _mean(n: Call, x: Value) -> Value:
@@ -69,6 +71,19 @@ def _of_two(name: str) -> Rule:
         return requantized(n, n(name, *sides), n.value(6), n.maybe(7))
 
     return translate
+
+
+@rule("QLinearConv", domain=DOMAIN)
+def qlinear_conv(n: Call) -> Value:
+    last = bool(n.attribute("channels_last", 0))
+    y = bytes_convolution(n, channels_first(n, n.value(0)) if last else n.value(0))
+    return channels_last(n, y) if last else y
+
+
+@rule("QLinearWhere", domain=DOMAIN)
+def qlinear_where(n: Call) -> Value:
+    sides = [dequantized(n, *(n.value(at + i) for i in range(3))) for at in (1, 4)]
+    return requantized(n, n("where", n.value(0), *sides), n.value(7), n.maybe(8))
 
 
 rule("QLinearAdd", domain=DOMAIN)(_of_two("add"))

@@ -227,6 +227,36 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Array | None], int]] = {
         [unsigned(1, 4, 5, 5), S, Z, real(0.0171), Z],
         0,
     ),
+    "QLinearConv with channels last": (
+        *("com.microsoft", {"pads": [1, 1, 1, 1], "channels_last": 1, "group": 2}),
+        [unsigned(1, 5, 6, 8), S, Z, signed(4, 4, 3, 3), _WIDE, np.zeros(4, np.int8), T, Z, _BIAS],
+        0,
+    ),
+    "QLinearConv with channels first": (
+        *("com.microsoft", {"strides": [2, 1], "channels_last": 0}),
+        [unsigned(1, 4, 5, 5), S, Z, signed(4, 4, 3, 3), S, np.int8(0), T, Z],
+        0,
+    ),
+    "QLinearSoftmax over several axes": (
+        *("com.microsoft", {"axis": 1, "opset": 12}),
+        [unsigned(2, 3, 5), S, Z, real(1 / 256), byte(0)],
+        0,
+    ),
+    "QLinearWhere": (
+        *("com.microsoft", {}),
+        [np.array([[True], [False], [True]]), _A, S, Z, unsigned(3, 8), T, Z, T, byte(99)],
+        0,
+    ),
+    "QLinearGlobalAveragePool with channels last": (
+        *("com.microsoft", {"channels_last": 1}),
+        [unsigned(2, 5, 6, 4), S, Z, S, Z],
+        0,
+    ),
+    "QLinearAveragePool with channels last": (
+        *("com.microsoft", {"kernel_shape": [2, 2], "strides": [1, 2], "channels_last": 1}),
+        [unsigned(2, 5, 6, 4), S, Z, real(0.0171), Z],
+        0,
+    ),
     "QLinearConcat": (
         *("com.microsoft", {"axis": 1}),
         [T, Z, _A, S, Z, unsigned(3, 2), T, Z],
