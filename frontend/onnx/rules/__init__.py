@@ -2,6 +2,7 @@
 
 from soapstone.frontend.onnx.rules import (  # noqa: F401
     attention,
+    attention_grouped,
     attention_microsoft,
     contrib,
     control,

@@ -204,38 +204,112 @@ def test_rotary_embeddings(interleaved: int) -> None:
     compare("RotaryEmbedding", some, interleaved=interleaved, rotary_embedding_dim=8, num_heads=2)
 
 
-@pytest.mark.parametrize(("past", "window"), [(0, -1), (5, -1), (5, 3), (8, -1)])
-@pytest.mark.parametrize("packed", [False, True])
-def test_grouped_queries(past: int, window: int, packed: bool) -> None:
+GROUPED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "plain": ({}, ()),
+    "packed": ({}, ("packed",)),
+    "window": ({"local_window_size": 3}, ()),
+    "no rotation": ({"do_rotary": 0}, ("places",)),
+    "interleaved": ({"rotary_interleaved": 1, "scale": 0.3}, ()),
+    "places": ({}, ("places",)),
+    "bias of all samples": ({}, ("bias",)),
+    "bias by sample": ({"local_window_size": 2}, ("biases", "packed")),
+    "sinks": ({}, ("sinks",)),
+    "sinks in a window": ({"local_window_size": 3}, ("sinks", "bias")),
+    "smooth": ({"smooth_softmax": 1}, ()),
+    "cap": ({"softcap": 0.7}, ()),
+    "cap of all": ({"softcap": 0.7, "local_window_size": 3}, ("sinks", "biases")),
+    "smooth cap": ({"softcap": 0.7, "smooth_softmax": 1, "scale": 0.5}, ()),
+    "later keys": ({"causal": 0}, ("sinks",)),
+}
+
+
+def grouped(
+    past: int, room: int, more: tuple[str, ...], **options: Any
+) -> tuple[onnx.ModelProto, dict[str, Array], list[int], Array]:
+    """Return a model, its inputs, each sample's number of keys, and which queries count."""
     heads, kv, width, samples = 4, 2, 16, 2
-    count, used = (4, [4, 3]) if not past else (1, [6, 4])
-    angles = np.arange(12)[:, None] * 0.7 ** np.arange(8)
+    count, used = (4, [4, 3]) if not past else (1, [past + 1, past - 1])
+    angles = np.arange(24)[:, None] * 0.7 ** np.arange(8)
     q, k, v = (drawn(samples, count, h * width) for h in (heads, kv, kv))
-    none = None if packed else 0
+    packed = "packed" in more
+    biases = {"bias": 1, "biases": samples}
+    of = next((samples for name, samples in biases.items() if name in more), 0)
     inputs = {
         "q": np.concatenate([q, k, v], axis=2) if packed else q,
-        "k": none if packed else k,
-        "v": none if packed else v,
-        "past_k": drawn(samples, kv, past, width),
-        "past_v": drawn(samples, kv, past, width),
+        "k": None if packed else k,
+        "v": None if packed else v,
+        "past_k": drawn(samples, kv, past + room, width),
+        "past_v": drawn(samples, kv, past + room, width),
         "last": np.array(used, np.int32) - 1,
         "total": np.array(max(used), np.int32),
         "cosines": np.cos(angles).astype(np.float32),
         "sines": np.sin(angles).astype(np.float32),
+        "places": np.array([[3], [5]]) + np.arange(count) if "places" in more else None,
+        "mask": drawn(of, heads, count, max(used)) if of else None,
+        "sinks": drawn(heads) if "sinks" in more else None,
     }
     rows = np.zeros((samples, count), bool)
     for sample, length in enumerate(used):
         rows[sample, : length if not past else 1] = True
-    attributes = {"num_heads": heads, "kv_num_heads": kv, "do_rotary": 1}
-    if window > 0:
-        attributes["local_window_size"] = window
+    attributes = {"num_heads": heads, "kv_num_heads": kv, "do_rotary": 1, **options}
     model = model_of("GroupQueryAttention", inputs, 3, attributes, "com.microsoft")
     given = {n: a for n, a in inputs.items() if a is not None and n not in CONSTANT}
+    return model, given, used, rows
+
+
+@pytest.mark.parametrize(("past", "room"), [(0, 0), (5, 0), (5, 3)])
+@pytest.mark.parametrize("case", GROUPED)
+def test_grouped_queries(case: str, past: int, room: int) -> None:
+    options, more = GROUPED[case]
+    model, given, used, rows = grouped(past, room, more, **options)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     want = session.run(None, given)
     found = list(InferenceSession(from_onnx(model)).run(given).values())
-    assert np.allclose(want[0][rows], found[0][rows], rtol=1e-3, atol=2e-4)
+    assert np.allclose(want[0][rows], found[0][rows], rtol=1e-3, atol=2e-5)
     for a, b in zip(want[1:], found[1:], strict=True):
         assert a.shape == b.shape
         for sample, length in enumerate(used):
-            assert np.allclose(a[sample, :, :length], b[sample, :, :length], atol=1e-4)
+            assert np.allclose(a[sample, :, :length], b[sample, :, :length], atol=1e-5)
+
+
+def test_grouped_queries_and_keys_over_their_root_mean_square() -> None:
+    """Which ONNX Runtime has on other devices alone: as norms of its own do it before."""
+    options: dict[str, Any] = {"qk_norm_epsilon": 1e-2, "k_norm_epsilon": 1e-3}
+    model, given, _, rows = grouped(0, 0, (), **options)
+    (node,) = model.graph.node
+    scales = drawn(2, 16)
+    node.input.extend(["", "", "scale_q", "scale_k"])
+    model.graph.initializer.extend(
+        numpy_helper.from_array(each, name)
+        for each, name in zip(scales, ("scale_q", "scale_k"), strict=True)
+    )
+    found = list(InferenceSession(from_onnx(model)).run(given).values())
+    plain, *_ = grouped(0, 0, ())
+    normed = dict(given)
+    for name, scale, least in zip("qk", scales, (1e-2, 1e-3), strict=True):
+        heads = given[name].reshape(*given[name].shape[:2], -1, 16)
+        size = np.sqrt((heads * heads).mean(axis=-1, keepdims=True) + least)
+        normed[name] = (heads / size * scale).reshape(given[name].shape)
+    session = ort.InferenceSession(plain.SerializeToString(), providers=["CPUExecutionProvider"])
+    want = session.run(None, normed)
+    assert np.allclose(want[0][rows], found[0][rows], rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("position", "told"), [(12, "input 12"), (13, "input 13"), (16, "input 16")]
+)
+def test_what_grouped_queries_would_pass_over_is_refused(position: int, told: str) -> None:
+    model, given, *_ = grouped(0, 0, ())
+    (node,) = model.graph.node
+    node.input.extend([""] * (position - len(node.input)) + ["last"])
+    with pytest.raises(OnnxError, match=f"{told} is not supported"):
+        InferenceSession(from_onnx(model)).run(given)
+
+
+@pytest.mark.parametrize(
+    "attribute", [{"qk_output": 1}, {"k_quant_type": "PER_TENSOR"}, {"sliding_window_cache": 1}]
+)
+def test_caches_and_results_that_no_grouped_queries_have_here(attribute: dict[str, Any]) -> None:
+    model, given, *_ = grouped(0, 0, (), **attribute)
+    with pytest.raises(OnnxError, match=f"{next(iter(attribute))}.*is not supported"):
+        InferenceSession(from_onnx(model)).run(given)

@@ -1,0 +1,260 @@
+"""Attention of decoders of com.microsoft: rotations by place, queries that share keys, and caches.
+
+The numbers are those of ONNX Runtime on a processor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from soapstone.frontend.onnx.call import Call
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.rules.contrib import MICROSOFT
+from soapstone.frontend.onnx.values import Value, rule
+
+
+@rule("RotaryEmbedding", domain=MICROSOFT)
+def rotary_embedding(n: Call) -> Value:
+    x, places, cosines, sines = n.values()
+    if n.attribute("is_packed_batching", 0) or n.attribute("scale", 1.0) != 1.0:
+        raise UnsupportedError("attributes is_packed_batching and scale are not supported")
+    turned = n.attribute("rotary_embedding_dim", 0) or 2 * cosines.shape[1]
+    heads = n.attribute("num_heads", 0)
+    if x.rank == 3:
+        heads = heads or x.shape[2] // turned
+        split = n.reshape(x, (*x.shape[:2], heads, x.shape[2] // max(heads, 1)))
+    else:
+        split = n.transpose(x, (0, 2, 1, 3))
+    samples, count = split.shape[:2]
+    if places.spec.size == 1:  # of the first token
+        steps = n.known(np.arange(n.room(count)).reshape(1, count).astype(np.int64))
+        places = n.broadcast(n("add", n.reshape(places, (1, 1)), steps), (samples, count))
+    y = _turned(n, split, places, cosines, sines, bool(n.attribute("interleaved", 0)))
+    return n.reshape(y, x.shape) if x.rank == 3 else n.transpose(y, (0, 2, 1, 3))
+
+
+def _turned(
+    n: Call, x: Value, places: Value, cosines: Value, sines: Value, interleaved: bool
+) -> Value:
+    """Return x (b, t, heads, d) with pairs of its first elements turned by their place (b, t).
+
+    cosines, sines: (places, pairs). Pairs are neighbours where interleaved, else apart by half.
+    """
+    pairs = cosines.shape[1]
+    if 2 * pairs > x.shape[3]:
+        raise OnnxError(f"{pairs} pairs of elements found in heads of {x.shape[3]}")
+    cosine, sine = (n.once(_of_places, table, places) for table in (cosines, sines))
+    turned = n.part(x, 3, 0, 2 * pairs)
+    if interleaved:
+        apart = n.reshape(turned, (*x.shape[:3], pairs, 2))
+        first, second = (n.row(apart, 4, half) for half in (0, 1))
+    else:
+        first, second = (n.part(turned, 3, half * pairs, (half + 1) * pairs) for half in (0, 1))
+    made = [
+        n("sub", n("mul", first, cosine), n("mul", second, sine)),
+        n("add", n("mul", second, cosine), n("mul", first, sine)),
+    ]
+    if interleaved:
+        column = (*x.shape[:3], pairs, 1)
+        whole = n("concat", *(n.reshape(each, column) for each in made), axis=4)
+        y = n.reshape(whole, (*x.shape[:3], 2 * pairs))
+    else:
+        y = n("concat", *made, axis=3)
+    if 2 * pairs == x.shape[3]:
+        return y
+    return n("concat", y, n.part(x, 3, 2 * pairs, x.shape[3]), axis=3)
+
+
+def _of_places(n: Call, table: Value, places: Value) -> Value:
+    """Return rows of a table (places, pairs) by place (b, t), as (b, t, 1, pairs)."""
+    return n.reshape(n("gather", table, places, axis=0), (*places.shape, 1, table.shape[1]))
+
+
+# What ONNX Runtime has on other devices alone, or not at all: attributes and what they must be.
+_GQA_PLAIN = {
+    "qk_output": 0,
+    "k_quant_type": "NONE",
+    "v_quant_type": "NONE",
+    "kv_cache_bit_width": 0,
+    "sliding_window_cache": 0,
+}
+
+
+@rule("GroupQueryAttention", domain=MICROSOFT)
+def group_query_attention(n: Call) -> Any:
+    for name, needed in _GQA_PLAIN.items():
+        if n.attribute(name, needed) != needed:
+            raise UnsupportedError(f"attribute {name!r} other than {needed!r} is not supported")
+    heads, kv_heads = _head_counts(n)
+    q, k, v = _split_qkv(n, heads, kv_heads)
+    q, k = _normed_heads(n, q, "q", 14), _normed_heads(n, k, "k", 15)
+    samples, count, _, width = q.shape
+    total = int(n.array(6).reshape(()))
+    past = [n.maybe(3), n.maybe(4)]
+    empty = n.known(np.zeros((samples, kv_heads, 0, width)), q.dtype)
+    keys, values = (empty if each is None else each for each in past)
+    rows = max(total, keys.shape[2])
+    # The first tokens begin with the first row; of some samples, the last may be none.
+    first = count == total
+    starts = n.once(_starts, n.value(5), samples, count, first)
+    places = n.once(_places, starts, count)
+    where = places
+    if n.has(9):  # of the first tokens, the first place tells all others
+        given = n.value(9)
+        where = n.once(_places, n.row(n.part(given, 0, 0, 1), 1, 0), count) if first else given
+        where = n.broadcast(where, (samples, count))
+    q, k = _rotated(n, q, k, where, 7)
+    held = [
+        n("write_at", _longer(n, old, rows), n.transpose(new, (0, 2, 1, 3)), starts, axis=2)
+        for old, new in ((keys, k), (values, v))
+    ]
+    window = n.attribute("local_window_size", -1)
+    if n.attribute("causal", 1):
+        mask = n.once(_mask, places, rows, window, q.dtype)
+    else:
+        last = n.reshape(n.cast(n.value(5), "int64"), (samples, 1))
+        mask = n.once(_mask, n.broadcast(last, (samples, count)), rows, -1, q.dtype)
+    if n.has(10):
+        mask = n("add", mask, _wider(n, n.value(10), rows))
+    sinks = n.maybe(11)
+    if sinks is None and n.attribute("smooth_softmax", -1) > 0:
+        sinks = n.known(np.zeros(heads), q.dtype)
+    y = _grouped(n, q, held, mask, sinks)
+    return [n.reshape(y, (samples, count, heads * width)), *held]
+
+
+def _head_counts(n: Call) -> tuple[int, int]:
+    """Return how many heads queries have, and how many keys and values."""
+    heads, kv_heads = n.attribute("num_heads"), n.attribute("kv_num_heads")
+    if not heads or not kv_heads or heads % kv_heads:
+        raise OnnxError(f"num_heads {heads} and kv_num_heads {kv_heads} found")
+    return heads, kv_heads
+
+
+def _normed_heads(n: Call, x: Value, which: str, position: int) -> Value:
+    """Return x (b, t, heads, d) with each head over its root mean square, if an input scales it."""
+    least = n.attribute("qk_norm_epsilon", 1e-6)
+    least = n.attribute(f"{which}_norm_epsilon", least)
+    scale = n.maybe(position)
+    return x if scale is None else n("rms_norm", x, scale, axis=-1, epsilon=least)
+
+
+def _rotated(n: Call, q: Value, k: Value, places: Value, tables: int) -> tuple[Value, Value]:
+    """Return queries and keys turned by their places, if the node says so.
+
+    tables: which input has the cosines; the sines come next.
+    """
+    interleaved = bool(n.attribute("rotary_interleaved", 0))
+    both = n.maybe(tables), n.maybe(tables + 1)
+    if not n.attribute("do_rotary", 0):
+        return q, k
+    if both[0] is None or both[1] is None:
+        raise OnnxError(f"inputs {tables} and {tables + 1} needed where 'do_rotary' is 1")
+    q, k = (_turned(n, x, places, both[0], both[1], interleaved) for x in (q, k))
+    return q, k
+
+
+def _starts(n: Call, last: Value, samples: int, count: int, first: bool) -> Value:
+    """Return each sample's row of the first of `count` new tokens, given that of the last."""
+    if first:
+        return n.known(np.zeros(samples, np.int64))
+    last = n.reshape(n.cast(last, "int64"), (samples,))
+    return n("add", last, n.known(np.array(1 - count, np.int64)))
+
+
+def _places(n: Call, starts: Value, count: int) -> Value:
+    """Return the rows (b, t) of so many tokens from `starts` on."""
+    steps = n.known(np.arange(n.room(count)).reshape(1, count).astype(np.int64))
+    return n("add", n.reshape(starts, (*starts.shape, 1)), steps)
+
+
+def _mask(n: Call, places: Value, rows: int, window: int, dtype: str) -> Value:
+    """Return what hides keys from queries at places (b, t): (b, 1, t, rows)."""
+    samples, count = places.shape
+    own = n.known(np.arange(n.room(rows)).reshape(1, 1, rows).astype(dtype))
+    at = n.reshape(n.cast(places, dtype), (samples, count, 1))
+    hidden = n("less", at, own)
+    if window > 0:
+        early = n("less_equal", own, n("affine", at, shift=-window))
+        hidden = n("logical_or", hidden, early)
+    mask = n("where", hidden, n.like(-np.inf, at), n.like(0, at))
+    return n.reshape(mask, (samples, 1, count, rows))
+
+
+def _split_qkv(n: Call, heads: int, kv_heads: int) -> tuple[Value, Value, Value]:
+    """Return queries, keys and values (b, t, heads, d), which may be parts of one input."""
+    q, k, v = n.value(0), n.maybe(1), n.maybe(2)
+    samples, count, size = q.shape
+    if k is None or v is None:
+        width = size // (heads + 2 * kv_heads)
+        cuts = (0, heads * width, (heads + kv_heads) * width, (heads + 2 * kv_heads) * width)
+        q, k, v = (n.part(q, 2, a, b) for a, b in itertools.pairwise(cuts))
+    width = q.shape[2] // heads
+    q = n.reshape(q, (samples, count, heads, width))
+    k, v = (n.reshape(each, (samples, count, kv_heads, width)) for each in (k, v))
+    return q, k, v
+
+
+def _longer(n: Call, x: Value, rows: int) -> Value:
+    """Return x (b, heads, t, d) with zeros up to so many rows."""
+    missing = rows - x.shape[2]
+    if not missing:
+        return x
+    zeros = n.known(np.zeros((*x.shape[:2], missing, x.shape[3])), x.dtype)
+    return n("concat", x, zeros, axis=2) if x.shape[2] else zeros
+
+
+def _wider(n: Call, bias: Value, rows: int) -> Value:
+    """Return what scores (b, heads, t, keys) have added, with zeros up to so many keys."""
+    if bias.rank != 4 or bias.shape[3] > rows:
+        raise OnnxError(f"attention_bias {bias.spec} found of {rows} keys; rank 4 needed")
+    missing = rows - bias.shape[3]
+    if not missing:
+        return bias
+    none = (0, 0, 0)
+    return n("pad", bias, low=(0, *none), high=(*none, missing), interior=(0, *none))
+
+
+def _grouped(
+    n: Call, q: Value, held: list[Value], mask: Value, sinks: Value | None = None
+) -> Value:
+    """Return attention of queries (b, t, heads, d) over keys and values (b, kv_heads, rows, d).
+
+    mask: what scores have added. sinks: by head, the score of a key whose value is zero.
+    """
+    scale, cap = n.attribute("scale", 0.0) or None, n.attribute("softcap", 0.0)
+    if cap:
+        return _capped(n, q, held, mask, sinks, cap)
+    keys, values = (n.transpose(each, (0, 2, 1, 3)) for each in held)
+    y, sums = n.all("attention", q, keys, values, mask, scale=scale)
+    if sinks is None:
+        return y
+    # A key more divides by exp(sums) + exp(sink), where `sums` are logarithms.
+    share = n("sigmoid", n("sub", sums, n.reshape(sinks, (q.shape[2], 1))))
+    column = n.reshape(n.transpose(share, (0, 2, 1)), (*y.shape[:3], 1))
+    return n("mul", y, column)
+
+
+def _capped(
+    n: Call, q: Value, held: list[Value], mask: Value, sinks: Value | None, cap: float
+) -> Value:
+    """Return attention by scores that a hyperbolic tangent keeps within `cap`, before the mask."""
+    samples, count, heads, width = q.shape
+    keys, values = held
+    few, rows = keys.shape[1], keys.shape[2]
+    grouped = (samples, few, heads // few * count)
+    queries = n.reshape(n.transpose(q, (0, 2, 1, 3)), (*grouped, width))
+    scale = n.attribute("scale", 0.0) or 1 / math.sqrt(width)
+    scores = n("matmul", queries, keys, transpose_b=True)
+    bent = n("affine", n("tanh", n("affine", scores, scale=scale / cap)), scale=cap)
+    scores = n("add", n.reshape(bent, (samples, heads, count, rows)), mask)
+    if sinks is not None:
+        column = n.broadcast(n.reshape(sinks, (heads, 1, 1)), (*scores.shape[:3], 1))
+        scores = n("concat", scores, column, axis=3)
+    weights = n.part(n("softmax", scores, axis=3), 3, 0, rows)
+    y = n("matmul", n.reshape(weights, (*grouped, rows)), values)
+    return n.transpose(n.reshape(y, (samples, heads, count, y.shape[3])), (0, 2, 1, 3))
