@@ -143,6 +143,15 @@ class Objective:
             return self.terms[0].known(given)[0]
         return len(given[self.terms[0].labels])
 
+    def of_loss(self, loss: float, given: Mapping[str, Array]) -> list[float]:
+        """Return what is summed over batches of the loss: the loss times its count, and the count.
+
+        Then the same of batches of which nothing counts, whose loss is their penalties: it is the
+        mean where no batch counts. given: the batch's labels and weights.
+        """
+        count = self.count(given)
+        return [loss * count, count, *((0.0, 0.0) if count else (loss, 1.0))]
+
     def shares(
         self, part: Mapping[str, Array], whole: Mapping[str, Array]
     ) -> Iterator[tuple[str, float]]:
@@ -179,7 +188,10 @@ class Objective:
             if name not in sums:
                 continue
             if metric is None:
-                found[name] = float(sums[name][0] / (sums[name][1] or 1.0))
+                total, count, *rest = sums[name]
+                if not count and rest:
+                    total, count = rest
+                found[name] = float(total / (count or 1.0))
             elif ended or not metric.keeps:
                 found[name] = float(metric.result(sums[name]))
         return found

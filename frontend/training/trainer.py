@@ -276,8 +276,7 @@ class Trainer(Resumable):
                     accumulate(sums, name, counted)
                 if last:
                     position.step += 1
-        weight = aim.count(given)
-        accumulate(sums, "loss", [loss * weight, weight])
+        accumulate(sums, "loss", aim.of_loss(loss, given))
         self._sums = sums
         position.batch += 1
         position.samples += samples
@@ -415,8 +414,7 @@ class Trainer(Resumable):
                 raise DataError("evaluate: labels are missing; y, or files with y, needed")
             samples = rows_of(inputs)
             loss, *values = self._run("evaluate", inputs, given, samples)
-            weight = aim.count(given)
-            accumulate(sums, "loss", [float(loss) * weight, weight])
+            accumulate(sums, "loss", aim.of_loss(float(loss), given))
             for name, counted in aim.counts(values, given):
                 accumulate(sums, name, counted)
         if not sums:

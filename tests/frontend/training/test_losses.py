@@ -312,6 +312,26 @@ def test_penalties_and_frozen_layers() -> None:
         net().freeze("conv*")
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("loss", ["masked_cross_entropy", "masked_bce"])
+def test_batches_of_which_no_label_counts_report_their_penalties(loss: str, parts: int) -> None:
+    labels = LABELS if loss == "masked_cross_entropy" else BITS
+    hidden = np.full_like(labels, -1)
+    with net() as model:
+        model.regularize("*.weight", l2=0.1)
+        model.compile(SGD(0.5), loss=loss, micro_batches=parts)
+        size = sum(0.1 * (w**2).sum() for n, w in model.weights().items() if n.endswith("weight"))
+        plain = model.evaluate(X, labels)["loss"]
+        assert model.evaluate(X, hidden)["loss"] == pytest.approx(size, rel=1e-5)
+        # Beside batches whose labels count it is nothing to the mean, as its labels are none.
+        both = model.evaluate(np.concatenate([X, X]), np.concatenate([hidden, labels]))["loss"]
+        assert both == pytest.approx(plain, rel=1e-5)
+        assert model.train_on_batch(X, hidden)["loss"] == pytest.approx(size, rel=1e-5)
+        shrunk = sum(0.1 * (w**2).sum() for n, w in model.weights().items() if n.endswith("weight"))
+        found = model.fit(X, hidden, batch_size=ROWS, progress=False).history["loss"]
+        assert found == pytest.approx([shrunk], rel=1e-5) and shrunk < size
+
+
 def outputs(model: Model) -> Array:
     found = model.predict(X)
     assert isinstance(found, np.ndarray)
