@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.inference.session import InferenceSession
+from soapstone.frontend.inference.session import InferenceSession, interrupts
 from soapstone.frontend.inference.sources import Field
 from soapstone.ir.tensor import Array
 from soapstone.runtime import StoppedError
@@ -179,19 +179,33 @@ class Batcher:
         return request.answer
 
     def close(self) -> None:
-        """Refuse further requests, answer those that wait without delay, and stop."""
+        """Refuse further requests, answer those that wait without delay, and stop.
+
+        An interrupt meanwhile, or one that `with batcher:` is left by, cancels those that wait.
+        """
+        self._close(cancel=False)
+
+    def _close(self, cancel: bool) -> None:
         with self._lock:
             self._closing = True
+            dropped = list(self._waiting) if cancel else []
             self._changed.notify_all()
-        for thread in self._threads:
-            if not self._gone and thread is not threading.current_thread():
-                thread.join()
+        for each in dropped:
+            each.answer.cancel()  # with no lock: what is called back may ask, or close
+        try:
+            for thread in self._threads:
+                if not self._gone and thread is not threading.current_thread():
+                    thread.join()
+        except BaseException:  # an interrupt
+            if not cancel:
+                self._close(cancel=True)
+            raise
 
     def __enter__(self) -> Batcher:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(cancel=interrupts(kind))
 
     def _serve(self) -> None:
         while taken := self._next():

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from soapstone.runtime import Machine, Profile
 
 
+def interrupts(kind: type[BaseException] | None) -> bool:
+    """Return whether what a `with` is left by is an interrupt or the end of the process."""
+    return kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
+
+
 class InferenceSession:
     """A model bound to its weights.
 
@@ -428,30 +433,41 @@ class InferenceSession:
     def close(self) -> None:
         """Stop the workers and free the memory; later calls of `run` are errors.
 
-        Calls of `run_async` that were made before are completed first. No thread reads the
-        model's file from then on, so that it may be written to.
+        Calls of `run_async` that were made before are completed first. An interrupt meanwhile, or
+        one that `with session:` is left by, cancels those that wait. No thread reads the model's
+        file from then on, so that it may be written to.
         """
+        self._close(cancel=False)
+
+    def _close(self, cancel: bool) -> None:
         with self._lock:
             kept, self._snapshot, self._opening = self._snapshot, None, None
         if kept is not None:
             kept.close()
-        self._end_pool()
-        for each in self._serial:
-            each.close()
-        self._end_pool()  # of who asked meanwhile, and is told that it is closed
+        try:
+            self._end_pool(cancel)
+        finally:
+            for each in self._serial:
+                each.close()
+            self._end_pool(cancel)  # of who asked meanwhile, and is told that it is closed
 
-    def _end_pool(self) -> None:
-        """Complete the calls of `run_async` so far."""
+    def _end_pool(self, cancel: bool) -> None:
+        """Complete the calls of `run_async` so far, or cancel those that do not run yet."""
         with self._lock:
             pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown()
+        if pool is None:
+            return
+        try:
+            pool.shutdown(cancel_futures=cancel)
+        except BaseException:  # an interrupt: what runs is waited for, and nothing else
+            pool.shutdown(cancel_futures=True)
+            raise
 
     def __enter__(self) -> InferenceSession:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(cancel=interrupts(kind))
 
     def checked(self, inputs: Mapping[str, Any] | Any) -> dict[str, Array]:
         """Return inputs as `run` takes them: an array for each input, not copied where possible.

@@ -256,3 +256,12 @@ def test_a_session_answers_by_future_in_order(session: InferenceSession) -> None
     assert last.done() and last.result()["y"].shape == (9, 2, 6)
     with pytest.raises(StoppedError, match="it was closed"):
         other.run_async(x)
+
+
+def test_an_interrupt_inside_a_batcher_cancels_what_waits(session: InferenceSession) -> None:
+    x = np.ones((1, 2, 4), np.float32)
+    with pytest.raises(KeyboardInterrupt), Batcher(session, most=9, delay_ms=60_000) as batcher:
+        futures = [batcher.run_async(x) for _ in range(5)]
+        raise KeyboardInterrupt
+    assert all(future.cancelled() for future in futures)
+    assert session.run(x)["y"].shape == (1, 2, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from helpers.interrupts import answers, interrupted
 from soapstone import InferenceSession, Model
 from soapstone.frontend.inference import latency
 from soapstone.ir.tensor import Array
+from soapstone.runtime import StoppedError
 
 
 def _model() -> Model:
@@ -78,3 +80,58 @@ def test_an_interrupt_of_measured_runs_ends_those_of_other_requests() -> None:
     with pytest.raises(KeyboardInterrupt):
         latency.asked(session, {}, lambda count, spent: count >= 5000)
     assert session.runs < 4000
+
+
+def _held(session: InferenceSession) -> list[Future[Any]]:
+    """Return many requests of a session, the first of which runs until the second is done."""
+    began, goes = threading.Event(), threading.Event()
+
+    def run(given: Any) -> dict[str, Array]:
+        began.set()
+        assert goes.wait(60), "who waits was not cancelled"
+        return {}
+
+    session.run = run  # type: ignore[method-assign, assignment]
+    asked = [session.run_async(np.zeros((3, 8), np.float32)) for _ in range(100)]
+    assert began.wait(60)
+    asked[1].add_done_callback(lambda _: goes.set())
+    return asked
+
+
+def _only_the_first_ran(asked: list[Future[Any]]) -> bool:
+    return asked[0].result(60) == {} and all(each.cancelled() for each in asked[1:])
+
+
+def test_an_interrupt_inside_a_session_cancels_what_waits() -> None:
+    session = InferenceSession(_model(), threads=1)
+    with pytest.raises(KeyboardInterrupt), session:
+        asked = _held(session)
+        raise KeyboardInterrupt
+    assert _only_the_first_ran(asked)
+    with pytest.raises(StoppedError, match="it was closed"):
+        session.run_async(np.zeros((3, 8), np.float32))
+
+
+def test_an_interrupt_while_a_session_is_closed_cancels_what_waits() -> None:
+    session = InferenceSession(_model(), threads=1)
+    asked, pool = _held(session), session._pool
+    assert pool is not None
+    whole = pool.shutdown
+
+    def shutdown(wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if not cancel_futures:
+            raise KeyboardInterrupt
+        whole(wait, cancel_futures=True)
+
+    pool.shutdown = shutdown  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        session.close()
+    assert _only_the_first_ran(asked)
+
+
+def test_an_error_inside_a_session_lets_what_waits_run() -> None:
+    x = np.ones((3, 8), np.float32)
+    with pytest.raises(ValueError), InferenceSession(_model(), threads=1) as session:
+        asked = [session.run_async(x) for _ in range(9)]
+        raise ValueError
+    assert all(each.result(60)["dense"].shape == (3, 8) for each in asked)
