@@ -127,6 +127,59 @@ def group_query_attention(n: Call) -> Any:
     return [n.reshape(y, (samples, count, heads * width)), *held]
 
 
+@rule("SparseAttention", domain=MICROSOFT)
+def sparse_attention(n: Call) -> Any:
+    """The same over the blocks of keys that a query's block sees, in caches of one length."""
+    heads, kv_heads = _head_counts(n)
+    q, k, v = _split_qkv(n, heads, kv_heads)
+    samples, count, _, width = q.shape
+    total, rows = int(n.array(7).reshape(())), n.value(3).shape[2]
+    if not count <= total <= rows:
+        raise OnnxError(f"{total} keys found of {count} queries and a cache of {rows}")
+    last = n("affine", n.cast(n.value(8), "float64"), shift=-1.0)
+    starts = n.once(_starts, n.cast(last, "int64"), samples, count, count == total)
+    places = n.once(_places, starts, count)
+    q, k = _rotated(n, q, k, places, 9)
+    held = [
+        n("write_at", n.value(past), n.transpose(new, (0, 2, 1, 3)), starts, axis=2)
+        for past, new in ((3, k), (4, v))
+    ]
+    shown = _block_mask(n, places, heads, rows, q.dtype)
+    mask = n("add", n.once(_mask, places, rows, -1, q.dtype), shown)
+    return [n.reshape(_grouped(n, q, held, mask), (samples, count, heads * width)), *held]
+
+
+def _block_mask(n: Call, places: Value, heads: int, rows: int, dtype: str) -> Value:
+    """Return what hides blocks of keys from queries at places (b, t): (b, heads, t, rows).
+
+    Which blocks each block of queries sees is given by layout: ends of its entries, and entries.
+    Heads have the layouts in turn.
+    """
+    size = n.attribute("sparse_block_size")
+    ends, entries = n.array(5), n.array(6)
+    if ends.ndim != 2 or entries.ndim != 2 or len(ends) != len(entries) or not size:
+        raise OnnxError(f"rows {ends.shape} and columns {entries.shape} of blocks of {size} found")
+    layouts, blocks = ends.shape[0], ends.shape[1] - 1
+    if layouts < 1 or heads % layouts or blocks * size < rows:
+        found = f"{layouts} layouts of {blocks} blocks of {size}"
+        raise OnnxError(f"{found} found; what fits {heads} heads and {rows} keys needed")
+    n.room(layouts * blocks * blocks)
+    hidden = np.full((layouts, blocks, blocks), -np.inf)
+    for layout in range(layouts):
+        for block, (begin, end) in enumerate(itertools.pairwise(ends[layout])):
+            hidden[layout, block, entries[layout, begin:end]] = 0
+    at = n("floor", n("affine", n.cast(places, "float64"), scale=1 / size))
+    seen = n("gather", n.known(hidden, dtype), n.cast(at, "int64"), axis=1)
+    seen = n.transpose(seen, (1, 0, 2, 3))  # (b, layouts, t, blocks)
+    column = n.reshape(seen, (*seen.shape, 1))
+    each = n.reshape(n.broadcast(column, (*seen.shape, size)), (*seen.shape[:3], blocks * size))
+    each = n.part(each, 3, 0, rows)
+    samples, _, count, _ = each.shape
+    turns = n.reshape(each, (samples, 1, layouts, count, rows))
+    turns = n.broadcast(turns, (samples, heads // layouts, layouts, count, rows))
+    return n.reshape(turns, (samples, heads, count, rows))
+
+
 def _head_counts(n: Call) -> tuple[int, int]:
     """Return how many heads queries have, and how many keys and values."""
     heads, kv_heads = n.attribute("num_heads"), n.attribute("kv_num_heads")

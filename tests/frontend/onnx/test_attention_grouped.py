@@ -1,0 +1,102 @@
+"""Attention of decoders of com.microsoft against ONNX Runtime, beside that in `test_contrib.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+from test_attention_microsoft import file_of
+
+import soapstone
+from soapstone.ir.tensor import Array
+
+theirs = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
+
+
+def ours(file: bytes, feeds: dict[str, Array]) -> list[Array]:
+    with soapstone.InferenceSession(soapstone.from_onnx(file)) as session:
+        return list(session.run(feeds).values())
+
+
+def in_one_buffer(file: bytes, feeds: dict[str, Array], **shared: str) -> list[Array]:
+    """Return ONNX Runtime's results where some are written to the memory of inputs."""
+    session = theirs.InferenceSession(file, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    values = {name: theirs.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for each in session.get_outputs():
+        if each.name in shared:
+            binding.bind_ortvalue_output(each.name, values[shared[each.name]])
+        else:
+            binding.bind_output(each.name)
+    session.run_with_iobinding(binding)
+    return [value.numpy() for value in binding.get_outputs()]
+
+
+HEADS, KV_HEADS, WIDTH, BLOCK, BLOCKS = 4, 2, 16, 16, 4
+
+
+def drawn(random: np.random.Generator, *shape: int) -> Array:
+    return random.standard_normal(shape).astype(np.float32)
+
+
+def sparse(
+    random: np.random.Generator, lengths: list[int], count: int, layouts: int, packed: bool
+) -> dict[str, Array | None]:
+    """Return inputs of sparse attention of `count` tokens a sample, the last of `lengths`."""
+    samples, rows = len(lengths), BLOCK * BLOCKS
+    shape = (layouts, BLOCKS, BLOCKS)
+    seen = np.tril(random.integers(0, 2, shape) | np.eye(BLOCKS, dtype=int))
+    ends = np.pad(np.cumsum(seen.sum(axis=2), axis=1), ((0, 0), (1, 0))).astype(np.int32)
+    columns = np.full((layouts, ends.max()), -1, np.int32)
+    for layout, blocks in enumerate(seen):
+        columns[layout, : ends[layout, -1]] = np.nonzero(blocks)[1]
+    parts = [drawn(random, samples, count, h * WIDTH) for h in (HEADS, KV_HEADS, KV_HEADS)]
+    angles = np.arange(rows)[:, None] * 0.7 ** np.arange(WIDTH // 2)
+    return {
+        "q": np.concatenate(parts, axis=2) if packed else parts[0],
+        "k": None if packed else parts[1],
+        "v": None if packed else parts[2],
+        "past_k": drawn(random, samples, KV_HEADS, rows, WIDTH),
+        "past_v": drawn(random, samples, KV_HEADS, rows, WIDTH),
+        "ROWS": ends,
+        "COLUMNS": columns,
+        "total": np.array([max(lengths)], np.int32),
+        "lengths": np.array(lengths, np.int32),
+        "COS": np.cos(angles).astype(np.float32),
+        "SIN": np.sin(angles).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"do_rotary": 1, "rotary_interleaved": 1, "scale": 0.3}], ids=str
+)
+@pytest.mark.parametrize(
+    ("lengths", "count", "layouts"), [([40, 33], 40, 2), ([30, 64], 1, 4), ([50], 5, 1)]
+)
+def test_attention_over_blocks_of_keys(
+    lengths: list[int], count: int, layouts: int, options: dict[str, Any], packed: bool
+) -> None:
+    """Each sample by itself: of several lengths ONNX Runtime adds up memory that it never wrote."""
+    inputs = sparse(np.random.default_rng(layouts), lengths, count, layouts, packed)
+    outputs = dict.fromkeys(("y", "k_now", "v_now"), TensorProto.FLOAT)
+    heads = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "sparse_block_size": BLOCK}
+    found = ours(*file_of("SparseAttention", inputs, outputs, **heads, **options))
+    near = {"rtol": 1e-4, "atol": 1e-5}
+    for sample, length in enumerate(lengths):
+        tokens = length if count == max(lengths) else count
+        own = dict(inputs)
+        for name, array in inputs.items():
+            if array is not None and not name.isupper() and name != "total":
+                part = array[sample : sample + 1]
+                own[name] = (part[:, :tokens] if name in ("q", "k", "v") else part).copy()
+        own["total"] = own["lengths"]
+        file, feeds = file_of("SparseAttention", own, outputs, **heads, **options)
+        wanted = in_one_buffer(file, feeds, k_now="past_k", v_now="past_v")
+        np.testing.assert_allclose(found[0][sample, :tokens], wanted[0][0], **near)
+        for ours_, theirs_ in zip(found[1:], wanted[1:], strict=True):
+            np.testing.assert_allclose(ours_[sample, :, :length], theirs_[0, :, :length], **near)
