@@ -8,7 +8,7 @@ mask hides is not removed, but has the attribute `mask_filter_value` added.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,53 @@ def multi_head_attention(n: Call) -> list[Value]:
     past = (n.value(6), n.value(7)) if n.has(6) and n.has(7) else None
     y, *held = _attended(n, apart, n.maybe(4), past, n.maybe(5))
     return [y, *(n.transpose(each, (0, 2, 1, 3)) for each in held)]
+
+
+@rule("DecoderMaskedMultiHeadAttention", domain=DOMAIN)
+def decoder_masked_multi_head_attention(n: Call) -> list[Any]:
+    """Attention of one token a sample, with earlier ones in a cache, or over those of an encoder.
+
+    A cache is as long as it ever gets where the node says so, and how far it is filled an input.
+    """
+    if n.has(8) and int(n.array(8).reshape(())) != 1:
+        raise UnsupportedError("input 8 (beam_width) other than 1 is not supported")
+    if n.attribute("output_qk", 0):
+        raise UnsupportedError("attribute 'output_qk' is not supported")
+    q, heads, bias, mask, scores = n.value(0), _heads(n), n.maybe(10), n.maybe(3), n.maybe(4)
+    if q.rank != 3 or q.shape[1] != 1 or n.has(1) != n.has(2):
+        raise OnnxError(f"queries {q.spec} found; one token a sample, keys and values needed")
+    if n.has(1):
+        given = [q, n.value(1), n.value(2)]
+    else:
+        given = [n.part(q, 2, a, b) for a, b in _thirds(q.shape[2])]
+    if bias is not None:
+        parts = [n.part(bias, 0, a, b) for a, b in _thirds(bias.shape[0])]
+        given = [n("add", x, part) if x.rank == 3 else x for x, part in zip(given, parts)]
+    apart = [_apart(n, x, heads) if x.rank == 3 else n.transpose(x, (0, 2, 1, 3)) for x in given]
+    past = n.maybe(5), n.maybe(6)
+    room, filled = n.attribute("past_present_share_buffer", 0), n.maybe(7)
+    if past[0] is None or past[1] is None:
+        return _attended(n, apart, mask, None, scores)[:1]
+    before = past[0].shape[2]
+    length = before if room else before + 1
+    if room and filled is not None:
+        before = int(n.array(filled).reshape(()))
+    if not 0 <= before < length:
+        raise OnnxError(f"{before} tokens found in a cache of {length}")
+    old, rest = (
+        [n.part(each, 2, begin, end) for each in past if each is not None]
+        for begin, end in ((0, before), (min(before + 1, past[0].shape[2]), past[0].shape[2]))
+    )
+    y, *held = _attended(n, apart, mask, (old[0], old[1]), scores)
+    made = [n.transpose(each, (0, 2, 1, 3)) for each in held]
+    if rest[0].shape[2]:
+        made = [n("concat", each, tail, axis=2) for each, tail in zip(made, rest)]
+    return [y, *made]
+
+
+def _thirds(extent: int) -> Iterable[tuple[int, int]]:
+    """Return where each of three equal parts begins and ends."""
+    return itertools.pairwise(extent * part // 3 for part in range(4))
 
 
 def _refuse(n: Call, *inputs: int) -> None:

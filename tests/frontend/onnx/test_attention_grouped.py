@@ -100,3 +100,43 @@ def test_attention_over_blocks_of_keys(
         np.testing.assert_allclose(found[0][sample, :tokens], wanted[0][0], **near)
         for ours_, theirs_ in zip(found[1:], wanted[1:], strict=True):
             np.testing.assert_allclose(ours_[sample, :, :length], theirs_[0, :, :length], **near)
+
+
+@pytest.mark.parametrize("case", ["cache", "packed", "encoder"])
+@pytest.mark.parametrize("extras", [(), ("bias",), ("mask", "scores"), ("bias", "mask")], ids=str)
+def test_attention_of_one_token(case: str, extras: tuple[str, ...]) -> None:
+    random = np.random.default_rng(len(extras))
+    samples, heads, width, room, before = 2, 3, 8, 6, 4
+    hidden, keys = heads * width, 5
+    cache = (samples, heads, keys if case == "encoder" else room, width)
+    parts = [drawn(random, samples, 1, hidden) for _ in range(3)]
+    by_head = [drawn(random, *cache) for _ in range(2)]
+    mask = random.integers(0, 2, (samples, keys)).astype(np.int32)
+    mask[:, 0] = 1
+    inputs: dict[str, Array | None] = {
+        "q": np.concatenate(parts, axis=2) if case == "packed" else parts[0],
+        "k": None if case == "packed" else by_head[0] if case == "encoder" else parts[1],
+        "v": None if case == "packed" else by_head[1] if case == "encoder" else parts[2],
+        "mask": mask if "mask" in extras else None,
+        "scores": drawn(random, 1, heads, 1, keys) if "scores" in extras else None,
+        "past_k": None if case == "encoder" else by_head[0],
+        "past_v": None if case == "encoder" else by_head[1],
+        "before": None if case == "encoder" else np.array([before], np.int32),
+        "beams": None,
+        "from": None,
+        "B": drawn(random, 3 * hidden) if "bias" in extras else None,
+    }
+    if case == "encoder":
+        inputs["scores"] = None
+    outputs = {"y": TensorProto.FLOAT}
+    options: dict[str, Any] = {"num_heads": heads, "mask_filter_value": -500.0}
+    if case != "encoder":
+        outputs |= {"k_now": TensorProto.FLOAT, "v_now": TensorProto.FLOAT}
+        options["past_present_share_buffer"] = 1
+    found = ours(*file_of("DecoderMaskedMultiHeadAttention", inputs, outputs, **options))
+    if case == "packed":  # of which ONNX Runtime's kernel goes past the end
+        inputs |= dict(zip("qkv", parts, strict=True))
+    file, feeds = file_of("DecoderMaskedMultiHeadAttention", inputs, outputs, **options)
+    shared = {} if case == "encoder" else {"k_now": "past_k", "v_now": "past_v"}
+    for made, wanted in zip(found, in_one_buffer(file, feeds, **shared), strict=True):
+        np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-5)
