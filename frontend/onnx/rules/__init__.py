@@ -8,6 +8,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     control,
     detection,
     elementwise,
+    experts_microsoft,
     fused_microsoft,
     indexing,
     kernel_machines,

@@ -130,7 +130,7 @@ def matmul_nbits(n: Call) -> Value:
     zeros = n.maybe(3)
     if zeros is not None:
         if zeros.dtype == "uint8":
-            zeros = _unpacked(n, zeros, bits, columns, blocks)
+            zeros = unpacked(n, zeros, bits, columns, blocks)
         parts.append(n.cast(n.reshape(zeros, (columns, blocks)), "float32"))
     coarse = n.attribute("accuracy_level", 0) == _IN_BYTES
     y = n("matmul_nbits", wide, *parts, bits=bits, zeros=zeros is not None, coarse=coarse)
@@ -139,7 +139,7 @@ def matmul_nbits(n: Call) -> Value:
     return n.cast(y, x.dtype)
 
 
-def _unpacked(n: Call, packed: Value, bits: int, rows: int, count: int) -> Value:
+def unpacked(n: Call, packed: Value, bits: int, rows: int, count: int) -> Value:
     """Return zero points, so many in each row of whole bytes, as numbers."""
     known = n.array(packed).reshape(rows, -1)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
