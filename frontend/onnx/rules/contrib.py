@@ -12,8 +12,10 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.rules.elementwise import softmax_from
 from soapstone.frontend.onnx.rules.products import product, scaled
 from soapstone.frontend.onnx.values import Value, rule
+from soapstone.ir.tensor import Array
 
 MICROSOFT = "com.microsoft"
 
@@ -29,6 +31,17 @@ def gelu(n: Call) -> Value:
 def fast_gelu(n: Call) -> Value:
     x = n.value(0)
     return n("gelu", n("add", x, n.value(1)) if n.has(1) else x, approximate="tanh")
+
+
+@rule("BiasSoftmax", domain=MICROSOFT)
+def bias_softmax(n: Call) -> Value:
+    """The softmax over all axes from one on, of x plus a bias that broadcasts as in a sum."""
+    x, bias = n.value(0), n.value(1)
+    n.attribute("is_inner_broadcast")  # by which axes it is repeated, which its shape says
+    total = n("add", x, bias)
+    if total.shape != x.shape:
+        raise OnnxError(f"bias {bias.spec} found; what broadcasts to {x.spec} needed")
+    return softmax_from(n, total, n.axis(x.rank, 1), whole=True)
 
 
 @rule("QuickGelu", domain=MICROSOFT)
@@ -91,16 +104,22 @@ def _skipped(n: Call, bias: int) -> tuple[Value, Value]:
 
 
 # ----------------------------------------------------------------------------------------- products
-@rule("FusedMatMul", domain=MICROSOFT)
+@rule("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(n: Call) -> Value:
-    a, b = n.value(0), n.value(1)
-    if n.attribute("transBatchA", 0) or n.attribute("transBatchB", 0):
-        raise UnsupportedError("attributes transBatchA and transBatchB are not supported")
+    a, b = (
+        _batched(n, x) if n.attribute(name, 0) and x.rank > 2 else x
+        for name, x in (("transBatchA", n.value(0)), ("transBatchB", n.value(1)))
+    )
     a, b = (
         _swapped(n, x) if n.attribute(name, 0) and x.rank > 1 else x
         for name, x in (("transA", a), ("transB", b))
     )
     return scaled(n, product(n, a, b), n.attribute("alpha", 1.0))
+
+
+def _batched(n: Call, x: Value) -> Value:
+    """Return x (rows, batch, …, columns) with its rows before its columns."""
+    return n.transpose(x, (*range(1, x.rank - 1), 0, x.rank - 1))
 
 
 def _swapped(n: Call, x: Value) -> Value:
@@ -117,14 +136,16 @@ def matmul_nbits(n: Call) -> Value:
     bits, size = n.attribute("bits", 4), n.attribute("block_size")
     if n.attribute("weight_prepacked", 0):
         raise UnsupportedError("attribute 'weight_prepacked' other than 0 is not supported")
-    if n.has(4):
-        raise UnsupportedError("input 4 (g_idx), an order of its own of weights, is not supported")
     if bits not in (2, 4, 8) or w.dtype != "uint8":
         raise UnsupportedError(f"{bits} bits in {w.dtype} found; 2, 4 or 8 in uint8 are supported")
     if not size or size * bits % 8 or not depth or not columns or x.shape[-1:] != (depth,):
         raise OnnxError(f"K {depth}, N {columns} and block_size {size} do not fit input {x.spec}")
     blocks = -(-depth // size)
     wide = n.cast(x, "float32")
+    if n.has(4):
+        order = _order(n, n.array(4), depth, size)
+        wide = n("gather", wide, n.known(order), axis=x.rank - 1)
+        w = n.once(_reordered, w, n.known(order), bits, columns)
     parts = [n.reshape(w, (columns, blocks, size * bits // 8))]
     parts.append(n.cast(n.reshape(n.value(2), (columns, blocks)), "float32"))
     zeros = n.maybe(3)
@@ -137,6 +158,72 @@ def matmul_nbits(n: Call) -> Value:
     if n.has(5):
         y = n("add", y, n.cast(n.value(5), "float32"))
     return n.cast(y, x.dtype)
+
+
+def _order(n: Call, blocks: Array, depth: int, size: int) -> Array:
+    """Return the numbers of a column in the order of the blocks that they are of."""
+    order = np.argsort(blocks, kind="stable")
+    if blocks.shape != (depth,) or (blocks[order] != np.arange(depth) // size).any():
+        raise UnsupportedError(f"input 4 (g_idx) {blocks.shape} names others than blocks of {size}")
+    return order.astype(np.int64)
+
+
+def _reordered(n: Call, w: Value, order: Value, bits: int, columns: int) -> Value:
+    """Return packed columns of weights with their numbers in another order."""
+    known, places = n.array(w).reshape(columns, -1), n.array(order)
+    each = 8 // bits
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (known[..., None] >> shifts & ((1 << bits) - 1)).reshape(columns, -1)
+    codes[:, : places.size] = codes[:, places]
+    moved = codes.reshape(columns, -1, each) << shifts
+    return n.known(np.bitwise_or.reduce(moved, axis=-1).astype(np.uint8))
+
+
+# The numbers that codes of four bits stand for: FP4 and NF4 of the library bitsandbytes (Dettmers
+# et al., QLoRA, 2023, appendix E).
+_FP4 = (0, 0.0052083334, 0.6666667, 1, 0.33333334, 0.5, 0.16666667, 0.25)
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+_OF_FOUR_BITS = ((*_FP4, *(-each for each in _FP4)), _NF4)
+
+
+@rule("MatMulBnb4", domain=MICROSOFT)
+def matmul_bnb4(n: Call) -> Value:
+    """A product with weights (n, k) that codes of four bits stand for, a scale a block of them."""
+    x, packed, scales = n.value(0), n.value(1), n.value(2)
+    depth, columns, size = n.attribute("K"), n.attribute("N"), n.attribute("block_size")
+    kind = n.attribute("quant_type")
+    n.attribute("training_mode")  # which a gradient goes by
+    if kind not in (0, 1) or packed.dtype != "uint8" or not depth or not columns or not size:
+        raise UnsupportedError(f"quant_type {kind}, K {depth}, N {columns} and block_size {size}")
+    count = depth * columns
+    if packed.spec.size != -(-count // 2) or scales.spec.size != -(-count // size):
+        raise OnnxError(f"{packed.spec} and scales {scales.spec} found of {count} numbers")
+    w = n.once(_of_codes, packed, scales, kind, (columns, depth), size)
+    if n.attribute("transB", 1):
+        w = n.transpose(w, (1, 0))
+    return n.cast(product(n, n.cast(x, "float32"), w), x.dtype)
+
+
+def _of_codes(
+    n: Call, packed: Value, scales: Value, kind: int, shape: tuple[int, int], size: int
+) -> Value:
+    """Return the numbers (n, k) of codes of four bits, the first of a byte in its upper ones."""
+    column = (packed.spec.size, 1)
+    high = n("bit_shift", packed, n.known(np.array(4), "uint8"), direction="right")
+    low = n("bitwise_and", packed, n.known(np.array(15), "uint8"))
+    codes = n("concat", n.reshape(high, column), n.reshape(low, column), axis=1)
+    table = n.known(np.array(_OF_FOUR_BITS[kind], np.float32))
+    numbers = n("gather", table, n.cast(codes, "int32"), axis=0)
+    count = shape[0] * shape[1]
+    spread = n.reshape(n.cast(scales, "float32"), (1, scales.spec.size))
+    spread = n.reshape(_over_blocks(n, spread, size, count), (count,))
+    flat = n.part(n.reshape(numbers, (2 * packed.spec.size,)), 0, 0, count)
+    return n.reshape(n("mul", flat, spread), shape)
 
 
 def unpacked(n: Call, packed: Value, bits: int, rows: int, count: int) -> Value:
