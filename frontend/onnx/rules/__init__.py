@@ -4,6 +4,7 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     attention,
     attention_grouped,
     attention_microsoft,
+    attention_packed,
     contrib,
     control,
     detection,

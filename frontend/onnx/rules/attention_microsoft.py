@@ -42,7 +42,7 @@ def multi_head_attention(n: Call) -> list[Value]:
     _refuse(n, 8, 9)
     if n.wants(3):
         raise UnsupportedError("output 3 (qk) is not supported")
-    q, heads = n.value(0), _heads(n)
+    q, heads = n.value(0), head_count(n)
     if q.rank != 3 or not n.has(1) or not n.has(2):
         raise UnsupportedError(f"queries {q.spec} packed with keys or values are not supported")
     k, v = n.value(1), n.value(2)
@@ -55,7 +55,7 @@ def multi_head_attention(n: Call) -> list[Value]:
         given = [n("add", x, part) if x.rank == 3 else x for x, part in zip(given, parts)]
     apart = [_apart(n, x, heads) if x.rank == 3 else n.transpose(x, (0, 2, 1, 3)) for x in given]
     past = (n.value(6), n.value(7)) if n.has(6) and n.has(7) else None
-    y, *held = _attended(n, apart, n.maybe(4), past, n.maybe(5))
+    y, *held = attended(n, apart, n.maybe(4), past, n.maybe(5))
     return [y, *(n.transpose(each, (0, 2, 1, 3)) for each in held)]
 
 
@@ -69,7 +69,7 @@ def decoder_masked_multi_head_attention(n: Call) -> list[Any]:
         raise UnsupportedError("input 8 (beam_width) other than 1 is not supported")
     if n.attribute("output_qk", 0):
         raise UnsupportedError("attribute 'output_qk' is not supported")
-    q, heads, bias, mask, scores = n.value(0), _heads(n), n.maybe(10), n.maybe(3), n.maybe(4)
+    q, heads, bias, mask, scores = n.value(0), head_count(n), n.maybe(10), n.maybe(3), n.maybe(4)
     if q.rank != 3 or q.shape[1] != 1 or n.has(1) != n.has(2):
         raise OnnxError(f"queries {q.spec} found; one token a sample, keys and values needed")
     if n.has(1):
@@ -83,7 +83,7 @@ def decoder_masked_multi_head_attention(n: Call) -> list[Any]:
     past = n.maybe(5), n.maybe(6)
     room, filled = n.attribute("past_present_share_buffer", 0), n.maybe(7)
     if past[0] is None or past[1] is None:
-        return _attended(n, apart, mask, None, scores)[:1]
+        return attended(n, apart, mask, None, scores)[:1]
     before = past[0].shape[2]
     length = before if room else before + 1
     if room and filled is not None:
@@ -94,7 +94,7 @@ def decoder_masked_multi_head_attention(n: Call) -> list[Any]:
         [n.part(each, 2, begin, end) for each in past if each is not None]
         for begin, end in ((0, before), (min(before + 1, past[0].shape[2]), past[0].shape[2]))
     )
-    y, *held = _attended(n, apart, mask, (old[0], old[1]), scores)
+    y, *held = attended(n, apart, mask, (old[0], old[1]), scores)
     made = [n.transpose(each, (0, 2, 1, 3)) for each in held]
     if rest[0].shape[2]:
         made = [n("concat", each, tail, axis=2) for each, tail in zip(made, rest)]
@@ -115,7 +115,7 @@ def _refuse(n: Call, *inputs: int) -> None:
             raise UnsupportedError(f"input {position} is not supported")
 
 
-def _heads(n: Call) -> int:
+def head_count(n: Call) -> int:
     heads = n.attribute("num_heads", 0)
     if heads < 1:
         raise OnnxError(f"attribute 'num_heads' is {heads}; 1 or more needed")
@@ -144,9 +144,9 @@ def _of_one_product(
     if len(sizes) != 3 or sum(sizes) != qkv.shape[2]:
         raise OnnxError(f"parts of {tuple(sizes)} found in {qkv.spec}; three needed")
     cuts = itertools.pairwise(itertools.accumulate(sizes, initial=0))
-    parts = [_apart(n, n.part(qkv, 2, a, b), _heads(n)) for a, b in cuts]
+    parts = [_apart(n, n.part(qkv, 2, a, b), head_count(n)) for a, b in cuts]
     old = None if past is None else (n.row(past, 0, 0), n.row(past, 0, 1))
-    y, *held = _attended(n, parts, mask, old, bias)
+    y, *held = attended(n, parts, mask, old, bias)
     if not n.wants(1):
         return [y]
     each = [n.transpose(part, (0, 2, 1, 3)) for part in held]
@@ -154,7 +154,7 @@ def _of_one_product(
     return [y, n("concat", *both, axis=0)]
 
 
-def _attended(
+def attended(
     n: Call,
     parts: Sequence[Value],
     mask: Value | None,
