@@ -27,6 +27,7 @@ _FIELDS = (  # of an npz file
     *("edges", "vertices", "labels", "features", "synthetic", *PARTS),
     *("feature_data", "feature_indices", "feature_indptr", "num_features"),
 )
+_NEEDED = "one or more needed: a list knows its vertices by their edges"
 _FEATURES = ".features.npy"  # beside a file whose own features there are none
 
 
@@ -94,6 +95,8 @@ def _parsed(path: Path, label: str) -> GraphData:
         return GraphData(path.stem, _matrix_market(text))
     comma, named = "," if suffix == ".csv" else None, suffix in (".csv", ".tsv")
     sources, targets = ends = _columns(text, _heading(text, comma) if named else 0, comma)
+    if not ends.size:
+        raise DataError(f"no edge in {len(text)} characters found; {_NEEDED}")
     count = int(ends.max(initial=-1)) + 1
     return GraphData(path.stem, Adjacency.from_edges(sources, targets, count))
 
@@ -263,7 +266,7 @@ def write_graph(path: str | Path, graph: GraphData) -> None:
         graph: what is written.
 
     Raises:
-        DataError: another suffix.
+        DataError: another suffix, or a list for a graph without edges.
     """
     path, edges = Path(path), graph.adjacency
     check_suffix(path)
@@ -281,6 +284,8 @@ def write_graph(path: str | Path, graph: GraphData) -> None:
     elif path.suffix.lower() == lux.SUFFIX:
         lux.write_lux(path, graph)
     else:
+        if not edges.edges:
+            raise DataError(f"file {str(path)!r}: no edge found; {_NEEDED}")
         between = "," if path.suffix.lower() == ".csv" else " "
         write(path, lambda stream: np.savetxt(stream, pairs, "%d", delimiter=between))
 

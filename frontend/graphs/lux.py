@@ -12,8 +12,9 @@ with ROC, MLSys 2020, and its published code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ SUFFIX = ".lux"
 _HEADER = np.dtype([("vertices", "<u4"), ("edges", "<u8")])
 _WORDS = ("Train", "Val", "Test")  # of PARTS
 _NO_PART = "None"
+_SUFFIXES = (".feats.bin", ".feats.csv", ".label", ".mask")  # of what is known of vertices
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -115,6 +117,8 @@ def _numbers(path: Path, dtype: type[np.generic], **how: Any) -> Array:
 def write_lux(path: Path, graph: GraphData) -> None:
     """Write a graph, and beside it the files that say what is known of its vertices.
 
+    Those that an earlier graph of the name has beside it, and this one has not, are removed.
+
     path: of NAME.lux. A vertex without a label gets 0, and is in no part.
 
     Raises:
@@ -126,15 +130,23 @@ def write_lux(path: Path, graph: GraphData) -> None:
     head = np.array([(edges.vertices, edges.edges)], _HEADER)
     parts = head, edges.indptr[1:].astype("<u8"), edges.indices.astype("<u4")
     write(path, lambda stream: [stream.write(part.tobytes()) for part in parts])
+    known: dict[str, Callable[[IO[bytes]], object]] = {}
     if graph.features is not None:
         rows = np.ascontiguousarray(graph.features, "<f4")
-        write(_beside(path, ".feats.bin"), lambda stream: stream.write(rows.data))
+        known[".feats.bin"] = lambda stream: stream.write(rows.data)
     if graph.labels is not None:
         labels = np.where(graph.labels == UNLABELLED, 0, graph.labels)
-        write(_beside(path, ".label"), lambda stream: np.savetxt(stream, labels, "%d"))
+        known[".label"] = lambda stream: np.savetxt(stream, labels, "%d")
     if graph.parts:
         words = np.full(edges.vertices, _NO_PART, "U5")
         for part, word in zip(PARTS, _WORDS):
             words[graph.parts.get(part, [])] = word
         text = "".join(f"{word}\n" for word in words)
-        write(_beside(path, ".mask"), lambda stream: stream.write(text.encode()))
+        known[".mask"] = lambda stream: stream.write(text.encode())
+    for suffix in _SUFFIXES:
+        beside = _beside(path, suffix)
+        if suffix in known:
+            write(beside, known[suffix])
+        else:  # an earlier graph's, which would be read with this one
+            with naming(beside):
+                beside.unlink(missing_ok=True)

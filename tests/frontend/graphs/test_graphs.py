@@ -101,6 +101,32 @@ def test_files_give_back_what_was_written(tmp_path: Path, suffix: str) -> None:
         np.testing.assert_array_equal(found.labels_of("val"), data.labels_of("val"))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.txt", ""), ("a.csv", "source,target\n"), ("a.el", "# none\n\n")]
+)
+def test_a_list_without_edges_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=f"{name}': no edge in {len(text)} characters found; one"):
+        read_graph(tmp_path / name)
+    (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=f"{name}': no edge found; one or more needed"):
+        write_graph(tmp_path / name, GraphData("none", rmat(4, 0)))
+    assert not (tmp_path / name).exists()
+
+
+def test_a_lux_file_leaves_nothing_of_an_earlier_graph_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.lux"
+    write_graph(path, block_model(Shape(50, 300, 4, 3)))
+    (tmp_path / "a.feats.csv").write_text("1,2\n" * 50)
+    (tmp_path / "a.other").write_text("not of the layout")
+    write_graph(path, GraphData("bare", Adjacency.from_edges(*drawn(50), 50)))
+    found = read_graph(path)
+    assert found.features is None
+    assert found.labels is None
+    assert not found.parts
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.lux", "a.other"]
+
+
 def test_lux_files_are_laid_out_as_published(tmp_path: Path) -> None:
     path = tmp_path / "a.add_self_edge.lux"
     head = struct.pack("<IQ", 3, 4) + struct.pack("<3Q", 2, 2, 4) + struct.pack("<4I", 2, 0, 1, 1)
