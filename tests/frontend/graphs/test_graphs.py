@@ -110,7 +110,7 @@ def test_a_list_without_edges_is_refused(tmp_path: Path, name: str, text: str) -
         read_graph(tmp_path / name)
     (tmp_path / name).unlink()
     with pytest.raises(DataError, match=f"{name}': no edge found; one or more needed"):
-        write_graph(tmp_path / name, GraphData("none", rmat(4, 0)))
+        write_graph(tmp_path / name, GraphData("none", Adjacency.from_edges([], [], 3)))
     assert not (tmp_path / name).exists()
 
 
@@ -351,11 +351,12 @@ def test_lists_of_edges_may_have_names_of_columns(tmp_path: Path, name: str, tex
     assert [*zip(edges.indices.tolist(), edges.targets.tolist())] == [(0, 1), (1, 2)]
 
 
-def test_empty_graphs_are_graphs(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("# none\n")
-    assert read_graph(tmp_path / "a.txt").adjacency.edges == 0
-    graph = Adjacency.from_edges([], [], 3).normalised()
-    np.testing.assert_array_equal(dense(graph), np.eye(3))
+@pytest.mark.parametrize("suffix", [".npz", ".mtx", ".lux"])
+def test_graphs_without_edges_are_graphs(tmp_path: Path, suffix: str) -> None:
+    bare = Adjacency.from_edges([], [], 3)
+    write_graph(tmp_path / f"a{suffix}", GraphData("a", bare))
+    assert read_graph(tmp_path / f"a{suffix}").adjacency.vertices == 3
+    np.testing.assert_array_equal(dense(bare.normalised()), np.eye(3))
 
 
 def test_the_command_line_makes_shows_and_converts(tmp_path: Path) -> None:
