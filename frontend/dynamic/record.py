@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from inspect import signature
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.errors import DataError
+from soapstone.errors import DataError, warn
 from soapstone.frontend.dynamic.cell import DRAW, Cell, RowRecording, recorded
 from soapstone.frontend.dynamic.rows import Graphs, Rows
 from soapstone.frontend.dynamic.runs import CellRuns
@@ -24,6 +26,7 @@ from soapstone.ir.tensor import TensorSpec, spec_of
 
 _Part = tuple[Cell, tuple[int, ...], tuple[int, ...]]
 _column, _code, _rows = attrgetter("column"), attrgetter("code"), attrgetter("rows")
+_MANY = 100  # recordings of a cell, of which those for changing numbers are told
 _EXACT = {int, bool, str, type(None)}  # types whose equal values record the same
 
 
@@ -51,6 +54,7 @@ class Recorder:
         self._cells: dict[Any, Cell] = {}  # by what they are recorded of
         self.layers_of = LayersOf()
         self._operators: dict[Any, Cell] = {}  # by structure
+        self._numbers: dict[str, list[set[Any]]] = {}  # by cell or layer, of each recording
         self._layers: set[int] = set()  # the numbers of cells that are layers of the session
         self._split: dict[int, tuple[_Part, ...]] = {}
         self._runs: dict[int, CellRuns] = {}  # by the number of the cell
@@ -210,6 +214,9 @@ class Recorder:
         cell = self._cells.get(key)
         if cell is None:
             cell = self._recorded(name, function, args, kwargs, operands)
+            label = f"cell {name!r}" if name else f"layer {layer!r}"
+            takes = getattr(Layers, layer) if layer else function
+            self._count_numbers(label, takes, args, kwargs)
             given = {item.name for item in (*args, *kwargs.values()) if isinstance(item, Parameter)}
             own = not given.issuperset(cell.parameters)
             if layer and kwargs.get("name") is None and own:
@@ -223,6 +230,28 @@ class Recorder:
                 self.layers_of.add(f"{kwargs['name']!r} of ({taken})", cell)
             self._cells[key] = cell
         return cell, tuple(operands)
+
+    def _count_numbers(
+        self, label: str, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        """Warn once of a cell or layer that is recorded for one number after another.
+
+        function: whose arguments after the first, the layers, are those given.
+        """
+        seen = self._numbers.setdefault(label, [])
+        if len(seen) == _MANY:
+            return
+        given = signature(function).bind(None, *args, **kwargs).arguments
+        seen.append({(word, item) for word, item in given.items() if type(item) in (int, float)})
+        if len(seen) < _MANY:
+            return
+        for word, numbers in Counter(word for word, _ in set().union(*seen)).most_common(1):
+            if numbers > _MANY // 2:
+                warn(
+                    f"{label}: {_MANY} recordings found, for {numbers} numbers as its argument"
+                    f" {word!r}; each is recorded and compiled anew, and an array is not:"
+                    f" session.value([{word}]) needed"
+                )
 
     def _recorded(
         self,

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
@@ -213,6 +214,36 @@ def test_arguments_that_are_no_values_are_part_of_what_is_recorded(
     x = session.value(np.ones(2, np.float32))
     calls = [scaled(x), scaled(x, by=3.0), scaled(x, 2), scaled(x, 1), scaled(x, True), scaled(x)]
     assert session.values(calls)[:, 0].tolist() == [1, 3, 2, 1, 10, 1]
+
+
+def test_a_cell_that_is_recorded_for_each_of_many_numbers_is_told_once(
+    session: DynamicSession,
+) -> None:
+    @session.cell
+    def scaled(m: Any, x: Any, by: Any, times: int = 2) -> Any:
+        return x * by * times
+
+    x = session.value(np.ones(2, np.float32))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n in range(99):
+            scaled(x, n / 8, times=n % 3)
+        assert not told
+        for n in range(99, 140):
+            scaled(x, n / 8)
+        assert [str(each.message) for each in told] == [
+            "cell 'scaled': 100 recordings found, for 100 numbers as its argument 'by'; each is"
+            " recorded and compiled anew, and an array is not: session.value([by]) needed"
+        ]
+        assert told[0].filename == __file__
+        told.clear()
+        for n in range(200):
+            scaled(x, session.value([n / 8]))
+            (x + session.value(np.ones(n + 1, np.float32)[:1])) * session.value([n / 8])
+        assert not told
+        for n in range(200):
+            x * (n / 8)
+        assert ["argument 'scale'" in str(each.message) for each in told] == [True]
 
 
 def test_roots_of_trees_of_all_heights_run_at_once(session: DynamicSession) -> None:
