@@ -14,6 +14,8 @@ from typing import IO
 
 from soapstone.errors import DataError
 
+NO_TEXT = "other bytes found, UTF-8 text needed"
+
 
 def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], object]) -> None:
     """Write a file whole or not at all: an interrupted write leaves the old contents.
@@ -101,6 +103,20 @@ def _try(target: Path) -> None:
 def _partial(target: Path) -> Path:
     """Return a name beside a file for what is written before it takes the file's place."""
     return target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.partial")
+
+
+def read_text(path: str | os.PathLike[str], where: str, error: type[Exception]) -> str:
+    """Return the text of a file. where: what the file is, as errors name it.
+
+    Raises:
+        OSError: names `path`.
+        error: it is no text in UTF-8.
+    """
+    try:
+        with naming(Path(path)):
+            return Path(path).read_text("utf-8")
+    except UnicodeDecodeError:
+        raise error(f"{where}: {NO_TEXT}") from None
 
 
 @contextlib.contextmanager

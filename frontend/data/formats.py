@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError, hint
+from soapstone.files import NO_TEXT
 from soapstone.frontend.arguments import count
 from soapstone.ir.tensor import Array
 
@@ -198,8 +199,10 @@ def _csv(path: Path) -> dict[str, list[Any]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             names, *rows = [line for line in csv.reader(stream) if line] or [[]]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"table {str(path)!r}: {error}; UTF-8 and commas needed") from None
+    except UnicodeDecodeError:
+        raise DataError(f"table {str(path)!r}: {NO_TEXT}") from None
+    except csv.Error as error:
+        raise DataError(f"table {str(path)!r}: {error}; lines with commas needed") from None
     if not names:
         raise DataError(f"table {str(path)!r}: it is empty; a line of names needed")
     _once(path, names)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError, hint
-from soapstone.files import naming, write
+from soapstone.files import naming, read_text, write
 from soapstone.frontend.data import npz
 from soapstone.frontend.data.sets import VARIABLE, data_folder
 from soapstone.frontend.graphs import lux
@@ -76,8 +76,6 @@ def _read(path: Path) -> GraphData:
         if found.features is not None or not beside.is_file():
             return found
         return replace(found, features=_mapped(beside))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{label}: {error}") from None
     except DataError as error:
         said = str(error)
         raise DataError(said if said.startswith("file ") else f"{label}: {said}") from None
@@ -89,8 +87,7 @@ def _parsed(path: Path, label: str) -> GraphData:
         return _of_arrays(path.stem, npz.read(path, label, DataError))
     if suffix == lux.SUFFIX:
         return lux.read_lux(path)
-    with naming(path):
-        text = path.read_text("utf-8")
+    text = read_text(path, label, DataError)
     if suffix == ".mtx":
         return GraphData(path.stem, _matrix_market(text))
     comma, named = "," if suffix == ".csv" else None, suffix in (".csv", ".tsv")

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.files import naming, write
+from soapstone.files import naming, read_text, write
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import PARTS, UNLABELLED, GraphData
 from soapstone.ir.tensor import Array
@@ -51,8 +51,7 @@ def read_lux(path: Path) -> GraphData:
         labels = _numbers(known, np.int32, ndmin=1)
     mask = _beside(path, ".mask")
     if mask.is_file():
-        with naming(mask):
-            words = np.array(mask.read_text("utf-8").split())
+        words = np.array(read_text(mask, f"file {str(mask)!r}", DataError).split())
         bad = words[~np.isin(words, (*_WORDS, _NO_PART))]
         if bad.size or len(words) != count:
             found = f"{str(bad[0])!r}" if bad.size else f"{len(words)} lines"

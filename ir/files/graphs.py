@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone import files
+from soapstone import files, json_text
 from soapstone.dtypes import DTYPES, name_of
 from soapstone.errors import warn
 from soapstone.ir.builder import GraphBuilder
@@ -302,7 +302,7 @@ def _read_values(path: Path, graph: Graph) -> dict[str, Array]:
             f"{where}: values of graph {made_for!r} found, of {graph.structural_hash!r} needed"
         )
     if "checksums" in metadata:
-        sums = json_fields.parse(metadata["checksums"], where, GraphError)
+        sums = json_text.parse(metadata["checksums"], where, GraphError)
         for name, array in arrays.items():
             if not isinstance(sums, dict) or sums.get(name) != storage.digest(array):
                 raise GraphError(f"{where}: {name!r}: its checksum differs; the file was damaged")

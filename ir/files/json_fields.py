@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from soapstone.errors import warn
-from soapstone.files import write
+from soapstone.files import read_text, write
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.storage import seal_of, sealed
+from soapstone.json_text import parse, shown, wrong
 
 Record = TypeVar("Record")
 T = TypeVar("T")
@@ -31,13 +32,13 @@ class Fields:
     def __init__(self, data: Any, where: str, error: type[GraphError]) -> None:
         self.where, self.error = where, error
         if not isinstance(data, dict):
-            raise error(f"{where}: {_shown(data)} found, an object needed")
+            raise error(f"{where}: {shown(data)} found, an object needed")
         self._data: dict[str, Any] = data
         self._taken: set[str] = set()
 
     def fail(self, name: str, found: Any, needed: str) -> GraphError:
         """Return the error of a field."""
-        return self.error(f"{self.where}: field {name!r}: {_shown(found)} found, {needed} needed")
+        return self.error(f"{self.where}: field {name!r}: {shown(found)} found, {needed} needed")
 
     def take(self, name: str, needed: str, accepts: Callable[[Any], bool]) -> Any:
         """Return a field.
@@ -46,7 +47,7 @@ class Fields:
             GraphError: it is missing, or not accepted.
         """
         if name not in self._data:
-            raise self.error(f"{self.where}: field {name!r} is missing; {needed} needed")
+            raise self.error(f"{self.where}: {wrong(self._data, name, needed)}")
         self._taken.add(name)
         value = self._data[name]
         if not accepts(value):
@@ -174,28 +175,6 @@ def as_data(value: Any) -> Any:
     return str(value) if isinstance(value, StrEnum) else value
 
 
-def parse(text: str, where: str, error: type[GraphError]) -> Any:
-    """Return parsed JSON; a repeated field, NaN or an infinity is an error like bad syntax."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise error(f"{where}: field {twice!r} appears twice; once needed")
-        return result
-
-    def constant(name: str) -> Any:
-        raise error(f"{where}: number {name} found, a finite one needed")
-
-    try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=constant)
-    except error:
-        raise
-    except (ValueError, RecursionError) as fault:
-        raise error(f"{where}: not JSON: {fault}") from None
-
-
 def read(path: str | Path, error: type[GraphError], own: bool = True) -> Any:
     """Return the parsed contents of a JSON file, without its checksum, which was compared.
 
@@ -203,11 +182,9 @@ def read(path: str | Path, error: type[GraphError], own: bool = True) -> Any:
     """
     where = f"file {str(path)!r}"
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path, where, error)
     except OSError as fault:
         raise error(f"file {str(path)!r} cannot be read: {fault.strerror}") from None
-    except UnicodeDecodeError:
-        raise error(f"{where}: other bytes found, UTF-8 text needed") from None
     same = seal_of(text)
     data = parse(text, where, error) if same is not False else {"checksum": None}
     if not same and isinstance(data, dict) and "checksum" in data:
@@ -263,7 +240,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
+    return (_is_int(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
 
 
 def _is_text(value: Any) -> bool:
@@ -272,8 +249,3 @@ def _is_text(value: Any) -> bool:
 
 def _all(value: Any, accepts: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(accepts(item) for item in value)
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=repr, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."

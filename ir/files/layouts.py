@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from soapstone import json_text
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
 
@@ -38,7 +39,7 @@ def layouts_from_json(data: Any, where: str, error: type[GraphError]) -> dict[st
 
 def layouts_from_text(text: str, where: str, error: type[GraphError]) -> dict[str, Order]:
     """Return the axis orders that JSON text describes; raises as `layouts_from_json`."""
-    return layouts_from_json(json_fields.parse(text, where, error), where, error)
+    return layouts_from_json(json_text.parse(text, where, error), where, error)
 
 
 def layouts_to_text(layouts: Layouts) -> str:

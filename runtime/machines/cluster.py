@@ -28,29 +28,31 @@ A description has one node's devices, switches and links, and the network betwee
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from soapstone.files import read_text
+from soapstone.json_text import parse, shown, wrong
 from soapstone.runtime.errors import MachineError
 from soapstone.runtime.machines.machine import Link, Machine, Memory, Processor, check_fields
 
 FORMAT, VERSION = "soapstone-cluster", 1
 MOST_DEVICES = 1024  # their links and routes are listed
 _SHIPPED = Path(__file__).parent
-_FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "format": str,
-    "version": int,
-    "name": str,
-    "source": str,
-    "device": str,
-    "devices_per_node": int,
-    "memory_bytes": int,
-    "switches": list,
-    "links": list,
-    "network": dict,
+_TEXT, _WHOLE, _LIST = (str, "a text"), (int, "an integer"), (list, "a list")
+_FIELDS: Mapping[str, tuple[type, str]] = {  # each with what it is
+    "format": _TEXT,
+    "version": _WHOLE,
+    "name": _TEXT,
+    "source": _TEXT,
+    "device": _TEXT,
+    "devices_per_node": _WHOLE,
+    "memory_bytes": _WHOLE,
+    "switches": _LIST,
+    "links": _LIST,
+    "network": (dict, "a table"),
 }
 
 
@@ -101,11 +103,14 @@ def load_machine(name: str | Path, devices: int | None = None) -> Machine:
 
 
 def _parsed(path: Path) -> Any:
+    where = f"machine file {str(path)!r}"
+    text = read_text(path, where, MachineError)
+    if path.suffix != ".toml":
+        return parse(text, where, MachineError)
     try:
-        text = path.read_text(encoding="utf-8")
-        return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise MachineError(f"machine file {str(path)!r}: {error}") from None
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MachineError(f"{where}: not TOML: {error}") from None
 
 
 def cluster(data: Mapping[str, Any], devices: int | None = None) -> Machine:
@@ -114,14 +119,17 @@ def cluster(data: Mapping[str, Any], devices: int | None = None) -> Machine:
     Raises: MachineError naming the field, what was found and what was needed.
     """
     check_fields("cluster", data, _FIELDS, ("host",))
-    for key, kind in _FIELDS.items():
+    for key, (kind, needed) in _FIELDS.items():
         if not isinstance(data[key], kind) or isinstance(data[key], bool):
-            raise MachineError(f"cluster: field {key!r} is {data[key]!r}, {kind} needed")
+            raise MachineError(f"cluster: {wrong(data, key, needed)}")
     if data["version"] != VERSION:
-        raise MachineError(f"cluster: field 'version' is {data['version']!r}, {VERSION} needed")
+        raise MachineError(f"cluster: {wrong(data, 'version', str(VERSION))}")
     each = data["devices_per_node"]
-    if each < 1:
-        raise MachineError(f"cluster: field 'devices_per_node' is {each!r}, 1 or more needed")
+    if not 1 <= each <= MOST_DEVICES:
+        needed = f"1 to {MOST_DEVICES:,}"
+        raise MachineError(f"cluster: {wrong(data, 'devices_per_node', needed)}")
+    if not all(isinstance(switch, str) for switch in data["switches"]):
+        raise MachineError(f"cluster: {wrong(data, 'switches', 'a list of names')}")
     count = each if devices is None else devices
     nodes = -(-count // each)
     known = {*map(str, range(each)), *data["switches"]}
@@ -164,7 +172,7 @@ def _links(
     entry: object, where: str, known: set[str], present: Mapping[str, str], node: int
 ) -> list[Link]:
     if not isinstance(entry, Mapping):
-        raise MachineError(f"{where}: {entry!r} found, a table needed")
+        raise MachineError(f"{where}: {shown(entry)} found, a table needed")
     check_fields(where, entry, ("ends", "latency_s", "bytes_per_s"), ("half_duplex", "bus"))
     made = []
     for ends in entry["ends"] if isinstance(entry["ends"], list) else [entry["ends"]]:

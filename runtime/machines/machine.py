@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
-from soapstone.files import write
+from soapstone.files import read_text, write
+from soapstone.json_text import parse, shown, wrong
 from soapstone.records import dataclass
 from soapstone.runtime.errors import MachineError
 from soapstone.system import physical_bytes, usable_cores
@@ -37,10 +37,9 @@ def _number(
         return
     kind = "an integer" if whole else "a finite number"
     good = isinstance(found, int) if whole else isinstance(found, int | float)
-    if good and not isinstance(found, bool):
-        value = float(found)  # type: ignore[arg-type]
-        if math.isfinite(value) and value >= least:
-            return
+    good = good and not isinstance(found, bool)
+    if good and least <= found <= sys.float_info.max:  # type: ignore[operator]
+        return
     also = " or null" if optional else ""
     raise MachineError(f"{owner}: field {name!r} is {found!r}, {kind} >= {least:g}{also} needed")
 
@@ -133,7 +132,7 @@ def check_fields(what: str, found: object, needed: Iterable[str], also: Iterable
     Raises: MachineError naming the field.
     """
     if not isinstance(found, Mapping):
-        raise MachineError(f"{what}: found {type(found).__name__}, an object needed")
+        raise MachineError(f"{what}: {shown(found)} found, an object needed")
     needed = tuple(needed)
     known = (*needed, *also)
     for key in found:
@@ -383,15 +382,13 @@ class Machine:
         check_fields("machine", data, needed, ("links", "switches"))
         version = data["version"]
         if version != VERSION or isinstance(version, bool):
-            raise MachineError(f"machine: field 'version' is {version!r}, {VERSION} needed")
+            raise MachineError(f"machine: {wrong(data, 'version', str(VERSION))}")
         kinds = {"processors": Processor, "memories": Memory, "links": Link, "switches": None}
         lists: dict[str, tuple[Any, ...]] = {}
         for key, kind in kinds.items():
             found = data.get(key, [])
             if not isinstance(found, list):
-                raise MachineError(
-                    f"machine: field {key!r} is {type(found).__name__}, a list needed"
-                )
+                raise MachineError(f"machine: {wrong(data, key, 'a list')}")
             lists[key] = tuple(
                 item if kind is None else _parse(kind, f"{key}[{i}]", item)
                 for i, item in enumerate(found)
@@ -404,15 +401,12 @@ class Machine:
 
         Raises: MachineError for a file that is not JSON or not a machine; OSError.
         """
-        text = Path(path).read_text(encoding="utf-8")
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise MachineError(f"machine file {os.fspath(path)}: not JSON: {error}") from error
+        where = f"machine file {os.fspath(path)!r}"
+        data = parse(read_text(path, where, MachineError), where, MachineError)
         try:
             return Machine.from_json(data)
         except MachineError as error:
-            raise MachineError(f"machine file {os.fspath(path)}: {error}") from error
+            raise MachineError(f"{where}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the machine to a JSON file that `load` reads, whole or not at all."""

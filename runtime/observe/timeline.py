@@ -8,13 +8,12 @@ everything: files may come from anywhere.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from soapstone.files import write
+from soapstone.files import read_text, write
+from soapstone.json_text import parse, shown, wrong
 from soapstone.runtime.errors import ProfileError
 from soapstone.runtime.observe.profile import Event, Profile, Row
 
@@ -78,11 +77,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
     Raises: ProfileError for a file that is no timeline of ours; OSError.
     """
     what = f"timeline {os.fspath(path)!r}"
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ProfileError(f"{what}: no JSON: {error}") from None
-    return from_json(found, what)
+    return from_json(parse(read_text(path, what, ProfileError), what, ProfileError), what)
 
 
 def from_json(found: object, what: str = "timeline") -> Profile:
@@ -94,21 +89,21 @@ def from_json(found: object, what: str = "timeline") -> Profile:
     about = _object(whole.get("otherData", {}), f"{what}: field 'otherData'")
     if about.get("format") != FORMAT:
         raise ProfileError(
-            f"{what}: format {about.get('format')!r} found, {FORMAT!r} needed: "
+            f"{what}: {wrong(about, 'format', repr(FORMAT))}: "
             "`soapstone train --profile` and `strategy simulate --timeline` write it"
         )
     if about.get("version") != VERSION:
-        raise ProfileError(f"{what}: version {about.get('version')!r} found, {VERSION} needed")
+        raise ProfileError(f"{what}: {wrong(about, 'version', str(VERSION))}")
     name, rank = _text(about, "name", what), _whole(about, "rank", what)
     profile = Profile(None, name, rank, _whole(about, "offset_ns", what, least=None))
     origin = _whole(about, "origin_ns", what, least=None)
     memories = about.get("memories")
     if not isinstance(memories, list) or not all(isinstance(m, str) for m in memories):
-        raise ProfileError(f"{what}: field 'memories' is {memories!r}, a list of names needed")
+        raise ProfileError(f"{what}: {wrong(about, 'memories', 'a list of names')}")
     profile.memories = tuple(memories)
     items = whole.get("traceEvents")
     if not isinstance(items, list):
-        raise ProfileError(f"{what}: field 'traceEvents' is no list")
+        raise ProfileError(f"{what}: {wrong(whole, 'traceEvents', 'a list')}")
     events: list[Event] = []
     for place, item in enumerate(items):
         where = f"{what}: event {place}"
@@ -130,7 +125,7 @@ def _event(fields: Mapping[str, Any], origin: int, where: str) -> Event:
     start = origin + _time(fields, "ts", where)
     after = extra.get("after", [])
     if not isinstance(after, list) or not all(_is_whole(number) for number in after):
-        raise ProfileError(f"{where}: field 'after' is {after!r}, a list of numbers needed")
+        raise ProfileError(f"{where}: {wrong(extra, 'after', 'a list of numbers')}")
 
     given: dict[str, Any] = {
         key: _whole(extra, key, where, least=least)
@@ -170,7 +165,7 @@ def _check(profile: Profile, events: list[Event], what: str) -> None:
 
 def _object(found: object, where: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
-        raise ProfileError(f"{where} is {type(found).__name__}, an object needed")
+        raise ProfileError(f"{where}: {shown(found)} found, an object needed")
     return found
 
 
@@ -182,14 +177,14 @@ def _whole(fields: Mapping[str, Any], key: str, where: str, least: int | None = 
     found = fields.get(key)
     if not _is_whole(found) or (least is not None and found < least):  # type: ignore[operator]
         also = "" if least is None else f" >= {least}"
-        raise ProfileError(f"{where}: field {key!r} is {found!r}, an integer{also} needed")
+        raise ProfileError(f"{where}: {wrong(fields, key, f'an integer{also}')}")
     return int(found)  # type: ignore[arg-type]
 
 
 def _text(fields: Mapping[str, Any], key: str, where: str) -> str:
     found = fields.get(key)
     if not isinstance(found, str):
-        raise ProfileError(f"{where}: field {key!r} is {found!r}, a string needed")
+        raise ProfileError(f"{where}: {wrong(fields, key, 'a string')}")
     return found
 
 
@@ -197,6 +192,6 @@ def _time(fields: Mapping[str, Any], key: str, where: str) -> int:
     """A time in microseconds as nanoseconds."""
     found = fields.get(key)
     good = isinstance(found, int | float) and not isinstance(found, bool)
-    if not good or not math.isfinite(found) or not 0 <= found < 1e15:  # type: ignore[arg-type,operator]
-        raise ProfileError(f"{where}: field {key!r} is {found!r}, microseconds >= 0 needed")
+    if not good or not 0 <= found < 1e15:  # type: ignore[arg-type,operator]
+        raise ProfileError(f"{where}: {wrong(fields, key, 'microseconds >= 0')}")
     return round(found * 1000)  # type: ignore[operator]

@@ -17,8 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from soapstone import json_text
 from soapstone.dtypes import HALVES
 from soapstone.engine.prepare import Prepared
+from soapstone.files import read_text
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
 from soapstone.ir.files.layouts import Layouts
@@ -233,15 +235,15 @@ class Device:
         """
         shipped = _SHIPPED / f"{str(device).lower()}.json"
         path = shipped if str(device).lower() in Device.shipped() else Path(device)
+        where = f"device file {str(path)!r}"
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path, where, DeviceError)
+        except OSError as error:
             names = ", ".join(Device.shipped())
             raise DeviceError(
-                f"device {str(device)!r}: {error}; one of {names} or a JSON file needed"
+                f"device {str(device)!r}: {error.strerror}; one of {names} or a JSON file needed"
             ) from None
-        where = f"device file {str(path)!r}"
-        return Device.from_json(json_fields.parse(text, where, DeviceError), where)
+        return Device.from_json(json_text.parse(text, where, DeviceError), where)
 
     @staticmethod
     def shipped() -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from soapstone import json_text
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
 from soapstone.ir.files.json_fields import Fields
@@ -167,7 +168,7 @@ def _uncollected() -> Iterator[None]:
 
 def loads(text: str, where: str = "rule file") -> RuleFile:
     """Return the rules of a file's text; raises as `load` does."""
-    return file_from_json(json_fields.parse(text, where, RuleError), where)
+    return file_from_json(json_text.parse(text, where, RuleError), where)
 
 
 def file_from_json(data: Any, where: str) -> RuleFile:

@@ -329,7 +329,7 @@ def test_bad_strategy_files_name_the_field(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", r"bad.json': not JSON"),
+        (b"", r"bad.json': nothing found, JSON needed"),
         (b"[1, 2]", r"strategy: \[1, 2\] found, an object needed"),
         (b'{"format": 1, "format": 2}', r"field 'format' appears twice"),
         (b'{"format": NaN}', r"number NaN found"),

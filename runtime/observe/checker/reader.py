@@ -5,12 +5,13 @@ A record of a kind that is not known here is an error: what it stands for could 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from soapstone.files import NO_TEXT
+from soapstone.json_text import parse as parse_json, shown, wrong
 from soapstone.runtime.errors import ProfileError
 from soapstone.runtime.observe.checker.records import (
     MESSAGES,
@@ -64,8 +65,8 @@ def parse(lines: Iterable[str], what: str = "log") -> Records:
     try:
         for number, line in enumerate(lines, 1):
             reader.read(number, line)
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"{what}: no text: {error}") from None
+    except UnicodeDecodeError:
+        raise ProfileError(f"{what}: {NO_TEXT}") from None
     reader.end()
     return reader.records
 
@@ -101,12 +102,9 @@ class _Reader:
     def read(self, number: int, line: str) -> None:
         """Take one line, of the runtime itself or of one of its scopes."""
         self._where = f"{self._what}: line {number}"
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise self._error(f"no JSON: {error}") from None
+        found = parse_json(line, self._where, ProfileError)
         if not isinstance(found, dict):
-            raise self._error(f"{type(found).__name__} found, an object needed")
+            raise self._error(f"{shown(found)} found, an object needed")
         if "traceEvents" in found:
             raise self._error("a timeline found, for `profile show`; a runtime's log needed")
         if "scope" in found and not self._ended:
@@ -120,9 +118,9 @@ class _Reader:
         self._where = where
         kind = record.get("kind")
         if not isinstance(kind, str) or kind not in self._kinds:
+            known = f"one of {', '.join(self._kinds)}"
             raise self._error(
-                f"a record of kind {kind!r} found; known: {', '.join(self._kinds)}. "
-                "What this checker does not know it cannot judge"
+                f"{wrong(record, 'kind', known)}: what this checker does not know it cannot judge"
             )
         if self._begun == (kind == "header"):
             raise self._error("the header must come first, and once")
@@ -145,9 +143,9 @@ class _Reader:
 
     def _header(self, record: Mapping[str, Any]) -> None:
         if record.get("format") != FORMAT:
-            raise self._error(f"format {record.get('format')!r} found, {FORMAT!r} needed")
+            raise self._wrong(record, "format", repr(FORMAT))
         if record.get("version") != VERSION:
-            raise self._error(f"version {record.get('version')!r} found, {VERSION} needed")
+            raise self._wrong(record, "version", str(VERSION))
         records = self.records
         records.rank, records.ranks = self._int(record, "rank"), self._int(record, "ranks")
         if records.rank >= records.ranks:
@@ -365,7 +363,7 @@ class _Reader:
     def _host(self, record: Mapping[str, Any]) -> None:
         action = record.get("action")
         if action not in ("read", "write", "claim"):
-            raise self._error(f"action {action!r} found; read, write or claim needed")
+            raise self._wrong(record, "action", "read, write or claim")
         region = self._known(self.records.regions, self._int(record, "region"), "region")
         seen = []
         for item in self._list(record, "seen"):
@@ -396,6 +394,9 @@ class _Reader:
     def _error(self, text: str) -> ProfileError:
         return ProfileError(f"{self._where}: {text}")
 
+    def _wrong(self, record: Mapping[str, Any], key: str, needed: str) -> ProfileError:
+        return self._error(wrong(record, key, needed))
+
     def _new(self, table: dict[int, Any], number: int, value: object, what: str) -> None:
         if number in table:
             raise self._error(f"{what} {number} is there already")
@@ -409,56 +410,58 @@ class _Reader:
     def _int(self, record: Mapping[str, Any], key: str) -> int:
         value = record.get(key)
         if not _whole(value):
-            raise self._error(f"field {key!r} is {value!r}, an integer >= 0 needed")
+            raise self._wrong(record, key, "an integer >= 0")
         return value  # type: ignore[return-value]
 
     def _index(self, record: Mapping[str, Any], key: str, count: int) -> int:
         value = self._int(record, key)
         if value >= count:
-            raise self._error(f"field {key!r} is {value}, 0..{count - 1} needed")
+            raise self._wrong(record, key, f"0..{count - 1}")
         return value
 
     def _text(self, record: Mapping[str, Any], key: str) -> str:
         value = record.get(key)
         if not isinstance(value, str):
-            raise self._error(f"field {key!r} is {value!r}, a string needed")
+            raise self._wrong(record, key, "a string")
         return value
 
     def _flag(self, record: Mapping[str, Any], key: str) -> bool:
         value = record.get(key)
         if not isinstance(value, bool):
-            raise self._error(f"field {key!r} is {value!r}, true or false needed")
+            raise self._wrong(record, key, "true or false")
         return value
 
     def _list(self, record: Mapping[str, Any], key: str) -> list[Any]:
-        return self._is_list(record.get(key), key)
+        if not isinstance(record.get(key), list):
+            raise self._wrong(record, key, "a list")
+        return list(record[key])
 
     def _is_list(self, value: object, key: str) -> list[Any]:
         if not isinstance(value, list):
-            raise self._error(f"field {key!r} is {value!r}, a list needed")
+            raise self._error(f"field {key!r}: {shown(value)} found in it, a list needed")
         return value
 
     def _is_object(self, value: object, key: str) -> Mapping[str, Any]:
         if not isinstance(value, dict):
-            raise self._error(f"field {key!r} has {value!r}, an object needed")
+            raise self._error(f"field {key!r}: {shown(value)} found in it, an object needed")
         return value
 
     def _ints(self, record: Mapping[str, Any], key: str) -> tuple[int, ...]:
         values = self._list(record, key)
         if not all(map(_whole, values)):
-            raise self._error(f"field {key!r} is {values!r}, integers >= 0 needed")
+            raise self._wrong(record, key, "integers >= 0")
         return tuple(values)
 
     def _texts(self, record: Mapping[str, Any], key: str) -> tuple[str, ...]:
         values = self._list(record, key)
         if not all(isinstance(value, str) for value in values):
-            raise self._error(f"field {key!r} is {values!r}, strings needed")
+            raise self._wrong(record, key, "strings")
         return tuple(values)
 
     def _ranks(self, record: Mapping[str, Any], key: str, count: int) -> tuple[int, ...]:
         values = self._ints(record, key)
         if len(values) != count or any(value >= self.records.ranks for value in values):
-            raise self._error(f"field {key!r} is {values!r}: {count} ranks needed")
+            raise self._wrong(record, key, f"{count} ranks")
         return values
 
     def _times(self, found: list[int]) -> tuple[int, int]:

@@ -364,7 +364,7 @@ def read(item: Any) -> None:
         (lambda path: read_table(path / "t.csv"), "column 'n': no number at row 1"),
         (lambda path: read_table(path / "short.csv"), "row 0: 1 fields found, 2 needed"),
         (lambda path: read_table(path / "twice.csv"), "column 'n' is there twice; once needed"),
-        (lambda path: read_table(path / "latin.csv"), "UTF-8 and commas needed"),
+        (lambda path: read_table(path / "latin.csv"), "UTF-8 text needed"),
         (lambda path: read_table(path / "long.csv"), "larger than field limit"),
         (lambda path: read_table(path / "when.parquet"), "'when': date at row 0; a number or a"),
         (

@@ -64,9 +64,12 @@ def test_a_half_duplex_link_is_one_channel() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, "'version' is 2, 1 needed"),
+        ({"version": 2}, "'version': 2 found, 1 needed"),
         ({"speed": 1}, "unknown field 'speed'"),
-        ({"devices_per_node": 0}, "'devices_per_node' is 0"),
+        ({"devices_per_node": 0}, "'devices_per_node': 0 found"),
+        ({"devices_per_node": 10**9}, "'devices_per_node': 1000000000 found, 1 to 1,024 needed"),
+        ({"switches": [["nic"]]}, "'switches': .* found, a list of names needed"),
+        ({"network": None}, "'network': null found, a table needed"),
         ({"links": [3]}, r"links\[0\]: 3 found, a table needed"),
         ({"links": [{"ends": [["0", "x"]], "latency_s": 0, "bytes_per_s": 1}]}, "two of"),
         ({"links": [{"ends": [["0", "1"]], "latency_s": 0}]}, "'bytes_per_s' is missing"),

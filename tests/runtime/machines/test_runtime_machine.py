@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from soapstone.runtime import Link, Machine, MachineError, Memory, Processor
+from soapstone.runtime.machines.cluster import load_machine
 
 
 def _cluster() -> Machine:
@@ -49,15 +50,17 @@ Change = Callable[[dict[str, Any]], object]
     [
         (lambda d: d.pop("name"), "field 'name' is missing"),
         (lambda d: d.pop("version"), "field 'version' is missing"),
-        (lambda d: d.update(version=2), "field 'version' is 2"),
-        (lambda d: d.update(version=True), "field 'version' is True"),
+        (lambda d: d.update(version=2), "field 'version': 2 found, 1 needed"),
+        (lambda d: d.update(version=True), "field 'version': true found"),
         (lambda d: d.update(speed=3), "unknown field 'speed'"),
-        (lambda d: d.update(processors={}), "field 'processors' is dict"),
+        (lambda d: d.update(processors={}), "field 'processors': {} found, a list needed"),
+        (lambda d: d.update(processors=[None]), r"processors\[0\]: null found, an object needed"),
+        (lambda d: d["processors"][0].update(threads=10**400), "'threads' is 1000"),
         (lambda d: d.update(processors=[]), "field 'processors' is empty"),
         (lambda d: d.update(memories=[]), "field 'memories' is empty"),
         (lambda d: d.update(name=""), "non-empty string"),
         (lambda d: d.update(name=4), "non-empty string"),
-        (lambda d: d["processors"].append(3), r"processors\[2\]: found int"),
+        (lambda d: d["processors"].append(3), r"processors\[2\]: 3 found"),
         (lambda d: d["processors"][0].update(cores=2), r"processors\[0\]: unknown field 'cores'"),
         (lambda d: d["processors"][0].pop("name"), r"processors\[0\]: field 'name' is missing"),
         (lambda d: d["processors"][0].update(threads=0), "'threads' is 0"),
@@ -92,11 +95,15 @@ def test_each_bad_field_is_named(change: Change, message: str) -> None:
 def test_bad_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text("{")
-    with pytest.raises(MachineError, match=r"bad\.json: not JSON"):
+    with pytest.raises(MachineError, match=r"bad\.json': not JSON"):
         Machine.load(path)
     path.write_text(json.dumps([1]))
-    with pytest.raises(MachineError, match=r"bad\.json: machine: found list"):
+    with pytest.raises(MachineError, match=r"bad\.json': machine: \[1\] found, an object needed"):
         Machine.load(path)
+    path.write_bytes(b"\xff\xfe")
+    for read in (Machine.load, load_machine):
+        with pytest.raises(MachineError, match=r"bad\.json': other bytes found, UTF-8 text needed"):
+            read(path)
     with pytest.raises(OSError):
         Machine.load(tmp_path / "absent.json")
 

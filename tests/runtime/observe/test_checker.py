@@ -429,16 +429,19 @@ def test_boxes_share_bytes_exactly_when_their_elements_do() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda r: r.append({"kind": "teleport"}), "kind 'teleport' found; known: header"),
+        (
+            lambda r: r.append({"kind": "teleport"}),
+            "'kind': \"teleport\" found, one of header",
+        ),
         (lambda r: r.pop(), "no end"),
         (lambda r: r.pop(0), "header must come first"),
-        (lambda r: r[0].update(version=1), "line 1: version 1 found, 2 needed"),
+        (lambda r: r[0].update(version=1), "line 1: field 'version': 1 found, 2 needed"),
         (lambda r: r[0].update(ranks=2), "log of rank 1, is not there"),
         (lambda r: r[0].update(rank=1), "rank 1 of 1 ranks"),
         (lambda r: r[-1].update(whole=False), "stopped by an error"),
         (lambda r: r.insert(-1, {"kind": "failed", "name": "step"}), "'step' failed"),
         (lambda r: only(r, "storage").update(region=99), "region 99 is not known"),
-        (lambda r: only(r, "region").update(shape=[-1]), "field 'shape' is [-1]"),
+        (lambda r: only(r, "region").update(shape=[-1]), "field 'shape': [-1] found"),
         (lambda r: only(r, "trace")["operations"][0].update(what="warp"), "that is a 'warp'"),
         (lambda r: only(r, "trace").update(order=[0]), "operations and order"),
         (lambda r: only(r, "replay")["runs"].pop(), "one of each of its"),

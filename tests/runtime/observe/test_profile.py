@@ -222,18 +222,19 @@ def _edited(change: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda f: f.pop("otherData"), "format None found, 'soapstone timeline' needed"),
-        (lambda f: f["otherData"].update(format="x"), "format 'x' found"),
-        (lambda f: f["otherData"].update(version=9), "version 9 found, 1 needed"),
+        (lambda f: f.pop("otherData"), "field 'format' is missing; 'soapstone timeline' needed"),
+        (lambda f: f["otherData"].update(format="x"), "field 'format': \"x\" found"),
+        (lambda f: f["otherData"].update(version=9), "field 'version': 9 found, 1 needed"),
         (lambda f: f.update(traceEvents=3), "traceEvents"),
-        (lambda f: f["traceEvents"].append(4), "event 5 is int"),
-        (lambda f: f["traceEvents"][-1].update(ts=float("nan")), "event 4: field 'ts' is nan"),
-        (lambda f: f["traceEvents"][-1].update(dur=-1), "field 'dur' is -1"),
+        (lambda f: f["traceEvents"].append(4), "event 5: 4 found, an object needed"),
+        (lambda f: f["traceEvents"][-1].update(ts=float("nan")), "number NaN found"),
+        (lambda f: f["traceEvents"][-1].update(ts=10**400), "event 4: field 'ts': 1000"),
+        (lambda f: f["traceEvents"][-1].update(dur=-1), "field 'dur': -1 found"),
         (lambda f: f["traceEvents"][-1].update(tid=7), "row 7"),
         (lambda f: f["traceEvents"][-1]["args"].update(number=0), "two events have number 0"),
         (lambda f: f["traceEvents"][-1]["args"].update(after=[1]), "depends on itself"),
         (lambda f: f["traceEvents"][-1]["args"].update(after="0"), "field 'after'"),
-        (lambda f: f["traceEvents"][-1].pop("name"), "field 'name' is None"),
+        (lambda f: f["traceEvents"][-1].pop("name"), "field 'name' is missing"),
     ],
 )
 def test_wrong_timelines_get_one_clear_error(change: Any, text: str, tmp_path: Path) -> None:
@@ -245,9 +246,15 @@ def test_wrong_timelines_get_one_clear_error(change: Any, text: str, tmp_path: P
 
 
 def test_files_that_are_no_json_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_bytes(b"\x80\x04")
-    with pytest.raises(ProfileError, match="no JSON"):
-        Profile.load(tmp_path / "t.json")
+    for contents, said in (
+        (b"\x80\x04", "other bytes found, UTF-8 text needed"),
+        (b"", "nothing found, JSON needed"),
+        (b"PK", "not JSON"),
+        (b"null", "null found, an object needed"),
+    ):
+        (tmp_path / "t.json").write_bytes(contents)
+        with pytest.raises(ProfileError, match=f"t.json': {said}"):
+            Profile.load(tmp_path / "t.json")
 
 
 def test_show_prints_compares_and_draws(tmp_path: Path) -> None:
