@@ -26,9 +26,10 @@ from soapstone.locks import Lock
 from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
     from soapstone.frontend.generation.decoder import Decoder
+    from soapstone.frontend.inference.askers import Askers
     from soapstone.frontend.inference.serial_session import SerialSession
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
@@ -157,7 +158,7 @@ class InferenceSession:
         self._serial: tuple[SerialSession, ...] = ()  # none before the model is open
         self._lock = Lock()  # held to open the model, and to choose who serves a run
         self._alone = False  # whether the first alone serves runs, for now
-        self._pool: ThreadPoolExecutor | None = None  # as many threads as requests, for `run_async`
+        self._askers: Askers | None = None  # as many threads as requests, for `run_async`
         self.decoder: Decoder | None = None  # what is known of the model as one
         given: tuple[Any, ...] = weights, gpus, cpus, machine, strategy, requests, plain
         given = *given, layouts, fast_memory, plan
@@ -205,7 +206,7 @@ class InferenceSession:
 
     def forked(self) -> None:
         """In a child process no thread of the session runs."""
-        self._pool, self._alone = None, False
+        self._askers, self._alone = None, False
 
     @property
     def name(self) -> str:
@@ -342,11 +343,11 @@ class InferenceSession:
         given = self.checked(inputs)
         with self._lock:
             self.serial.check_open()
-            if self._pool is None:
-                from concurrent.futures import ThreadPoolExecutor
+            if self._askers is None:
+                from soapstone.frontend.inference.askers import Askers
 
-                self._pool = ThreadPoolExecutor(self.requests, f"run_async of {self.name}")
-            return self._pool.submit(self.run, given)
+                self._askers = Askers(self.requests, f"run_async of {self.name}")
+            return self._askers.submit(self.run, given)
 
     @contextmanager
     def profile(self, path: str | Path) -> Iterator[Profile]:
@@ -445,22 +446,22 @@ class InferenceSession:
         if kept is not None:
             kept.close()
         try:
-            self._end_pool(cancel)
+            self._end_askers(cancel)
         finally:
             for each in self._serial:
                 each.close()
-            self._end_pool(cancel)  # of who asked meanwhile, and is told that it is closed
+            self._end_askers(cancel)  # of who asked meanwhile, and is told that it is closed
 
-    def _end_pool(self, cancel: bool) -> None:
+    def _end_askers(self, cancel: bool) -> None:
         """Complete the calls of `run_async` so far, or cancel those that do not run yet."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is None:
+            askers, self._askers = self._askers, None
+        if askers is None:
             return
         try:
-            pool.shutdown(cancel_futures=cancel)
+            askers.close(cancel)
         except BaseException:  # an interrupt: what runs is waited for, and nothing else
-            pool.shutdown(cancel_futures=True)
+            askers.close(cancel=True)
             raise
 
     def __enter__(self) -> InferenceSession:

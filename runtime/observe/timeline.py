@@ -192,6 +192,6 @@ def _time(fields: Mapping[str, Any], key: str, where: str) -> int:
     """A time in microseconds as nanoseconds."""
     found = fields.get(key)
     good = isinstance(found, int | float) and not isinstance(found, bool)
-    if not good or not 0 <= found < 1e15:  # type: ignore[arg-type,operator]
+    if not good or not 0 <= found < 1e15:  # type: ignore[operator]
         raise ProfileError(f"{where}: {wrong(fields, key, 'microseconds >= 0')}")
     return round(found * 1000)  # type: ignore[operator]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -225,6 +227,25 @@ def test_run_async_waits_for_no_run() -> None:
                 future = session.run_async(images(1))
                 assert not future.done()
             assert future.result()
+
+
+@pytest.mark.parametrize("how", ["pass", "raise KeyboardInterrupt"])
+def test_a_process_that_an_exception_ends_cancels_what_waits(how: str) -> None:
+    program = f"""
+import atexit, time
+atexit.register(lambda: print(sum(each.cancelled() for each in asked), len(done)))
+from soapstone.frontend.inference.askers import Askers
+askers, done = Askers(2, "askers"), []
+def work(number):
+    time.sleep(0.01)
+    done.append(number)
+asked = [askers.submit(work, number) for number in range(100)]
+{how}
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    cancelled, done = map(int, found.stdout.split())
+    assert (cancelled + done, found.returncode != 0) == (100, how != "pass")
+    assert (cancelled > 0) == (how != "pass")
 
 
 def test_divisions_share_out_all_cores() -> None:
