@@ -1,7 +1,5 @@
 """Compilation of kernels ahead of need, into this user's cache or into a package.
 
-    python -m soapstone.engine.ahead FOLDER [PART PARTS]
-
 These are all kernels that modules declare, the instruction of each pointwise operator, the folds of
 floats, and the steps of recurrent layers. Whatever else a program needs is compiled when it is
 used.
@@ -9,12 +7,19 @@ used.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pkgutil
+import queue
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 
 from soapstone.cache import sources
 from soapstone.cache.answers import PACKAGED
@@ -25,6 +30,10 @@ from soapstone.kernels import cpu
 from soapstone.native import openmp, teams
 from soapstone.native.entries import MADE, Native
 from soapstone.system import usable_cores
+
+Progress = Callable[[str, int, int | None], None]  # a stage, how much of it is done, of how much
+
+_SHARE = 12  # kernels of a module that one process compiles, before another may take more of them
 
 # Where kernels are declared, some in modules that only who needs them imports.
 _PACKAGES = ("soapstone.native", "soapstone.kernels.cpu", "soapstone.runtime.tracing")
@@ -53,19 +62,25 @@ def kernels() -> list[Native]:
     return sorted(mine, key=lambda each: (each.function.__module__, each.function.__qualname__))
 
 
-def fill() -> int:
-    """Compile the kernels for this computer, and return their number."""
-    for each in kernels():
-        _ = each.address
-    return len(kernels())
+def fill(progress: Progress | None = None) -> int:
+    """Compile the kernels for this computer, and return their number.
+
+    As many processes as there are cores compile those that no earlier one has. progress: is called
+    with a stage, how many kernels are compiled, and of how many.
+
+    Raises:
+        CalledProcessError: a kernel could not be compiled; the reason is on standard error.
+    """
+    every = kernels()
+    _compile([n for n, each in enumerate(every) if not each.kept], every, progress)
+    return len(every)
 
 
-def ship(level: str, within: Path = PACKAGED) -> Path:
+def ship(level: str, within: Path = PACKAGED, progress: Progress | None = None) -> Path:
     """Compile the kernels for a level of instructions (`LEVELS`) into a package; return where.
 
-    As many processes as there are cores compile in parallel.
-
-    within: the package's folder `machine_code`, by default of the package that runs.
+    within: the package's folder `machine_code`, by default of the package that runs. progress: as
+    of `fill`.
 
     Raises:
         ValueError: an unknown level.
@@ -79,17 +94,71 @@ def ship(level: str, within: Path = PACKAGED) -> Path:
         old.unlink()
     # What LLVM thinks of old processors that clock down for vectors of 512 bits is left out.
     settings = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "-prefer-256-bit"}
-    parts = usable_cores()
-    running = []
-    for part in range(parts):
-        command = [sys.executable, "-m", __name__, str(folder), str(part), str(parts)]
-        running.append(subprocess.Popen(command, env={**os.environ, **settings}))
-    for process in running:
-        if process.wait():
-            for other in running:
-                other.kill()
-            raise subprocess.CalledProcessError(process.returncode, process.args)
+    every = kernels()
+    _compile(range(len(every)), every, progress, str(folder), settings)
     return folder
+
+
+def _compile(
+    wanted: Iterable[int],
+    every: Sequence[Native],
+    progress: Progress | None,
+    folder: str = "",
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Have processes compile kernels, as many at once as there are cores.
+
+    What is shared out is the kernels of a module, which have helpers in common. The processes are
+    no part of what an interrupt is for, and end with this one.
+
+    wanted: their numbers. folder: of a package that they are for. settings: of the environment.
+    """
+    shares: list[list[int]] = []  # the largest one last, which is taken first
+    for _, of in groupby(wanted, key=lambda number: every[number].function.__module__):
+        numbers = list(of)
+        shares += [numbers[at : at + _SHARE] for at in range(0, len(numbers), _SHARE)]
+    shares.sort(key=len)
+    total, told = sum(map(len, shares)), queue.SimpleQueue[subprocess.Popen[str] | None]()
+    running: list[subprocess.Popen[str]] = []
+
+    def serve(process: subprocess.Popen[str]) -> None:
+        """Give shares to a process, and tell each kernel, or that it has ended too early."""
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            while shares:
+                share = shares.pop()
+                print(*share, file=process.stdin, flush=True)
+                for _ in share:
+                    told.put(None if process.stdout.readline() else process)
+        except IndexError:  # another one has taken the last share
+            pass
+        except OSError:
+            told.put(process)
+
+    try:
+        for _ in range(min(usable_cores(), len(shares))):
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__, folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **settings},
+                start_new_session=True,
+            )
+            running.append(process)
+            threading.Thread(target=serve, args=(process,), daemon=True).start()
+        for done in range(total):
+            if progress is not None:
+                progress("compiling kernels", done, total)
+            ended = told.get()
+            if ended is not None:
+                raise subprocess.CalledProcessError(ended.wait(), ended.args)
+        if progress is not None and total:
+            progress("compiling kernels", total, total)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def tell(within: Path = PACKAGED) -> None:
@@ -103,7 +172,19 @@ def tell(within: Path = PACKAGED) -> None:
     cpu.ship(within)
 
 
+def _serve(folder: str) -> None:
+    """Be a process that compiles: the kernels of the numbers in each line, and a line for each."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    every = kernels()
+    with contextlib.suppress(BrokenPipeError):
+        for line in sys.stdin:
+            for number in map(int, line.split()):
+                if folder:
+                    every[number].package(Path(folder))
+                else:
+                    _ = every[number].address
+                print(flush=True)
+
+
 if __name__ == "__main__":
-    first, step = map(int, sys.argv[2:4] or (0, 1))
-    for kernel in kernels()[first::step]:
-        kernel.package(Path(sys.argv[1]))
+    _serve(sys.argv[1])

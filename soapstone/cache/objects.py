@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from soapstone.cache import environment, kept
+from soapstone.cache import environment, kept as files
 from soapstone.cache.answers import PACKAGED
 from soapstone.cache.deferred import Late
 from soapstone.cache.environment import digest
@@ -59,9 +59,17 @@ def address(function: Callable[..., Any], signature: str) -> int:
         place = _places.place_of(function)
         made = _load(code, name)
         if place is not None:
-            kept.write(place / (name + SUFFIX), code)
+            files.write(place / (name + SUFFIX), code)
             LOADED[made] = str(place / (name + SUFFIX)), name
         return made
+
+
+def kept(function: Callable[..., Any], signature: str) -> bool:
+    """Return whether a function's machine code is on disk; see `address`."""
+    with _LOADING:
+        name = _name(function, signature) + SUFFIX
+        folders = *_packaged(), _places.found_of(function)
+        return any((folder / name).is_file() for folder in folders)
 
 
 def again(path: str, name: str) -> int:
@@ -79,7 +87,7 @@ def again(path: str, name: str) -> int:
 
 def _loaded(path: Path, name: str) -> int | None:
     """Return the address of a function of an object file, or None where there is none."""
-    code = kept.read(path)
+    code = files.read(path)
     if code is None:
         return None
     found = _load(code, name)
@@ -95,7 +103,7 @@ def package(function: Callable[..., Any], signature: str, folder: Path) -> None:
     """
     name = _name(function, signature)
     code = _linked.object_code(function, signature, name)
-    (folder / (name + SUFFIX)).write_bytes(kept.marked(code))
+    (folder / (name + SUFFIX)).write_bytes(files.marked(code))
 
 
 def packaged(level: str, within: Path = PACKAGED) -> Path:

@@ -130,14 +130,17 @@ def compile_(
     from soapstone.cache.answers import PACKAGED
     from soapstone.engine import ahead
     from soapstone.frontend.onnx.file import schema
+    from soapstone.frontend.progress import staged
 
     if not level:
         if folder is not None:
             raise DataError(f"--folder {str(folder)!r} found without --level, which it is of")
-        count = ahead.fill()
+        with staged() as stages:
+            count = ahead.fill(stages)
         answer(f"{count} kernels are compiled for this computer", {"kernels": count}, as_json)
         return
-    folders = [str(ahead.ship(each, folder or PACKAGED)) for each in level]
+    with staged() as stages:
+        folders = [str(ahead.ship(each, folder or PACKAGED, stages)) for each in level]
     ahead.tell(folder or PACKAGED)
     schema.ship(folder or PACKAGED)
     answer(f"compiled into {', '.join(folders)}", {"folders": folders}, as_json)

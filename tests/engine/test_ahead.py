@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from soapstone.cache.objects import LEVELS, features, held
+from soapstone.engine import ahead
 from soapstone.engine.ahead import kernels, ship
 
 
@@ -79,3 +81,65 @@ def test_kernels_use_what_their_level_has(level: str, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-400:]
     assert int(done.stdout) == len(list(tmp_path.iterdir())) > 0
+
+
+# Processes compile the smallest kernels, or all, and the parent says how far they are.
+_SHARED = """
+import json, os, signal, sys
+from soapstone.engine import ahead
+every = ahead.kernels()
+small = ("soapstone.native.entries", "soapstone.native.folds", "soapstone.native.moved")
+mine = [n for n, each in enumerate(every) if each.function.__module__ in small]
+told = []
+def progress(stage, done, total):
+    told.append((stage, done, total))
+    if sys.argv[1] == "interrupt" and done == 2:
+        os.killpg(0, signal.SIGINT)
+before = [n for n in mine if every[n].kept]
+try:
+    ahead._compile(mine if sys.argv[1] == "some" else range(len(every)), every, progress)
+except KeyboardInterrupt:
+    told.append("interrupted")
+try:
+    os.waitpid(-1, os.WNOHANG)
+    told.append("some are left")
+except ChildProcessError:
+    pass
+after = [n for n in mine if every[n].kept]
+if sys.argv[1] == "some":
+    assert [every[n].address for n in mine]
+    from soapstone.cache.objects import FOUND
+    assert FOUND["cache"] == len(mine) and not FOUND["compiled"]
+print(json.dumps([len(mine), len(before), len(after), told]))
+"""
+
+
+def _shared(how: str, cache: Path) -> tuple[int, int, int, list[object]]:
+    done = subprocess.run(
+        [sys.executable, "-c", _SHARED, how],
+        env={**os.environ, "SOAPSTONE_CACHE": str(cache), "NUMBA_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    mine, before, after, told = json.loads(done.stdout)
+    return mine, before, after, told
+
+
+def test_processes_share_what_is_compiled_and_others_find_it(tmp_path: Path) -> None:
+    mine, before, after, told = _shared("some", tmp_path)
+    assert mine > 2 and (before, after) == (0, mine)
+    assert told == [["compiling kernels", done, mine] for done in range(mine + 1)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="interrupts of a group are POSIX's")
+def test_an_interrupt_ends_what_compiles_without_a_word(tmp_path: Path) -> None:
+    *_, told = _shared("interrupt", tmp_path)
+    assert told[-1] == "interrupted" and len(told) == 4
+
+
+def test_a_kernel_that_cannot_be_compiled_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(subprocess.CalledProcessError):
+        ahead._compile([0], kernels(), None, str(tmp_path / "file"))
