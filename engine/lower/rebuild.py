@@ -14,6 +14,7 @@ from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role, TensorSpec
+from soapstone.turns import give_way
 
 Emit = Callable[[GraphBuilder, Node], Sequence[str] | None]
 
@@ -31,6 +32,7 @@ def rebuild(graph: Graph, emit: Emit) -> Graph:
     builder, renamed = GraphBuilder(base=bare), dict[str, str]()
     apart: set[str] = set()  # values
     for node in graph.nodes:
+        give_way()
         inputs = tuple([renamed.get(name, name) for name in node.inputs])
         moved = node if inputs == node.inputs else replace(node, inputs=inputs)
         builder.sources, builder.late = node.work_of, node.late

@@ -72,7 +72,10 @@ class BoundGraphs:
         self._take()
         if self._key(given) in self.held:
             return None
-        for warmed in tuple(self._binder.packed.warmup.rows):
+        warmup = self._binder.packed.warmup
+        if self.rows.undecided(given):
+            warmup.wait_for_rows(given)
+        for warmed in tuple(warmup.rows):
             if self.rows.undecided(given):
                 self.rows.note(*warmed)
         if self.rows.undecided(given):

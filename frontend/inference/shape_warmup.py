@@ -18,12 +18,14 @@ from soapstone.frontend.inference.sources import Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
 from soapstone.runtime.forks import wait_for
+from soapstone.turns import ahead
 
 _FEW = 12  # of which a half and three quarters differ
 _TURNS = 7  # graphs of a group that are made at most
 _DERIVED = 2  # graphs of a group that need only be derived from others, which ends it
 _MANY = 30  # rows
 _MULTIPLES = 8  # of which sides of images are, where each level of a network halves them
+_TURN_S = 0.1  # from one look at whether the thread is there to the next
 _STEP = 3  # eighths of the range from one extent to the next
 
 Given = Mapping[str, Array]
@@ -45,6 +47,8 @@ class ShapeWarmup:
     def __init__(self, binding: threading.Lock) -> None:
         self._binding = binding
         self.rows: list[tuple[Given, Known]] = []
+        self._rows_of: object = None  # the shapes of a row in `rows`
+        self._told = threading.Event()  # once `rows` are all there
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._first = threading.Lock()  # taken for good by the first session that begins
@@ -66,6 +70,7 @@ class ShapeWarmup:
         """
         if self._stopped or not self._first.acquire(blocking=False):
             return
+        self._rows_of = _of_a_row(given)
         rows, *groups = _others(source, given)  # copies of types and shapes: `given` is let go
 
         def made(inputs: Given) -> Known | None:
@@ -77,13 +82,16 @@ class ShapeWarmup:
             return None
 
         def work() -> None:
-            for inputs, _ in rows:
-                known = made(inputs)
-                if known is None or not source.rows:
-                    break
-                self.rows.append((inputs, known))
-                if not undecided(inputs, known):
-                    break
+            try:
+                for inputs, _ in rows:
+                    known = made(inputs)
+                    if known is None or not source.rows:
+                        break
+                    self.rows.append((inputs, known))
+                    if not undecided(inputs, known):
+                        break
+            finally:
+                self._told.set()
             for group in groups:
                 derived = 0
                 for inputs, rounded in group:
@@ -104,13 +112,24 @@ class ShapeWarmup:
         with self._binding:
             pass
 
+    def wait_for_rows(self, given: Given) -> None:
+        """Wait while the thread makes graphs that show how rows of the shapes given are treated."""
+        thread = self._thread
+        while thread is not None and thread.is_alive() and self._rows_of == _of_a_row(given):
+            if self._told.wait(_TURN_S):
+                break
+
     def later(self, work: Callable[[], None]) -> None:
         """Run `work` in the thread, unless that is busy."""
         if not self._stopped and not (self._thread is not None and self._thread.is_alive()):
             self._start(work)
 
     def _start(self, work: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=work, name="soapstone-shape-warmup", daemon=True)
+        def run() -> None:
+            with ahead(self.give_way):
+                work()
+
+        self._thread = threading.Thread(target=run, name="soapstone-shape-warmup", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -182,6 +201,10 @@ def shapes_of(given: Given, shapes: Mapping[str, tuple[int, ...]] | None = None)
         name: np.broadcast_to(np.zeros((), array.dtype), shapes.get(name, array.shape))
         for name, array in given.items()
     }
+
+
+def _of_a_row(given: Given) -> tuple[tuple[int, ...], ...]:
+    return tuple(array.shape[1:] for array in given.values())
 
 
 def _between(extent: int, turn: int, least: int, most: int) -> int:

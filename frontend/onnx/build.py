@@ -33,6 +33,7 @@ from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, Wanted, do
 from soapstone.ir.graph import Graph
 from soapstone.ir.spec import operator_of_onnx
 from soapstone.ir.tensor import Array
+from soapstone.turns import give_way
 
 if TYPE_CHECKING:
     import onnx
@@ -147,6 +148,7 @@ class Importer:
 
     def step(self, node: onnx.NodeProto, position: int, scope: Scope) -> None:
         """Translate one node, the `position`-th of its graph; errors name it."""
+        give_way()
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise OnnxError(f"more than {MOST_STEPS} nodes, once expanded")

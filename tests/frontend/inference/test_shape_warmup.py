@@ -363,3 +363,53 @@ def test_rows_and_lengths_that_change_together_need_no_pass(
         assert not passes
     with InferenceSession(from_onnx(EVEN[name]), threads=1, tune=False) as fresh:
         np.testing.assert_array_equal(found, fresh.run(feeds)["y"])
+
+
+def test_a_second_number_of_rows_waits_for_the_graph_that_shows_how_they_are_treated() -> None:
+    """It makes none itself, which would take as long again."""
+    with InferenceSession(from_onnx(EVEN["attention"]), threads=1) as session:
+        begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
+        made: list[str] = []
+
+        def slow(given: Mapping[str, Array], lasting: bool) -> object:
+            made.append(threading.current_thread().name)
+            if made[-1] == "soapstone-shape-warmup":
+                begun.set()
+                assert goes_on.wait(60)
+            return noted(given, lasting)
+
+        object.__setattr__(session._source, "noted", slow)
+        session.run(arrays(session, 2, 20))
+        assert begun.wait(60)
+        feeds = arrays(session, 5, 20)
+        future = session.run_async(feeds)
+        goes_on.set()
+        found = future.result(timeout=60)["y"]
+        assert made.count("MainThread") == 1 and set(made[1:]) == {"soapstone-shape-warmup"}
+        np.testing.assert_allclose(
+            found, fresh_answers(from_onnx(EVEN["attention"]), feeds)["y"], rtol=2e-5, atol=2e-5
+        )
+
+
+def test_the_thread_stops_between_operators_while_a_graph_is_bound() -> None:
+    with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
+        packed, within, stopped = session.serial.binder.packed, threading.Event(), threading.Event()
+        warmup, steps = packed.warmup, [0]
+        give_way = warmup.give_way
+
+        def told() -> None:
+            steps[0] += 1
+            within.set()
+            assert stopped.wait(60)
+            give_way()
+
+        warmup.give_way = told  # type: ignore[method-assign]
+        session.run(arrays(session, 2, 20))
+        assert within.wait(60)
+        with packed.lock:
+            stopped.set()
+            before = steps[0]
+            time.sleep(0.02)
+            assert steps[0] - before <= 1
+        settled(session)
+        assert steps[0] > before + 10  # between operators, not only between graphs
