@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ from soapstone.frontend.onnx.values import Value, rule
 
 @rule("RotaryEmbedding", domain=MICROSOFT)
 def rotary_embedding(n: Call) -> Value:
+    return _embedded(n, _of_tokens)
+
+
+def _embedded(n: Call, of_places: Callable[[Call, Value, Value], Value]) -> Value:
+    """Return the node's first input, turned by rows of tables that `of_places` takes."""
     x, places, cosines, sines = n.values()
     if n.attribute("is_packed_batching", 0) or n.attribute("scale", 1.0) != 1.0:
         raise UnsupportedError("attributes is_packed_batching and scale are not supported")
@@ -29,25 +35,68 @@ def rotary_embedding(n: Call) -> Value:
         split = n.reshape(x, (*x.shape[:2], heads, x.shape[2] // max(heads, 1)))
     else:
         split = n.transpose(x, (0, 2, 1, 3))
-    samples, count = split.shape[:2]
-    if places.spec.size == 1:  # of the first token
-        steps = n.known(np.arange(n.room(count)).reshape(1, count).astype(np.int64))
-        places = n.broadcast(n("add", n.reshape(places, (1, 1)), steps), (samples, count))
-    y = _turned(n, split, places, cosines, sines, bool(n.attribute("interleaved", 0)))
+    if places.spec.size == 1 and places.rank < 3:  # of the first token
+        places = n.once(_from_the_first, places, split.shape[:2])
+    parts = (of_places(n, table, places) for table in (cosines, sines))
+    y = _turned(n, split, *parts, bool(n.attribute("interleaved", 0)))
     return n.reshape(y, x.shape) if x.rank == 3 else n.transpose(y, (0, 2, 1, 3))
 
 
-def _turned(
-    n: Call, x: Value, places: Value, cosines: Value, sines: Value, interleaved: bool
-) -> Value:
-    """Return x (b, t, heads, d) with pairs of its first elements turned by their place (b, t).
+def _from_the_first(n: Call, place: Value, shape: tuple[int, int]) -> Value:
+    """Return the places (b, t) of tokens that follow each other, from one number on."""
+    steps = n.known(np.arange(n.room(shape[1])).reshape(1, shape[1]).astype(np.int64))
+    return n.broadcast(n("add", n.reshape(place, (1, 1)), steps), shape)
 
-    cosines, sines: (places, pairs). Pairs are neighbours where interleaved, else apart by half.
+
+@rule("MRotaryEmbedding", domain=MICROSOFT)
+def multimodal_rotary_embedding(n: Call) -> Value:
+    """The same of places (3, b, t) in time, height and width; each turns pairs of its own.
+
+    Source: Wang et al., Qwen2-VL, 2024.
     """
-    pairs = cosines.shape[1]
+    sections = n.attribute("mrope_section") or ()
+    pairs = sum(sections)
+    if len(sections) != 3 or min(sections) < 0 or pairs != n.value(2).shape[1]:
+        raise OnnxError(f"attribute 'mrope_section' is {sections}, of tables {n.value(2).spec}")
+    layout = n.attribute("mrope_layout", 0)
+    if layout not in (0, 1):
+        raise UnsupportedError(f"attribute 'mrope_layout' is {layout}; 0 and 1 are supported")
+    which = np.repeat(np.arange(3), sections)
+    if layout:
+        which = np.zeros(pairs, np.int64)
+        for stream in (1, 2):
+            which[stream : 3 * sections[stream] : 3] = stream
+
+    def of_streams(n: Call, table: Value, places: Value) -> Value:
+        rows = n("gather", table, places, axis=0)  # (3, b, t, pairs)
+        made = n.row(rows, 0, 0)
+        for stream in (1, 2):
+            own = n.known((which == stream).reshape(1, 1, pairs))
+            made = n("where", own, n.row(rows, 0, stream), made)
+        return n.reshape(made, (*made.shape[:2], 1, pairs))
+
+    return _embedded(n, of_streams)
+
+
+@rule("GemmaRotaryEmbedding", domain=MICROSOFT)
+def gemma_rotary_embedding(n: Call) -> list[Value]:
+    angles, q, q_turned, k, k_turned = n.values()
+    column = (angles.shape[0], 1, *angles.shape[1:])
+    sine, cosine = (n.reshape(n.cast(n(f, angles), q.dtype), column) for f in ("sin", "cos"))
+    return [
+        n("add", n("mul", x, cosine), n("mul", turned, sine))
+        for x, turned in ((q, q_turned), (k, k_turned))
+    ]
+
+
+def _turned(n: Call, x: Value, cosine: Value, sine: Value, interleaved: bool) -> Value:
+    """Return x (b, t, heads, d) with pairs of its first elements turned.
+
+    cosine, sine: (b, t, 1, pairs). Pairs are neighbours where interleaved, else apart by half.
+    """
+    pairs = cosine.shape[3]
     if 2 * pairs > x.shape[3]:
         raise OnnxError(f"{pairs} pairs of elements found in heads of {x.shape[3]}")
-    cosine, sine = (n.once(_of_places, table, places) for table in (cosines, sines))
     turned = n.part(x, 3, 0, 2 * pairs)
     if interleaved:
         apart = n.reshape(turned, (*x.shape[:3], pairs, 2))
@@ -67,6 +116,10 @@ def _turned(
     if 2 * pairs == x.shape[3]:
         return y
     return n("concat", y, n.part(x, 3, 2 * pairs, x.shape[3]), axis=3)
+
+
+def _of_tokens(n: Call, table: Value, places: Value) -> Value:
+    return n.once(_of_places, table, places)
 
 
 def _of_places(n: Call, table: Value, places: Value) -> Value:
@@ -207,7 +260,8 @@ def _rotated(n: Call, q: Value, k: Value, places: Value, tables: int) -> tuple[V
         return q, k
     if both[0] is None or both[1] is None:
         raise OnnxError(f"inputs {tables} and {tables + 1} needed where 'do_rotary' is 1")
-    q, k = (_turned(n, x, places, both[0], both[1], interleaved) for x in (q, k))
+    cosine, sine = (_of_tokens(n, table, places) for table in (both[0], both[1]))
+    q, k = (_turned(n, x, cosine, sine, interleaved) for x in (q, k))
     return q, k
 
 

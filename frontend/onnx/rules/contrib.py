@@ -76,6 +76,49 @@ def _rms(n: Call, x: Value, scale: Value, axis: int, least: float) -> tuple[Valu
     return (n.cast(made[0], x.dtype), *rest)
 
 
+@rule("GatedRMSNorm", domain=MICROSOFT)
+def gated_rms_norm(n: Call) -> Value:
+    """x over the root mean square of each group of elements, times a scale and a bent gate."""
+    x, scale, gate = n.value(0), n.value(1), n.value(2)
+    kind = n.text("activation", "silu", ("silu", "swish", "sigmoid"))
+    if gate.shape != x.shape:
+        raise OnnxError(f"gate {gate.spec} found; shape {x.shape} needed")
+    y = _in_groups(n, x, scale.spec.size, scale, n.attribute("epsilon", 1e-5))
+    bent = n("sigmoid" if kind == "sigmoid" else "silu", n.cast(gate, y.dtype))
+    return n.cast(n("mul", y, bent), x.dtype)
+
+
+@rule("BranchwiseRMSNorm", domain=MICROSOFT)
+def branchwise_rms_norm(n: Call) -> Value:
+    x, scale, branches = n.value(0), n.maybe(1), n.attribute("num_branches", 0)
+    width = x.shape[-1] // branches if branches > 0 else x.shape[-1]
+    whole = scale is not None and scale.spec.size != width
+    y = _in_groups(n, x, width, None if whole else scale, n.attribute("epsilon", 1e-5))
+    if whole and scale is not None:
+        last = x.shape[-1:] if branches > 0 else x.shape[-2:]
+        y = n("mul", y, n.cast(n.reshape(scale, last), y.dtype))
+    return n.cast(y, x.dtype)
+
+
+def _in_groups(n: Call, x: Value, width: int, scale: Value | None, epsilon: float) -> Value:
+    """Return groups of so many elements of x over their root mean square, in float32."""
+    if width < 1 or x.shape[-1] % width:
+        raise OnnxError(f"groups of {width} elements found in {x.spec}")
+    wide = n.reshape(n.cast(x, "float32"), (x.spec.size // width, width))
+    if scale is None:
+        scale = n.known(np.ones(width, np.float32))
+    scale = n.cast(n.reshape(scale, (width,)), "float32")
+    return n.reshape(n("rms_norm", wide, scale, axis=-1, epsilon=epsilon), x.shape)
+
+
+@rule("ScaledSiLU", domain=MICROSOFT)
+def scaled_silu(n: Call) -> Value:
+    x, scale, alpha = n.value(0), n.maybe(1), n.attribute("alpha", 1.0)
+    if scale is None:
+        return n("silu", n("affine", x, scale=alpha))
+    return n("silu", n("mul", x, n.cast(n.reshape(scale, ()), x.dtype)))
+
+
 @rule("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_simplified_layer_normalization(n: Call) -> Any:
     x, total = _skipped(n, 3)

@@ -44,6 +44,7 @@ def mixture_of_packed_experts(n: Call) -> Value:
         raise UnsupportedError("attribute 'weights_prepacked' other than -1 or 0 is not supported")
     layers = {2: (1, 11), 5: (2, 12), 8: (3, 13)}  # the number of a layer, and its zero points
     coarse = n.attribute("accuracy_level", 0) == 4
+    n.attribute("fc3_expert_weight_bits")  # which are those of the first layer where they are one
     size = n.attribute("block_size", 0)
 
     def layer(x: Value, position: int, chosen: Value | None) -> Value:

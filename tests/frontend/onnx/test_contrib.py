@@ -280,6 +280,53 @@ def test_rotary_embeddings(interleaved: int) -> None:
     compare("RotaryEmbedding", some, interleaved=interleaved, rotary_embedding_dim=8, num_heads=2)
 
 
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("layout", [0, 1])
+def test_rotary_embeddings_by_three_places(layout: int, interleaved: int) -> None:
+    angles = np.arange(12)[:, None] * 0.7 ** np.arange(8)
+    inputs = {
+        "x": drawn(2, 3, 48),
+        "places": RANDOM.integers(0, 12, (3, 2, 3)),
+        "cosines": np.cos(angles).astype(np.float32),
+        "sines": np.sin(angles).astype(np.float32),
+    }
+    options = {"mrope_section": [4, 2, 2], "mrope_layout": layout, "interleaved": interleaved}
+    compare("MRotaryEmbedding", inputs, num_heads=3, **options)
+    by_head = {**inputs, "x": drawn(2, 2, 3, 24)}
+    compare("MRotaryEmbedding", by_head, num_heads=2, rotary_embedding_dim=16, **options)
+
+
+def test_rotary_embeddings_of_gemma() -> None:
+    """Which ONNX Runtime has on GPUs alone: the formula of its documentation."""
+    names = ("x", "q", "q_turned", "k", "k_turned")
+    inputs = dict(zip(names, (drawn(2, 3, 8), *drawn(4, 2, 5, 3, 8)), strict=True))
+    model = model_of("GemmaRotaryEmbedding", inputs, 2, {}, "com.microsoft")
+    found = list(InferenceSession(from_onnx(model)).run(inputs).values())
+    sine, cosine = (f(inputs["x"])[:, None] for f in (np.sin, np.cos))
+    for made, name in zip(found, "qk", strict=True):
+        want = inputs[name] * cosine + inputs[f"{name}_turned"] * sine
+        assert np.allclose(made, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["silu", "swish", "sigmoid"])
+def test_gated_norms(activation: str) -> None:
+    inputs = {"x": drawn(2, 3, 24), "gamma": drawn(8), "gate": drawn(2, 3, 24)}
+    compare("GatedRMSNorm", inputs, activation=activation, epsilon=1e-3)
+
+
+@pytest.mark.parametrize("scale", [(), (8,), (24,), (3, 8)])
+@pytest.mark.parametrize("flat", [False, True])
+def test_norms_of_branches(flat: bool, scale: tuple[int, ...]) -> None:
+    x = drawn(2, 5, 24) if flat else drawn(2, 5, 3, 8)
+    inputs = {"x": x, "gamma": drawn(*scale) if scale else None}
+    compare("BranchwiseRMSNorm", inputs, num_branches=3 if flat else 0)
+
+
+def test_scaled_activations() -> None:
+    compare("ScaledSiLU", {"x": drawn(3, 4)}, alpha=1.7)
+    compare("ScaledSiLU", {"x": drawn(3, 4), "scale": np.array(0.6, np.float32)}, alpha=1.7)
+
+
 GROUPED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "plain": ({}, ()),
     "packed": ({}, ("packed",)),

@@ -52,9 +52,10 @@ class Net:
         weights = self.drawn(outputs, inputs, size, size), self.drawn(outputs)
         return self("Conv", x, *weights, pads=[size // 2] * 4, **attributes)
 
-    def file(self, output: str, dtype: int = TensorProto.FLOAT) -> bytes:
+    def file(self, output: str, dtype: int = TensorProto.FLOAT, **shapes: Any) -> bytes:
         info = helper.make_tensor_value_info
-        inputs = [info(n, ONNX_OF[a.dtype.name], a.shape) for n, a in self.feeds.items()]
+        shapes = {name: shapes.get(name, array.shape) for name, array in self.feeds.items()}
+        inputs = [info(n, ONNX_OF[a.dtype.name], shapes[n]) for n, a in self.feeds.items()]
         outputs = [info(output, dtype, None)]
         graph = helper.make_graph(self.nodes, "net", inputs, outputs, self.weights)
         domains = ("", 17), (MICROSOFT, 1), (BLOCKS, 1)
@@ -63,19 +64,20 @@ class Net:
         return bytes(made.SerializeToString())
 
 
-def compare(file: bytes | Path, feeds: dict[str, Array]) -> None:
-    """The results are those of ONNX Runtime of the same file."""
+def compare(file: bytes | Path, *asked: dict[str, Array]) -> None:
+    """The results are those of ONNX Runtime of the same file, for each of some inputs in turn."""
     options = theirs.SessionOptions()
     options.graph_optimization_level = theirs.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     given = str(file) if isinstance(file, Path) else file
     served = theirs.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     with soapstone.InferenceSession(soapstone.from_onnx(file)) as session:
-        made = session.run(feeds)
-    for each, wanted in zip(served.get_outputs(), served.run(None, feeds), strict=True):
-        found = made[each.name]
-        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-5, err_msg=each.name)
+        made = [session.run(feeds) for feeds in asked]
+    for results, feeds in zip(made, asked, strict=True):
+        for each, wanted in zip(served.get_outputs(), served.run(None, feeds), strict=True):
+            found = results[each.name]
+            assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-5, err_msg=each.name)
 
 
 def optimised(file: bytes, level: str, path: Path) -> collections.Counter[str]:
@@ -93,7 +95,7 @@ def images(*shape: int) -> Array:
     return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
 
-def mobile() -> tuple[bytes, dict[str, Array]]:
+def mobile(**shapes: Any) -> tuple[bytes, dict[str, Array]]:
     """Return a net with every kind of convolution, pooling and activation that is joined."""
     net = Net(x=images(2, 3, 15, 13))
     width = 2 * block_size()
@@ -112,7 +114,7 @@ def mobile() -> tuple[bytes, dict[str, Array]]:
     y = net("Flatten", net("GlobalAveragePool", y))
     y = net("LeakyRelu", net("Gemm", y, net.drawn(20, 7), net.drawn(7)), alpha=0.3)
     y = net("Relu", net("Gemm", y, net.drawn(5, 7), transB=1))
-    return net.file(net("Tanh", net("Gemm", y, net.drawn(5, 4), net.drawn(4)))), net.feeds
+    return net.file(net("Tanh", net("Gemm", y, net.drawn(5, 4), net.drawn(4))), **shapes), net.feeds
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -126,6 +128,25 @@ def test_an_optimised_net_of_images(level: str, tmp_path: Path) -> None:
         assert own[f"{BLOCKS}.Conv"] == 8
         assert own[f"{BLOCKS}.ReorderOutput"]
     compare(tmp_path / "net.onnx", feeds)
+
+
+@pytest.mark.parametrize("level", ["extended", "all"])
+def test_an_optimised_net_of_images_of_any_size(level: str, tmp_path: Path) -> None:
+    file, _ = mobile(x=("n", 3, "h", "w"))
+    optimised(file, level, tmp_path / "net.onnx")
+    sizes = ((2, 15, 13), (1, 15, 13), (3, 15, 13), (3, 21, 17), (1, 40, 22), (2, 64, 64))
+    compare(tmp_path / "net.onnx", *({"x": images(n, 3, h, w)} for n, h, w in sizes))
+
+
+def test_blocks_made_larger_of_any_size(tmp_path: Path) -> None:
+    net = Net(x=images(1, 3, 5, 4))
+    width = block_size()
+    scales = net.weight(np.array([1, 1, 2, 3], np.float32))
+    y = net("Resize", net.conv("x", width, 3), "", scales, mode="linear")
+    file = net.file(net.conv(y, width + 4, width), x=("n", 3, "h", "w"))
+    optimised(file, "all", tmp_path / "net.onnx")
+    sizes = ((1, 5, 4), (2, 5, 4), (2, 7, 9), (1, 8, 8), (3, 6, 11))
+    compare(tmp_path / "net.onnx", *({"x": images(n, 3, h, w)} for n, h, w in sizes))
 
 
 @pytest.mark.parametrize("mode", ["asymmetric", "align_corners", "half_pixel"])
