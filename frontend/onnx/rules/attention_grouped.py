@@ -36,16 +36,12 @@ def _embedded(n: Call, of_places: Callable[[Call, Value, Value], Value]) -> Valu
     else:
         split = n.transpose(x, (0, 2, 1, 3))
     if places.spec.size == 1 and places.rank < 3:  # of the first token
-        places = n.once(_from_the_first, places, split.shape[:2])
+        samples, count = split.shape[:2]
+        places = n.once(_places, n.reshape(n.cast(places, "int64"), (1,)), count)
+        places = n.broadcast(places, (samples, count))
     parts = (of_places(n, table, places) for table in (cosines, sines))
     y = _turned(n, split, *parts, bool(n.attribute("interleaved", 0)))
     return n.reshape(y, x.shape) if x.rank == 3 else n.transpose(y, (0, 2, 1, 3))
-
-
-def _from_the_first(n: Call, place: Value, shape: tuple[int, int]) -> Value:
-    """Return the places (b, t) of tokens that follow each other, from one number on."""
-    steps = n.known(np.arange(n.room(shape[1])).reshape(1, shape[1]).astype(np.int64))
-    return n.broadcast(n("add", n.reshape(place, (1, 1)), steps), shape)
 
 
 @rule("MRotaryEmbedding", domain=MICROSOFT)

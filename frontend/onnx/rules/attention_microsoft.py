@@ -23,6 +23,21 @@ from soapstone.frontend.onnx.values import Value, rule
 @rule("Attention", domain=DOMAIN)
 def attention(n: Call) -> list[Value]:
     _refuse(n, 6)
+    return _projected(n)
+
+
+@rule("DecoderMaskedSelfAttention", domain=DOMAIN)
+def decoder_masked_self_attention(n: Call) -> list[Value]:
+    """The same of one token a sample, with earlier ones in a cache that it makes longer."""
+    _refuse(n, 8)
+    _one_beam(n, 7)
+    n.maybe(6)  # how many earlier ones there are, which the cache says too
+    if n.value(0).shape[1] != 1:
+        raise OnnxError(f"{n.value(0).spec} found; one token a sample needed")
+    return _projected(n)
+
+
+def _projected(n: Call) -> list[Value]:
     x, w = n.value(0), n.value(1)
     qkv = n("linear", x, w, *([n.value(2)] if n.has(2) else []), bias=n.has(2))
     sizes = n.attribute("qkv_hidden_sizes") or (w.shape[1] // 3,) * 3
@@ -65,8 +80,7 @@ def decoder_masked_multi_head_attention(n: Call) -> list[Any]:
 
     A cache is as long as it ever gets where the node says so, and how far it is filled an input.
     """
-    if n.has(8) and int(n.array(8).reshape(())) != 1:
-        raise UnsupportedError("input 8 (beam_width) other than 1 is not supported")
+    _one_beam(n, 8)
     if n.attribute("output_qk", 0):
         raise UnsupportedError("attribute 'output_qk' is not supported")
     q, heads, bias, mask, scores = n.value(0), head_count(n), n.maybe(10), n.maybe(3), n.maybe(4)
@@ -99,6 +113,11 @@ def decoder_masked_multi_head_attention(n: Call) -> list[Any]:
     if rest[0].shape[2]:
         made = [n("concat", each, tail, axis=2) for each, tail in zip(made, rest)]
     return [y, *made]
+
+
+def _one_beam(n: Call, position: int) -> None:
+    if n.has(position) and int(n.array(position).reshape(())) != 1:
+        raise UnsupportedError(f"input {position} (beam_width) other than 1 is not supported")
 
 
 def _thirds(extent: int) -> Iterable[tuple[int, int]]:

@@ -10,6 +10,7 @@ from onnx import TensorProto
 from test_attention_microsoft import file_of
 
 import soapstone
+from soapstone.frontend.onnx import OnnxError
 from soapstone.ir.tensor import Array
 
 theirs = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")
@@ -140,3 +141,32 @@ def test_attention_of_one_token(case: str, extras: tuple[str, ...]) -> None:
     shared = {} if case == "encoder" else {"k_now": "past_k", "v_now": "past_v"}
     for made, wanted in zip(found, in_one_buffer(file, feeds, **shared), strict=True):
         np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_one_token_with_its_own_projection(masked: bool) -> None:
+    """Which ONNX Runtime has on GPUs alone: as its attention of any number of tokens."""
+    random = np.random.default_rng(int(masked))
+    samples, heads, width, before, features = 2, 3, 8, 4, 5
+    hidden, rows = heads * width, before + 1
+    mask = random.integers(0, 2, (samples, rows)).astype(np.int32)
+    mask[:, 0] = 1
+    inputs: dict[str, Array | None] = {
+        "x": drawn(random, samples, 1, features),
+        "W": drawn(random, features, 3 * hidden),
+        "B": drawn(random, 3 * hidden),
+        "mask": mask if masked else None,
+        "past": drawn(random, 2, samples, heads, before, width),
+        "scores": None,
+    }
+    outputs = {"y": TensorProto.FLOAT, "now": TensorProto.FLOAT}
+    file, feeds = file_of("Attention", inputs, outputs, num_heads=heads)
+    session = theirs.InferenceSession(file, providers=["CPUExecutionProvider"])
+    more = {"BEFORE": np.array([before], np.int32), "BEAMS": np.array([1], np.int32)}
+    kind, given = "DecoderMaskedSelfAttention", {**inputs, **more}
+    found = ours(*file_of(kind, given, outputs, num_heads=heads))
+    for made, wanted in zip(found, session.run(None, feeds), strict=True):
+        np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-5)
+    given["BEAMS"] = np.array([4], np.int32)
+    with pytest.raises(OnnxError, match="beam_width"):
+        ours(*file_of(kind, given, outputs, num_heads=heads))
