@@ -39,8 +39,8 @@ def _embedded(n: Call, of_places: Callable[[Call, Value, Value], Value]) -> Valu
         samples, count = split.shape[:2]
         places = n.once(_places, n.reshape(n.cast(places, "int64"), (1,)), count)
         places = n.broadcast(places, (samples, count))
-    parts = (of_places(n, table, places) for table in (cosines, sines))
-    y = _turned(n, split, *parts, bool(n.attribute("interleaved", 0)))
+    cosine, sine = (of_places(n, table, places) for table in (cosines, sines))
+    y = _turned(n, split, cosine, sine, bool(n.attribute("interleaved", 0)))
     return n.reshape(y, x.shape) if x.rank == 3 else n.transpose(y, (0, 2, 1, 3))
 
 

@@ -97,7 +97,7 @@ def decoder_masked_multi_head_attention(n: Call) -> list[Any]:
     past = n.maybe(5), n.maybe(6)
     room, filled = n.attribute("past_present_share_buffer", 0), n.maybe(7)
     if past[0] is None or past[1] is None:
-        return attended(n, apart, mask, None, scores)[:1]
+        return [attended(n, apart, mask, None, scores)[0]]
     before = past[0].shape[2]
     length = before if room else before + 1
     if room and filled is not None:
