@@ -88,11 +88,22 @@ def channels_last(n: Call, x: Value) -> Value:
     return n.transpose(x, (0, *range(2, x.rank), 1))
 
 
-@rule("NhwcConv", "NhwcFusedConv", domain=MICROSOFT)
+@rule("NhwcConv", domain=MICROSOFT)
 def nhwc_conv(n: Call) -> Value:
-    more = n.maybe(3) if n.kind == "NhwcFusedConv" else None
+    """Weights have their channels last too, as ONNX Runtime's tool for diffusion writes them.
+
+    Its documentation says otherwise, so they need not where that does not fit.
+    """
+    x, w = channels_first(n, n.value(0)), n.value(1)
+    if w.rank == x.rank and w.shape[-1] * n.attribute("group", 1) == x.shape[1]:
+        w = channels_first(n, w)
+    return channels_last(n, convolved(n, x, w, n.maybe(2)))
+
+
+@rule("NhwcFusedConv", domain=MICROSOFT)
+def nhwc_fused_conv(n: Call) -> Value:
+    x, more = channels_first(n, n.value(0)), n.maybe(3)
     more = None if more is None else channels_first(n, more)
-    x = channels_first(n, n.value(0))
     return channels_last(n, fused_convolution(n, x, n.value(1), n.maybe(2), more))
 
 
