@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from soapstone.frontend.generation.kept import STARTS
-from soapstone.ir.analysis.order import differs_by_place
-from soapstone.ir.analysis.samples import aligned
+from soapstone.ir.analysis.samples import aligned, differs_by_place
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Kind, Operand, Signature
 from soapstone.ir.errors import GraphError

@@ -405,10 +405,10 @@ class InferenceSession:
         except GraphError:
             return "one row more, of which the model has no graph"
         try:
-            contents = rows_apart(known, other, binder.source.weights())
+            said = rows_apart(known, other, binder.source.weights())
         except GraphError as error:
             return str(error)
-        return "contents that may depend on the number of rows" if contents else ""
+        return "contents that may depend on the number of rows" if said else ""
 
     @property
     def peak_bytes(self) -> int:
