@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -173,17 +174,27 @@ def tell(within: Path = PACKAGED) -> None:
 
 
 def _serve(folder: str) -> None:
-    """Be a process that compiles: the kernels of the numbers in each line, and a line for each."""
+    """Be a process that compiles the kernels in each line, and writes a line for each.
+
+    They are numbers of `kernels`, or a module, a colon and the name of one in it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    every = kernels()
     with contextlib.suppress(BrokenPipeError):
         for line in sys.stdin:
-            for number in map(int, line.split()):
-                if folder:
-                    every[number].package(Path(folder))
+            for told in line.split():
+                module, _, name = told.rpartition(":")
+                if module:
+                    found = getattr(importlib.import_module(module), name)
                 else:
-                    _ = every[number].address
+                    found = _every()[int(name)]
+                if folder:
+                    found.package(Path(folder))
+                elif isinstance(found, Native):
+                    _ = found.address
                 print(flush=True)
+
+
+_every = cache(kernels)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from soapstone.engine.lower import in_place
 from soapstone.engine.lower.verify import check_graph, check_views
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import Prepared, prepare
+from soapstone.engine.sharing import Sharing
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
@@ -214,7 +215,9 @@ class Session:
                 program = program_of(
                     *(prepared, regions, constants, self.choices, images, plans, self.precision)
                 )
-                with self.runtime.capture(graph.name, self._alike) as recording:
+                alone = self.runtime.executor.world.size == 1
+                operators = [node.operator for node in lowered.nodes if alone]
+                with Sharing(operators), self.runtime.capture(graph.name, self._alike) as recording:
                     program.launch(self.runtime)
                 # Each process measures what it runs itself; one that chose otherwise binds again.
                 executor = self.runtime.executor

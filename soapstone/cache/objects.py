@@ -35,6 +35,7 @@ LOADED: dict[int, tuple[str, str]] = {}  # by address: the file, and the symbol
 FOUND: Counter[str] = (
     Counter()
 )  # kernels of this process: of the "package", the "cache", "compiled"
+SHARED: list[Callable[[Callable[..., Any]], object]] = []  # the last is told what is missing
 _LOADING = Lock()  # LLVM's loader has one user at a time; so has Numba
 
 
@@ -50,10 +51,13 @@ def address(function: Callable[..., Any], signature: str) -> int:
             if found is not None:
                 FOUND["package"] += 1
                 return found
-        found = _loaded(_places.found_of(function) / (name + SUFFIX), name)
-        if found is not None:
-            FOUND["cache"] += 1
-            return found
+        for share in (None, *SHARED[-1:]):
+            if share is not None:
+                share(function)  # another process may compile it
+            found = _loaded(_places.found_of(function) / (name + SUFFIX), name)
+            if found is not None:
+                FOUND["cache"] += 1
+                return found
         FOUND["compiled"] += 1
         code = _linked.object_code(function, signature, name)
         place = _places.place_of(function)
@@ -66,10 +70,9 @@ def address(function: Callable[..., Any], signature: str) -> int:
 
 def kept(function: Callable[..., Any], signature: str) -> bool:
     """Return whether a function's machine code is on disk; see `address`."""
-    with _LOADING:
-        name = _name(function, signature) + SUFFIX
-        folders = *_packaged(), _places.found_of(function)
-        return any((folder / name).is_file() for folder in folders)
+    name = _name(function, signature) + SUFFIX
+    folders = *_packaged(), _places.found_of(function)
+    return any((folder / name).is_file() for folder in folders)
 
 
 def again(path: str, name: str) -> int:

@@ -1,0 +1,138 @@
+"""Kernels that a graph may need, compiled by other processes while this one binds it.
+
+A process without machine code compiles a kernel when it binds it, one after another. So once the
+first one is missing, others compile what the variants of the graph's operators are made of, those
+of the last operators first. What one of them is compiling this process waits for; what none has
+begun it compiles itself. Whatever is still being compiled when the graph is bound is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soapstone.cache import objects
+from soapstone.system import usable_cores
+
+if TYPE_CHECKING:
+    import subprocess
+
+_FEW = 6  # kernels that are not worth the start of a process
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{function.__name__}"
+
+
+class Sharing:
+    """As long as the block runs, others compile kernels of operators if one is missing.
+
+    operators: by name, in the order in which they are bound.
+    """
+
+    def __init__(self, operators: Iterable[str]) -> None:
+        self._operators = tuple(dict.fromkeys(operators))
+        self._lock = threading.Lock()
+        self._asked: set[str] = set()  # by this process
+        self._waiting: list[str] = []  # in the order in which this process needs them
+        self._running: dict[str, threading.Event] = {}
+        self._processes: list[subprocess.Popen[str]] = []
+        self._began = self._closed = False
+
+    def __enter__(self) -> Sharing:
+        if self._operators and usable_cores() > 1:
+            objects.SHARED.append(self.asked)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(ValueError):
+            objects.SHARED.remove(self.asked)
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def asked(self, function: Callable[..., Any]) -> None:
+        """Wait for a kernel that another process is compiling, or let no other one compile it."""
+        name = _name(function)
+        with self._lock:
+            self._asked.add(name)
+            if name in self._waiting:
+                self._waiting.remove(name)
+            running = self._running.get(name)
+            if not self._began:
+                self._began = True
+                threading.Thread(target=self._begin, daemon=True).start()
+        if running is not None:
+            running.wait()
+
+    def _begin(self) -> None:
+        """Start processes if there is enough for them to do."""
+        # A program that Python is embedded in starts none by its own name.
+        if not Path(sys.executable or "").name.startswith("python"):
+            return
+        found = [name for name in self._kernels() if name not in self._asked]
+        with self._lock:
+            self._waiting = [name for name in found if name not in self._asked]
+            for _ in range(min(usable_cores() - 1, len(self._waiting) // _FEW)):
+                if not self._closed:
+                    with contextlib.suppress(OSError):
+                        self._start()
+
+    def _kernels(self) -> list[str]:
+        """Return kernels of variants of the operators that no process has compiled yet."""
+        from soapstone.cache.sources import closure
+        from soapstone.kernels.registry import home, variants
+        from soapstone.native.entries import MADE
+
+        found: dict[str, None] = {}
+        for operator in self._operators:
+            homes = {home(variant) for variant in variants(operator)} - {""}
+            modules = closure(homes, compiled=True)
+            made = [each for each in list(MADE) if each.function.__module__ in modules]
+            made.sort(key=lambda each: (each.function.__module__, each.function.__name__))
+            found |= {_name(each.function): None for each in made if not each.kept}
+        return list(found)
+
+    def _start(self) -> None:
+        import subprocess  # only where something is compiled
+
+        process = subprocess.Popen(
+            [sys.executable, "-m", "soapstone.engine.ahead", ""],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        threading.Thread(target=self._serve, args=(process,), daemon=True).start()
+
+    def _serve(self, process: subprocess.Popen[str]) -> None:
+        """Give a process one kernel after another."""
+        assert process.stdin is not None and process.stdout is not None
+        while True:
+            with self._lock:
+                if self._closed or not self._waiting:
+                    return
+                name = self._waiting.pop()
+                ready = self._running[name] = threading.Event()
+            try:
+                print(name, file=process.stdin, flush=True)
+                ended = not process.stdout.readline()
+            except OSError:
+                ended = True
+            with self._lock:
+                del self._running[name]
+            ready.set()
+            if ended:
+                return
+
+
+__all__ = ["Sharing"]

@@ -1,0 +1,93 @@
+"""Kernels that other processes compile while a graph is bound."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from soapstone.cache import objects
+from soapstone.engine import sharing
+from soapstone.engine.sharing import Sharing
+
+# One kernel is asked for; others compile what else the operators may need, here small kernels.
+_SHARED = """
+import json, os, time
+from soapstone.cache import objects
+from soapstone.engine import sharing
+from soapstone.native import entries, openmp
+sharing.usable_cores = lambda: 3
+made = sharing.Sharing(["adam", "is_finite"])
+predicted = made._kernels()
+small = [each for each in predicted if each.startswith("soapstone.native.openmp:_")]
+made._kernels = lambda: [f"{entries.__name__}:_nothing", *small]
+with made:
+    made.asked(entries._nothing.function)
+    end = time.monotonic() + 300
+    while not made._processes or made._waiting or made._running:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+ready = [each for each in small if getattr(openmp, each.partition(":")[2]).kept]
+try:
+    os.waitpid(-1, os.WNOHANG)
+    left = True
+except ChildProcessError:
+    left = False
+mine = entries._nothing.kept
+entries._nothing.address, [getattr(openmp, each.partition(":")[2]).address for each in small]
+print(json.dumps([predicted, small, ready, mine, left, objects.SHARED, dict(objects.FOUND)]))
+"""
+
+
+def test_others_compile_what_the_operators_may_need(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SHARED],
+        env={**os.environ, "SOAPSTONE_CACHE": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    predicted, small, ready, mine, left, shared, found = json.loads(done.stdout)
+    named = {each.removeprefix("soapstone.kernels.cpu.") for each in predicted}
+    assert {"training.updates:_adam", "training.losses:_finite"} <= named
+    assert not any(each.startswith("winograd.") for each in named)
+    assert ready == small and len(small) > 6
+    assert not mine and not left and not shared
+    assert found == {"cache": len(small), "compiled": 1}
+
+
+def _kernel() -> None:
+    """Stand for one."""
+
+
+def test_what_another_is_compiling_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "usable_cores", lambda: 2)
+    monkeypatch.setattr(Sharing, "_begin", lambda self: None)
+    ready, said = threading.Event(), list[str]()
+    with Sharing(["relu"]) as made:
+        assert objects.SHARED[-1] == made.asked
+        made._running[f"{__name__}:_kernel"] = ready
+        asking = threading.Thread(target=lambda: (made.asked(_kernel), said.append("goes on")))
+        asking.start()
+        said.append("compiled")
+        ready.set()
+        asking.join()
+        assert said == ["compiled", "goes on"]
+        made._waiting = [f"{__name__}:_kernel"]
+        del made._running[f"{__name__}:_kernel"]
+        made.asked(_kernel)
+        assert not made._waiting  # this process compiles it
+    assert made.asked not in objects.SHARED
+
+
+def test_one_core_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "usable_cores", lambda: 1)
+    before = list(objects.SHARED)
+    with Sharing(["relu"]):
+        assert before == objects.SHARED
