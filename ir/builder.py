@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +11,7 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Graph, Initial, Node, inferred
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Role, TensorSpec
+from soapstone.records import replace
 
 
 class GraphBuilder:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.spec import OpSpec, operator
 from soapstone.ir.tensor import Role, TensorSpec
-from soapstone.records import dataclass
+from soapstone.records import dataclass, replace
 
 Items = tuple[tuple[str, Any], ...]
 KINDS = ("uniform", "normal", "constant")  # of first contents
@@ -202,7 +202,11 @@ class Graph:
     @cached_property
     def reader_counts(self) -> Mapping[str, int]:
         """How many `only_readers` each value has that a node makes."""
-        return {value: len(self.only_readers(value)) for value in self.producers}
+        results, readers = self.results, self.consumers
+        return {
+            value: 0 if maker.apart or value in results else len(readers[value])
+            for value, maker in self.producers.items()
+        }
 
     @cached_property
     def _following(self) -> dict[frozenset[str], frozenset[str]]:

@@ -6,7 +6,6 @@ These functions keep `Node.sources`, which say whose work each node does; passes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +13,7 @@ from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role, TensorSpec
+from soapstone.records import replace
 from soapstone.turns import give_way
 
 Emit = Callable[[GraphBuilder, Node], Sequence[str] | None]

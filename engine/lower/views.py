@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Set
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from soapstone.engine.lower.readers import takes_rows, takes_strides
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, TensorSpec
-from soapstone.records import dataclass
+from soapstone.records import dataclass, replace
 
 # ("reshape", shape), ("transpose", order), or ("slice", starts, then stops, then steps)
 Step = tuple[str, tuple[int, ...]]

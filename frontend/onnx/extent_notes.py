@@ -17,7 +17,6 @@ extents beyond shapes; two graphs for different extents with equal notes show th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,6 +35,7 @@ from soapstone.frontend.onnx.values import (
 )
 from soapstone.ir.by_extents import Choice
 from soapstone.ir.spec import operator_of_onnx
+from soapstone.records import replace
 
 if TYPE_CHECKING:
     import onnx

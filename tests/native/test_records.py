@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from soapstone.records import dataclass
+from soapstone.records import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -162,3 +162,24 @@ def test_classes_of_both_kinds_inherit_from_each_other() -> None:
             @make
             class Loose(Point):  # type: ignore[misc]
                 z: int = 3
+
+
+def test_copies_with_other_fields_are_those_of_the_standard_library() -> None:
+    for made, standard in zip(_classes(dataclass), _classes(dataclasses.dataclass)):
+        if "a" not in inspect.signature(standard).parameters or hasattr(standard, "__slots__"):
+            continue  # an __init__ of its own
+        one, other = made(1), standard(1)
+        vars(one)["kept"] = vars(other)["kept"] = "no field, as of a cached property"
+        told = vars(dataclasses.replace(other, a=2))
+        assert vars(replace(one, a=2)) == told
+        assert type(replace(one)) is made and vars(replace(one)) == vars(dataclasses.replace(other))
+        with pytest.raises(TypeError):
+            replace(one, unknown=3)
+    point = Point(1, tags={"a": 1})
+    assert replace(point, y=2.0) == Point(1, 2.0) and replace(point, y=2.0).tags is point.tags
+
+    class Checked(Point):
+        def __init__(self, x: int, y: float = 0.0, tags: object = None) -> None:
+            super().__init__(x + 1, y)
+
+    assert replace(Checked(1)).x == dataclasses.replace(Checked(1)).x == 3
