@@ -16,8 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -73,7 +72,7 @@ def fill(progress: Progress | None = None) -> int:
         CalledProcessError: a kernel could not be compiled; the reason is on standard error.
     """
     every = kernels()
-    _compile([n for n, each in enumerate(every) if not each.kept], every, progress)
+    _compile([n for n, each in enumerate(every) if not each.kept], progress)
     return len(every)
 
 
@@ -95,14 +94,12 @@ def ship(level: str, within: Path = PACKAGED, progress: Progress | None = None) 
         old.unlink()
     # What LLVM thinks of old processors that clock down for vectors of 512 bits is left out.
     settings = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "-prefer-256-bit"}
-    every = kernels()
-    _compile(range(len(every)), every, progress, str(folder), settings)
+    _compile(None, progress, str(folder), settings)
     return folder
 
 
 def _compile(
-    wanted: Iterable[int],
-    every: Sequence[Native],
+    wanted: Sequence[int] | None,
     progress: Progress | None,
     folder: str = "",
     settings: Mapping[str, str] = MappingProxyType({}),
@@ -112,20 +109,29 @@ def _compile(
     What is shared out is the kernels of a module, which have helpers in common. The processes are
     no part of what an interrupt is for, and end with this one.
 
-    wanted: their numbers. folder: of a package that they are for. settings: of the environment.
+    wanted: their numbers, None for all that there are with the settings. folder: of a package that
+    they are for. settings: of the environment.
     """
+    if wanted is not None and not wanted:
+        return
     shares: list[list[int]] = []  # the largest one last, which is taken first
-    for _, of in groupby(wanted, key=lambda number: every[number].function.__module__):
-        numbers = list(of)
-        shares += [numbers[at : at + _SHARE] for at in range(0, len(numbers), _SHARE)]
-    shares.sort(key=len)
-    total, told = sum(map(len, shares)), queue.SimpleQueue[subprocess.Popen[str] | None]()
+    told = queue.SimpleQueue[subprocess.Popen[str] | None]()
     running: list[subprocess.Popen[str]] = []
+
+    def modules_of(process: subprocess.Popen[str]) -> list[str]:
+        """Return the module of each kernel, as a process tells when it begins."""
+        assert process.stdout is not None
+        found = process.stdout.readline().split()
+        if not found:
+            raise subprocess.CalledProcessError(process.wait(), process.args)
+        return found
 
     def serve(process: subprocess.Popen[str]) -> None:
         """Give shares to a process, and tell each kernel, or that it has ended too early."""
         assert process.stdin is not None and process.stdout is not None
         try:
+            if process is not running[0]:
+                modules_of(process)
             while shares:
                 share = shares.pop()
                 print(*share, file=process.stdin, flush=True)
@@ -133,13 +139,13 @@ def _compile(
                     told.put(None if process.stdout.readline() else process)
         except IndexError:  # another one has taken the last share
             pass
-        except OSError:
+        except (OSError, subprocess.CalledProcessError):
             told.put(process)
 
     try:
-        for _ in range(min(usable_cores(), len(shares))):
+        for _ in range(usable_cores() if wanted is None else min(usable_cores(), len(wanted))):
             process = subprocess.Popen(
-                [sys.executable, "-m", __name__, folder],
+                [sys.executable, "-m", __name__, "all", folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -147,14 +153,22 @@ def _compile(
                 start_new_session=True,
             )
             running.append(process)
+        modules = modules_of(running[0])
+        numbers = range(len(modules)) if wanted is None else wanted
+        for _, of in groupby(numbers, key=modules.__getitem__):
+            found = list(of)
+            shares += [found[at : at + _SHARE] for at in range(0, len(found), _SHARE)]
+        shares.sort(key=len)
+        for process in running:
             threading.Thread(target=serve, args=(process,), daemon=True).start()
+        total = len(numbers)
         for done in range(total):
             if progress is not None:
                 progress("compiling kernels", done, total)
             ended = told.get()
             if ended is not None:
                 raise subprocess.CalledProcessError(ended.wait(), ended.args)
-        if progress is not None and total:
+        if progress is not None:
             progress("compiling kernels", total, total)
     finally:
         for process in running:
@@ -173,12 +187,16 @@ def tell(within: Path = PACKAGED) -> None:
     cpu.ship(within)
 
 
-def _serve(folder: str) -> None:
+def _serve(what: str, folder: str = "") -> None:
     """Be a process that compiles the kernels in each line, and writes a line for each.
 
-    They are numbers of `kernels`, or a module, a colon and the name of one in it.
+    They are a module, a colon and the name of one in it; or numbers of `kernels`, where `what` is
+    "all": of these it tells the modules first.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    every = kernels() if what == "all" else []
+    if every:
+        print(*(each.function.__module__ for each in every), flush=True)
     with contextlib.suppress(BrokenPipeError):
         for line in sys.stdin:
             for told in line.split():
@@ -186,7 +204,7 @@ def _serve(folder: str) -> None:
                 if module:
                     found = getattr(importlib.import_module(module), name)
                 else:
-                    found = _every()[int(name)]
+                    found = every[int(name)]
                 if folder:
                     found.package(Path(folder))
                 elif isinstance(found, Native):
@@ -194,8 +212,5 @@ def _serve(folder: str) -> None:
                 print(flush=True)
 
 
-_every = cache(kernels)
-
-
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])

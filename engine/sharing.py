@@ -104,7 +104,7 @@ class Sharing:
         import subprocess  # only where something is compiled
 
         process = subprocess.Popen(
-            [sys.executable, "-m", "soapstone.engine.ahead", ""],
+            [sys.executable, "-m", "soapstone.engine.ahead", "named"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

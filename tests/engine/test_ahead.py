@@ -97,7 +97,7 @@ def progress(stage, done, total):
         os.killpg(0, signal.SIGINT)
 before = [n for n in mine if every[n].kept]
 try:
-    ahead._compile(mine if sys.argv[1] == "some" else range(len(every)), every, progress)
+    ahead._compile(mine if sys.argv[1] == "some" else range(len(every)), progress)
 except KeyboardInterrupt:
     told.append("interrupted")
 try:
@@ -142,4 +142,4 @@ def test_an_interrupt_ends_what_compiles_without_a_word(tmp_path: Path) -> None:
 def test_a_kernel_that_cannot_be_compiled_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(subprocess.CalledProcessError):
-        ahead._compile([0], kernels(), None, str(tmp_path / "file"))
+        ahead._compile([0], None, str(tmp_path / "file"))

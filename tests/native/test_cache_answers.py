@@ -115,7 +115,8 @@ def test_what_is_asked_of_sources_may_come_with_the_package(tmp_path: Path) -> N
     ahead.tell(package)
     told, read, modules = _asked(package, tmp_path / "cache")
     assert read == 0
-    assert not [each for each in (tmp_path / "cache").iterdir() if each.name != "processor"]
+    found = (tmp_path / "cache").glob("*")
+    assert {each.name for each in found} <= {"processor"}  # where only LLVM tells its features
     asked, *more = _asked(tmp_path / "none", tmp_path / "cache")
     assert told == asked and more[0] > 10 and more[1] > modules + 100
     # Of other sources, or damaged, it is not used.
