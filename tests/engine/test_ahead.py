@@ -143,3 +143,25 @@ def test_a_kernel_that_cannot_be_compiled_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(subprocess.CalledProcessError):
         ahead._compile([0], None, str(tmp_path / "file"))
+
+
+_LISTED = """
+from soapstone.engine.ahead import kernels
+print(*(each.function.__module__ for each in kernels()))
+"""
+
+
+def test_processes_number_kernels_as_their_settings_have_them() -> None:
+    """Of a level without conversions of half precision there are fewer."""
+    told = []
+    for command in (["-c", _LISTED], ["-m", "soapstone.engine.ahead", "all"]):
+        ran = subprocess.run(
+            [sys.executable, *command],
+            env={**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
+            input="",
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        told.append(ran.stdout.split())
+    assert told[0] == told[1] != []
