@@ -405,10 +405,10 @@ class InferenceSession:
         except GraphError:
             return "one row more, of which the model has no graph"
         try:
-            said = rows_apart(known, other, binder.source.weights())
+            asked = rows_apart(known, other, binder.source.weights())
         except GraphError as error:
             return str(error)
-        return "contents that may depend on the number of rows" if said else ""
+        return "contents that may depend on the number of rows" if asked else ""
 
     @property
     def peak_bytes(self) -> int:

@@ -17,11 +17,13 @@ extents beyond shapes; two graphs for different extents with equal notes show th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from soapstone.frontend.onnx.extent_axes import NONE, all_of
 from soapstone.frontend.onnx.values import (
     EVEN,
     PLAIN,
@@ -61,11 +63,6 @@ class Note(NamedTuple):
 
 UNEVEN = Note(("uneven",))
 
-_NONE: Extents = frozenset()
-_MOVING = frozenset(
-    ("Reshape", "Pad", "Slice", "Split", "Expand", "Transpose", "Unsqueeze", "MatMul", "Gemm")
-)
-
 
 def _mark(node: onnx.NodeProto) -> Even | None:
     """Return how a node's translation depends on extents; None if it may depend in any way."""
@@ -87,7 +84,7 @@ def marked(
     mark = _mark(node)
     if not given:
         return _told(node, mark, inputs, results)
-    picked = _picked(node, inputs)
+    picked = mark.elements(node, inputs) if mark and mark.elements else None
     derived = any(each.of_extents for each in given)
     results, note = _told(node, mark, inputs, results)
     if (
@@ -95,7 +92,7 @@ def marked(
         and note != UNEVEN
         and (derived or note is not None or (mark and mark.places))
     ):
-        bent = tuple(sorted((each for each in _all(given) if each.bent), key=_place))
+        bent = tuple(sorted((each for each in all_of(given) if each.bent), key=_place))
         if bent:
             note = (note or Note(()))._replace(bent=bent)
     results = [
@@ -105,123 +102,6 @@ def marked(
         for each in results
     ]
     return results, note
-
-
-def _all(values: Sequence[Value]) -> Extents:
-    return _NONE.union(*(extents for each in values for extents in each.follows))
-
-
-def _picked(node: onnx.NodeProto, inputs: Sequence[Slot | None]) -> tuple[Extents, ...] | None:
-    """Return what the elements of a shape, or of parts of one, follow from; None of other nodes."""
-    x, *others = inputs
-    if not isinstance(x, Value):
-        return None
-    if node.op_type == "Shape":
-        ends = {each.name: each.i for each in node.attribute}
-        return x.follows[ends.get("start", 0) : ends.get("end")]
-    if node.op_type == "Concat":
-        parts = [_elements(each) for each in inputs]
-        return None if None in parts else tuple(each for part in parts for each in part or ())
-    places = [
-        each.array
-        for each in others
-        if isinstance(each, Value) and not (each.of_extents or each.follows)
-    ]
-    if (
-        not x.of_extents
-        or x.rank != 1
-        or len(x.follows) != x.shape[0]
-        or len(places) != len(others)
-    ):
-        return None
-    elements = np.arange(x.shape[0])
-    if node.op_type == "Gather" and places[0] is not None:
-        elements = elements[places[0]]
-    elif node.op_type == "Slice" and all(each is not None for each in places):
-        begin, end, *rest = (int(each.item()) for each in places if each is not None)
-        begin = max(begin, -elements.size)  # also backwards
-        elements = elements[begin : end : rest[1] if len(rest) > 1 else 1]
-    else:
-        return None
-    return tuple(x.follows[at] for at in elements.ravel().tolist())
-
-
-def _elements(slot: Slot | None) -> tuple[Extents, ...] | None:
-    """Return what each of some numbers follows from; None where they are not known."""
-    if not isinstance(slot, Value) or slot.rank != 1 or slot.lasting is None:
-        return None
-    if slot.follows and not slot.of_extents:
-        return None
-    count = slot.shape[0]
-    return slot.follows if len(slot.follows) == count else (_all([slot]),) * count
-
-
-def _axes(value: Value) -> tuple[Extents, ...]:
-    """Return what each axis follows from; more than that where it is not known."""
-    known = len(value.follows) == value.rank and not value.of_extents
-    return value.follows if known else (_all([value]),) * value.rank
-
-
-def _reshaped(x: Value, shape: Slot | None, zeros: bool) -> tuple[Extents, ...] | None:
-    """Return what the axes of a value follow from once it has a shape; None if that is not known.
-
-    zeros: whether 0 means an extent of 0, and not that of the value.
-    """
-    elements = _elements(shape)
-    if elements is None or not isinstance(shape, Value) or shape.array is None:
-        return None
-    found, numbers, of = list(elements), shape.array.tolist(), _axes(x)
-    same = set[int]() if zeros else {axis for axis, number in enumerate(numbers) if number == 0}
-    for axis in same:
-        found[axis] = of[axis]
-    if -1 in numbers:  # what is left, once the axes that stay are divided out
-        left = [of[axis] for axis in range(x.rank) if axis not in same]
-        found[numbers.index(-1)] = _all([shape]).union(*left)
-    return tuple(found)
-
-
-def _along(one: Sequence[Extents], other: Sequence[Extents] | None) -> tuple[Extents, ...] | None:
-    """Return what axes follow from that are counted from the last of two values."""
-    if other is None:
-        return None
-    both = zip_longest(one[::-1], other[::-1], fillvalue=_NONE)
-    return tuple(a | b for a, b in both)[::-1]
-
-
-def _moved(
-    node: onnx.NodeProto, inputs: Sequence[Slot | None], rank: int
-) -> tuple[Extents, ...] | None:
-    """Return what axes follow from that a node puts elsewhere; None of other nodes."""
-    x, *others = inputs
-    if node.op_type not in _MOVING or not isinstance(x, Value):
-        return None
-    numbers = {each.name: each.i for each in node.attribute}
-    lists = {each.name: list(each.ints) for each in node.attribute}
-    other, of = others[0] if others else None, _axes(x)
-    if node.op_type == "Reshape":
-        return _reshaped(x, other, bool(numbers.get("allowzero")))
-    if node.op_type in ("Pad", "Slice", "Split"):
-        ends = _all([each for each in others if isinstance(each, Value)])
-        return tuple(each | ends for each in of)
-    if node.op_type == "Expand":
-        return _along(of, _elements(other))
-    if node.op_type == "Transpose":
-        return tuple(of[axis] for axis in lists.get("perm") or range(rank)[::-1])
-    if node.op_type == "Unsqueeze":
-        told = other.lasting if isinstance(other, Value) else None
-        axes = lists.get("axes") if told is None else told.ravel().tolist()
-        left = iter(of)
-        new = {axis % rank for axis in axes or ()}
-        return tuple(_NONE if axis in new else next(left) for axis in range(rank)) if new else None
-    if not isinstance(other, Value):
-        return None
-    if node.op_type == "MatMul" and min(x.rank, other.rank) > 1:
-        batch = _along(of[:-2], _axes(other)[:-2]) or ()
-        return (*batch, of[-2], _axes(other)[-1])
-    if node.op_type == "Gemm":
-        turned = bool(numbers.get("transA")), bool(numbers.get("transB"))
-        return of[turned[0]], _axes(other)[not turned[1]]
-    return None
 
 
 def _follows(
@@ -238,13 +118,13 @@ def _follows(
         several = node.op_type == "Mul" and sum(each.of_extents for each in given) > 1
         if several and made.array is not None:  # products of extents are numbers of their own
             values = enumerate(made.array.ravel().tolist())
-            return tuple(_own(_all(given), made, at, value) for at, value in values)
-        return (_all(given),)
-    moved = _moved(node, inputs, rank)
+            return tuple(_own(all_of(given), made, at, value) for at, value in values)
+        return (all_of(given),)
+    moved = mark.axes(node, inputs, rank) if mark.axes else None
     if moved is not None:
         return moved
     if any(each.of_extents for each in given) or not isinstance(x, Value):
-        return (_all(given),) * rank
+        return (all_of(given),) * rank
     if (mark.strided or mark.scaled) and len(x.follows) == rank:
         strides = [0] if mark.scaled else attributes.get("strides") or [1]
         strides *= 1 if len(strides) == rank - 2 else rank - 2
@@ -256,10 +136,10 @@ def _follows(
         return (*x.follows[:2], *behind)
     if mark.aligned:
         return tuple(
-            _NONE.union(*(each.follows[axis] for each in given if len(each.follows) >= -axis))
+            NONE.union(*(each.follows[axis] for each in given if len(each.follows) >= -axis))
             for axis in range(-rank, 0)
         )
-    return (_all(given),) * rank
+    return (all_of(given),) * rank
 
 
 def _own(extents: Extents, made: Value, at: int, number: int) -> Extents:
@@ -308,7 +188,7 @@ def _told(
         return results, UNEVEN
     contents = [each for at in which if isinstance(each := inputs[at], Value)]
     arrays = [each.array.tobytes().hex() for each in contents if each.array is not None]
-    sources = [_all([each]) for each in contents]
+    sources = [all_of([each]) for each in contents]
     several = [each for all_ in sources if len(all_) > 1 for each in sorted(all_, key=_place)]
     return results, Note((kind, *arrays), tuple(several))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -94,6 +94,7 @@ class Absent:
 
 ABSENT = Absent()
 Slot = Value | tuple[Value, ...] | Absent  # a tensor, a sequence of tensors, or an optional without
+Axes = tuple[Extents, ...] | None
 Rule = Callable[["Call"], Any]
 RULES: dict[tuple[str, str], Rule] = {}
 
@@ -112,6 +113,8 @@ class Even:
         strided: results have the first operand's extents; those of windows are divided by strides.
         scaled: results have the first operand's extents; those of images are scaled by any factor.
         places: attributes of the emitted nodes may depend on extents of operands.
+        axes: returns what each axis of results of a rank follows from; None where it does not say.
+        elements: returns the same of elements, where an operand is a shape.
     """
 
     linear: Literal["first", "one", "all"] | None = None
@@ -120,6 +123,8 @@ class Even:
     strided: bool = False
     scaled: bool = False
     places: bool = False
+    axes: Callable[[onnx.NodeProto, Sequence[Slot | None], int], Axes] | None = None
+    elements: Callable[[onnx.NodeProto, Sequence[Slot | None]], Axes] | None = None
 
     def linear_in(self, operands: list[int]) -> bool:
         """Return whether results are linear in these operands, which are made of extents."""

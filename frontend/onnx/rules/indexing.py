@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.frontend.onnx import extent_axes as follow
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.declared import read_declared
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
@@ -43,7 +44,7 @@ def _in_order(ids: Value, extents: Sequence[int]) -> bool:
     return bool((places == np.stack(np.unravel_index(np.arange(len(places)), extents), 1)).all())
 
 
-@rule("Gather", even=Even(linear="first", places=True))
+@rule("Gather", even=Even(linear="first", places=True, elements=follow.gathered))
 def gather(n: Call) -> Value:
     x = n.value(0)
     axis = n.axis(x.rank, 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.frontend.onnx import extent_axes as follow
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.tensors import dtype_of, shape_of
@@ -37,7 +38,7 @@ def constant(n: Call) -> Value:
     return n.known(np.asarray(value, object if types[key] == TEXT else types[key]))
 
 
-@rule("Shape", even=PLAIN)
+@rule("Shape", even=Even(elements=follow.of_shape))
 def shape(n: Call) -> Value:
     extents = n.value().shape
     return n.known(np.asarray(extents[n.attribute("start", 0) : n.attribute("end")], np.int64))
@@ -88,7 +89,7 @@ def eye_like(n: Call) -> Value:
     return n.known(np.eye(rows, columns, k=n.attribute("k", 0), dtype=dtype))
 
 
-@rule("Reshape", even=Even(linear="first", shape=1))
+@rule("Reshape", even=Even(linear="first", shape=1, axes=follow.reshaped))
 def reshape(n: Call) -> Value:
     x = n.value()
     wanted = n.ints("shape", 1)
@@ -136,7 +137,7 @@ def squeeze(n: Call) -> Value:
     return n.reshape(x, [e for axis, e in enumerate(x.shape) if axis not in axes])
 
 
-@rule("Unsqueeze", even=Even(linear="first"))
+@rule("Unsqueeze", even=Even(linear="first", axes=follow.unsqueezed))
 def unsqueeze(n: Call) -> Value:
     x, given = n.value(), n.ints("axes", 1)
     if given is None:
@@ -147,7 +148,7 @@ def unsqueeze(n: Call) -> Value:
     return n.reshape(x, [1 if axis in axes else next(rest) for axis in range(rank)])
 
 
-@rule("Transpose", even=Even(linear="first"))
+@rule("Transpose", even=Even(linear="first", axes=follow.transposed))
 def transpose(n: Call) -> Value:
     x = n.value()
     permutation = n.attribute("perm") or tuple(reversed(range(x.rank)))
@@ -156,7 +157,7 @@ def transpose(n: Call) -> Value:
     return n.transpose(x, permutation)
 
 
-@rule("Expand", even=Even(shape=1, places=True))
+@rule("Expand", even=Even(shape=1, places=True, axes=follow.expanded))
 def expand(n: Call) -> Value:
     x = n.value()
     wanted = shape_of(n.ints("shape", 1) or (), "input 1")
@@ -179,7 +180,7 @@ def tile(n: Call) -> Value:
     return x if set(repeats) <= {1} else n("tile", x, repeats=repeats)
 
 
-@rule("Concat", even=Even(linear="all", aligned=True))
+@rule("Concat", even=Even(linear="all", aligned=True, elements=follow.joined))
 def concat(n: Call) -> Value:
     values = n.values()
     axis = n.axis(values[0].rank, 1)
@@ -189,7 +190,7 @@ def concat(n: Call) -> Value:
     return n("concat", *parts, axis=axis)
 
 
-@rule("Split", even=Even(places=True))
+@rule("Split", even=Even(places=True, axes=follow.kept))
 def split(n: Call) -> Any:
     x = n.value()
     axis, sizes = n.axis(x.rank, 0), n.ints("split", 1)
@@ -204,7 +205,10 @@ def split(n: Call) -> Any:
     return n.all("split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else [x]
 
 
-@rule("Slice", even=Even(linear="first", shape=2, places=True))
+@rule(
+    "Slice",
+    even=Even(linear="first", shape=2, places=True, axes=follow.kept, elements=follow.sliced),
+)
 def slice_(n: Call) -> Value:
     x = n.value()
     starts, ends = n.ints("starts", 1), n.ints("ends", 2)
@@ -233,7 +237,7 @@ def sliced(n: Call, x: Value, cut: dict[int, tuple[int, int, int]]) -> Value:
     return n("slice", x, starts=starts, stops=stops, steps=steps)
 
 
-@rule("Pad", even=Even(places=True))
+@rule("Pad", even=Even(places=True, axes=follow.kept))
 def pad(n: Call) -> Value:
     x = n.value()
     mode = n.text("mode", "constant", ("constant", "edge", "reflect", "wrap"))

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from soapstone.frontend.einsum import einsum
+from soapstone.frontend.onnx import extent_axes as follow
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
-from soapstone.frontend.onnx.values import PLAIN, Value, rule
+from soapstone.frontend.onnx.values import Even, Value, rule
 from soapstone.ir.tensor import TensorSpec
 
 
-@rule("MatMul", even=PLAIN)
+@rule("MatMul", even=Even(axes=follow.multiplied))
 def matmul(n: Call) -> Value:
     return product(n, n.value(0), n.value(1))
 
@@ -34,7 +35,7 @@ def product(n: Call, a: Value, b: Value) -> Value:
     return y
 
 
-@rule("Gemm", even=PLAIN)
+@rule("Gemm", even=Even(axes=follow.multiplied_turned))
 def gemm(n: Call) -> Value:
     a, b, c = n.value(0), n.value(1), n.maybe(2)
     if a.rank != 2 or b.rank != 2:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import helper
 
@@ -179,3 +180,15 @@ def test_determinants_of_many_rows_are_those_of_elimination_by_pivots(rows: int)
     exact = np.linalg.det(x.astype(np.float64))
     np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
     assert found[1, 0] == 0 and found[2, 1] == (-1) ** (rows - 1)
+
+
+def test_a_shape_is_cut_by_attributes_as_of_opset_9() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 6, opset_import: ["" : 9]>
+        g (float[n, t, 6] x) => (float[n, t, 2, 3] y) {
+            s = Shape(x)  a = Slice<starts = [0], ends = [2], axes = [0]>(s)
+            b = Constant<value = int64[2] {2, 3}>()  z = Concat<axis = 0>(a, b)
+            y = Reshape(x, z)
+        }"""
+    )
+    as_onnxruntime(model.SerializeToString(), {"x": np.ones((2, 5, 6), np.float32)})
