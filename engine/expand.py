@@ -50,6 +50,7 @@ from soapstone.runtime import (
 )
 from soapstone.runtime.machines.machine import CUDA
 from soapstone.runtime.model.tiling import Tiling
+from soapstone.turns import give_way
 
 NO_VIEWS: Mapping[str, View] = MappingProxyType({})
 
@@ -322,6 +323,7 @@ class _NodeTask:
 
     def bind(self, context: PointContext, arrays: Sequence[Array]) -> Any:
         """Return the entry of a point, None where its body is to run."""
+        give_way()
         program, item = self.program, self.item
         chosen = context.variant or item.variant
         try:

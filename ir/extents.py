@@ -430,11 +430,7 @@ class Family:
                 lengthened.difference_update(node.inputs)
             if node.name in self._items:
                 if kind not in items:
-                    says = {
-                        name: tuple(term.at(numbers) for term in terms)
-                        for name, terms in self._items[node.name].items()
-                    }
-                    items[kind] = tuple((n, says.get(n, v)) for n, v in node.items)
+                    items[kind] = self._items_at(node, numbers)
                 node = node.saying(items[kind])
             nodes.append(node)
             key = kind, *(id(tensors[i]) for i in node.inputs)
@@ -462,12 +458,58 @@ class Family:
             GraphError: they would have to be longer than any that is known.
         """
         for name in names:
-            arrays, terms = self._cut[name]
-            shape = tuple(term.at(numbers) for term in terms)
-            for array in arrays:
-                if all(0 <= now <= most for now, most in zip(shape, array.shape)):
-                    break
-            else:
-                raise GraphError(f"weight {name!r}: more rows needed")
-            weights[name] = array[tuple(map(slice, shape))]
-            tensors[name] = replace(tensors[name], shape=shape)
+            weights[name] = self._cut_at(name, numbers)
+            tensors[name] = replace(tensors[name], shape=weights[name].shape)
+
+    def _cut_at(self, name: str, numbers: list[int]) -> Array:
+        """Return a weight cut to the lengths that extents need.
+
+        Raises:
+            GraphError: as `_lengthen`.
+        """
+        arrays, terms = self._cut[name]
+        shape = tuple(term.at(numbers) for term in terms)
+        for array in arrays:
+            if all(0 <= now <= most for now, most in zip(shape, array.shape)):
+                return array[tuple(map(slice, shape))]
+        raise GraphError(f"weight {name!r}: more rows needed")
+
+    def _items_at(self, node: Node, numbers: list[int]) -> Items:
+        """Return the attributes of a node for which numbers are others."""
+        terms = self._items.get(node.name, {})
+        says = {name: tuple(term.at(numbers) for term in each) for name, each in terms.items()}
+        return tuple((n, says.get(n, v)) for n, v in node.items)
+
+    def evaluated(self, shapes: Mapping[str, Ints], weights: Mapping[str, Array]) -> Array:
+        """Return what the graph for inputs with these shapes makes of constants, its only output.
+
+        It is computed at once: shapes are those of arrays, and no signature is needed.
+
+        weights: the contents of constants of the first graph, by name.
+
+        Raises:
+            GraphError: the graph cannot be derived.
+        """
+        numbers, known = self.given_at(shapes), dict[str, Array]()
+        nodes, (output,) = self.graph.nodes, self.graph.outputs
+        last_use = {name: node.name for node in nodes for name in node.inputs}
+        for node in nodes:
+            for name in node.inputs:
+                if name not in known:
+                    known[name] = (
+                        self._cut_at(name, numbers) if name in self._cut else weights[name]
+                    )
+            dtypes = [self.graph.tensors[name].dtype for name in node.outputs]
+            at = dict(self._items_at(node, numbers))
+            try:
+                with np.errstate(all="ignore"):  # of what is not selected afterwards
+                    made = node.spec.run(at, *(known[name] for name in node.inputs), dtypes=dtypes)
+            except (ValueError, IndexError) as error:
+                raise GraphError(f"{node.label}: {error}") from None
+            for name, array in zip(node.outputs, made):
+                self._check(name, np.shape(array), numbers)
+                known[name] = np.asarray(array)
+            for name in set(node.inputs):
+                if last_use[name] == node.name and name != output:
+                    del known[name]
+        return known[output]

@@ -2,7 +2,7 @@
 
 Threads of Python take turns, and one that calls a library waits for its next turn after each call.
 So a thread whose work nobody waits for yet stops where it holds nothing: between two operators that
-it translates, or that a pass rewrites.
+it translates, that a pass rewrites, or whose launches it binds.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from soapstone.frontend.onnx.texts import TEXT
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import NOTHING, Array
+from soapstone.turns import ahead
 
 Key = tuple[object, ...]
 MOST, _MOST_BYTES = 128, 256 << 20  # of what stays bound, where nobody says how many do
@@ -211,14 +212,15 @@ class BoundGraphs:
     def _begin(self, given: Mapping[str, Array]) -> bool:
         """Let a thread bind the graph for inputs; return whether it does, or will be asked again.
 
-        It holds nothing that runs need, and what it fails at is bound here, where errors are told.
+        It holds nothing that runs need, stops between two launches while a request's graph is
+        bound, and what it fails at is bound here, where errors are told.
         """
         if not self._binder.binds_beside:
             return False
-        shapes = shapes_of(given)
+        shapes, give_way = shapes_of(given), self._binder.packed.warmup.give_way
 
         def make() -> tuple[Bound, Session, Callable[[InRows], None]]:
-            with paused():
+            with ahead(give_way), paused():
                 known, contents = self._binder.known(shapes)
                 if contents:
                     raise GraphError("the graph depends on what inputs hold, not on shapes alone")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soapstone.engine.constants import determined
 from soapstone.engine.inference import InferenceFamily, InferenceGraph
 from soapstone.frontend.inference.sources import Notes
 from soapstone.ir.by_extents import Choice, Said
@@ -222,10 +221,8 @@ class Contents:
             GraphError: they do not.
         """
         for first, family in self._said.values():
-            made, others, _ = family.at(shapes)
-            (name,) = made.outputs
-            contents = determined(made, name, {**self._held, **others}.__getitem__)
-            if first.rule(contents) != first.chosen:
+            if first.rule(family.evaluated(shapes, self._held)) != first.chosen:
+                name = first.made.outputs[0]
                 raise GraphError(f"value {name!r}: contents found of which something else is said")
 
 

@@ -151,3 +151,21 @@ def test_what_could_not_be_made_is_remembered_within_bounds() -> None:
         meanwhile.wait()
         assert not meanwhile.begin((number,), make)
     assert len(meanwhile._refused) <= 256
+
+
+def test_a_thread_that_binds_stops_while_a_graph_is_bound_that_a_request_waits_for() -> None:
+    with InferenceSession(TAGGER, threads=1) as session:
+        packed, background = session.serial.binder.packed, session.serial.bounds._background
+        packed.warmup.close()
+        for rows in (2, 5):
+            right(session, rows)
+        with packed.lock:
+            feeds = given(session, 5)
+            while background._thread is None:
+                session.run(feeds)
+            background._thread.join(0.2)
+            assert background._thread.is_alive()
+            session.run(feeds)
+        background.wait()
+        right(session, 5)
+        assert held(session) == [2, 5]
