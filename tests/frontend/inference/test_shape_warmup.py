@@ -240,19 +240,25 @@ def test_shapes_that_a_model_has_no_graph_for_are_left_alone() -> None:
         np.testing.assert_array_equal(session.run(feeds)["y"], first)
 
 
+def held_back(session: InferenceSession) -> tuple[threading.Event, threading.Event, list[str]]:
+    """Let the warm-up's first graph wait: return when it begins, when it goes on, and who made any."""
+    begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
+    made: list[str] = []
+
+    def slow(given: Mapping[str, Array], lasting: bool) -> object:
+        made.append(threading.current_thread().name)
+        if made[-1] == "soapstone-shape-warmup":
+            begun.set()
+            assert goes_on.wait(60)
+        return noted(given, lasting)
+
+    object.__setattr__(session._source, "noted", slow)
+    return begun, goes_on, made
+
+
 def test_of_a_closed_session_no_more_are_made_and_runs_meanwhile_do_not_wait() -> None:
     with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
-        begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
-        made: list[int] = []
-
-        def slow(given: Mapping[str, Array], lasting: bool) -> object:
-            made.append(given["x"].shape[1])
-            if threading.current_thread().name == "soapstone-shape-warmup":
-                begun.set()
-                assert goes_on.wait(60)
-            return noted(given, lasting)
-
-        object.__setattr__(session._source, "noted", slow)
+        begun, goes_on, made = held_back(session)
         session.run(arrays(session, 2, 20))
         assert begun.wait(60)
         session.run(arrays(session, 2, 9))  # while the other thread is making a graph
@@ -264,15 +270,7 @@ def test_of_a_closed_session_no_more_are_made_and_runs_meanwhile_do_not_wait() -
 def test_no_thread_reads_the_model_of_a_closed_session() -> None:
     """Its file may be written to, which would end a process that reads it."""
     with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
-        begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
-
-        def slow(given: Mapping[str, Array], lasting: bool) -> object:
-            if threading.current_thread().name == "soapstone-shape-warmup":
-                begun.set()
-                assert goes_on.wait(60)
-            return noted(given, lasting)
-
-        object.__setattr__(session._source, "noted", slow)
+        begun, goes_on, _ = held_back(session)
         session.run(arrays(session, 2, 20))
         assert begun.wait(60)
         warmup = session.serial.binder.packed.warmup
@@ -368,17 +366,7 @@ def test_rows_and_lengths_that_change_together_need_no_pass(
 def test_a_second_number_of_rows_waits_for_the_graph_that_shows_how_they_are_treated() -> None:
     """It makes none itself, which would take as long again."""
     with InferenceSession(from_onnx(EVEN["attention"]), threads=1) as session:
-        begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
-        made: list[str] = []
-
-        def slow(given: Mapping[str, Array], lasting: bool) -> object:
-            made.append(threading.current_thread().name)
-            if made[-1] == "soapstone-shape-warmup":
-                begun.set()
-                assert goes_on.wait(60)
-            return noted(given, lasting)
-
-        object.__setattr__(session._source, "noted", slow)
+        begun, goes_on, made = held_back(session)
         session.run(arrays(session, 2, 20))
         assert begun.wait(60)
         feeds = arrays(session, 5, 20)
