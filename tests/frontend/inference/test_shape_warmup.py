@@ -241,7 +241,7 @@ def test_shapes_that_a_model_has_no_graph_for_are_left_alone() -> None:
 
 
 def held_back(session: InferenceSession) -> tuple[threading.Event, threading.Event, list[str]]:
-    """Let the warm-up's first graph wait: return when it begins, when it goes on, and who made any."""
+    """Hold the warm-up's thread; return when it begins, when it may go on, and who made graphs."""
     begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
     made: list[str] = []
 
