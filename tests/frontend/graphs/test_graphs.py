@@ -203,6 +203,7 @@ def test_several_graphs_lie_beside_each_other(tmp_path: Path) -> None:
     write_graph(tmp_path / "a.npz", data)
     np.testing.assert_array_equal(read_graph(tmp_path / "a.npz").labels, data.labels)
     for made, said in (
+        (GraphData("a", Adjacency.from_edges([], [], 0)).splits, "0 vertices found, 1 or more"),
         (lambda: many_graphs(Shape(100, 10, 3, 3, graphs=2)), "3 or more"),
         (lambda: write_graph(tmp_path / "a.lux", data), "one label"),
         (lambda: GraphData("a", edges, labels=np.full((240, 2), 2)), "not 0 or 1"),
