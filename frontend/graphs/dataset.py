@@ -116,8 +116,8 @@ class GraphData:
         """Return the data set of a step over the whole graph: features, and labels of each part.
 
         Raises:
-            DataError: it lacks vertices, features, labels, the part to train or to test on, or labels
-                there.
+            DataError: it lacks vertices, features, labels, the part to train or to test on, or
+                labels there.
         """
         if not self.adjacency.vertices:
             raise DataError(f"graph {self.name!r}: 0 vertices found, 1 or more needed to train on")

@@ -11,7 +11,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -48,7 +49,7 @@ _HEARING_S = 0.3  # in which an error of one rank has come to all others
 
 
 def connect() -> Any:
-    """The communicator of all ranks.
+    """The communicator of all ranks; from now on an exception that nobody catches ends all.
 
     Raises: MachineError when mpi4py or an MPI library is not there.
     """
@@ -60,6 +61,9 @@ def connect() -> Any:
         ) from error
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise MachineError("executor 'mpi': an MPI library with MPI_THREAD_MULTIPLE needed")
+    others = MPI.COMM_WORLD.Get_size() > 1
+    if others and getattr(sys.excepthook, "func", None) is not _report_uncaught:
+        sys.excepthook = partial(_report_uncaught, sys.excepthook)
     return MPI.COMM_WORLD
 
 
@@ -125,11 +129,17 @@ def leave(code: int) -> None:
 
 
 def _report_uncaught(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    report: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: TracebackType | None,
 ) -> None:
-    """The hook of exceptions that nobody catches: told by one rank, and the end of all."""
+    """The hook of exceptions that nobody catches: told by one rank, and the end of all.
+
+    report: the hook that was there before.
+    """
     if speaks(error):
-        sys.__excepthook__(kind, error, traceback)
+        report(kind, error, traceback)
     leave(1)
 
 
@@ -186,7 +196,6 @@ class MpiExecutor(LocalExecutor):
         MpiExecutor.messenger_of_run = self.messenger
         if safe_mode():
             self.agreement = Agreement(self.exchanged, super()._fail)
-        sys.excepthook = _report_uncaught
 
     def _world(self) -> World:
         comm = connect()

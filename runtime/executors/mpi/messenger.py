@@ -113,7 +113,9 @@ class Messenger:
         if self._announced or isinstance(error, PeerError):
             return
         self._announced = True
-        text = json.dumps({"rank": self.rank, "error": str(error)})
+        told = not isinstance(error, SystemExit)  # which Python ends a program by without a word
+        said = str(error) if told else f"it left its program, by SystemExit({error})"
+        text = json.dumps({"rank": self.rank, "error": said, "told": told})
         data = np.frombuffer(text.encode(), dtype=np.uint8).copy()
         for other in range(self._errors.Get_size()):
             if other != self.rank:
@@ -206,7 +208,7 @@ class Messenger:
             self._errors.Recv([data, self.mpi.BYTE], status.Get_source(), _ERROR_TAG)
             found = json.loads(data.tobytes())
             self.heard.append((int(found["rank"]), str(found["error"])))
-            self._give_up(f"process {found['rank']}: {found['error']}", announced=True)
+            self._give_up(f"process {found['rank']}: {found['error']}", announced=found["told"])
             return
         for other, pid in self._pids.items():
             if not system.is_alive(pid):

@@ -45,6 +45,8 @@ def main() -> None:
     x, y = Region((length,), "f8", "x"), Region((length,), "f8", "y")
     automatic = MODE == "automatic"
     machine = machine_of("mpi", cpus=1)
+    if KIND == "early" and RANK == 1:
+        raise RuntimeError("the program failed before it started")
     with start("mpi", machine, DefaultMapper(), automatic=automatic) as runtime:
         say(f"shared {Path(_mpi_file()).name}")
         runtime.fill(x, 1.0)
@@ -57,6 +59,12 @@ def main() -> None:
         say(f"rank {RANK}: {runtime.read(x).sum()}")
         if KIND == "program" and RANK == 1:
             raise RuntimeError("the program itself failed")
+        if KIND == "exit" and RANK == 1:
+            try:
+                sys.exit("nothing more")
+            except SystemExit as error:
+                runtime.executor.stop(error)  # as what trains does
+                raise
         if KIND == "memory":
             huge = Region((1 << 45,), "f8", "huge")
             runtime.launch(work, Partition.whole(x, (2,)), Partition.tiled(huge, (2,)))

@@ -103,7 +103,12 @@ def test_a_rank_that_fails_ends_all_with_one_error(
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("program", "the program itself failed"), ("memory", "region 'huge' needs")],
+    [
+        ("program", "the program itself failed"),
+        ("memory", "region 'huge' needs"),
+        ("early", "the program failed before it started"),
+        ("exit", "process 1: it left its program, by SystemExit(nothing more)"),
+    ],
 )
 def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
     longer_than_any_wait = 300
