@@ -181,7 +181,10 @@ def _checked(name: str, data: Callable[[], Any]) -> Callable[[], Splits]:
     def call() -> Splits:
         splits = data()
         if not isinstance(splits, Splits):
-            raise AppError(f"app {name!r}: data: {type(splits).__name__} returned, Splits needed")
+            raise AppError(
+                f"app {name!r}: data: {type(splits).__name__} returned,"
+                " Splits (soapstone.frontend.data.sets) needed"
+            )
         return splits
 
     return call

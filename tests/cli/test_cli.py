@@ -200,7 +200,10 @@ def test_what_show_cannot_show_is_named_with_what_it_can(tmp_path: Path) -> None
         (TINY.replace("def data", "def date"), "--data FOLDER needed"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         (TINY.replace("Model(", "Modell("), "NameError: name 'Modell' is not defined"),
-        (TINY.replace("synthetic_images(70, (6,), 3)", "5"), "data: int returned, Splits needed"),
+        (
+            TINY.replace("synthetic_images(70, (6,), 3)", "5"),
+            "data: int returned, Splits (soapstone.frontend.data.sets) needed",
+        ),
     ],
 )
 def test_scripts_that_are_no_apps(text: str, message: str, tmp_path: Path) -> None:
