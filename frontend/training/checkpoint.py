@@ -184,23 +184,29 @@ def check_exists(path: str | Path) -> Path:
     return path
 
 
-def check(arrays: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
+def check(
+    arrays: Mapping[str, Array],
+    expected: Mapping[str, tuple[tuple[int, ...], str]],
+    label: str = "checkpoint",
+) -> None:
     """Check that a checkpoint has exactly the expected arrays: name -> (shape, element type).
+
+    label: what it is, as errors name it.
 
     Raises:
         CheckpointError: a missing or unknown array, or another shape or type; names all of a kind.
     """
     missing = sorted(expected.keys() - arrays.keys())
     if missing:
-        raise CheckpointError(f"checkpoint: {_listed(missing)} missing; is it of another model?")
+        raise CheckpointError(f"{label}: {_listed(missing)} missing; is it of another model?")
     unknown = sorted(arrays.keys() - expected.keys())
     if unknown:
-        raise CheckpointError(f"checkpoint: {_listed(unknown)} found, but not in this model")
+        raise CheckpointError(f"{label}: {_listed(unknown)} found, but not in this model")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != tuple(shape) or array.dtype.name != dtype:
             raise CheckpointError(
-                f"checkpoint: array {name!r}: {array.dtype.name}{list(array.shape)} found,"
+                f"{label}: array {name!r}: {array.dtype.name}{list(array.shape)} found,"
                 f" {dtype}{list(shape)} needed"
             )
 

@@ -17,9 +17,12 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.training.precision import SINGLE
 from soapstone.kernels.entry import TF32
 from soapstone.mappers.bounded import BoundedMemoryMapper
+from soapstone.mappers.plugins import StrategyMapper
 from soapstone.mappers.ranges import RangesMapper
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.start import machine_of, warn_of_turns
+
+_FOLLOWING = ("data_parallel", StrategyMapper.name)  # the default gives way to a strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,12 @@ class Options:
             )
         if self.optimize and self.strategy is not None:
             raise GraphError("optimize: found with a strategy, which is of the original graph")
+        streams = self.fast_memory is not None or self.plan is not None  # `plans` knows the mapper
+        if self.strategy is not None and not streams and self.mapper not in _FOLLOWING:
+            raise GraphError(
+                f"strategy: found with mapper {self.mapper!r}, which follows none; one of both"
+                " needed"
+            )
 
     def plans(self) -> Plans | None:
         """Return who plans for a fast memory, None where there is none.

@@ -157,7 +157,7 @@ def read(
         found += [f"array {name!r}: values that are not finite found" for name in infinite(arrays)]
         refuse(path, found, " (strict=False takes what fits: model.load_checkpoint)")
         own = arrays if "optimizer" in needed else {n: arrays[n] for n in arrays if n in specs}
-        checkpoint.check(own, {n: (spec.shape, spec.dtype) for n, spec in specs.items()})
+        checkpoint.check(own, {n: (spec.shape, spec.dtype) for n, spec in specs.items()}, label)
     taken, left = {}, {}
     trained = set() if same_optimizer else _slots(arrays, needed)
     for name, array in arrays.items():

@@ -130,11 +130,11 @@ def graph_from_json(data: Any) -> tuple[Graph, str | None]:
     Raises:
         GraphError: a field is unknown, missing or of the wrong type, or the graph is not legal.
     """
-    layouts = _layouts(data)
-    if layouts is not None:
-        data = {name: value for name, value in data.items() if name != "layouts"}
     reader = json_fields.Fields(data, "graph", GraphError)
     reader.header(FORMAT, VERSION)
+    layouts = _layouts(data)
+    if layouts is not None:
+        reader.mapping("layouts")
     builder = GraphBuilder(reader.text("name"))
     for position, item in enumerate(reader.items("inputs")):
         _add_input(builder, item, f"graph: inputs[{position}]")

@@ -199,8 +199,8 @@ class Strategy:
         if self.model_hash and self.model_hash != graph.structural_hash:
             raise StrategyError(
                 f"strategy is for graph {self.model!r} with hash {self.model_hash};"
-                f" {graph.name!r} has hash {graph.structural_hash}: batch size, layers, loss and"
-                " optimizer need to be those that it was made for"
+                f" {graph.name!r} has hash {graph.structural_hash}: batch size, layers, loss,"
+                " precision and optimizer need to be those that it was made for"
             )
         processors = None
         if machine is not None:

@@ -56,6 +56,8 @@ def show(
     if after is not None and after not in known:
         raise ValueError(f"pass {after!r} found; one of {', '.join(known)} needed")
     graph, weights = _taken(model, inference, batch_size, dims_of(dim))
+    if mapper and strategy:
+        raise ValueError(f"--mapper {mapper} and --strategy found; one of both needed")
     if weights is not None and (mapper or strategy or cpus):
         raise ValueError("a mapper, strategy or cpus found; inference runs on one processor")
     if machine is not None:

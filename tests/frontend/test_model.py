@@ -151,6 +151,7 @@ def test_compile_refuses_what_it_does_not_know() -> None:
         ({"optimizer": "lions"}, "optimizer 'lions' found"),
         ({"metrics": ["f2"]}, "metric 'f2' found"),
         ({"mapper": "nobody"}, "mapper 'nobody' found"),
+        ({"mapper": "locality", "strategy": Strategy()}, "strategy: found with mapper 'locality'"),
         ({"mapper": "soapstone.ir.graph:Graph"}, "not a subclass of GraphMapper"),
     ):
         with pytest.raises((GraphError, StrategyError), match=message):

@@ -108,6 +108,10 @@ GRAPH_FAULTS: list[tuple[Callable[[Data], object], str]] = [
     (lambda d: d.pop("updates"), r"graph: field 'updates' is missing"),
     (lambda d: d.update(comment=""), r"graph: unknown field 'comment'"),
     (lambda d: d.update(format="onnx"), r"field 'format': \"onnx\" found, 'soapstone-graph'"),
+    (
+        lambda d: d.update(format="soapstone-strategy", layouts={}),
+        r"field 'format': \"soapstone-strategy\" found, 'soapstone-graph'",
+    ),
     (lambda d: d.update(version="1"), r"field 'version': \"1\" found, 1 needed"),
     (lambda d: d["inputs"][0].update(role="magic"), r"inputs\[0\]: field 'role': \"magic\" found"),
     (lambda d: d["inputs"][0].update(dtype="float8"), r"inputs\[0\]: field 'dtype': \"float8\""),
