@@ -57,21 +57,36 @@ def multi_head_attention(n: Call) -> list[Value]:
     _refuse(n, 8, 9)
     if n.wants(3):
         raise UnsupportedError("output 3 (qk) is not supported")
-    q, heads = n.value(0), head_count(n)
-    if q.rank != 3 or not n.has(1) or not n.has(2):
-        raise UnsupportedError(f"queries {q.spec} packed with keys or values are not supported")
-    k, v = n.value(1), n.value(2)
-    given = [q, k, v]
+    heads = head_count(n)
+    given = _each(n, heads)
+    width = given[0].shape[2]
     if n.has(3):  # keys and values by head come from a cache, with theirs added
-        ends = list(itertools.accumulate((q.shape[2], q.shape[2]), initial=0))
+        ends = list(itertools.accumulate((width, width), initial=0))
         bias = n.value(3)
         cuts = itertools.pairwise([*ends, bias.shape[0]])
         parts = [n.part(bias, 0, a, b) for a, b in cuts]
         given = [n("add", x, part) if x.rank == 3 else x for x, part in zip(given, parts)]
     apart = [_apart(n, x, heads) if x.rank == 3 else n.transpose(x, (0, 2, 1, 3)) for x in given]
-    past = (n.value(6), n.value(7)) if n.has(6) and n.has(7) else None
+    past = (n.value(6), n.value(7)) if n.has(6) or n.has(7) else None
     y, *held = attended(n, apart, n.maybe(4), past, n.maybe(5))
     return [y, *(n.transpose(each, (0, 2, 1, 3)) for each in held)]
+
+
+def _each(n: Call, heads: int) -> list[Value]:
+    """Return queries, keys and values, of which some may be parts of one input (b, t, heads, 2
+    or 3, d), as (b, t, heads * d); keys and values of a cache stay by head.
+    """
+    given = [n.value(position) for position in range(3) if n.has(position)]
+    last = given[-1]
+    if last.rank != 5:
+        if len(given) != 3:
+            raise OnnxError(f"{len(given)} of queries, keys and values found; three needed")
+        return given
+    samples, count, of, parts, width = last.shape
+    if (of, parts) != (heads, 4 - len(given)):
+        raise OnnxError(f"input {len(given) - 1} is {last.spec}; {4 - len(given)} of {heads} heads")
+    apart = [n.row(last, 3, part) for part in range(parts)]
+    return given[:-1] + [n.reshape(x, (samples, count, heads * width)) for x in apart]
 
 
 @rule("DecoderMaskedMultiHeadAttention", domain=DOMAIN)
@@ -94,9 +109,9 @@ def decoder_masked_multi_head_attention(n: Call) -> list[Any]:
         parts = [n.part(bias, 0, a, b) for a, b in _thirds(bias.shape[0])]
         given = [n("add", x, part) if x.rank == 3 else x for x, part in zip(given, parts)]
     apart = [_apart(n, x, heads) if x.rank == 3 else n.transpose(x, (0, 2, 1, 3)) for x in given]
-    past = n.maybe(5), n.maybe(6)
+    past = (n.value(5), n.value(6)) if n.has(5) or n.has(6) else None
     room, filled = n.attribute("past_present_share_buffer", 0), n.maybe(7)
-    if past[0] is None or past[1] is None:
+    if past is None:
         return [attended(n, apart, mask, None, scores)[0]]
     before = past[0].shape[2]
     length = before if room else before + 1
@@ -105,7 +120,7 @@ def decoder_masked_multi_head_attention(n: Call) -> list[Any]:
     if not 0 <= before < length:
         raise OnnxError(f"{before} tokens found in a cache of {length}")
     old, rest = (
-        [n.part(each, 2, begin, end) for each in past if each is not None]
+        [n.part(each, 2, begin, end) for each in past]
         for begin, end in ((0, before), (min(before + 1, past[0].shape[2]), past[0].shape[2]))
     )
     y, *held = attended(n, apart, mask, (old[0], old[1]), scores)

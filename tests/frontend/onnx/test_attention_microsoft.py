@@ -225,8 +225,30 @@ def test_embeddings_of_bytes_with_their_norm(seed: int) -> None:
     compare(*file_of("QEmbedLayerNormalization", dict(zip(names, given)), outputs, epsilon=1e-3))
 
 
-def test_what_no_processor_of_onnx_runtime_serves_is_refused() -> None:
-    x = np.zeros((1, 2, 3, 3, 4), np.float32)
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_what_is_packed(whole: bool, masked: bool) -> None:
+    """Which ONNX Runtime has on GPUs alone: as of queries, keys and values apart."""
+    drawn = Drawn(int(masked))
+    samples, count, heads, width = 2, 4, 3, 8
+    keys = count if whole else 5
+    parts = [drawn.reals(samples, rows, heads, width) for rows in (count, keys, keys)]
+    flat = [part.reshape(*part.shape[:2], -1) for part in parts]
+    mask = drawn.mask(3, samples, count, keys) if masked else None
+    outputs = {"y": TensorProto.FLOAT}
+    inputs: dict[str, Array | None] = {**dict(zip("qkv", flat)), "bias": None, "mask": mask}
+    file, feeds = file_of("MultiHeadAttention", inputs, outputs, num_heads=heads)
+    served = theirs.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (wanted,) = served.run(None, feeds)
+    packed = np.stack(parts if whole else parts[1:], axis=3)
+    inputs |= {"q": packed, "k": None, "v": None} if whole else {"k": packed, "v": None}
+    file, feeds = file_of("MultiHeadAttention", inputs, outputs, num_heads=heads)
+    with soapstone.InferenceSession(soapstone.from_onnx(file)) as session:
+        np.testing.assert_allclose(session.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_that_do_not_fit_what_is_packed_are_refused() -> None:
+    x = np.zeros((1, 2, 3, 2, 4), np.float32)
     file, feeds = file_of("MultiHeadAttention", {"q": x}, {"y": TensorProto.FLOAT}, num_heads=3)
-    with pytest.raises(OnnxError, match="packed with keys"):
+    with pytest.raises(OnnxError, match="3 of 3 heads"):
         soapstone.from_onnx(file).graph_for(feeds)
