@@ -17,7 +17,6 @@ extents beyond shapes; two graphs for different extents with equal notes show th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
