@@ -85,6 +85,17 @@ def check_targets(
             _try(Path(path))
 
 
+def check_picture(path: str | os.PathLike[str] | None) -> None:
+    """Refuse a picture's file whose name is not that of an SVG file; None passes.
+
+    Raises:
+        DataError: names it.
+    """
+    if path is not None and Path(path).suffix.lower() != ".svg":
+        found = f"suffix {Path(path).suffix!r} found"
+        raise DataError(f"picture {os.fspath(path)!r}: {found}, .svg needed")
+
+
 def _try(target: Path) -> None:
     """Make the file that a write begins with, and remove it: not all folders take files."""
     partial = _partial(target)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
-from soapstone.files import write
-from soapstone.runtime.errors import ProfileError
+from soapstone.files import check_picture, write
 from soapstone.runtime.observe.profile import MESSAGE, WAIT, Event, Profile
 from soapstone.runtime.observe.summary import critical_path
 
@@ -66,10 +64,9 @@ def picture(profile: Profile) -> str:
 def save_picture(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write the picture of a profile, whole or not at all.
 
-    Raises: ProfileError for a file that is no .svg; OSError.
+    Raises: DataError for a file that is no .svg; OSError.
     """
-    if Path(path).suffix != ".svg":
-        raise ProfileError(f"picture {os.fspath(path)!r}: a file name that ends in .svg needed")
+    check_picture(path)
     write(path, picture(profile).encode())
 
 

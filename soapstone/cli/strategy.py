@@ -184,7 +184,7 @@ def search(
 ) -> None:
     """Search for the fastest parallelization of a model on a machine, real or described."""
     from soapstone.deadline import Deadline
-    from soapstone.files import check_targets
+    from soapstone.files import check_picture, check_targets
     from soapstone.frontend.progress import searching, staged
     from soapstone.frontend.strategies import finding
     from soapstone.frontend.strategies.serving import find_serving
@@ -192,6 +192,7 @@ def search(
     from soapstone.ir.strategy import Strategy
     from soapstone.search.parallel import Options, method_named
 
+    check_picture(picture)
     check_targets(output, picture, timeline)
     deadline = Deadline(_SECONDS if budget is None else budget)
     half = deadline.part(_MEASURING) if budget is not None else Deadline()
@@ -323,13 +324,14 @@ def frontier(
     as_json: Json = False,
 ) -> None:
     """Find all best trade-offs of memory and time, and choose one."""
-    from soapstone.files import check_targets
+    from soapstone.files import check_picture, check_targets
     from soapstone.frontend.progress import staged
     from soapstone.frontend.strategies import finding
     from soapstone.frontend.strategies.plot import save_plot
     from soapstone.frontend.strategies.preferences import Option, find_strategy
     from soapstone.search.parallel import ParallelError
 
+    check_picture(plot)
     check_targets(output, plot)
     if output is not None and option == Option.PROFILING:
         raise ParallelError(f"--output found with {option}, which chooses no strategy")

@@ -44,6 +44,15 @@ def test_what_a_search_is_given_is_read_before_tasks_are_measured(tmp_path: Path
             assert message in found
 
 
+@pytest.mark.parametrize(("command", "option"), [("search", "--picture"), ("frontier", "--plot")])
+def test_a_picture_that_is_no_svg_is_refused_before_the_work(
+    tmp_path: Path, command: str, option: str
+) -> None:
+    found = error_of("strategy", command, "lenet", option, tmp_path / "x.png")
+    assert "x.png': suffix '.png' found, .svg needed" in found
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_profile_writes_no_strategy(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finding, "graph_of", None)  # nothing is begun
