@@ -135,6 +135,7 @@ class Even:
 
 PLAIN, ALIGNED, STRIDED = Even(), Even(aligned=True), Even(strided=True)
 EVEN: dict[tuple[str, str], Even] = {}
+MICROSOFT = "com.microsoft"  # the domain of what ONNX Runtime declares
 
 
 def domain_of(name: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.texts import PLACE, TEXT, places_of
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import MICROSOFT, Value, rule
 from soapstone.ir.tensor import Array
 
 _DIGITS = 8  # that numbers have as ONNX Runtime writes them
@@ -108,7 +108,7 @@ def string_normalizer(n: Call) -> Value:
     return n.known(np.asarray(kept, object).reshape((1, -1) if x.ndim == 2 else -1))
 
 
-@rule("Tokenizer", domain="com.microsoft")
+@rule("Tokenizer", domain=MICROSOFT)
 def tokenizer(n: Call) -> Value:
     """The tokens of each text: what an expression matches, or what lies between separators."""
     x, least = n.array(0), n.attribute("mincharnum", 1)

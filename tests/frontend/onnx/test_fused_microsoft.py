@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import soapstone
 from soapstone.frontend.onnx import OnnxError
 from soapstone.frontend.onnx.file.tensors import ONNX_OF
-from soapstone.frontend.onnx.rules.nchwc import block_size
+from soapstone.frontend.onnx.rules.microsoft.nchwc import block_size
 from soapstone.ir.tensor import Array
 
 theirs = pytest.importorskip("onnxruntime", reason="pip install soapstone[test]")

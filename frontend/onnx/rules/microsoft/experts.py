@@ -16,8 +16,8 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.rules.contrib import MICROSOFT, unpacked
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.rules.microsoft.contrib import unpacked
+from soapstone.frontend.onnx.values import MICROSOFT, Value, rule
 
 # Makes results (experts, t, features) of x (experts or 1, t, depth) by the layer whose weights are
 # an input; of known or chosen experts.

@@ -15,18 +15,18 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.rules.microsoft.quantized import real_product
 from soapstone.frontend.onnx.rules.quantized import dequantized
-from soapstone.frontend.onnx.rules.quantized_microsoft import DOMAIN, real_product
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import MICROSOFT, Value, rule
 
 
-@rule("Attention", domain=DOMAIN)
+@rule("Attention", domain=MICROSOFT)
 def attention(n: Call) -> list[Value]:
     _refuse(n, 6)
     return _projected(n)
 
 
-@rule("DecoderMaskedSelfAttention", domain=DOMAIN)
+@rule("DecoderMaskedSelfAttention", domain=MICROSOFT)
 def decoder_masked_self_attention(n: Call) -> list[Value]:
     """The same of one token a sample, with earlier ones in a cache that it makes longer."""
     _refuse(n, 8)
@@ -44,7 +44,7 @@ def _projected(n: Call) -> list[Value]:
     return _of_one_product(n, qkv, sizes, n.maybe(3), n.maybe(4), n.maybe(5))
 
 
-@rule("QAttention", domain=DOMAIN)
+@rule("QAttention", domain=MICROSOFT)
 def qattention(n: Call) -> list[Value]:
     _refuse(n)
     operands = n.value(0), n.value(1), n.maybe(6), n.maybe(7)
@@ -52,7 +52,7 @@ def qattention(n: Call) -> list[Value]:
     return _of_one_product(n, qkv, (qkv.shape[2] // 3,) * 3, n.maybe(5), n.maybe(8), None)
 
 
-@rule("MultiHeadAttention", domain=DOMAIN)
+@rule("MultiHeadAttention", domain=MICROSOFT)
 def multi_head_attention(n: Call) -> list[Value]:
     _refuse(n, 8, 9)
     if n.wants(3):
@@ -89,7 +89,7 @@ def _each(n: Call, heads: int) -> list[Value]:
     return given[:-1] + [n.reshape(x, (samples, count, heads * width)) for x in apart]
 
 
-@rule("DecoderMaskedMultiHeadAttention", domain=DOMAIN)
+@rule("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
 def decoder_masked_multi_head_attention(n: Call) -> list[Any]:
     """Attention of one token a sample, with earlier ones in a cache, or over those of an encoder.
 
@@ -246,13 +246,13 @@ def _hidden(n: Call, mask: Value, samples: int, rows: int, least: float) -> Valu
     return n.reshape(made, (samples, 1, made.shape[1] if made.rank == 3 else 1, rows))
 
 
-@rule("EmbedLayerNormalization", domain=DOMAIN)
+@rule("EmbedLayerNormalization", domain=MICROSOFT)
 def embed_layer_normalization(n: Call) -> list[Any]:
     n.attribute("mask_index_type")  # by which ONNX Runtime infers shapes
     return _embedded(n, Call.value, n.maybe(8))
 
 
-@rule("QEmbedLayerNormalization", domain=DOMAIN)
+@rule("QEmbedLayerNormalization", domain=MICROSOFT)
 def qembed_layer_normalization(n: Call) -> list[Any]:
     """The same of tables, a scale and a shift in bytes; `_embedded` takes rows of the tables."""
     scales = {2: 8, 3: 9, 4: 10, 5: 11, 6: 12}  # zero points are five inputs further

@@ -13,10 +13,8 @@ from soapstone.frontend.onnx.declared import entry_of
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.rules.products import gemm
 from soapstone.frontend.onnx.rules.windows import convolved, max_pooled
-from soapstone.frontend.onnx.values import PLAIN, STRIDED, Value, rule
+from soapstone.frontend.onnx.values import MICROSOFT, PLAIN, STRIDED, Value, rule
 from soapstone.ir.spec import operator_of_onnx
-
-MICROSOFT = "com.microsoft"
 
 # The names that `activation_params` of a convolution have, in their order, where there are any.
 _PARAMETERS = {

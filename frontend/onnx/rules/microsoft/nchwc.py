@@ -17,7 +17,7 @@ from soapstone.cache.environment import environment
 from soapstone.cache.objects import arm
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
-from soapstone.frontend.onnx.rules.fused_microsoft import (
+from soapstone.frontend.onnx.rules.microsoft.fused import (
     channels_first,
     channels_last,
     fused_convolution,

@@ -14,8 +14,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.rules.contrib import MICROSOFT
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import MICROSOFT, Value, rule
 
 
 @rule("RotaryEmbedding", domain=MICROSOFT)

@@ -14,12 +14,11 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
-from soapstone.frontend.onnx.rules.attention_microsoft import attended, head_count
-from soapstone.frontend.onnx.rules.quantized_microsoft import DOMAIN
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.rules.microsoft.attention import attended, head_count
+from soapstone.frontend.onnx.values import MICROSOFT, Value, rule
 
 
-@rule("RemovePadding", domain=DOMAIN)
+@rule("RemovePadding", domain=MICROSOFT)
 def remove_padding(n: Call) -> list[Any]:
     x, counts = n.value(0), n.array(1).reshape(-1).astype(np.int64)
     if (
@@ -37,7 +36,7 @@ def remove_padding(n: Call) -> list[Any]:
     return [kept, *(n.known(each.astype(np.int32)) for each in told)]
 
 
-@rule("RestorePadding", domain=DOMAIN)
+@rule("RestorePadding", domain=MICROSOFT)
 def restore_padding(n: Call) -> Value:
     x, offsets = n.value(0), n.value(1)
     padded, shown = _padded(n, [x], offsets)
@@ -45,7 +44,7 @@ def restore_padding(n: Call) -> Value:
     return n("where", column, padded[0], n.like(0, x))
 
 
-@rule("PackedAttention", domain=DOMAIN)
+@rule("PackedAttention", domain=MICROSOFT)
 def packed_attention(n: Call) -> Value:
     x, w = n.value(0), n.value(1)
     qkv = n("linear", x, w, *([n.value(2)] if n.has(2) else []), bias=n.has(2))
@@ -58,7 +57,7 @@ def packed_attention(n: Call) -> Value:
     return _over_tokens(n, parts, n.value(3), n.maybe(5))
 
 
-@rule("PackedMultiHeadAttention", domain=DOMAIN)
+@rule("PackedMultiHeadAttention", domain=MICROSOFT)
 def packed_multi_head_attention(n: Call) -> Value:
     q = n.value(0)
     if q.rank == 4:  # (tokens, heads, 3, d)

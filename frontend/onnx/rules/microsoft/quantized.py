@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.rules.elementwise import softmax_from
-from soapstone.frontend.onnx.rules.fused_microsoft import channels_first, channels_last
+from soapstone.frontend.onnx.rules.microsoft.fused import channels_first, channels_last
 from soapstone.frontend.onnx.rules.products import product
 from soapstone.frontend.onnx.rules.quantized import (
     bytes_convolution,
@@ -21,12 +21,10 @@ from soapstone.frontend.onnx.rules.quantized import (
 )
 from soapstone.frontend.onnx.rules.recurrent import layer
 from soapstone.frontend.onnx.rules.windows import averaged
-from soapstone.frontend.onnx.values import Rule, Value, rule
+from soapstone.frontend.onnx.values import MICROSOFT, Rule, Value, rule
 
-DOMAIN = "com.microsoft"
-
-rule("QuantizeLinear", domain=DOMAIN)(quantize_linear)
-rule("DequantizeLinear", domain=DOMAIN)(dequantize_linear)
+rule("QuantizeLinear", domain=MICROSOFT)(quantize_linear)
+rule("DequantizeLinear", domain=MICROSOFT)(dequantize_linear)
 
 
 def _of_one(name: str, meaning: Callable[[Call, Value], Value]) -> None:
@@ -39,7 +37,7 @@ def _of_one(name: str, meaning: Callable[[Call, Value], Value]) -> None:
         y = requantized(n, made, n.value(3), n.maybe(4))
         return channels_last(n, y) if last else y
 
-    rule(name, domain=DOMAIN)(translate)
+    rule(name, domain=MICROSOFT)(translate)
 
 
 def _softmax(n: Call, x: Value) -> Value:
@@ -73,24 +71,24 @@ def _of_two(name: str) -> Rule:
     return translate
 
 
-@rule("QLinearConv", domain=DOMAIN)
+@rule("QLinearConv", domain=MICROSOFT)
 def qlinear_conv(n: Call) -> Value:
     last = bool(n.attribute("channels_last", 0))
     y = bytes_convolution(n, channels_first(n, n.value(0)) if last else n.value(0))
     return channels_last(n, y) if last else y
 
 
-@rule("QLinearWhere", domain=DOMAIN)
+@rule("QLinearWhere", domain=MICROSOFT)
 def qlinear_where(n: Call) -> Value:
     sides = [dequantized(n, *(n.value(at + i) for i in range(3))) for at in (1, 4)]
     return requantized(n, n("where", n.value(0), *sides), n.value(7), n.maybe(8))
 
 
-rule("QLinearAdd", domain=DOMAIN)(_of_two("add"))
-rule("QLinearMul", domain=DOMAIN)(_of_two("mul"))
+rule("QLinearAdd", domain=MICROSOFT)(_of_two("add"))
+rule("QLinearMul", domain=MICROSOFT)(_of_two("mul"))
 
 
-@rule("QLinearConcat", domain=DOMAIN)
+@rule("QLinearConcat", domain=MICROSOFT)
 def qlinear_concat(n: Call) -> Value:
     scale, zero = n.value(0), n.value(1)
     parts = [
@@ -100,7 +98,7 @@ def qlinear_concat(n: Call) -> Value:
     return n("concat", *parts, axis=n.axis(parts[0].rank))
 
 
-@rule("QGemm", domain=DOMAIN)
+@rule("QGemm", domain=MICROSOFT)
 def qgemm(n: Call) -> Value:
     a, b, bias = n.value(0), n.value(3), n.maybe(6)
     zeros = n.maybe(2), n.maybe(5)
@@ -143,13 +141,13 @@ def _product(
     return n("add", y, vectors[1]) if len(vectors) == 2 else y
 
 
-@rule("MatMulIntegerToFloat", domain=DOMAIN)
+@rule("MatMulIntegerToFloat", domain=MICROSOFT)
 def matmul_integer_to_float(n: Call) -> Value:
     a, b, bias = n.value(0), n.value(1), n.maybe(6)
     return real_product(n, (a, b, n.maybe(4), n.maybe(5)), (n.value(2), n.value(3)), bias)
 
 
-@rule("DynamicQuantizeMatMul", domain=DOMAIN)
+@rule("DynamicQuantizeMatMul", domain=MICROSOFT)
 def dynamic_quantize_matmul(n: Call) -> Value:
     x, b = n.value(0), n.value(1)
     scale, whole = n.all("byte_scale", x)
@@ -174,7 +172,7 @@ def real_product(
     return _product(n, operands, vectors)
 
 
-@rule("DynamicQuantizeLSTM", domain=DOMAIN)
+@rule("DynamicQuantizeLSTM", domain=MICROSOFT)
 def dynamic_quantize_lstm(n: Call) -> list[Value]:
     """Return an LSTM of the weights that the bytes stand for; nothing else is rounded."""
     w, r = (_by_direction(n, weight, scale) for weight, scale in ((1, 8), (2, 10)))

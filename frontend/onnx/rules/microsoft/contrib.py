@@ -14,10 +14,8 @@ from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.rules.elementwise import softmax_from
 from soapstone.frontend.onnx.rules.products import product, scaled
-from soapstone.frontend.onnx.values import Value, rule
+from soapstone.frontend.onnx.values import MICROSOFT, Value, rule
 from soapstone.ir.tensor import Array
-
-MICROSOFT = "com.microsoft"
 
 
 # ------------------------------------------------------------------------------- element by element
