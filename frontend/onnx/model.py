@@ -20,6 +20,7 @@ from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.extent_notes import Note
 from soapstone.frontend.onnx.file.read import Declared, Source, read
 from soapstone.frontend.onnx.file.tensors import frozen
+from soapstone.frontend.onnx.support import register
 from soapstone.frontend.onnx.values import Wanted
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
@@ -50,6 +51,7 @@ class OnnxModel:
     """
 
     def __init__(self, source: Source, dims: Mapping[str, int]) -> None:
+        register(source)
         self._source = source
         self._dims = dict(dims)
         self._constants: WeakValueDictionary[str, Array] = WeakValueDictionary()
@@ -258,6 +260,4 @@ def from_onnx(
         OnnxError: the file is malformed, or needs what is not supported.
         OSError: the file cannot be read.
     """
-    import soapstone.frontend.onnx.rules  # noqa: F401  (registers the translations)
-
     return OnnxModel(read(model, name=name), dims or {})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from soapstone.frontend.onnx.file.read import Source
 from soapstone.frontend.onnx.file.schema import schema
-from soapstone.frontend.onnx.values import RULES, domain_of
+from soapstone.frontend.onnx.values import MICROSOFT, RULES, domain_of
 from soapstone.ir.spec import operator_of_onnx
 
 if TYPE_CHECKING:
@@ -32,9 +32,21 @@ def operator_name(node: onnx.NodeProto) -> str:
 
 def unsupported(source: Source) -> tuple[str, ...]:
     """Return the operators that cannot be read, in branches that are never taken too."""
-    bodies = (source.graph.node, *(function.node for function in source.functions.values()))
-    nodes = (node for body in bodies for node in nodes_of(body))
+    nodes = _nodes(source)
     return tuple(dict.fromkeys(operator_name(node) for node in nodes if not _known(source, node)))
+
+
+def register(source: Source) -> None:
+    """Import the rules that a model may need: few have nodes of `microsoft`'s domains."""
+    import soapstone.frontend.onnx.rules
+
+    if any(node.domain.startswith(MICROSOFT) for node in _nodes(source)):
+        import soapstone.frontend.onnx.rules.microsoft  # noqa: F401
+
+
+def _nodes(source: Source) -> Iterator[onnx.NodeProto]:
+    bodies = (source.graph.node, *(function.node for function in source.functions.values()))
+    return (node for body in bodies for node in nodes_of(body))
 
 
 def _known(source: Source, node: onnx.NodeProto) -> bool:

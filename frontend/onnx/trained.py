@@ -249,6 +249,4 @@ def restored(message: Array, beside: Mapping[str, Array]) -> OnnxModel:
     Raises:
         OnnxError: it is malformed, or a weight does not fit.
     """
-    import soapstone.frontend.onnx.rules  # noqa: F401  (registers the translations)
-
     return OnnxModel(read(message.tobytes(), beside), {})

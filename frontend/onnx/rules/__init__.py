@@ -1,4 +1,7 @@
-"""Imports every file of translations, so that their rules are registered."""
+"""Imports every file of translations, so that their rules are registered.
+
+Those in `microsoft/` are imported once a model has a node of their domains (`support.register`).
+"""
 
 from soapstone.frontend.onnx.rules import (  # noqa: F401
     attention,
@@ -8,7 +11,6 @@ from soapstone.frontend.onnx.rules import (  # noqa: F401
     indexing,
     kernel_machines,
     learned,
-    microsoft,
     movement,
     normalization,
     products,
