@@ -20,6 +20,18 @@ _BEGAN = time.time()
 _KEPT = 32  # files of a name, those of other versions too: the ones written last
 
 
+def kept(path: Path) -> dict[str, Any]:
+    """Return what a file of answers holds, by key; nothing of one that was cut or changed."""
+    try:
+        mark, _, text = path.read_bytes().partition(b"\n")
+    except OSError:  # none yet
+        return {}
+    if mark != _mark(text):  # answers that are wrong would be believed
+        return {}
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 class Answers:
     """Answers of a library, in a file of the user's cache, behind their hash.
 
@@ -55,21 +67,11 @@ class Answers:
         """What the package came with."""
         if self._shipped is None or not (PACKAGED / self._name).is_dir():
             return {}
-        return self._read(self._within(PACKAGED, self._shipped()))
+        return kept(self._within(PACKAGED, self._shipped()))
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        return self._read(self._path)
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            mark, _, text = path.read_bytes().partition(b"\n")
-        except OSError:  # none yet
-            return {}
-        if mark != _mark(text):  # cut short, or changed: answers that are wrong would be believed
-            return {}
-        found: dict[str, Any] = json.loads(text)
-        return found
+        return kept(self._path)
 
     def _write(self, path: Path, answers: Mapping[str, Any]) -> None:
         text = json.dumps(answers, separators=(",", ":")).encode()
@@ -104,7 +106,7 @@ class Answers:
                 return
             partial = self._path.with_suffix(f".{os.getpid()}")
             with contextlib.suppress(OSError):
-                self._write(partial, {**self._read(self._path), **self._new})
+                self._write(partial, {**kept(self._path), **self._new})
                 os.replace(partial, self._path)
                 files = sorted(self._path.parent.glob("*.json"), key=lambda f: f.stat().st_mtime)
                 for file in files[:-_KEPT]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from soapstone.cache.answers import kept
 from soapstone.cache.changes import OPENED, SESSIONS, default_path
 from soapstone.cache.environment import environment, folder, key
 
@@ -125,10 +126,7 @@ def _compiled() -> Cache:
 
 def _told(path: Path, what: str) -> Cache:
     """Return what is kept of what a library said; a file is found by who wrote it alone."""
-    entries = {}
-    for file in path.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError):
-            entries[file.stem] = len(json.loads(file.read_text()))
+    entries = {file.stem: len(kept(file)) for file in path.glob("*.json")}
     return Cache(what, path, entries, _nbytes(path), _key(), 0)
 
 

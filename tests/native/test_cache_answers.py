@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from soapstone.cache import sources
+from soapstone.cache import report, sources
 from soapstone.cache.answers import state_of
 from soapstone.engine import ahead
 
@@ -43,6 +43,7 @@ def test_a_second_process_reads_no_sources_for_its_stamps(tmp_path: Path) -> Non
     assert len(first) > 1 and read > 50
     assert _made(tmp_path) == (first, 0)
     told = tmp_path / "sources"
+    assert sum(report._told(told, "stamps").entries.values()) >= len(first)
     for file in told.iterdir():
         file.write_text('{"with_epilogue panels')
     assert _made(tmp_path) == (first, read)
