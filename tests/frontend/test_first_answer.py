@@ -37,8 +37,8 @@ print(len(made), sum(name.startswith("soapstone.") for name in sys.modules))
 """
 
 
-def _answer(folder: Path) -> list[str]:
-    """Return what a process answers that binds the model, and what it imports for that."""
+def _told(folder: Path) -> list[str]:
+    """Return what a process tells that binds the model, with no session that was kept."""
     shutil.rmtree(folder / "cache" / "sessions", ignore_errors=True)
     done = subprocess.run(
         [sys.executable, "-c", _ANSWER.replace("UNNEEDED", str(_UNNEEDED))],
@@ -49,9 +49,14 @@ def _answer(folder: Path) -> list[str]:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    answer, imported, counts = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def _answer(folder: Path) -> list[str]:
+    """Return what a process answers that binds the model, and what it imports for that."""
+    answer, imported, counts = _told(folder)
     methods, modules = map(int, counts.split())
-    assert methods < 80 and modules < (340 if imported == "[]" else 480)
+    assert methods < 80 and modules < (340 if imported == "[]" else 460)
     return [answer, imported]
 
 
@@ -68,6 +73,8 @@ def test_a_process_after_the_first_imports_no_onnx(tmp_path: Path) -> None:
     opsets = [helper.make_opsetid("", 18)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
     answer = str([[6.0] * 3] * 2)
+    _told(tmp_path)  # which imports more where it compiles a kernel
+    shutil.rmtree(tmp_path / "cache")
     assert _answer(tmp_path)[0] == answer
     assert _answer(tmp_path) == [answer, "[]"]
     files = {
