@@ -5,9 +5,11 @@
     python benchmarks/execution/inference.py --models newer
 
 Needs `pip install -e ".[bench]"`. Each library works in its own process, in turns. "peak MB" is the
-peak resident memory above that of the library once it has run a model of one operator. With
---beside, each is measured again beside some processes that compute without end; with --pinned, each
-of those has a core that it never leaves.
+peak resident memory above that of the library once it has run a model of one operator. The peer
+"peak" is no library: what the operations of the file take where every core multiplies and adds in
+registers without end. Nothing that computes them as they are written is faster; a convolution by
+Winograd, which multiplies less often, may be. With --beside, each is measured again beside some
+processes that compute without end; with --pinned, each of those has a core that it never leaves.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from arguments import FOLDER, common
 from harness import geometric_means, in_turns, median, ratio, rounds_of, serve, show, write
 from models import MODELS, NEWER, OPSET, arrays, export, network
+from peak import flops_per_s
 
 from soapstone.system import core_numbers, peak_bytes, resident_bytes, usable_cores
 
-PEERS = ("soapstone", "onnxruntime", "openvino", "torch")
+PEERS = ("soapstone", "onnxruntime", "openvino", "torch", "peak")
 
 
 def smallest() -> bytes:
@@ -41,6 +44,26 @@ def smallest() -> bytes:
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "one", [x], [y])
     opsets = [helper.make_opsetid("", OPSET)]
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+
+
+def operations(name: str, path: Path) -> float:
+    """Return how many additions and multiplications the file's graph has."""
+    from soapstone import from_onnx
+    from soapstone.search.cost.executor import ExecutorCost
+    from soapstone.search.cost.launches import work
+
+    prepared = ExecutorCost(1).prepared(*from_onnx(path).graph_for(arrays(name)))
+    return sum(work(prepared.graph, node)[0] for node in prepared.nodes)
+
+
+def floor(name: str, path: Path, threads: int) -> None:
+    """Be the processor: the least time of the model's operations."""
+    flops = operations(name, path)
+
+    def round_() -> dict[str, Any]:
+        return {"ms": 1e3 * flops / max(flops_per_s(threads) for _ in range(5))}
+
+    serve(round_)
 
 
 def peer(library: str, name: str, path: Path, threads: int) -> None:
@@ -140,7 +163,11 @@ def main() -> None:
     options = parser.parse_args()
     names = list(NEWER) if options.models == "newer" else options.models.split(",")
     if options.peer:
-        peer(options.peer, names[0], export(names[0], options.folder), options.threads)
+        path = export(names[0], options.folder)
+        if options.peer == "peak":
+            floor(names[0], path, options.threads)
+        else:
+            peer(options.peer, names[0], path, options.threads)
         return
     rows = []
     for name in names:
@@ -164,7 +191,7 @@ def main() -> None:
             rows.append(row)
             show(row)
             continue
-        for p in ms:
+        for p in (p for p in ms if p != "peak"):
             row[f"{p} peak MB"] = median(measured[p], "peak_mb")
             row[f"{p} load s"] = median(measured[p], "load_s")
         rows.append(row)
