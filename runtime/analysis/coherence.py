@@ -132,10 +132,11 @@ class Coherence:
         memory: int,
         box: Box | None = None,
         layout: Layout | None = None,
+        exact: bool = False,
     ) -> Instance:
         """The instance of a region in a memory, of the whole or of a tile's box; made if absent.
 
-        layout: the axis order that is needed; None: any.
+        layout: the axis order that is needed; None: any. exact: of this box, and no larger one.
         """
         state = self.state(region)
         whole = (tuple([0] * region.rank), region.shape)
@@ -144,15 +145,15 @@ class Coherence:
         inside: Instance | None = None
         for (where, part, lies), instance in state.by_key.items():
             if where == memory and (layout is None or lies == layout.order):
-                if part is None:
+                if part == box if exact else part is None:
                     return instance
-                if inside is None and box is not None and contains(part, box):
+                if inside is None and box is not None and not exact and contains(part, box):
                     inside = instance
         if inside is not None:
             return inside
         order = self.policy.order(region, self.launching) if layout is None else layout.order
         key: InstanceKey = (memory, box, order)
-        storage = self._storage(region, memory, whole if box is None else box, order)
+        storage = self._storage(region, memory, whole if box is None else box, order, exact)
         fresh = not state.by_key and box is None and not region.transient
         instance = Instance(storage, fresh, fresh)
         state.by_key[key] = instance
@@ -160,7 +161,9 @@ class Coherence:
             self.placed.append((eviction.holder(self, region), instance))
         return instance
 
-    def _storage(self, region: Region, memory: int, box: Box, order: Order) -> Storage:
+    def _storage(
+        self, region: Region, memory: int, box: Box, order: Order, exact: bool = False
+    ) -> Storage:
         storage = Storage(region, memory, box, order)
         if memory in self.spaces:
             if not region.transient:
@@ -327,14 +330,13 @@ class Coherence:
     ) -> None:
         """Issue one copy of a box between two instances.
 
-        Between the memory of a GPU and another process, it goes through the memories of both hosts.
+        Between processes, what a message cannot take where it is goes through another instance.
         """
         tile = geometry.single(region.shape, *box)
         if self.world.apart(source.storage.memory, target.storage.memory):
             for end in (target, source):
-                if end.storage.memory in self.machine.devices:
-                    owner = self.world.owners[end.storage.memory]
-                    staged = self.instance(region, self.world.hosts[owner], box)
+                staged = self._staged(region, end, box)
+                if staged is not None:
                     if state.missing(staged, tile) is not False:
                         self._copy(state, region, source, staged, box, processor)
                     self._copy(state, region, staged, target, box, processor)
@@ -361,6 +363,19 @@ class Coherence:
             self._emit(launch, self._copier(*ways, processor), (read, written), edges)
         source.turns = target.turns = source.turns + 1
         state.copied(source, target, tile)
+
+    def _staged(self, region: Region, end: Instance, box: Box) -> Instance | None:
+        """The instance that a message takes a box from, or brings it to, for one on a GPU.
+
+        None: it is that one itself. It is in the memory of the host where messages reach no other,
+        and beside it where they do, but would find the box in many pieces.
+        """
+        memory = end.storage.memory
+        if memory not in self.machine.devices or (self.world.direct and end.storage.in_row(box)):
+            return None
+        if not self.world.direct or memory in self.spaces:
+            return self.instance(region, self.world.hosts[self.world.owners[memory]], box)
+        return self.instance(region, memory, box, Layout(), exact=True)
 
     def _copier(self, source: int, target: int, processor: int) -> int:
         """The processor that copies between two memories: a copier of either, or the one given."""

@@ -118,6 +118,12 @@ class Storage:
             high += (b - 1 - base) * stride
         return (low, high + self.dtype.itemsize)
 
+    def in_row(self, box: Box) -> bool:
+        """Whether a box of the region is one range of bytes, in C order."""
+        low, high = self.span(box)
+        dense = math.prod(b - a for a, b in zip(*box)) * self.dtype.itemsize == high - low
+        return self.order is None and dense
+
     def view(self, box: Box) -> Array:
         """The NumPy view of a box of the region."""
         view: Array = self.whole[self.part(box)]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.native.memory import Array
-from soapstone.records import dataclass
+from soapstone.records import dataclass, replace
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.machines.world import World
@@ -41,13 +41,17 @@ _SPLIT = {"send": (SEND, SENT), "recv": (POST, RECEIVE)}
 
 @dataclass(frozen=True)
 class Message:
-    """Bytes of one region on their way: between which processes, and which of all messages."""
+    """Bytes of one region on their way: between which processes, and which of all messages.
+
+    memories: from which, and to which.
+    """
 
     number: int
     source: int
     target: int
     region: str
     nbytes: int
+    memories: tuple[int, int]
 
     def __str__(self) -> str:
         return (
@@ -63,9 +67,7 @@ def message_of(operation: Operation) -> Message:
     if len(messages) == 1:
         return first
     nbytes = sum(message.nbytes for message in messages)
-    return Message(
-        first.number, first.source, first.target, f"{first.region} and {len(messages) - 1}", nbytes
-    )
+    return replace(first, region=f"{first.region} and {len(messages) - 1}", nbytes=nbytes)
 
 
 def launches(
@@ -79,6 +81,7 @@ def launches(
         world.owners[target.memory],
         region.name,
         int(partition.tiling.volume[0]) * region.dtype.itemsize,
+        (source.memory, target.memory),
     )
     return (
         internal(SEND, (partition, found), f"send {region.name}"),

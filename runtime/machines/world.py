@@ -13,6 +13,8 @@ from soapstone.runtime.machines.machine import Machine
 class World:
     """Process `rank` of a run; `owners[memory]` and `runs[processor]` are ranks.
 
+    direct: whether messages take what lies in the memory of a GPU, and bring it there.
+
     Every process runs the same program and takes the same decisions (control replication, Bauer et
     al., PPoPP 2021); each allocates, and runs, only what is its own.
     """
@@ -20,6 +22,7 @@ class World:
     rank: int
     owners: tuple[int, ...]
     runs: tuple[int, ...]
+    direct: bool = False
 
     @staticmethod
     def alone(machine: Machine) -> World:

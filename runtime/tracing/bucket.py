@@ -2,7 +2,7 @@
 
 A message costs microseconds however short it is, and a model has hundreds of short gradients. A
 small one that only light operations wait for (the fold and the update of a bias) is put off to the
-end of the step, with those operations; what then stands side by side between two processes becomes
+end of the step, with those operations; what then stands side by side between two memories becomes
 one message (the gradient buckets of Li et al., PyTorch Distributed, VLDB 2020, found from the
 dependences).
 """
@@ -50,13 +50,12 @@ def buckets(
     put_off = [number for number in order if level[number] >= 0]
     # Both ends of a bucket list its messages in one order, that of their numbers.
     put_off.sort(key=lambda n: (level[n], n in numbers, numbers.get(n, place[n]), place[n]))
-    groups: dict[tuple[int, str, int, int], int] = {}
+    groups: dict[tuple[int, str, tuple[int, int]], int] = {}
     found_buckets = {}
     for number in put_off:
         operation = operations[number]
         if number in numbers:
-            message = message_of(operation)
-            key_of = (level[number], operation.kind, message.source, message.target)
+            key_of = (level[number], operation.kind, message_of(operation).memories)
             found_buckets[number] = groups.setdefault(key_of, number)
     return [number for number in order if level[number] < 0] + put_off, found_buckets
 

@@ -115,12 +115,14 @@ class CaptureAnalysis(Analysis):
             state.by_key[key] = Instance(instance.storage, valid, valid)
         return state
 
-    def _storage(self, region: Region, memory: int, box: Box, order: Order) -> Storage:
+    def _storage(
+        self, region: Region, memory: int, box: Box, order: Order, exact: bool = False
+    ) -> Storage:
         if region.transient or memory in self.spaces:
             storage = super()._storage(region, memory, box, order)
             storage.transient = True
             return storage
-        return self._main.instance(region, memory, box, Layout(order)).storage
+        return self._main.instance(region, memory, box, Layout(order), exact).storage
 
     def close(self) -> None:
         """Issue the copies after which the step can follow itself without any other copy."""

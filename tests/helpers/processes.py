@@ -27,13 +27,13 @@ def say(*what: object) -> None:
     sys.stdout.flush()
 
 
-def rank_environment(timeout_s: float) -> dict[str, str]:
+def rank_environment(timeout_s: float, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of a program that imports these helpers.
 
-    timeout_s: what its messages may take.
+    timeout_s: what its messages may take. variables: the process's without them.
     """
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "SOAPSTONE_TIMEOUT_S": f"{timeout_s:g}", "PYTHONPATH": path}
+    path = os.pathsep.join([str(TESTS), variables.get("PYTHONPATH", "")])
+    return {**variables, "SOAPSTONE_TIMEOUT_S": f"{timeout_s:g}", "PYTHONPATH": path}
 
 
 def python(

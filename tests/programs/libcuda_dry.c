@@ -2,7 +2,7 @@
    but copies and folds.
 
    Memory of a GPU is a range of addresses that the host can neither read nor write; only copies reach its
-   contents, which lie elsewhere. Work is done as late as it may be, when somebody waits for it, so what
+   contents, which lie elsewhere (DRY_OPEN: there, as for MPI that takes addresses of GPUs). Work is done as late as it may be, when somebody waits for it, so what
    reads without waiting finds what was there before. A kernel's launch is compared with the parameters that
    its machine code names and with the allocations that it is given.
 
@@ -47,8 +47,11 @@ enum { CONTEXTS, CONTEXTS_GIVEN, STREAMS, STREAMS_GIVEN, EVENTS, EVENTS_GIVEN, G
 static u64 counts[COUNTS];
 const u64 *dry_counts(void) { return counts; }
 static int ones; /* whether memory is full of ones in place of zeros: flags that no kernel sets are set so */
+static int readable; /* whether the host reads and writes a GPU's memory */
 void dry_ones(int on) { ones = on; }
-__attribute__((constructor)) static void in_environment(void) { ones = getenv("DRY_ONES") != NULL; }
+__attribute__((constructor)) static void in_environment(void) {
+  ones = getenv("DRY_ONES") != NULL, readable = getenv("DRY_OPEN") != NULL;
+}
 const char *dry_said(void) { return said ? said : ""; }
 /* One call can be made to fail, without an effect: the nth from now on of those that may, which are all but
    those that give something back. dry_stop: none from now on. */
@@ -301,13 +304,13 @@ static int allocate(u64 *next, size_t bytes, int pinned, u64 *found) {
   if (!pinned && c->used + bytes > MEMORY) return OUT_OF_MEMORY;
   u64 whole = (bytes + PAGE - 1) / PAGE * PAGE;
   Block b = {*next, bytes, pinned, 1, stack[depth - 1], NULL};
-  if (pinned) {
+  if (pinned || readable) {
     if (mprotect((void *)b.base, whole, PROT_READ | PROT_WRITE)) return OUT_OF_MEMORY;
     b.contents = (char *)b.base;
   } else {
-    b.contents = memset(malloc(bytes), ones, bytes);
-    c->used += bytes;
+    b.contents = malloc(bytes);
   }
+  if (!pinned) memset(b.contents, ones, bytes), c->used += bytes;
   *next += whole + PAGE; /* addresses are never used again, and none is at the end of another's */
   APPEND(blocks, block_count, b);
   *found = b.base;
@@ -322,8 +325,9 @@ static int give_back(const char *call, u64 address, int pinned) {
   if (!b->alive) return wrong(INVALID_VALUE, "%s: %#llx was given back before", call, address);
   run_all(-1); /* a driver waits too */
   b->alive = 0;
-  if (pinned) mprotect((void *)b->base, (b->size + PAGE - 1) / PAGE * PAGE, PROT_NONE), madvise((void *)b->base, b->size, MADV_DONTNEED);
-  else contexts[b->context].used -= b->size, free(b->contents);
+  if (!pinned) contexts[b->context].used -= b->size;
+  if (b->contents != (char *)b->base) free(b->contents);
+  else mprotect((void *)b->base, (b->size + PAGE - 1) / PAGE * PAGE, PROT_NONE), madvise((void *)b->base, b->size, MADV_DONTNEED);
   counts[pinned ? PINNED_GIVEN : ALLOCATIONS_GIVEN]++;
   return OK;
 }

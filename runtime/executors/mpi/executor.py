@@ -7,11 +7,13 @@ error on one rank stops all of them with that error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
@@ -189,7 +191,7 @@ class MpiExecutor(LocalExecutor):
         meet("the start of the runtime")
         self.mine = [owner == self.world.rank for owner in self.world.runs]
         self.processors = [number for number, here in enumerate(self.mine) if here]
-        self.messenger = Messenger(comm, self._finish, self._peer_failed)
+        self.messenger = Messenger(comm, self._finish, self._peer_failed, self.current())
         self.neighbours = Neighbours(comm)
         if self.neighbours.ranks and not machine.devices:  # whose copies need page-locked memory
             memory.share(self.neighbours.segments)
@@ -207,6 +209,10 @@ class MpiExecutor(LocalExecutor):
             )
         # The first memory of every rank, then the second of every rank (`Machine.bounded`).
         return World.of(self.machine, comm.Get_rank(), [m % size for m in range(count)])
+
+    def current(self) -> AbstractContextManager[object]:
+        """What threads are in that call MPI."""
+        return contextlib.nullcontext()
 
     # -- operations
 

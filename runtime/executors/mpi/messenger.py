@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,7 @@ def timeout_s() -> float:
 class _Pending(NamedTuple):
     operation: Operation
     request: Any
+    array: Array
     packed: Array
     since_ns: int
 
@@ -57,7 +59,7 @@ class Messenger:
     """The messages of one rank.
 
     finished: called with an operation whose message has ended, and when it was started (ns).
-    failed: called with a PeerError.
+    failed: called with a PeerError. current: the context in which the thread calls MPI.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Messenger:
         comm: Any,
         finished: Callable[[Operation, int], None],
         failed: Callable[[PeerError], None],
+        current: AbstractContextManager[object],
     ) -> None:
         from mpi4py import MPI
 
@@ -75,6 +78,7 @@ class Messenger:
         self.fault = np.zeros(8, dtype=np.int64)  # [0]: native code stops waiting
         self._finished = finished
         self._failed = failed
+        self._current = current
         self._comm = comm.Dup()
         self._errors = comm.Dup()
         self._rank = int(comm.Get_rank())
@@ -134,6 +138,10 @@ class Messenger:
     # -- the thread
 
     def _serve(self) -> None:
+        with self._current:
+            self._pass()
+
+    def _pass(self) -> None:
         looked = 0.0
         closing = False
         while True:
@@ -159,13 +167,13 @@ class Messenger:
         since_ns = time.perf_counter_ns()
         message = message_of(operation)
         array = operation.arrays()[0]
-        packed = np.ascontiguousarray(array) if operation.kind == "send" else _room(array)
+        packed = array if array.flags.c_contiguous else _room(array, operation.kind == "send")
         buffer = [packed.reshape(-1).view(np.uint8), self.mpi.BYTE]
         if operation.kind == "send":
             request = self._comm.Isend(buffer, message.target, self.tag(message))
         else:
             request = self._comm.Irecv(buffer, message.source, self.tag(message))
-        self._pending.append(_Pending(operation, request, packed, since_ns))
+        self._pending.append(_Pending(operation, request, array, packed, since_ns))
 
     def _poll(self) -> bool:
         """Take what has ended. Returns whether anything has."""
@@ -192,10 +200,8 @@ class Messenger:
                 return True
         self._pending = [item for place, item in enumerate(self._pending) if place not in set(done)]
         for item in ended:
-            if item.operation.kind == "recv":
-                target = item.operation.arrays()[0]
-                if not np.may_share_memory(target, item.packed):
-                    target[...] = item.packed
+            if item.operation.kind == "recv" and item.packed is not item.array:
+                item.array[...] = item.packed
             self._finished(item.operation, item.since_ns)
         return True
 
@@ -230,6 +236,6 @@ class Messenger:
         self._failed(PeerError(text, announced))
 
 
-def _room(array: Array) -> Array:
-    """Where a message is received: the array itself where its bytes are in one piece."""
-    return array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
+def _room(array: Array, filled: bool) -> Array:
+    """The bytes of an array in one piece. filled: with its contents."""
+    return array.copy() if filled else np.empty(array.shape, array.dtype)

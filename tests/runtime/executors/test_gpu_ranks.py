@@ -12,6 +12,7 @@ from helpers.processes import PROGRAMS, mpiexec, rank_environment
 
 from soapstone.runtime.machines.machine import COPIER, CUDA, Machine, Memory, Processor
 
+VARIABLE = "SOAPSTONE_MPI_GPU"
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
 pytestmark = [
@@ -21,12 +22,13 @@ pytestmark = [
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize("check", ["random", "training", "errors"])
-def test_ranks_with_gpus_compute_what_one_process_computes(check: str) -> None:
+@pytest.mark.parametrize("check", ["random", "training", "messages", "errors"])
+@pytest.mark.parametrize("direct", ["on", "off"])
+def test_ranks_with_gpus_compute_what_one_process_computes(check: str, direct: str) -> None:
     command = [str(mpiexec()), "-n", "2", sys.executable, str(PROGRAMS / "mpi" / "gpu_ranks.py")]
     done = subprocess.run(
         [*command, check],
-        env={**rank_environment(60), SIMULATOR: "1", "SOAPSTONE_SAFE": "1"},
+        env={**rank_environment(60), SIMULATOR: "1", "SOAPSTONE_SAFE": "1", VARIABLE: direct},
         cwd=PROGRAMS.parent,
         capture_output=True,
         text=True,
