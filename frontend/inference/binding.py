@@ -184,7 +184,8 @@ class Binder:
             kind = self.machine.processors[0].kind
             with noted() as choices:
                 pruned = fold_weights(pruned, held, processor=kind, precision=self.precision)
-        return Known.of(pruned, held, graph.outputs, graph, layouts, notes, tuple(choices))
+        made = pruned, held
+        return Known(lambda: made, graph.outputs, graph, layouts, notes, lambda: tuple(choices))
 
     def bind(
         self, session: Session, values: dict[str, Array], known: Known, in_turn: bool = False

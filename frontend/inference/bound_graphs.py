@@ -58,7 +58,7 @@ class BoundGraphs:
         """Begin a session of the engine, in which nothing is bound."""
         self.held.clear()
         self._beside: dict[Key, Session] = {}  # of those that were bound meanwhile
-        self._background = Background[tuple[Bound, Session, Callable[[InRows], None]]]()
+        self._background = Background[tuple[Bound, Session]]()
         self.session = self._binder.session(self._values)
 
     def in_rows(
@@ -147,7 +147,7 @@ class BoundGraphs:
         """Stop the workers and free the memory."""
         self._binder.packed.warmup.close()
         if (made := self._background.take()) is not None:
-            _, (_, session, _) = made
+            _, (_, session) = made
             session.close()
         self._background.close()
         self.held.clear()
@@ -218,16 +218,19 @@ class BoundGraphs:
         if not self._binder.binds_beside:
             return False
         shapes, give_way = shapes_of(given), self._binder.packed.warmup.give_way
+        rows = self.rows
 
-        def make() -> tuple[Bound, Session, Callable[[InRows], None]]:
+        def make() -> tuple[Bound, Session]:
             with ahead(give_way), paused():
                 known, contents = self._binder.known(shapes)
                 if contents:
                     raise GraphError("the graph depends on what inputs hold, not on shapes alone")
                 session = self._binder.beside(self.session)
                 bound = self._binder.bind(session, {}, known)
+                if rows is not None:
+                    rows.note(shapes, known)
             session.runtime.executor.here = False
-            return bound, session, lambda rows: rows.note(shapes, known)
+            return bound, session
 
         return self._background.begin(self._key(given), make)
 
@@ -235,14 +238,12 @@ class BoundGraphs:
         """Take over what was bound meanwhile."""
         made = self._background.take()
         if made is not None:
-            key, (bound, session, note) = made
+            key, (bound, session) = made
             if key in self.held:
                 session.close()
                 return
             self._leave_room()
             self.held[key], self._beside[key] = bound, session
-            if self.rows is not None:
-                note(self.rows)
 
     def _of_shapes(self, shapes: Shapes) -> Bound | None:
         """Return what is bound for inputs of these shapes, as the one that was used last."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Known:
         given: the graph before folding; None where the graph was derived from others.
         layouts: see `InferenceSession`.
         notes: see `Source`; None where extents may matter other than through shapes.
-        choices: what passes decided by extents, or by contents that depend on extents.
+        choose: returns `choices`.
         inference: the lowered graph, where that is derived too.
     """
 
@@ -54,17 +54,21 @@ class Known:
     given: Graph | None = None
     layouts: Layouts | None = None
     notes: Notes | None = field(default=None)
-    choices: tuple[Choice | Said, ...] = ()
+    choose: Callable[[], tuple[Choice | Said, ...]] = tuple
     inference: InferenceGraph | None = None
-
-    @staticmethod
-    def of(graph: Graph, constants: Mapping[str, Array], *others: Any) -> Known:
-        """Return a graph that exists already; others: the fields that follow `make`."""
-        return Known(lambda: (graph, constants), *others)
 
     @cached_property
     def _made(self) -> tuple[Graph, Mapping[str, Array]]:
         return self.make()
+
+    @cached_property
+    def choices(self) -> tuple[Choice | Said, ...]:
+        """What passes decided by extents, or by contents that depend on extents.
+
+        Raises:
+            GraphError: as `graph`.
+        """
+        return self.choose()
 
     @property
     def graph(self) -> Graph:
@@ -214,6 +218,14 @@ class Contents:
     def __bool__(self) -> bool:
         return bool(self._said)
 
+    def made_at(self, shapes: Shapes) -> dict[Hashable, Graph]:
+        """Return what makes contents for inputs of these shapes, by the rule and their names.
+
+        Raises:
+            GraphError: it cannot be derived.
+        """
+        return {key: family.at(shapes)[0] for key, (_, family) in self._said.items()}
+
     def check(self, shapes: Shapes) -> None:
         """Check that rules say the same of contents for inputs of these shapes.
 
@@ -306,7 +318,22 @@ class _Family:
             lambda: self._family.at(shapes)[:2],
             first.outputs,
             notes=first.notes,
+            choose=lambda: self._choices_at(shapes),
             inference=inference,
+        )
+
+    def _choices_at(self, shapes: Shapes) -> tuple[Choice | Said, ...]:
+        """Return what passes would decide for inputs of these shapes, which is known to be alike.
+
+        Raises:
+            GraphError: what contents would be made of cannot be derived.
+        """
+        made = self._contents.made_at(shapes)
+        return tuple(
+            each._replace(made=made[each.rule, each.made.outputs])
+            if isinstance(each, Said)
+            else each
+            for each in self._of[0].choices
         )
 
     def _check_early(self, shapes: Shapes) -> None:
@@ -328,7 +355,12 @@ class _Family:
         except GraphError:
             return None
         first = self._of[0]
-        return Known.of(graph, weights, first.outputs, None, None, first.notes)
+        return Known(
+            lambda: (graph, weights),
+            first.outputs,
+            notes=first.notes,
+            choose=lambda: self._choices_at(shapes),
+        )
 
 
 def _check_chosen(rules: Iterable[tuple[Choice, Sequence[Term]]], numbers: Sequence[int]) -> None:

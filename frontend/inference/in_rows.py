@@ -80,7 +80,7 @@ class InRows:
             self._note(*self._kind(given), known)
 
     def _note(self, kind: _Kind, number: int, known: Known) -> None:
-        if not number or not kind.apart:
+        if not number or not kind.apart or number in kind.numbers:
             return
         if kind.seen is None:
             kind.seen = number, known
@@ -90,7 +90,7 @@ class InRows:
             return
         several, few = (other, known) if number == 1 else (known, other)
         try:
-            _ = several.graph, few.graph
+            _ = several.graph, several.choices, few.graph, few.choices
         except GraphError:
             return  # what is bound of one is known alone
         try:
