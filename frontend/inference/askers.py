@@ -7,8 +7,6 @@ an exception ends it.
 
 from __future__ import annotations
 
-import atexit
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,8 +14,9 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from soapstone.frontend.inference.endings import at_end
+
 _Asked = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
-_ALL: weakref.WeakSet[Askers] = weakref.WeakSet()
 
 
 class Askers:
@@ -36,7 +35,7 @@ class Askers:
         for thread in self._threads:
             thread.start()
         weakref.finalize(self, _stop, self._asked, threads).atexit = False
-        _ALL.add(self)
+        at_end(self, Askers.close)
 
     def submit(self, function: Callable[..., Any], *given: Any) -> Future[Any]:
         """Return the future of a call."""
@@ -70,9 +69,3 @@ def _run(asked: SimpleQueue[_Asked | None]) -> None:
 def _stop(asked: SimpleQueue[_Asked | None], threads: int) -> None:
     for _ in range(threads):
         asked.put(None)
-
-
-@atexit.register
-def _end() -> None:
-    for each in tuple(_ALL):
-        each.close(cancel=hasattr(sys, "last_type"))  # of what ended the process, if it was shown

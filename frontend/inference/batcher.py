@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError
+from soapstone.frontend.inference.endings import at_end
 from soapstone.frontend.inference.session import InferenceSession, interrupts
 from soapstone.frontend.inference.sources import Field
 from soapstone.ir.tensor import Array
@@ -106,6 +107,7 @@ class Batcher:
         self._done: dict[int, Callable[[], None]] = {}  # gives answers, by the number of the run
         self._giving = False  # whether a thread gives answers
         self._meets = threading.Lock()
+        self._sizes = {self._size(samples) for samples in range(2, most + 1)}  # of joined requests
         self._threads = [
             threading.Thread(target=self._serve, name=f"batcher {number}", daemon=True)
             for number in range(session.requests)
@@ -113,6 +115,7 @@ class Batcher:
         for thread in self._threads:
             thread.start()
         tell(self)
+        at_end(self, Batcher._close)
 
     def forked(self) -> None:
         """In a child process there is no thread to run requests, so they are refused."""
@@ -181,6 +184,8 @@ class Batcher:
     def close(self) -> None:
         """Refuse further requests, answer those that wait without delay, and stop.
 
+        A process that ends by itself closes its batchers; where an exception ends it, those that
+        wait are cancelled.
         An interrupt meanwhile, or one that `with batcher:` is left by, cancels those that wait.
         """
         self._close(cancel=False)
@@ -271,11 +276,11 @@ class Batcher:
     def _answered(self, group: list[_Request]) -> Callable[[], None]:
         """Run requests together, or each by itself if that fails; return functions that answer."""
         samples = sum(each.samples for each in group)
-        size = _rounded(samples, self._most) if self._pad else samples
+        size = self._size(samples)
         answers: list[Answer | BaseException] = []
         runs = 1
         try:
-            if len(group) == 1 == samples or not self._meet(group, size):
+            if (len(group) == 1 and size == samples) or not self._meet(group, size):
                 answers += self._run(group, samples, size)
         except Exception:  # of one of them, or of what is joined: each gets its own
             runs += len(group)
@@ -314,10 +319,16 @@ class Batcher:
             if key not in self._meeting:
                 some = next(each for each in group if each.samples)
                 given = {n: np.repeat(a[:1], 2, axis=0) for n, a in some.given.items()}
-                self._meeting[key] = self._session.meeting_samples(given)
+                self._meeting[key] = self._session.meeting_samples(given, self._sizes)
                 if len(self._meeting) > _KEYS:
                     self._meeting.popitem(last=False)
             return self._meeting[key]
+
+    def _size(self, samples: int) -> int:
+        """Return how many samples a run for so many has: 1, 2, 4, …, most where it is filled up."""
+        if not self._pad or samples >= self._most or samples == 0:
+            return samples
+        return min(1 << (samples - 1).bit_length(), self._most)
 
     def _run(self, group: list[_Request], samples: int, size: int) -> list[Answer]:
         if len(group) == 1 and size == samples:
@@ -341,13 +352,6 @@ class Batcher:
 
 def _nothing() -> None:
     """Deliver no answer: all requests were cancelled."""
-
-
-def _rounded(samples: int, most: int) -> int:
-    """Return the least of 1, 2, 4, …, most that is at least `samples`."""
-    if samples >= most or samples == 0:
-        return samples
-    return min(1 << (samples - 1).bit_length(), most)
 
 
 def _check(session: InferenceSession) -> None:

@@ -11,7 +11,7 @@ itself is in `serial_session.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -380,17 +380,23 @@ class InferenceSession:
         with self.serial.turn() as serial:
             return serial.variants(given)
 
-    def meeting_samples(self, inputs: Mapping[str, Any] | Any) -> str:
+    def meeting_samples(
+        self, inputs: Mapping[str, Any] | Any, numbers: Iterable[int] | None = None
+    ) -> str:
         """Return where rows of outputs depend on other rows of the inputs; "" for nowhere.
 
         Rows are along the first axis of all inputs and outputs, which is one symbolic dim. inputs:
-        as of `run`, with two rows or more.
+        as of `run`, with two rows or more. numbers: of rows that are in question, by default all.
         """
         from soapstone.frontend.inference.in_rows import rows_apart
         from soapstone.frontend.inference.shape_warmup import shapes_of
         from soapstone.frontend.onnx import UnboundError
 
         given, binder = self.checked(inputs), self.serial.binder
+
+        def of_rows(number: int) -> dict[str, tuple[int, ...]]:
+            return {name: (number, *array.shape[1:]) for name, array in given.items()}
+
         try:
             known, contents = binder.known(given)
         except UnboundError:
@@ -399,16 +405,19 @@ class InferenceSession:
             return f"input {next(iter(contents))!r}, on whose contents shapes depend"
         if binder.source.rows is None:
             return "inputs without a dim in common"
-        more = {name: (len(array) + 1, *array.shape[1:]) for name, array in given.items()}
+        more = of_rows(len(next(iter(given.values()))) + 1)
         try:
             other, _ = binder.known(shapes_of(given, more))
         except GraphError:
             return "one row more, of which the model has no graph"
         try:
             asked = rows_apart(known, other, binder.source.weights())
+            for number in numbers or ():
+                asked.check(of_rows(number))
         except GraphError as error:
             return str(error)
-        return "contents that may depend on the number of rows" if asked else ""
+        unknown = asked and numbers is None
+        return "contents that may depend on the number of rows" if unknown else ""
 
     @property
     def peak_bytes(self) -> int:

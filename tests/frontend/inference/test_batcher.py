@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -169,6 +171,56 @@ def test_samples_that_meet_are_not_joined() -> None:
             np.testing.assert_allclose(future.result(timeout=60)["y"], 1)
         assert len(batcher.apart) == 1 and "softmax" in batcher.apart[0]
         assert batcher.statistics.runs == 4
+
+
+@pytest.mark.parametrize(("last", "apart"), [(99, ()), (8, ()), (6, ("contents",))])
+def test_requests_are_joined_up_to_as_many_as_contents_allow(
+    last: int, apart: tuple[str, ...]
+) -> None:
+    """The model reads its rows by places that it counts; rows behind the last are the first."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], end=1),
+        helper.make_node("Squeeze", ["n"], ["rows"]),
+        helper.make_node("Range", ["zero", "rows", "one"], ["row"]),
+        helper.make_node("Greater", ["row", "last"], ["late"]),
+        helper.make_node("Where", ["late", "zero", "row"], ["kept"]),
+        helper.make_node("Mul", ["kept", "size"], ["far"]),
+        helper.make_node("Unsqueeze", ["far", "axis"], ["begin"]),
+        helper.make_node("Add", ["begin", "places"], ["indices"]),
+        helper.make_node("Reshape", ["x", "flat"], ["all"]),
+        helper.make_node("Gather", ["all", "indices"], ["y"]),
+    ]
+    numbers = {"zero": 0, "one": 1, "last": last, "size": 6, "axis": [1], "flat": [-1]}
+    weights = {name: np.array(number) for name, number in numbers.items()}
+    weights["places"] = np.arange(6)
+    x = np.random.default_rng(6).standard_normal((8, 6), np.float32)
+    needed = np.where(np.arange(8)[:, None] > last, x[:1], x)
+    with session_of(nodes, weights, ("batch", 6)) as session:
+        np.testing.assert_array_equal(session.run(x)["y"], needed)
+        with Batcher(session, most=8, delay_ms=60_000) as batcher:
+            futures = [batcher.run_async(x[n : n + 1]) for n in range(8)]
+            found = np.concatenate([future.result(timeout=60)["y"] for future in futures])
+            np.testing.assert_array_equal(found, x)
+            assert [each.split()[2] for each in batcher.apart] == list(apart)
+            assert batcher.statistics.runs == (8 if apart else 1)
+
+
+@pytest.mark.parametrize("ended", ["", "raise ValueError"])
+def test_requests_that_wait_when_a_process_ends_are_answered_or_cancelled(ended: str) -> None:
+    program = f"""
+import numpy, soapstone
+model = soapstone.Model("net")
+model.output(model.dense(model.input("x", (1, 4)), 3))
+batcher = soapstone.Batcher(model.inference(threads=1), most=100, delay_ms=60_000)
+futures = [batcher.run_async(numpy.ones((1, 4), numpy.float32)) for _ in range(2)]
+for future in futures:
+    future.add_done_callback(lambda each: print(each.cancelled() or len(each.result()["dense"])))
+{ended}
+"""
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.stdout.split() == (["True"] * 2 if ended else ["1"] * 2), run.stderr
+    assert run.returncode == bool(ended) and run.stderr.count("Error") == bool(ended)
 
 
 @pytest.mark.parametrize(

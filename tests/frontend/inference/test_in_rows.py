@@ -229,6 +229,26 @@ def test_a_number_of_which_contents_say_something_else_is_bound() -> None:
         assert numbers == [2, 7, 4, 6]
 
 
+def test_a_number_whose_graph_was_derived_is_a_step_of_others() -> None:
+    """What passes found of contents is known of a derived graph as of those it was derived from."""
+    with InferenceSession(strided(), threads=1) as session:
+        bounds = session.serial.bounds
+        for rows in (2, *[5] * (MOST_STEPS // 3 + 1), 5):
+            equal_fresh(strided(), session, given(session, rows))
+            bounds.wait()
+        assert {shape[0] for ((shape,), _) in bounds.held} == {2, 5}
+        (kind,) = bounds.rows._kinds.values()
+        assert kind.apart and kind.numbers >= {2, 5}
+        equal_fresh(strided(), session, given(session, 7))  # in steps of 5 and 2
+        assert len(bounds.held) == 2
+        family = session.serial.binder.packed.families
+        derived = family.at({"x": (9, 5, 6)})
+        assert derived.given is None and derived.choices[0].made.tensors["indices"].shape[0] == 9
+        assert session.meeting_samples(given(session, 9)) and not session.meeting_samples(
+            given(session, 9), [2, 16]
+        )
+
+
 def test_one_row_serves_as_a_step_where_its_graph_has_other_operators() -> None:
     model = model_of(
         """n = Shape<start = 0, end = 1>(x)  both = Constant<value_ints = [6, 8]>()
