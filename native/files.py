@@ -12,6 +12,8 @@ import os
 import threading
 from pathlib import Path
 
+from soapstone.system import drop_pages
+
 _PIECE = 1 << 22  # bytes that are hashed at once
 
 
@@ -49,6 +51,8 @@ class MappedFile(mmap.mmap):
                 place = pieces[number]
                 with memoryview(self)[place : place + _PIECE] as piece:
                     found[number] = hashlib.sha256(piece).digest()
+                    nbytes = len(piece)
+                drop_pages(self, place, nbytes)
 
         others = []
         for number in range(1, min(threads, len(pieces))):

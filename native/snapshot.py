@@ -22,8 +22,10 @@ from soapstone.native.memory import LINE, Array, Block, Entry, Scratch, aligned,
 from soapstone.native.promises import promise_of
 
 _LEAST = 1 << 32  # addresses lie above, so that no number is taken for one
+_SEEN = 1 << 15  # words that are looked at together, while they are in a cache
 Place = tuple[int, int]  # a target's number, and how many bytes behind its start
 Data = dict[str, Any]  # of numbers, texts, bytes and tuples of these
+Pieces = Sequence[tuple[int, Array]]  # parts of contents: their offsets and bytes
 
 
 class UnknownError(Exception):
@@ -83,7 +85,11 @@ class _Targets:
     def moves(self, words: Array) -> tuple[Array, Array, Array]:
         """Return which words are addresses, and for each its target and the offset there."""
         low, high = max(_LEAST, int(self._mapped[0, 0])), int(self._mapped[-1, 1])
-        at = np.flatnonzero((words >= low) & (words < high))
+        found = []
+        for first in range(0, len(words), _SEEN):
+            beyond = (words[first : first + _SEEN] - low).view(np.uint64)
+            found.append(np.flatnonzero(beyond < high - low) + first)
+        at = np.concatenate(found) if found else np.zeros(0, np.int64)
         picked = words[at]
         of = self._order[np.searchsorted(self.first[self._order], picked, "right") - 1]
         inside = (picked >= self.first[of]) & (picked < self.past[of])
@@ -101,13 +107,14 @@ def taken(
     lying: Array | None,
     functions: Mapping[int, Hashable],
     recipe: Callable[[Any, Mapping[int, int], Callable[[int], Place]], Hashable],
-) -> tuple[Callable[[], Data], Array]:
-    """Return a function that makes the data of an entry, and the contents of arrays, as of now.
+) -> tuple[Callable[[], tuple[Data, Pieces]], int]:
+    """Return a function that makes the data of an entry and its arrays' contents, as of now; and
+    the number of bytes of these.
 
-    The function may be called once, later, while the entry runs; it adds the contents of arrays
-    that nobody may write to. The others are copied now, holding the interpreter lock: each release
-    would give it to another computing thread for some milliseconds. Words of the contents that are
-    addresses become zeros.
+    The function may be called once, later, while the entry runs. It returns the contents of arrays
+    that nobody may write to where they are, for as long as the function is there. The others are
+    copied now, holding the interpreter lock: each release would give it to another computing thread
+    for some milliseconds. Words of the contents that are addresses become zeros.
 
     Args:
         ends: arrays that are read or written from outside, by name.
@@ -138,27 +145,27 @@ def taken(
     ]
     targets = _Targets(ranges)
     words = np.frombuffer(b"".join(memoryview(block.words) for block in blocks), np.int64)
-    contents = aligned(_offsets(segments)[1][held], zero=True)
-    copied, written = contents.data, _written(segments, kept.arrays)
-    pieces = list(zip(segments[:held], _offsets(segments)[0], written))
-    for (low, high), offset, changes in pieces:
-        if changes:
-            copied[offset : offset + high - low] = array_at(low, (high - low,), np.uint8).data
+    (offsets, ends_of), written = _offsets(segments), _written(segments, kept.arrays)
+    pieces = []
+    for (low, high), offset, changes in zip(segments[:held], offsets, written):
+        lies = array_at(low, (high - low,), np.uint8)
+        pieces.append((low, offset, np.frombuffer(lies.tobytes(), np.uint8) if changes else lies))
 
-    def told() -> Data:
+    def told() -> tuple[Data, Pieces]:
         moved: list[tuple[int, ...]] = []  # words of the contents that are addresses
+        given: list[tuple[int, Array]] = []
         words_lie = _Within([each for each in kept.arrays if each.dtype.kind in "iu"])
-        for (low, high), offset, changes in pieces:
-            if not changes:
-                contents[offset : offset + high - low] = array_at(low, (high - low,), np.uint8)
+        for low, offset, contents in pieces:
             skipped = -low % 8
-            piece = contents[offset + skipped : offset + high - low]
-            at, *move = targets.moves(np.frombuffer(piece.data, np.int64, piece.size // 8))
+            at, *move = targets.moves(_words(contents[skipped:]))
             if not words_lie.all(low + skipped + 8 * at):
                 raise UnknownError("what may be an address among numbers that are no words")
+            if len(at):
+                contents = contents.copy()
+                _words(contents[skipped:])[at] = 0
             places = offset + skipped + 8 * at
             moved += zip(*(each.tolist() for each in (places, *move)))
-        clear(moved, contents)
+            given.append((offset, contents))
         first = len(segments) + len(there) + len(blocks)
 
         def place(address: int) -> Place:
@@ -195,9 +202,9 @@ def taken(
                 for name, each in ends.items()
             },
         }
-        return data
+        return data, given
 
-    return told, contents
+    return told, ends_of[held]
 
 
 class Restored(NamedTuple):
@@ -269,6 +276,10 @@ def clear(moved: Iterable[Sequence[int]], contents: Array) -> None:
     """Make zeros of the words of contents that are addresses. moved: of the data."""
     for offset, *_ in moved:
         contents[offset : offset + 8] = 0
+
+
+def _words(contents: Array) -> Array:
+    return np.frombuffer(contents.data, np.int64, contents.size // 8)
 
 
 def _segments(

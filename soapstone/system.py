@@ -326,6 +326,25 @@ def give_back_freed() -> None:
 # ------------------------------------------------------------------------------ files and processes
 
 
+def allocate(descriptor: int, nbytes: int) -> None:
+    """Give a new file its size, and room on the disk, which takes longer as it is written.
+
+    Raises: OSError when there is no room left.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)
+    else:
+        os.ftruncate(descriptor, nbytes)
+
+
+def private_copy(descriptor: int) -> mmap.mmap:
+    """Return the bytes of a file that is not empty; what is written there is this process's alone.
+
+    Raises: OSError when it cannot be mapped.
+    """
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+
+
 def anonymous_file(nbytes: int) -> int:
     """Return the descriptor of a file of zeros that has no name.
 

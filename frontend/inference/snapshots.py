@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from soapstone.native.arrays import mapping
 from soapstone.native.entries import Native, sequence
 from soapstone.native.files import MappedFile, file_state
 from soapstone.native.memory import CHECKED, Array, aligned, call, spoil
-from soapstone.system import usable_cores
+from soapstone.system import allocate, private_copy, usable_cores
 
 if TYPE_CHECKING:
     from soapstone.engine.session import Bound
@@ -314,7 +314,7 @@ class Keeper:
         functions: dict[int, Any] = {each: ("", *told) for each, told in loaded.items()}
         functions |= {each: (name,) for each, name in onednn.functions().items()}
         try:
-            told, contents = snapshot.taken(
+            told, nbytes = snapshot.taken(
                 whole, ends, bound.trace.transient, lying, functions, onednn.recipe
             )
             natives = [
@@ -325,7 +325,7 @@ class Keeper:
             ]
         except (snapshot.UnknownError, KeyError):  # code that is in no file
             return None
-        if contents.size > _MOST_BYTES:
+        if nbytes > _MOST_BYTES:
             return None
         given = {name: array.copy() for name, array in bound.feeds.items()}
         answer = {name: array.copy() for name, array in bound.results.items()}
@@ -334,13 +334,9 @@ class Keeper:
 
         def keep() -> None:
             try:
-                header = {
-                    "model": model,
-                    "states": _states(dict.fromkeys(_files()), self._options),
-                    "natives": tuple(natives),
-                    "data": told(),
-                    "sum": _sum(contents),
-                }
+                states = _states(dict.fromkeys(_files()), self._options)
+                data, pieces = told()
+                header = {"model": model, "states": states, "natives": tuple(natives), "data": data}
             except (snapshot.UnknownError, OSError):  # sources that are in no file
                 return
             bound, now = self._place, _place(self._model, self._options)
@@ -348,7 +344,7 @@ class Keeper:
                 return  # another file was bound
             path = bound.path  # hashed now, if not before; only then is the file looked at again
             if (bound.settled or now.path == path) and now.unchanged:
-                _keep(path, header, contents, lying, given, answer, self._options.threads)
+                _keep(path, header, pieces, lying, given, answer, self._options.threads)
                 bound.note()
 
         return keep
@@ -463,40 +459,55 @@ def _answer(
 def _keep(
     path: Path,
     header: dict[str, Any],
-    contents: Array,
+    pieces: snapshot.Pieces,
     lying: Array | None,
     given: Mapping[str, Array],
     answer: Mapping[str, Array],
     threads: int,
 ) -> None:
-    """Write a snapshot if it gives the answer that the session gave; otherwise nothing.
+    """Write a snapshot, and keep it if it gives the answer that the session gave.
 
-    It answers in the memory that is written afterwards, which therefore must not change.
+    pieces: its contents. It answers in the memory of the file's pages, of which it gets its own
+    where it writes, and which therefore must not change.
     """
+    partial = path.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError, onednn.OneDnnError, LookupError):
-        made = _restored(header, contents, lying, threads)
-        spoil(made.work)  # what was taken for work, but counts, is not zeros that are there anyway
-        found = _answer(made, given, threads)
-        if found is None or any(found[n].tobytes() != a.tobytes() for n, a in answer.items()):
-            return
-        snapshot.clear(header["data"]["moved"], contents)
-        if _sum(contents) != header["sum"]:
-            return
-        length = len(marshal.dumps({**header, "begin": 1 << 30}))
-        header = {**header, "begin": -(-(_HASH + _LENGTH + length) // _PAGE) * _PAGE}
-        told = marshal.dumps(header)
-        partial = path.with_suffix(f".{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(partial, "wb") as file:
-                file.write(hashlib.sha256(told).digest() + len(told).to_bytes(_LENGTH, "little"))
-                file.write(told)
-                file.seek(header["begin"])
-                file.write(contents.data)
-            os.replace(partial, path)
+            with open(partial, "w+b") as file:
+                contents = _written(file, header, pieces)
+            made = _restored(header, contents, lying, threads)
+            spoil(made.work)  # what was taken for work, but counts, is not zeros that are there
+            found = _answer(made, given, threads)
+            if found is None or any(found[n].tobytes() != a.tobytes() for n, a in answer.items()):
+                return
+            snapshot.clear(header["data"]["moved"], contents)
+            if _sum(contents) == header["sum"]:
+                os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
         _prune(path.parent)
+
+
+def _written(file: BinaryIO, header: dict[str, Any], pieces: snapshot.Pieces) -> Array:
+    """Write a snapshot, and return its contents in memory that is mapped from the file.
+
+    header: gets what is known of the contents once they are there.
+    """
+    nbytes = snapshot.held_bytes(header["data"])
+    header |= {"begin": 1 << 30, "sum": bytes(_HASH)}
+    begin = -(-(_HASH + _LENGTH + len(marshal.dumps(header))) // _PAGE) * _PAGE
+    allocate(file.fileno(), begin + nbytes)
+    for offset, each in pieces:
+        file.seek(begin + offset)
+        file.write(each.data)
+    file.flush()
+    contents = np.frombuffer(private_copy(file.fileno()), np.uint8)[begin:]
+    header |= {"begin": begin, "sum": _sum(contents)}
+    told = marshal.dumps(header)
+    file.seek(0)
+    file.write(hashlib.sha256(told).digest() + len(told).to_bytes(_LENGTH, "little") + told)
+    return contents
 
 
 def _prune(place: Path) -> None:

@@ -14,7 +14,7 @@ from soapstone.native import snapshot
 from soapstone.native.arrays import start
 from soapstone.native.copies import copy
 from soapstone.native.entries import noop, sequence
-from soapstone.native.memory import CHECKED, Entry, Scratch, aligned_array, call, pack
+from soapstone.native.memory import CHECKED, Entry, Scratch, aligned, aligned_array, call, pack
 
 pytestmark = pytest.mark.skipif(
     not system.mapped() or CHECKED or sys.platform != "linux",
@@ -23,10 +23,14 @@ pytestmark = pytest.mark.skipif(
 
 
 def _taken(entry: Entry, **ends: np.ndarray[Any, Any]) -> tuple[snapshot.Data, Any]:
-    told, contents = snapshot.taken(
+    told, nbytes = snapshot.taken(
         entry, ends, (), None, {each: each for each in LOADED}, lambda *_: "no objects"
     )
-    return told(), contents
+    data, pieces = told()
+    contents = aligned(nbytes, zero=True)
+    for offset, piece in pieces:
+        contents[offset : offset + piece.size] = piece
+    return data, contents
 
 
 def _restored(data: snapshot.Data, contents: Any) -> snapshot.Restored:
