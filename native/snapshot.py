@@ -9,6 +9,7 @@ arrays; and how each object was made. An entry with a word that is an address of
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from soapstone.native.memory import LINE, Array, Block, Entry, Scratch, aligned,
 from soapstone.native.promises import promise_of
 
 _LEAST = 1 << 32  # addresses lie above, so that no number is taken for one
+_END = 1 << 63  # no address is as large
 _SEEN = 1 << 15  # words that are looked at together, while they are in a cache
 Place = tuple[int, int]  # a target's number, and how many bytes behind its start
 Data = dict[str, Any]  # of numbers, texts, bytes and tuples of these
@@ -32,13 +34,27 @@ class UnknownError(Exception):
     """An entry with an address of something that no other process can make."""
 
 
+class _Span(NamedTuple):
+    """An array, and the addresses of its first byte and of the one after its last."""
+
+    low: int
+    high: int
+    array: Array
+
+
 class _Kept:
     """Everything that blocks keep: blocks by address, arrays, objects in order of creation."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
-        self.arrays: list[Array] = []
+        self.arrays: dict[int, _Span] = {}  # each once, those that are not empty
         self.objects: dict[int, Any] = {}
+
+    def array(self, array: Array) -> None:
+        if array.size and id(array) not in self.arrays:
+            promise = promise_of(array)
+            if promise is None or "contents" in promise.known:
+                self.arrays[id(array)] = _Span(*extent(array), array)
 
     def block(self, block: Block) -> None:
         if block.address in self.blocks:
@@ -55,9 +71,7 @@ class _Kept:
             elif isinstance(each, Block):
                 self.block(each)
             elif isinstance(each, np.ndarray):
-                promise = promise_of(each)
-                if promise is None or "contents" in promise.known:
-                    self.arrays.append(each)
+                self.array(each)
             elif getattr(each, "made", None) is not None:
                 self.object(each)
 
@@ -66,7 +80,7 @@ class _Kept:
             for other in thing.made.objects():
                 self.object(other)
             if isinstance(thing.keep, np.ndarray):
-                self.arrays.append(thing.keep)
+                self.array(thing.keep)
             self.objects[thing.address] = thing
 
 
@@ -90,6 +104,8 @@ class _Targets:
             beyond = (words[first : first + _SEEN] - low).view(np.uint64)
             found.append(np.flatnonzero(beyond < high - low) + first)
         at = np.concatenate(found) if found else np.zeros(0, np.int64)
+        if not len(at):
+            return at, at, at
         picked = words[at]
         of = self._order[np.searchsorted(self.first[self._order], picked, "right") - 1]
         inside = (picked >= self.first[of]) & (picked < self.past[of])
@@ -129,8 +145,10 @@ def taken(
     """
     kept = _Kept()
     kept.block(entry.arguments)
-    kept.arrays += ends.values()
-    found, held = _segments(kept.arrays, [extent(each) for each in (*free, *ends.values())])
+    for each in ends.values():
+        kept.array(each)
+    spans = list(kept.arrays.values())
+    found, held = _segments(spans, [extent(each) for each in (*free, *ends.values())])
     begin, end = (0, 0) if lying is None else extent(lying)
     there = [(low, high) for low, high in found if begin <= low and high <= end]
     held -= len(there)  # nobody writes there
@@ -145,7 +163,7 @@ def taken(
     ]
     targets = _Targets(ranges)
     words = np.frombuffer(b"".join(memoryview(block.words) for block in blocks), np.int64)
-    (offsets, ends_of), written = _offsets(segments), _written(segments, kept.arrays)
+    (offsets, ends_of), written = _offsets(segments), _written(segments, spans)
     pieces = []
     for (low, high), offset, changes in zip(segments[:held], offsets, written):
         lies = array_at(low, (high - low,), np.uint8)
@@ -154,25 +172,27 @@ def taken(
     def told() -> tuple[Data, Pieces]:
         moved: list[tuple[int, ...]] = []  # words of the contents that are addresses
         given: list[tuple[int, Array]] = []
-        words_lie = _Within([each for each in kept.arrays if each.dtype.kind in "iu"])
+        words_lie = _Within(spans)
         for low, offset, contents in pieces:
             skipped = -low % 8
             at, *move = targets.moves(_words(contents[skipped:]))
-            if not words_lie.all(low + skipped + 8 * at):
-                raise UnknownError("what may be an address among numbers that are no words")
             if len(at):
+                if not words_lie.all(low + skipped + 8 * at):
+                    raise UnknownError("what may be an address among numbers that are no words")
                 contents = contents.copy()
                 _words(contents[skipped:])[at] = 0
-            places = offset + skipped + 8 * at
-            moved += zip(*(each.tolist() for each in (places, *move)))
+                places = offset + skipped + 8 * at
+                moved += zip(*(each.tolist() for each in (places, *move)))
             given.append((offset, contents))
         first = len(segments) + len(there) + len(blocks)
 
+        lies = sorted((low, high, of) for of, (low, high) in enumerate([*segments, *there]))
+
         def place(address: int) -> Place:
-            at, of, behind = targets.moves(np.array([address], np.int64))
-            if not len(at) or of[0] >= len(segments) + len(there):
+            low, high, of = lies[bisect(lies, (address, _END)) - 1] if lies else (0, 0, 0)
+            if not low <= address < high:
                 raise UnknownError("an object on memory that is not known")
-            return int(of[0]), int(behind[0])
+            return of, address - low
 
         recipes: dict[Hashable, int] = {}  # objects that were made alike are one
         numbers: dict[int, int] = {}
@@ -283,13 +303,13 @@ def _words(contents: Array) -> Array:
 
 
 def _segments(
-    arrays: Sequence[Array], free: Sequence[tuple[int, int]]
+    spans: Sequence[_Span], free: Sequence[tuple[int, int]]
 ) -> tuple[list[tuple[int, int]], int]:
     """Return the memory of arrays as disjoint pieces, and how many of these have contents.
 
     These come first; the contents of the others, which are `Scratch` or in `free`, do not matter.
     """
-    ranges = sorted({(*extent(each), _counts(each, free)) for each in arrays if each.size})
+    ranges = sorted({(each.low, each.high, _counts(each, free)) for each in spans})
     found: list[tuple[int, int, bool]] = []
     for low, high, counts in ranges:
         if found and low < found[-1][1]:
@@ -300,10 +320,10 @@ def _segments(
     return held + [(low, high) for low, high, counts in found if not counts], len(held)
 
 
-def _written(segments: Sequence[tuple[int, int]], arrays: Sequence[Array]) -> list[bool]:
+def _written(segments: Sequence[tuple[int, int]], spans: Sequence[_Span]) -> list[bool]:
     """Return, for each piece of the memory of arrays, whether somebody may write there."""
     first, past = np.array([(0, 0), *sorted(shared.places())], np.int64).T
-    ends = {extent(each) for each in arrays if each.flags.writeable and each.size}
+    ends = {(low, high) for low, high, array in spans if array.flags.writeable}
     low, high = np.array([*ends], np.int64).reshape(-1, 2).T
     low = low[high > past[np.searchsorted(first, low, "right") - 1]]
     begins = np.array([(0, 0), *segments], np.int64)[:, 0]
@@ -314,11 +334,10 @@ def _written(segments: Sequence[tuple[int, int]], arrays: Sequence[Array]) -> li
     return found
 
 
-def _counts(array: Array, free: Sequence[tuple[int, int]]) -> bool:
-    low, high = extent(array)
-    return not (
-        isinstance(array, Scratch) or any(first <= low and high <= past for first, past in free)
-    )
+def _counts(span: _Span, free: Sequence[tuple[int, int]]) -> bool:
+    if isinstance(span.array, Scratch):
+        return False
+    return not any(first <= span.low and span.high <= past for first, past in free)
 
 
 def _offsets(segments: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
@@ -331,10 +350,11 @@ def _offsets(segments: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]
 
 
 class _Within:
-    """The memory of arrays of words, which may hold addresses."""
+    """The memory of those arrays that are of words, which may hold addresses."""
 
-    def __init__(self, arrays: Sequence[Array]) -> None:
-        ranges = sorted({extent(each) for each in arrays if each.itemsize == 8 and each.size})
+    def __init__(self, spans: Sequence[_Span]) -> None:
+        kinds = {(low, high, array.dtype.kind, array.itemsize) for low, high, array in spans}
+        ranges = sorted({(low, high) for low, high, *of in kinds if of in (["i", 8], ["u", 8])})
         self._low, high = np.array([(0, 0), *ranges], np.int64).T
         self._past = np.maximum.accumulate(high)  # of all ranges that begin no later
 
