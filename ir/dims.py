@@ -418,9 +418,9 @@ class DimTable:
     def __contains__(self, name: str) -> bool:
         return name in self._dims
 
-    def dims(self) -> tuple[Dim, ...]:
-        """Return the dims in the order in which they were recorded."""
-        return tuple(Dim(name, extent, kind) for name, (extent, _, kind) in self._dims.items())
+    def dims(self) -> Iterator[tuple[str, int, Kind]]:
+        """Yield name, extent and kind of the dims in the order in which they were recorded."""
+        return ((name, extent, kind) for name, (extent, _, kind) in self._dims.items())
 
 
 def along(table: DimTable, name: str, extent: int, where: str) -> Affine:
@@ -506,10 +506,10 @@ def finish(
     """Return the signature of collected operands, marking dims absent from an output as reduced."""
     dims = []
     types = tuple(dtypes) if dtypes is not None else ("float32",) * len(outputs)
-    for dim in table.dims():
-        kind = (kinds or {}).get(dim.name, dim.kind)
-        lack = {dtype for one, dtype in zip(outputs, types) if dim.name not in one.dims}
+    for name, extent, kind in table.dims():
+        kind = (kinds or {}).get(name, kind)
+        lack = {dtype for one, dtype in zip(outputs, types) if name not in one.dims}
         if kind is Kind.FREE and lack:  # there is no sum of booleans
             kind = Kind.WHOLE if "bool" in lack and monoid == "sum" else Kind.REDUCED
-        dims.append(Dim(dim.name, dim.extent, kind, monoid if lack else None))
+        dims.append(Dim(name, extent, kind, monoid if lack else None))
     return Signature(tuple(dims), tuple(inputs), tuple(outputs), types)

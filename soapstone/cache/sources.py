@@ -140,11 +140,11 @@ def contents() -> str:
         top = _folder(package)
         for place, folders, names in os.walk(top) if top is not None else ():
             folders[:] = sorted(folders) if package != _ROOT else []
+            inner = os.path.relpath(place, top)
             for name in sorted(name for name in names if name.endswith(".py")):
                 with open(os.path.join(place, name), "rb", buffering=0) as file:
                     status = os.fstat(file.fileno())
                     text = _NOT_KNOWN if late(status) else file.readall()
-                inner = os.path.relpath(place, top)
                 whole.update(f"{package} {inner} {name} {len(text)}\0".encode() + text)
     return whole.hexdigest()
 

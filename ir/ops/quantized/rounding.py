@@ -101,7 +101,7 @@ def _scale_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> 
     need_type(inputs, "f", "a floating-point type")
     table = DimTable()
     axes = [along(table, f"d{i}", n, "input 0") for i, n in enumerate(inputs[0].shape)]
-    kinds = dict.fromkeys((dim.name for dim in table.dims()), Kind.WHOLE)
+    kinds = dict.fromkeys((name for name, *_ in table.dims()), Kind.WHOLE)
     results = [Operand(()), Operand(())]
     return finish(table, [Operand(tuple(axes))], results, [inputs[0].dtype, "uint8"], kinds)
 
