@@ -7,6 +7,7 @@ error on one rank stops all of them with that error.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -48,10 +49,16 @@ _LOOK_S = 0.001
 _SWAP_S = 20e-6
 _ROUND_TRIPS = 50  # to learn how far two clocks are apart
 _HEARING_S = 0.3  # in which an error of one rank has come to all others
+_LEFT_TAG = 32767  # of the last message of a rank; the largest tag that every MPI has
+_MEETINGS: list[str] = []  # those that this rank came to
+_SENT: list[Any] = []  # requests, whose bytes are to last
+_GONE: dict[int, int] = {}  # how many those that have left had come to, by rank
 
 
 def connect() -> Any:
     """The communicator of all ranks; from now on an exception that nobody catches ends all.
+
+    A program that ends is told to the others, who may wait for it.
 
     Raises: MachineError when mpi4py or an MPI library is not there.
     """
@@ -66,21 +73,47 @@ def connect() -> Any:
     others = MPI.COMM_WORLD.Get_size() > 1
     if others and getattr(sys.excepthook, "func", None) is not _report_uncaught:
         sys.excepthook = partial(_report_uncaught, sys.excepthook)
+        atexit.register(_say_left)  # before MPI's own end, which waits for the other ranks
     return MPI.COMM_WORLD
 
 
 def meet(what: str) -> None:
     """Wait until every rank has come here.
 
-    Raises: PeerError when that takes longer than a message may.
+    Raises: PeerError when one has left its program, or that takes longer than a message may.
     """
-    request = connect().Ibarrier()
+    comm = connect()
+    request = comm.Ibarrier()
+    _MEETINGS.append(what)
     limit = timeout_s()
     until = time.monotonic() + limit
     while not request.Test():
+        gone = _next_missing(comm)
+        if gone is not None:
+            raise PeerError(f"{what}: process {gone} has left its program before it")
         if time.monotonic() > until:
             raise PeerError(f"{what}: other processes have not come to it within {limit:g} s")
         time.sleep(_LOOK_S)
+
+
+def _say_left() -> None:
+    """Tell the other ranks that this one's program is at its end: they may wait for it."""
+    from mpi4py import MPI
+
+    if MPI.Is_finalized():
+        return
+    comm = MPI.COMM_WORLD
+    others = (other for other in range(comm.Get_size()) if other != comm.Get_rank())
+    _SENT.extend(comm.isend(len(_MEETINGS), other, _LEFT_TAG) for other in others)
+
+
+def _next_missing(comm: Any) -> int | None:
+    """A rank that has left its program and not come to the last of this one's meetings."""
+    for other in range(comm.Get_size()):
+        message = comm.improbe(other, _LEFT_TAG)
+        if message is not None:
+            _GONE[other] = message.recv()
+    return min((other for other, came in _GONE.items() if came < len(_MEETINGS)), default=None)
 
 
 def rank() -> int:
@@ -363,7 +396,10 @@ class MpiExecutor(LocalExecutor):
     def close(self) -> None:
         """Stop the threads; messages under way are waited for unless an error ends the run."""
         if not self.closed:
-            healthy = self.fault is None and sys.exception() is None
+            ending = sys.exception()
+            healthy = self.fault is None and ending is None
+            if isinstance(ending, SystemExit):  # which no hook is told of
+                self.messenger.announce(ending)
             if self.agreement is not None and healthy:
                 self.agreement.event("end of the runtime")
             super().close()

@@ -47,6 +47,8 @@ def main() -> None:
     machine = machine_of("mpi", cpus=1)
     if KIND == "early" and RANK == 1:
         raise RuntimeError("the program failed before it started")
+    if KIND == "left" and RANK == 1:
+        sys.exit("nothing to start")
     with start("mpi", machine, DefaultMapper(), automatic=automatic) as runtime:
         say(f"shared {Path(_mpi_file()).name}")
         runtime.fill(x, 1.0)
@@ -65,6 +67,8 @@ def main() -> None:
             except SystemExit as error:
                 runtime.executor.stop(error)  # as what trains does
                 raise
+        if KIND == "leave" and RANK == 1:
+            sys.exit("nothing more")
         if KIND == "memory":
             huge = Region((1 << 45,), "f8", "huge")
             runtime.launch(work, Partition.whole(x, (2,)), Partition.tiled(huge, (2,)))

@@ -108,6 +108,8 @@ def test_a_rank_that_fails_ends_all_with_one_error(
         ("memory", "region 'huge' needs"),
         ("early", "the program failed before it started"),
         ("exit", "process 1: it left its program, by SystemExit(nothing more)"),
+        ("leave", "process 1: it left its program, by SystemExit(nothing more)"),
+        ("left", "the start of the runtime: process 1 has left its program before it"),
     ],
 )
 def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
