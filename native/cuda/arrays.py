@@ -9,6 +9,7 @@ NumPy asks. Kernels and copies get what Numba launches on by `launchable`.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import Any
 
 import numpy as np
@@ -83,11 +84,16 @@ def _seen(held: Any, nbytes: int) -> Array:
 
 
 def _bytes_at(first: int, nbytes: int, keep: object) -> tuple[Array, object]:
-    """Return the bytes from an address on, and what lives as long as any view of them."""
+    """Return a device's bytes from an address on, and what lives as long as any view of them."""
+    seen, raw = _seen_at(first, nbytes, keep)
+    return seen.view(DeviceArray), raw
+
+
+def _seen_at(first: int, nbytes: int, keep: object) -> tuple[Array, object]:
     raw = (ctypes.c_uint8 * nbytes).from_address(first)
     raw.owner = keep  # type: ignore[attr-defined]
     seen: Array = np.ctypeslib.as_array(raw)
-    return seen.view(DeviceArray), raw
+    return seen, raw
 
 
 def part(slab: Array, offset: int, nbytes: int) -> tuple[Array, object]:
@@ -119,6 +125,34 @@ def pinned_bytes(nbytes: int, zero: bool = False) -> Array:
     if zero:
         found[...] = 0
     return found
+
+
+def page_locked(array: Array) -> Array:
+    """Return memory of the host page-locked where it is, for as long as any view of it is left.
+
+    array: uint8, whole pages, at an address that is the host's own and every device's.
+
+    Raises:
+        MemoryError: the driver refuses.
+    """
+    if simulated():
+        return array
+    from cuda.bindings import driver
+
+    first, device = int(address(array)), any_device()
+    flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+    with device:
+        (status,) = driver.cuMemHostRegister(first, array.nbytes, flags)
+    if int(status):
+        raise MemoryError(f"CUDA driver: cuMemHostRegister: {status.name}")
+
+    def given_back(array: Array) -> None:
+        with device.current:
+            driver.cuMemHostUnregister(first)
+
+    seen, owner = _seen_at(first, array.nbytes, array)
+    weakref.finalize(owner, given_back, array).atexit = False
+    return seen
 
 
 def pinned_array(shape: tuple[int, ...], dtype: Any) -> Array:

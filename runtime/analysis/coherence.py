@@ -145,9 +145,11 @@ class Coherence:
         inside: Instance | None = None
         for (where, part, lies), instance in state.by_key.items():
             if where == memory and (layout is None or lies == layout.order):
-                if part == box if exact else part is None:
+                if part is None if not exact else part == box:
                     return instance
-                if inside is None and box is not None and not exact and contains(part, box):
+                if exact or box is None or part is None:
+                    continue
+                if inside is None and contains(part, box):
                     inside = instance
         if inside is not None:
             return inside

@@ -160,12 +160,7 @@ class DeviceExecutor(LocalExecutor):
             operation = found.operation
             place = self.machine.processors[operation.processor]
             try:
-                self.lanes[operation.processor].wait(found.mark)
-                check(found.call, operation, place)
-                profile = self.profile
-                if profile is not None and self.fault is None:
-                    start, end = self._times(found)
-                    profile.add(operation, start, start, end)
+                self._ended(found)
             except BaseException as error:
                 self._fail(
                     error
@@ -180,6 +175,18 @@ class DeviceExecutor(LocalExecutor):
                 operation.successors = []
                 super()._end(operation)
             del found, operation
+
+    def _ended(self, found: _Enqueued) -> None:
+        """Wait until an operation has ended, and tell the profile.
+
+        Raises: TaskError where its kernel says that something is wrong.
+        """
+        operation, profile = found.operation, self.profile
+        self.lanes[operation.processor].wait(found.mark)
+        check(found.call, operation, self.machine.processors[operation.processor])
+        if profile is not None and self.fault is None:
+            start, end = self._times(found)
+            profile.add(operation, start, start, end)
 
     def _times(self, found: _Enqueued) -> tuple[int, int]:
         """When an operation began and ended: by the device, between what the host has seen.

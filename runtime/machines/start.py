@@ -48,12 +48,14 @@ def machine_of(executor: str, cpus: int | None = None, threads: int = 1, gpus: i
     Raises: MachineError.
     """
     check_executor(executor)
-    if gpus and executor == "legate":
-        raise MachineError(f"executor 'legate' found with {gpus} gpus; 'local' or 'mpi' needed")
     if executor == "mpi":
         from soapstone.runtime.executors.mpi import executor as mpi
 
         return mpi.machine_of(cpus, threads, gpus)
+    if gpus and executor == "legate":
+        from soapstone.runtime.devices.legate import legate_gpu_machine
+
+        return legate_gpu_machine(cpus, gpus)
     if gpus:
         return Machine.local(cpus, threads, gpus=gpus)
     if executor == "legate":
@@ -100,6 +102,10 @@ def start(executor: str, machine: Machine, mapper: Mapper, automatic: bool = Fal
         from soapstone.runtime.executors.legate.workers import LegateWorkers
 
         attach(mapper, machine)
+        if machine.devices:
+            from soapstone.runtime.devices.legate import LegateDeviceExecutor
+
+            return Runtime(machine, mapper, LegateDeviceExecutor, automatic=automatic)
         if any(mapper.backing(processor.memory) for processor in machine.processors):
             return Runtime(machine, mapper, LegateWorkers, automatic=automatic)
         return LegateRuntime(machine, mapper, automatic=automatic)

@@ -20,8 +20,8 @@ from soapstone.runtime.executors.legate.start import LAUNCHERS
 STUB = Path(__file__).resolve().parents[1] / "programs" / "libcuda_stub.c"
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """The variables of a process under Legate. folder: for the stub.
+def environment(folder: Path, driver: Path = STUB) -> dict[str, str]:
+    """The variables of a process under Legate. folder: for the stub. driver: its source.
 
     Raises: ImportError when Legate is not installed, or cannot be run here.
     """
@@ -30,7 +30,7 @@ def environment(folder: Path) -> dict[str, str]:
     found = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
     found["LEGATE_CONFIG"] = "--cpus 2 --gpus 0 --omps 0 --sysmem 512 --logging gpu=6,threads=5"
     found["LEGATE_AUTO_CONFIG"] = "0"
-    return with_driver(folder, STUB, found)
+    return with_driver(folder, driver, found)
 
 
 def printed(folder: Path, program: str, *arguments: object) -> str:

@@ -1,6 +1,6 @@
 """Checks of GPUs as processors, each run in this process: on devices, or in Numba's simulator.
 
-    NUMBA_ENABLE_CUDASIM=1 python -m programs.gpu_checks random training ...
+    NUMBA_ENABLE_CUDASIM=1 python -m programs.gpu_checks [--executor legate] random training ...
 
 Prints the outcomes as JSON: by check, None or the error. In the simulator lanes are late
 (`helpers/runtime/late_lanes.py`), so that an order that nothing enforces shows.
@@ -36,6 +36,7 @@ from soapstone.mappers import load
 from soapstone.native.cuda.arrays import launchable
 from soapstone.native.cuda.device import Device, device_count, simulated
 from soapstone.runtime import (
+    DefaultMapper,
     Machine,
     MemoryExhausted,
     Partition,
@@ -56,15 +57,17 @@ from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.devices import executor
 from soapstone.runtime.devices.pool import DevicePool
 from soapstone.runtime.machines.machine import CUDA
+from soapstone.runtime.machines.start import machine_of, start
 from soapstone.runtime.model import launch as launches
 from soapstone.runtime.observe.checker import check_log
 
 MOST = min(2, device_count())  # GPUs in one machine
+EXECUTOR = sys.argv[2] if sys.argv[1:2] == ["--executor"] else "local"
 
 
 def machine(gpus: int, cpus: int = 0) -> Machine:
     """Return a machine of GPUs, and of processors of the host beside them."""
-    found = Machine.local(gpus=min(gpus, MOST))
+    found = machine_of(EXECUTOR, gpus=min(gpus, MOST))
     hosted = (Processor(f"cpu{number}") for number in range(cpus))
     return replace(found, processors=(*hosted, *found.processors))
 
@@ -99,7 +102,7 @@ def compared(seeds: Sequence[int], folder: Path) -> None:
         program = random_program(seed)
         mapper = Shuffled(seed, tiles=seed % 2 == 0, memories=seed % 5 > 0)
         on, log = machine(1 + seed % 2, cpus=seed % 3 // 2), folder / f"{seed}.log"
-        with Runtime(on, mapper, log=log) as runtime:
+        with start(EXECUTOR, on, mapper) as runtime, runtime.log(log):
             program.compare(runtime, seed)
         report = check_log(log)
         assert not report.violations, report.violations[0]
@@ -151,7 +154,7 @@ def nest(scope: Scope, x: Write) -> None:
 def errors() -> None:
     """A body that raises stops the run with its name, as on the host, and the run goes on."""
     x, y = Region((4, 6), np.float32, "x"), Region((4, 6), np.float32, "y")
-    with Runtime(machine(1)) as runtime:
+    with start(EXECUTOR, machine(1), DefaultMapper()) as runtime:
         runtime.fill(x, 2)
         runtime.fill(y, 1)
         runtime.launch(fail, x)
@@ -209,7 +212,7 @@ def kernels() -> None:
     x, y = Region((6,), np.float64, "x"), Region((6,), np.float64, "y")
     good, bad = np.arange(6.0), np.arange(-3.0, 3.0)
     halves = Partition.tiled(x, 2), Partition.tiled(y, 2)
-    with Runtime(machine(2)) as runtime:
+    with start(EXECUTOR, machine(2), DefaultMapper()) as runtime:
         runtime.write(x, good)
         runtime.launch(roots, *halves)
         np.testing.assert_allclose(runtime.read(y), np.sqrt(good))
@@ -278,14 +281,14 @@ def training() -> None:
     """Steps on one GPU and on two equal the sequential run of the same graph."""
     for build, gpus in ((small, 1), (small, 2), (small_images, 2)):
         with build() as model:
-            model.compile("sgd", gpus=min(gpus, MOST))
+            model.compile("sgd", executor=EXECUTOR, gpus=min(gpus, MOST))
             compare(model, steps=2)
 
 
 def mappers() -> None:
     """Other mappers and a strategy's file work alike, and so does a framebuffer of few bytes."""
     with small() as model, TemporaryDirectory() as folder:
-        model.compile("adam", gpus=MOST, mapper="round_robin")
+        model.compile("adam", executor=EXECUTOR, gpus=MOST, mapper="round_robin")
         compare(model, steps=2)
         mapper, on = load("data_parallel"), Machine.local(gpus=MOST)
         attach(mapper, on)
@@ -295,7 +298,7 @@ def mappers() -> None:
             other.compile("adam", gpus=MOST, strategy=path)
             compare(other, steps=2)
     with small() as model:
-        model.compile("sgd", gpus=1, fast_memory=2 << 10)
+        model.compile("sgd", executor=EXECUTOR, gpus=1, fast_memory=2 << 10)
         x, y = data(model)
         losses, _ = train(model, x, y, 2)
         planned, copied = model.trainer.moved_bytes
@@ -350,7 +353,7 @@ def main() -> None:
         executor.Lane = LateLane
     warnings.simplefilter("ignore", FallbackWarning)
     outcomes: dict[str, str | None] = {}
-    for name in sys.argv[1:]:
+    for name in sys.argv[1 if EXECUTOR == "local" else 3 :]:
         try:
             CHECKS[name]()
             outcomes[name] = None

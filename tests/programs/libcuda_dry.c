@@ -140,8 +140,8 @@ static Block *block_at(u64 address) {
 static int in_windows(u64 address) { return address - window < WINDOW || address - pinned_window < PINNED_WINDOW; }
 static int reach(const char *call, u64 address, u64 bytes, int context, char **found, int *kind) {
   *kind = 2, *found = (char *)address;
-  if (!in_windows(address)) return OK;
   Block *b = block_at(address);
+  if (!in_windows(address) && !(b && b->alive)) return OK;
   if (!b) return wrong(INVALID_VALUE, "%s: %#llx is in no allocation", call, address);
   if (!b->alive) return wrong(INVALID_VALUE, "%s: %#llx was given back", call, address);
   if (address + bytes > b->base + b->size)
@@ -344,6 +344,28 @@ int cuMemHostAlloc(u64 *found, size_t bytes, u32 flags) {
   NEED(here("cuMemHostAlloc"));
   NEED(outside("cuMemHostAlloc"));
   return allocate(&next_pinned, bytes, 1, found);
+}
+int cuMemHostRegister_v2(void *memory, size_t bytes, u32 flags) {
+  CALL;
+  NEED(here("cuMemHostRegister"));
+  u64 first = (u64)memory;
+  if (!bytes || first % PAGE || bytes % PAGE) return wrong(INVALID_VALUE, "cuMemHostRegister: %p is not of whole pages", memory);
+  for (int i = 0; i < block_count; i++)
+    if (blocks[i].alive && first < blocks[i].base + blocks[i].size && blocks[i].base < first + bytes)
+      return wrong(INVALID_VALUE, "cuMemHostRegister: some of %p is page-locked already", memory);
+  APPEND(blocks, block_count, ((Block){first, bytes, 1, 1, stack[depth - 1], memory}));
+  counts[PINNED]++;
+  return OK;
+}
+int cuMemHostUnregister(void *memory) {
+  TURN;
+  NEED(here("cuMemHostUnregister"));
+  Block *b = block_at((u64)memory);
+  if (!b || b->base != (u64)memory || !b->alive) return wrong(INVALID_VALUE, "cuMemHostUnregister: %p is not page-locked", memory);
+  run_all(-1);
+  b->alive = 0;
+  counts[PINNED_GIVEN]++;
+  return OK;
 }
 int cuMemFreeHost(u64 address) { TURN; return give_back("cuMemFreeHost", address, 1); }
 

@@ -28,9 +28,14 @@ class LegateExecutor(LocalExecutor):
 
     def __init__(self, machine: Machine, memory: MemoryPool) -> None:
         super().__init__(machine, memory)
-        self.legate = start_legate(len(machine.processors))
+        self.places = self._places()
+        self.legate = start_legate(max(self.places) + 1)
         self.faults = Faults()
         self._waiting: set[int] = set()  # numbers of calls that may still be run
+
+    def _places(self) -> list[int]:
+        """Which of Legate's processors does what each processor has to do."""
+        return list(range(len(self.machine.processors)))
 
     def submit(self, running: Running) -> None:
         """Issue a bundle; its call is kept until the next wait."""
@@ -103,7 +108,7 @@ class LegateExecutor(LocalExecutor):
         legate.fence()
         legate.begin()
         for processor in jobs:
-            with legate.core.Scope(machine=legate.cpus[processor]):
+            with legate.core.Scope(machine=legate.cpus[self.places[processor]]):
                 task = legate.task_of(number, (1,))
                 task.add_scalar_arg(processor, legate.core.int64)
                 task.execute()

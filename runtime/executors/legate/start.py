@@ -10,6 +10,7 @@ import gc
 import itertools
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,8 @@ class Legate:
     calls: what the task runs, by the number that is its first scalar argument. A call takes from
     Legate's context what it needs, and may return a function to run once the context is let go.
 
+    returned: stores that nobody uses any more, which the thread that launches frees.
+
     Objects of Legate may be freed by the thread that launches only, never inside a task. So while
     tasks run, Python looks for cyclic garbage in that thread alone.
     """
@@ -81,6 +84,7 @@ class Legate:
     nodes: int
     sysmem_bytes: int
     calls: dict[int, Call]
+    returned: deque[Any] = field(default_factory=deque)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(_OCCUPY + 1))
     _paused: bool = False
     _begun: int = 0
@@ -104,6 +108,7 @@ class Legate:
 
     def begin(self) -> None:
         """Prepare for a task to be launched."""
+        self.returned.clear()
         if gc.isenabled():
             gc.disable()
             self._paused = True
@@ -138,6 +143,7 @@ class Legate:
 
     def fence(self) -> None:
         """Wait for all tasks that were launched."""
+        self.returned.clear()
         self.runtime.issue_execution_fence(block=True)
         if self._paused:
             self._paused = False

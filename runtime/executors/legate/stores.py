@@ -6,6 +6,7 @@ Where the host has an array of a region, launches copy between it and the store.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -167,23 +168,25 @@ class Held:
 
 
 class _Lent:
-    """Memory that somebody else owns, for NumPy. owner: what is kept as long as its arrays are."""
+    """Memory that somebody else owns, for NumPy."""
 
-    def __init__(self, interface: Any, owner: Any = None) -> None:
+    def __init__(self, interface: Any) -> None:
         self.__array_interface__ = interface
-        self.owner = owner
 
 
-def store_bytes(legate: Legate, nbytes: int, zero: bool) -> Array:
-    """The bytes of a new store that no task is given, uint8 at a 64-byte boundary.
+def store_bytes(legate: Legate, nbytes: int, zero: bool, boundary: int = _BOUNDARY) -> Array:
+    """The bytes of a new store that no task is given, uint8 at a boundary of so many bytes.
 
-    Legate makes one instance of it, and has no reason to make another or to move it.
+    Legate makes one instance of it, and has no reason to make another or to move it. Whichever
+    thread drops the last view of them, the store is freed by the one that launches.
     """
-    store = legate.runtime.create_store(legate.core.uint8, (nbytes + _BOUNDARY - 1,))
+    store = legate.runtime.create_store(legate.core.uint8, (nbytes + boundary - 1,))
     legate.occupy(store, zero)
-    found = np.asarray(_Lent(store.get_physical_store().__array_interface__, store))
+    lent = _Lent(store.get_physical_store().__array_interface__)
+    weakref.finalize(lent, legate.returned.append, store).atexit = False
+    found = np.asarray(lent)
     legate.fence()
-    start = -int(address(found)) % _BOUNDARY
+    start = -int(address(found)) % boundary
     return found[start : start + nbytes]
 
 

@@ -56,11 +56,13 @@ def test_whoever_uses_no_gpu_imports_nothing_for_it() -> None:
         ("sys.modules['numba.cuda'] = None", "pip install 'soapstone[cuda]'"),
     ],
 )
-def test_a_gpu_that_is_not_there_is_one_clear_error(before: str, said: str) -> None:
+@pytest.mark.parametrize("executor", ["local", "legate"])
+def test_a_gpu_that_is_not_there_is_one_clear_error(before: str, said: str, executor: str) -> None:
     program = (
         f"import os, sys; os.environ['CUDA_VISIBLE_DEVICES'] = '-1'; {before}\n"
         "from soapstone.__main__ import main\n"
-        "sys.argv = ['soapstone', 'train', 'digits', '--gpus', '1']; main()"
+        "sys.argv = ['soapstone', 'train', 'digits', '--gpus', '1', '--executor', "
+        f"'{executor}']; main()"
     )
     done = python(["-c", program], False)
     assert done.returncode == 1, (done.returncode, done.stderr)
@@ -77,8 +79,8 @@ def test_machines_of_gpus_say_what_they_lack() -> None:
     assert Machine("m", processors, memories).devices == {1: 0}
     with pytest.raises(MachineError, match="'b' is the host's and a GPU's"):
         Machine("m", processors, memories[::-1])
-    with pytest.raises(MachineError, match="executor 'legate' found with 2 gpus; 'local' or"):
-        machine_of("legate", gpus=2)
+    with pytest.raises(MachineError, match="executor 'legate': 2 gpus found beside 1 cpus"):
+        machine_of("legate", cpus=1, gpus=2)
     with pytest.raises(MachineError, match="1 gpus found beside cpus"):
         Machine.local(cpus=2, gpus=1)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import legate_environment
-from helpers.processes import TESTS
+from helpers.cuda_compilers import compilers
+from helpers.processes import PROGRAMS, SIMULATOR, TESTS, rank_environment
 
 from soapstone.runtime import MachineError, Partition, Region
 from soapstone.runtime.executors.legate.start import (
@@ -75,6 +76,46 @@ def outcomes(environment: dict[str, str]) -> dict[str, str | None]:
 @pytest.mark.parametrize("check", CHECKS)
 def test_under_legate(outcomes: dict[str, str | None], check: str) -> None:
     assert outcomes[check] is None, outcomes[check]
+
+
+@pytest.mark.parametrize(
+    ("simulated", "checks"),
+    [
+        pytest.param(
+            True,
+            ("random", "folds", "errors", "kernels", "training", "mappers"),
+            marks=pytest.mark.simulator,
+        ),
+        (False, ("random", "folds", "errors")),
+    ],
+    ids=["simulator", "dry driver"],
+)
+def test_gpus_under_its_launcher(simulated: bool, checks: tuple[str, ...], tmp_path: Path) -> None:
+    """The checks of GPUs, with lanes of tasks of Legate: see `test_gpus` and `test_dry`."""
+    if not simulated and not compilers("nvJitLink"):
+        pytest.skip("NVIDIA's compilers are not installed")
+    try:
+        variables = legate_environment.environment(
+            tmp_path, legate_environment.STUB if simulated else PROGRAMS / "libcuda_dry.c"
+        )
+    except ImportError as error:
+        pytest.skip(str(error))
+    driver = Path(sys.executable).with_name("legate")
+    sizes = ["--cpus", "2", "--gpus", "0", "--omps", "0", "--sysmem", "512"]
+    program = str(PROGRAMS / "gpu_checks.py")
+    environment = rank_environment(60, variables) | ({SIMULATOR: "1"} if simulated else {})
+    del environment["LEGATE_CONFIG"]
+    environment["PATH"] = f"{driver.parent}:{environment.get('PATH', '')}"
+    done = subprocess.run(
+        [str(driver), *sizes, program, "--executor", "legate", *checks],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for check, error in json.loads(done.stdout.splitlines()[-1]).items():
+        assert error is None, f"{check}: {error}"
 
 
 @pytest.mark.parametrize("how", ["started by legate", "one of two copies"])
