@@ -1,6 +1,5 @@
 """What a fork does to objects that have threads or locks: a child has neither the threads, nor
 whoever held a lock. They are told, so that using them in the child is an error and never a wait.
-Threads that make something by themselves are waited for, whatever locks they take.
 """
 
 from __future__ import annotations
@@ -22,30 +21,12 @@ class Forkable(Protocol):
         """Become free and unusable, or as good as new, in a child that has just been forked."""
 
 
-class Busy(Protocol):
-    """Something with a thread that may hold any lock, for a while."""
-
-    def wait(self) -> None:
-        """Wait until it holds none."""
-
-
 _known: weakref.WeakSet[Forkable] = weakref.WeakSet()
-_busy: weakref.WeakSet[Busy] = weakref.WeakSet()
 
 
 def tell(what: Forkable) -> None:
     """Have an object told when this process is forked, in the child."""
     _known.add(what)
-
-
-def wait_for(what: Busy) -> None:
-    """Have an object waited for before this process is forked."""
-    _busy.add(what)
-
-
-def _before() -> None:
-    for what in list(_busy):
-        what.wait()
 
 
 def _after() -> None:
@@ -54,4 +35,4 @@ def _after() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_child=_after)
+    os.register_at_fork(after_in_child=_after)

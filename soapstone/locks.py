@@ -1,10 +1,14 @@
-"""Locks of whole processes, which a forked child finds free: who held one there does not exist."""
+"""Locks of whole processes, which a forked child finds free: who held one there does not exist.
+
+Threads that make something by themselves are waited for before a fork, whatever locks they take.
+"""
 
 from __future__ import annotations
 
 import _thread
 import os
 import weakref
+from typing import Protocol
 
 
 class Lock(_thread.RLock):  # type: ignore[misc]  # its stub alone says that it is final
@@ -22,7 +26,25 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # its stub alone says that it 
         self._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does
 
 
+class Busy(Protocol):
+    """Something with a thread that may hold any lock, for a while."""
+
+    def wait(self) -> None:
+        """Wait until it holds none."""
+
+
 _ALL: weakref.WeakSet[Lock] = weakref.WeakSet()
+_BUSY: weakref.WeakSet[Busy] = weakref.WeakSet()
+
+
+def wait_for(what: Busy) -> None:
+    """Have an object waited for before this process is forked."""
+    _BUSY.add(what)
+
+
+def _before() -> None:
+    for what in list(_BUSY):
+        what.wait()
 
 
 def _forked() -> None:
@@ -31,4 +53,4 @@ def _forked() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_before, after_in_child=_forked)

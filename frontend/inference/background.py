@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from soapstone.runtime.forks import wait_for
+from soapstone.locks import wait_for
 
 T = TypeVar("T")
 Key = tuple[object, ...]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soapstone.collection import paused
+from soapstone.frontend.inference.opening import Opening
 from soapstone.frontend.inference.snapshots import Keeper, Options, Snapshot, find
 from soapstone.frontend.inference.sources import Field, Source
 from soapstone.ir.errors import GraphError
@@ -169,12 +170,11 @@ class InferenceSession:
             options = Options(threads or usable_cores(), tune, precision)
             with paused():
                 self._snapshot, keeper = find(model, options)
-        self._opening: Callable[[], tuple[SerialSession, ...]] | None
-        if self._snapshot is not None:
-            self._source = self._snapshot.source
-            self._opening = partial(opened, self._snapshot.file)
+        kept = self._snapshot
+        self._opening: Opening | None = Opening(partial(opened, kept and kept.file, keeper))
+        if kept is not None:
+            self._source = kept.source
         else:
-            self._opening = partial(opened, None, keeper)
             self._open()
 
     def _open(self) -> tuple[SerialSession, ...]:
@@ -185,9 +185,6 @@ class InferenceSession:
         """
         with self._lock:
             if not self._serial:
-                kept, self._snapshot = self._snapshot, None
-                if kept is not None:
-                    kept.close()
                 if self._opening is None:
                     from soapstone.frontend.inference.serial_session import closed
 
@@ -197,6 +194,9 @@ class InferenceSession:
 
                 tell(self)
                 self._source, self._serial, self._opening = found[0].source, found, None
+                kept, self._snapshot = self._snapshot, None
+                if kept is not None:
+                    kept.close()
             return self._serial
 
     @property
@@ -268,6 +268,9 @@ class InferenceSession:
         if kept is not None:
             found: dict[str, Array] | None = kept.run(inputs, out)
             if found is not None:
+                opening = self._opening
+                if opening is not None and kept.is_asked_again:
+                    opening.begin(kept.given, self._open)
                 return found
         given = self.checked(inputs)
         while True:
@@ -451,9 +454,12 @@ class InferenceSession:
 
     def _close(self, cancel: bool) -> None:
         with self._lock:
-            kept, self._snapshot, self._opening = self._snapshot, None, None
+            kept, self._snapshot = self._snapshot, None
+            opening, self._opening = self._opening, None
         if kept is not None:
             kept.close()
+        if opening is not None:
+            opening.close()
         try:
             self._end_askers(cancel)
         finally:

@@ -17,7 +17,7 @@ from soapstone.frontend.inference.families import Known
 from soapstone.frontend.inference.sources import Source
 from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
-from soapstone.runtime.forks import wait_for
+from soapstone.locks import wait_for
 from soapstone.turns import ahead
 
 _FEW = 12  # of which a half and three quarters differ

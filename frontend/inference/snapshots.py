@@ -61,6 +61,7 @@ _REGISTRY = "soapstone.kernels.registry"
 # coarse its times are, and whoever writes to it as to memory (whose pages the system writes back
 # after 35 s at most, and notes the time when they change again).
 _SETTLED_NS = 60_000_000_000
+_AGAIN = 4  # answers of a process that is likely to live on
 _NOTES = 1000  # of files that are kept, those written last
 
 
@@ -160,6 +161,7 @@ class Snapshot:
         self._restored: snapshot.Restored | None = None
         self._lock, self._process = Lock(), os.getpid()
         self._closed = False
+        self._answers = 0  # so far
 
     def close(self) -> None:
         """Answer nothing from now on, once what is being answered is."""
@@ -197,10 +199,26 @@ class Snapshot:
             into = targets(self.source.name, out, results)
             for name, array in into.items():
                 np.copyto(array, results[name])
+            self._answers += 1
             return {
                 name: into[name] if name in into else array.copy()
                 for name, array in results.items()
             }
+
+    @property
+    def given(self) -> dict[str, Array]:
+        """Inputs of the shapes that it answers, without contents."""
+        ends = self._header["data"]["ends"]
+        return {
+            each.name: np.broadcast_to(np.zeros((), each.dtype), ends["input", each.name][3])
+            for each in self.source.inputs
+        }
+
+    @property
+    def is_asked_again(self) -> bool:
+        """Whether it has answered so often that other shapes may come too, if the model has any."""
+        varies = any(type(dim) is not int for each in self.source.inputs for dim in each.shape)
+        return varies and self._answers >= _AGAIN
 
     @property
     def peak_bytes(self) -> int:

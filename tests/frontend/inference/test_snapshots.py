@@ -18,12 +18,14 @@ from onnx import TensorProto, helper, numpy_helper
 from soapstone.cache import objects
 from soapstone.cache.places import root
 from soapstone.frontend.inference import snapshots
+from soapstone.frontend.inference.opening import Opening
 from soapstone.kernels.cpu.onednn import library
 from soapstone.native import snapshot, teams
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
 from soapstone.native.files import MappedFile
 from soapstone.native.memory import Array, Scratch, aligned_array
+from soapstone.runtime import StoppedError
 
 pytestmark = pytest.mark.skipif(
     not (library.available() and teams.supported() and sys.platform == "linux"),
@@ -214,6 +216,7 @@ import sys
 import numpy as np
 from soapstone import InferenceSession
 from soapstone.frontend.inference import snapshots
+from soapstone.frontend.inference.opening import Opening
 from soapstone.native.files import MappedFile
 if sys.argv[1] == "settled":
     snapshots._SETTLED_NS = 0  # a file that was written just now, too
@@ -410,6 +413,87 @@ def test_a_process_that_has_bound_and_kept_one_reads_no_file_for_it(
         found = snapshots.find(tmp_path / "m.onnx", snapshots.Options(1, True, "float32"))
         assert found == (None, None)
         assert len(looked) == reads
+
+
+_OPENED = """
+import threading
+import numpy as np
+from soapstone import InferenceSession
+x = np.load("x.npy")
+with InferenceSession("m.onnx", threads=2) as session:
+    answers = [session.run(x)["y"] for _ in range(3)]
+    assert session._snapshot is not None and session._opening._thread is None
+    answers.append(session.run(x)["y"])
+    for thread in threading.enumerate():
+        if thread.name == "soapstone-opening":
+            thread.join()
+    bound = [len(serial.bounds.held) for serial in session._serial]
+    print(session._snapshot is None, len(bound), *bound)
+    answers += [session.run(x)["y"], session.run(x[:1])["y"]]
+    np.savez("answers.npz", *answers)
+with InferenceSession("m.onnx", threads=2) as session:
+    pass
+"""
+
+
+@pytest.mark.parametrize("batch", ["n", 2])
+def test_the_model_is_opened_once_a_snapshot_has_answered_some_times(
+    tmp_path: Path, batch: Any
+) -> None:
+    weights = _model(tmp_path)
+    model = onnx.load(tmp_path / "m.onnx")
+    if batch == 2:
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = 2
+        onnx.save(model, tmp_path / "m.onnx")
+    x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    assert _answers(tmp_path, weights) == _BOUND
+    np.save(tmp_path / "x.npy", x)
+    program = _OPENED if batch == "n" else _OPENED.replace(', session.run(x[:1])["y"]', "")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=_settings(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    # Where no other shape can come, nothing is opened for it.
+    assert done.stdout.split() == (["True", "1", "1"] if batch == "n" else ["False", "0"])
+    with np.load(tmp_path / "answers.npz") as found:
+        for each in found.values():
+            np.testing.assert_allclose(each, _expected(weights, x)[: len(each)], 1e-4, 1e-5)
+            assert len(each) < 2 or each.tobytes() == found["arr_0"].tobytes()
+
+
+def test_a_session_that_is_closed_while_a_thread_opens_its_model_closes_that() -> None:
+    begun, go, closed = threading.Event(), threading.Event(), list[str]()
+
+    class Serial:
+        lock = threading.Lock()
+
+        def close(self) -> None:
+            closed.append("closed")
+
+    def opened() -> Any:
+        begun.set()
+        assert go.wait(60)
+        return (Serial(),)
+
+    def ended() -> None:
+        raise StoppedError("it was closed")
+
+    opening = Opening(opened)
+    opening.begin({}, ended)
+    assert begun.wait(60)
+    closing = threading.Thread(target=opening.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive() and not closed, "the file is read"
+    go.set()
+    closing.join(60)
+    assert closed == ["closed"]
 
 
 def test_closing_waits_for_what_is_being_answered(
