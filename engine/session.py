@@ -21,12 +21,14 @@ from soapstone.engine.lower.verify import check_graph, check_views
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import Prepared, prepare
 from soapstone.engine.sharing import Sharing
+from soapstone.errors import DataError
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import NOTHING, Array, Role
 from soapstone.kernels.choices import Choices
+from soapstone.limits import check_bytes
 from soapstone.native.memory import CHECKED
 from soapstone.records import dataclass
 from soapstone.runtime import Machine, Profile, ProfileError, Region, Runtime, Trace
@@ -185,6 +187,7 @@ class Session:
         with self.lock:
             lowered = prepared.graph
             regions: dict[str, Region] = {}
+            self._check_carried(graph)
             for name, role in graph.roles.items():
                 if name not in constants:
                     carried = role in CARRIED
@@ -252,6 +255,15 @@ class Session:
     def forget(self, bound: Bound | None = None) -> None:
         """Release a bound graph, or all of them; parameters and states stay."""
         self._bounds = [each for each in self._bounds if bound is not None and each is not bound]
+
+    def _check_carried(self, graph: Graph) -> None:
+        """Refuse parameters and states that no memory has room for, before any is made."""
+        new = [n for n, role in graph.roles.items() if role in CARRIED and n not in self._carried]
+        largest = max(new, key=lambda name: graph.tensors[name].nbytes, default=None)
+        if largest is not None:
+            what = f"graph {graph.name!r}: its parameters and states, the largest of which is"
+            total = sum(graph.tensors[name].nbytes for name in new)
+            check_bytes(total, f"{what} {largest!r}, {graph.tensors[largest]},", DataError)
 
     def _carry(self, graph: Graph, name: str) -> Region:
         region = self._carried.get(name)

@@ -14,6 +14,8 @@ from typing import IO
 
 from soapstone.errors import DataError
 
+ABSENT = "no such file"
+FOLDER = "a folder found, a file needed"
 NO_TEXT = "other bytes found, UTF-8 text needed"
 
 
@@ -32,8 +34,7 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], obje
     partial = _partial(target)
     with naming(target):
         try:
-            device = target.exists() and not target.is_file()
-            if device:
+            if _is_device(target):
                 if callable(data):  # which may seek: some devices take that and stay where they are
                     whole = io.BytesIO()
                     data(whole)
@@ -76,24 +77,54 @@ def check_targets(
         if os.path.realpath(path) in read:
             raise DataError(f"{label}: it is read too; another file to write needed")
         if Path(path).is_dir():
-            raise IsADirectoryError(f"{label}: a folder found, a file needed")
+            raise IsADirectoryError(f"{label}: {FOLDER}")
         if not folder.is_dir():
             raise FileNotFoundError(f"{label}: folder {str(folder)!r} does not exist")
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{label}: folder {str(folder)!r} may not be written")
-        if not Path(path).exists() or Path(path).is_file():  # no pipe and no device
+        if not _is_device(Path(path)):
             _try(Path(path))
 
 
-def check_picture(path: str | os.PathLike[str] | None) -> None:
-    """Refuse a picture's file whose name is not that of an SVG file; None passes.
+def check_suffix(
+    path: str | os.PathLike[str] | None,
+    *suffixes: str,
+    what: str = "file",
+    error: type[ValueError] = DataError,
+) -> None:
+    """Refuse a name that does not say what is to be in the file; None passes, and so do devices.
+
+    Args:
+        suffixes: that it may have, in small letters. what: the file is, as the error calls it.
 
     Raises:
-        DataError: names it.
+        error: names the file.
     """
-    if path is not None and Path(path).suffix.lower() != ".svg":
-        found = f"suffix {Path(path).suffix!r} found"
-        raise DataError(f"picture {os.fspath(path)!r}: {found}, .svg needed")
+    if path is None or Path(path).suffix.lower() in suffixes or _is_device(Path(path)):
+        return
+    found = f"suffix {Path(path).suffix!r} found"
+    raise error(f"{what} {os.fspath(path)!r}: {found}, {' or '.join(suffixes)} needed")
+
+
+def check_file(path: str | os.PathLike[str], where: str, error: type[Exception]) -> None:
+    """Refuse to read what is not there, or is a folder. where: what the file is, in the error.
+
+    Raises:
+        error: says which of both.
+    """
+    if Path(path).is_dir():
+        raise error(f"{where}: {FOLDER}")
+    if not Path(path).exists():
+        raise error(f"{where}: {ABSENT}")
+
+
+def reason(error: OSError) -> str:
+    """Return what the system would not do, in a few words."""
+    if isinstance(error, IsADirectoryError):
+        return FOLDER
+    if isinstance(error, FileNotFoundError):
+        return ABSENT
+    return error.strerror.lower() if error.strerror else str(error)
 
 
 def _try(target: Path) -> None:
@@ -104,11 +135,16 @@ def _try(target: Path) -> None:
     except OSError as error:
         raise type(error)(
             f"file {str(target)!r}: folder {str(target.parent)!r} takes no such file:"
-            f" {(error.strerror or str(error)).lower()}"
+            f" {reason(error)}"
         ) from None
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def _is_device(path: Path) -> bool:
+    """Return whether a path is that of a pipe or a device, such as /dev/stdout."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _partial(target: Path) -> Path:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from soapstone.errors import fault, hint
+from soapstone.files import check_file
 from soapstone.frontend.data.sets import Splits
 
 if TYPE_CHECKING:
@@ -110,8 +111,7 @@ def load_app(name_or_path: str | Path) -> App:
 
 def _load_script(path: Path) -> ModuleType:
     label = f"app {str(path)!r}"
-    if not path.is_file():
-        raise AppError(f"{label}: no such file")
+    check_file(path, label, AppError)
     name = f"soapstone_app_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

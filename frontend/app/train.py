@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soapstone.files import check_targets
+from soapstone.files import check_suffix, check_targets
 from soapstone.frontend.app.brief import brief
 from soapstone.frontend.app.load import App, AppError, load_app
 from soapstone.frontend.app.result import TrainResult
@@ -126,6 +126,7 @@ def train_app(
         check_exists(resume)
     saved = [each.path for each in callbacks if isinstance(each, Checkpoint)]
     check_targets(choices, partition_costs, profile, checkpoint, *saved)
+    check_suffix(profile, ".json")
     if memory_bytes is not None and (fast_memory, plan) != (None, None):
         raise AppError(
             f"app {app.name!r}: memory_bytes {memory_bytes} found beside a fast memory or its plan;"

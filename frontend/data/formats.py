@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError, hint
-from soapstone.files import NO_TEXT
+from soapstone.files import NO_TEXT, check_file
 from soapstone.frontend.arguments import count
 from soapstone.ir.tensor import Array
 
@@ -158,8 +158,7 @@ def read_table(
             is missing, or a text that `like` does not have; names the column and the row.
     """
     where = Path(path)
-    if not where.is_file():
-        raise DataError(f"table {str(where)!r}: no such file")
+    check_file(where, f"table {str(where)!r}", DataError)
     readers = {".csv": _csv, ".parquet": _parquet}
     if where.suffix.lower() not in readers:
         raise DataError(

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from soapstone.errors import DataError
+from soapstone.files import check_file
 from soapstone.frontend.data.sets import data_folder
 
 NEUTRAL = 2  # of the labels 0 to 4, from very negative to very positive
@@ -96,8 +97,7 @@ def read_trees(path: str | Path) -> Iterator[Tree]:
         DataError: the file is absent or too large, or a line is no tree; names it.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"trees {str(path)!r}: no such file")
+    check_file(path, f"trees {str(path)!r}", DataError)
     if path.stat().st_size > _MOST_BYTES:
         raise DataError(f"trees {str(path)!r}: over {_MOST_BYTES:,} bytes found")
     with path.open(encoding="utf-8") as lines:

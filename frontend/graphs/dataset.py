@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.errors import DataError
+from soapstone.errors import DataError, warn
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.ir.tensor import Array
@@ -128,6 +128,12 @@ class GraphData:
             raise DataError(
                 f"graph {self.name!r}: part 'train' of {len(self.parts['train'])} vertices, none of"
                 " which has a label, found; needed to train on"
+            )
+        if not self.several and self.classes > self.adjacency.vertices and self.labels is not None:
+            vertex = int(self.labels.argmax())
+            warn(
+                f"graph {self.name!r}: label {self.labels[vertex]} of vertex {vertex} found: a"
+                f" model has {self.classes:,} classes for {self.adjacency.vertices:,} vertices"
             )
         return Splits(self.features, train, self.features, test, self.name, self.synthetic)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.errors import DataError, hint
-from soapstone.files import naming, read_text, write
+from soapstone.files import check_file, check_suffix, naming, read_text, write
 from soapstone.frontend.data import npz
 from soapstone.frontend.data.sets import VARIABLE, data_folder
 from soapstone.frontend.graphs import lux
@@ -69,8 +69,7 @@ def read_graph(name_or_path: str | Path) -> GraphData:
 
 def _read(path: Path) -> GraphData:
     label = f"file {str(path)!r}"
-    if not path.is_file():
-        raise DataError(f"{label}: no such file")
+    check_file(path, label, DataError)
     try:
         found, beside = _parsed(path, label), path.with_suffix(_FEATURES)
         if found.features is not None or not beside.is_file():
@@ -193,11 +192,13 @@ def _of_arrays(name: str, arrays: Mapping[str, Array]) -> GraphData:
         raise DataError(f"field 'edges': shape {edges.shape} found, (edges, 2) needed")
     labels = _integers(arrays, "labels", 1, 2) if "labels" in arrays else None
     features = _features(arrays)
-    count = int(edges.max(initial=-1)) + 1
+    rows = next((len(each) for each in (labels, features) if each is not None), None)
     if "vertices" in arrays:
         count = int(_integers(arrays, "vertices", 0))
+    elif rows is None and not len(edges):
+        raise DataError("field 'edges': no edge found; one or more needed, or field 'vertices'")
     else:
-        count = next((len(rows) for rows in (labels, features) if rows is not None), count)
+        count = int(edges.max()) + 1 if rows is None else rows
     parts = {part: _integers(arrays, part, 1) for part in PARTS if part in arrays}
     adjacency = Adjacency.from_edges(edges[:, 0], edges[:, 1], count)
     synthetic = bool(np.any(arrays.get("synthetic", False)))
@@ -266,7 +267,7 @@ def write_graph(path: str | Path, graph: GraphData) -> None:
         DataError: another suffix, or a list for a graph without edges.
     """
     path, edges = Path(path), graph.adjacency
-    check_suffix(path)
+    check_suffix(path, *SUFFIXES)
     pairs = np.stack([edges.indices, edges.targets], axis=1)
     if path.suffix.lower() == ".npz":
         arrays: dict[str, Any] = {"edges": pairs, "vertices": np.int64(edges.vertices)}
@@ -285,16 +286,3 @@ def write_graph(path: str | Path, graph: GraphData) -> None:
             raise DataError(f"file {str(path)!r}: no edge found; {_NEEDED}")
         between = "," if path.suffix.lower() == ".csv" else " "
         write(path, lambda stream: np.savetxt(stream, pairs, "%d", delimiter=between))
-
-
-def check_suffix(path: str | Path) -> None:
-    """Refuse a file whose suffix is of no kind that is read and written.
-
-    Raises:
-        DataError: names the file.
-    """
-    suffix = Path(path).suffix
-    if suffix.lower() not in SUFFIXES:
-        raise DataError(
-            f"file {str(path)!r}: suffix {suffix!r} found, {', '.join(SUFFIXES)} needed"
-        )

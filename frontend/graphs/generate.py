@@ -16,6 +16,7 @@ from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
 _AT_ONCE = 1 << 22  # edges that are drawn together
+_LARGEST = 1000  # scale of a preset
 _GROUPS = 16  # of vertices that have labels in common, where they have several
 
 
@@ -66,17 +67,20 @@ def rmat(
         seed: what the draws follow from.
 
     Raises:
-        DataError: a size below 1, or shares that are no probabilities.
+        DataError: vertices below 1, edges below 0, or shares that are no probabilities.
 
     Source: Chakrabarti, Zhan and Faloutsos, R-MAT: a recursive model for graph mining, SDM 2004.
     """
-    need("rmat", vertices=vertices, edges=edges)
+    need("rmat", vertices=vertices)
+    if edges < 0:
+        raise DataError(f"rmat: edges: {edges} found, 0 or more needed")
     if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
         raise DataError(f"rmat: shares {shares} found, 4 numbers of sum 1 needed")
     check_bytes(2 * 4 * edges, f"rmat: {edges:,} edges", DataError)
     random, levels = generator(seed), (vertices - 1).bit_length()
     both, right, low, _ = shares
-    drawn: list[tuple[Array, Array]] = []
+    empty = np.zeros(0, np.int32)
+    drawn: list[tuple[Array, Array]] = [(empty, empty)]
     for start in range(0, edges, _AT_ONCE):
         count = min(_AT_ONCE, edges - start)
         source, target = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -241,20 +245,20 @@ def named(text: str, seed: int = 0) -> GraphData:
         seed: what the draws follow from.
 
     Raises:
-        DataError: no preset's name, or a scale that is no number above 0.
+        DataError: no preset's name, or a scale that is no number above 0 to 1000.
     """
-    name, _, scale = text.partition(":")
+    name, colon, scale = text.partition(":")
     if name not in PRESETS:
         raise DataError(
             f"graph {text!r} found; rmat, blocks, or one of {', '.join(PRESETS)} needed, with"
             " :SCALE for a share of one"
         )
     try:
-        factor = float(scale or 1)
+        factor = float(scale) if colon else 1.0
     except ValueError:
         factor = 0.0
-    if not 0 < factor <= 1000:
-        raise DataError(f"graph {text!r}: scale {scale!r} found, a number above 0 needed")
+    if not 0 < factor <= _LARGEST:
+        raise DataError(f"graph {text!r}: scale {scale!r} found, above 0 to {_LARGEST} needed")
     shape = PRESETS[name].scaled(factor)
     make = block_model if shape.graphs == 1 else many_graphs
     return make(shape, name=text, seed=seed)

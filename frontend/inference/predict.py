@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soapstone.errors import DataError
+from soapstone.files import check_file
 from soapstone.frontend.app import load_app
 from soapstone.frontend.data import npz
 from soapstone.frontend.inference.session import InferenceSession
@@ -75,9 +76,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         DataError: no npz file, or one of objects; names the file and field.
     """
     label = f"file {str(path)!r}"
-    if not path.is_file():
-        what = "is no file" if path.exists() else "does not exist"
-        raise DataError(f"{label} {what}; an npz file of arrays needed")
+    check_file(path, label, DataError)
     return npz.read(path, label, DataError, texts=None)
 
 

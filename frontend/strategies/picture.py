@@ -10,7 +10,7 @@ import math
 from html import escape
 from pathlib import Path
 
-from soapstone.files import check_picture, write
+from soapstone.files import check_suffix, write
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Strategy
 from soapstone.ir.strategy.configuration import Configuration
@@ -56,7 +56,7 @@ def picture(strategy: Strategy, graph: Graph | None = None) -> str:
 
 def save_picture(strategy: Strategy, graph: Graph | None, path: str | Path) -> None:
     """Write the picture of a strategy, an SVG file; graph: what it is of, for shapes and order."""
-    check_picture(path)
+    check_suffix(path, ".svg", what="picture")
     write(Path(path), picture(strategy, graph).encode())
 
 

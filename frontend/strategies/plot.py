@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from soapstone.files import check_picture, write
+from soapstone.files import check_suffix, write
 from soapstone.frontend.strategies.preferences import Option, Preferred
 from soapstone.ir.analysis.footprint import Footprint
 from soapstone.ir.plan import Action, MemoryPlan
@@ -42,7 +42,7 @@ class Curve:
 
 def save_plot(found: Preferred, title: str, path: str | Path) -> None:
     """Write the picture as SVG."""
-    check_picture(path)
+    check_suffix(path, ".svg", what="picture")
     write(Path(path), plot(found, title).encode())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -32,6 +32,7 @@ class Metg:
     metg_us: the minimum effective task granularity; None when no run was as efficient as asked.
     bound: the smallest tasks there are were still efficient enough; METG is at most `metg_us`.
     target: the efficiency that was asked for. peak_rate: the most work a second. samples: the runs.
+    interrupted: smaller tasks were to follow.
     """
 
     metg_us: float | None
@@ -39,6 +40,7 @@ class Metg:
     target: float
     peak_rate: float
     samples: tuple[Sample, ...]
+    interrupted: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
@@ -53,9 +55,13 @@ def timed(
     *,
     iterations: int,
     repeats: int,
+    enough_s: float = math.inf,
 ) -> Sample:
     """One size of task: the fastest of some runs. The arguments are those of `metg`."""
-    seconds = min(run(iterations) for _ in range(repeats))
+    found: list[float] = []
+    while len(found) < repeats and sum(found) < enough_s:
+        found.append(run(iterations))
+    seconds = min(found)
     granularity_us = seconds * workers / tasks * 1e6
     return Sample(iterations, seconds, granularity_us, work(iterations) / seconds)
 
@@ -70,13 +76,17 @@ def metg(
     repeats: int = 5,
     target: float = 0.5,
     factor: float = 2.0,
+    enough_s: float = math.inf,
+    progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Metg:
     """Measure the minimum effective task granularity.
 
     run: seconds of one run of all tasks with a number of iterations. work: what such a run does.
     tasks: how many a run has. workers: how many processors run them. target: the efficiency at
     which a task's time is asked for. largest: the iterations to begin with, divided by `factor`
-    until efficiency is well below the target; the fastest of `repeats` runs counts.
+    until efficiency is well below the target; the fastest of `repeats` runs counts, or of as many
+    as take `enough_s`. progress: called with each size. An interrupt ends the sweep; what was
+    measured counts, once that is something.
 
     Raises: ValueError for a target outside (0, 1), or sizes that cannot fall.
 
@@ -92,7 +102,19 @@ def metg(
     samples: list[Sample] = []
     iterations = largest
     while True:
-        sample = timed(run, work, tasks, workers, iterations=iterations, repeats=repeats)
+        if progress is not None:
+            progress(f"tasks of {iterations:,} iterations", 0, 1)
+        try:
+            sample = timed(
+                *(run, work, tasks, workers),
+                iterations=iterations,
+                repeats=repeats,
+                enough_s=enough_s,
+            )
+        except KeyboardInterrupt:
+            if not samples:
+                raise
+            return replace(summary(samples, target), interrupted=True)
         samples.append(sample)
         peak = max(each.rate for each in samples)
         if iterations == 1 or sample.rate < 0.6 * target * peak:

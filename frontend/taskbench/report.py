@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.taskbench.graph import TaskGraph
 from soapstone.frontend.taskbench.metg import metg, summary, timed
@@ -12,8 +12,14 @@ from soapstone.frontend.taskbench.program import Body, Program
 from soapstone.runtime import DefaultMapper, Machine
 from soapstone.runtime.machines.start import machine_of, start
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MOST_EDGES = 1 << 24  # tasks and inputs of a run: each takes memory, and time to analyse
 MOST_ITERATIONS = 1 << 40  # of all tasks of all runs of one size: some hours on one processor
+_ENOUGH_S = 2.0  # in which runs of a size are repeated
+LARGEST = 8192  # iterations of the largest tasks where nobody says how many, and of
+LARGEST_OF_MEMORY = 128  # the memory kernel, whose iterations take some 60 times as long
 _UNITS = {"compute": "GFLOP/s", "imbalance": "GFLOP/s", "memory": "GB/s", "empty": "G tasks/s"}
 
 
@@ -25,7 +31,7 @@ def measure(
     workers: int | None = None,
     width: int | None = None,
     steps: int = 1000,
-    iterations: int = 8192,
+    iterations: int | None = None,
     graphs: int = 1,
     output_bytes: int = 16,
     radix: int = 3,
@@ -36,11 +42,13 @@ def measure(
     processes: bool = False,
     sweep: bool = True,
     repeats: int = 5,
+    progress: Callable[[str, int, int | None], None] | None = None,
 ) -> dict[str, Any] | None:
     """Run task graphs; with `sweep`, at all sizes down to METG(50 %).
 
-    workers: processors of each process. width: by default one task a processor. Returns a
-    JSON-ready dictionary, or None in the processes of a run that are not the first.
+    workers: processors of each process. width: by default one task a processor. iterations: by
+    default 8192, and 128 of the memory kernel. progress: called with the size that is measured.
+    Returns a JSON-ready dictionary, or None in the processes of a run that are not the first.
 
     Raises: ValueError naming an option, or saying that a run is too large; TaskError when a task
     finds a wrong input.
@@ -53,8 +61,12 @@ def measure(
         Machine.local(workers, processes=True) if processes else machine_of(executor, cpus=workers)
     )
     count = len(machine.processors)
+    if iterations is None:
+        iterations = LARGEST_OF_MEMORY if kernel == "memory" else LARGEST
     first = TaskGraph(pattern, width or count, steps, radix)
     _check_size(first, graphs, iterations, repeats)
+    if progress is not None and traced:
+        progress("analysing and compiling the tasks", 0, 1)
     made = [replace(first, index=number) for number in range(graphs)]
     with start(executor, machine, DefaultMapper()) as runtime:
         program = Program(
@@ -70,10 +82,18 @@ def measure(
         program.run(1)  # compiles, and touches memory
         arguments = (program.run, program.work, program.tasks, count)
         if sweep and kernel != "empty":
-            found = metg(*arguments, largest=iterations, repeats=repeats)
+            found = metg(
+                *arguments,
+                largest=iterations,
+                repeats=repeats,
+                enough_s=_ENOUGH_S,
+                progress=progress,
+            )
         else:
-            found = summary([timed(*arguments, iterations=iterations, repeats=repeats)], 0.5)
-        program.check_outputs()
+            one = timed(*arguments, iterations=iterations, repeats=repeats, enough_s=_ENOUGH_S)
+            found = summary([one], 0.5)
+        if not found.interrupted:
+            program.check_outputs()
         if runtime.executor.world.rank:
             return None
         about = {**asdict(made[0]), "graphs": graphs, "kernel": kernel, "body": body}
@@ -122,5 +142,7 @@ def text(measurement: dict[str, Any]) -> str:
         )
     if measurement["metg_us"] is not None and math.isfinite(measurement["metg_us"]):
         sign = "<=" if measurement["bound"] else "="
-        lines.append(f"METG({measurement['target']:.0%}) {sign} {measurement['metg_us']:.3g} us")
+        ending = ", interrupted before smaller tasks" if measurement["interrupted"] else ""
+        found = f"METG({measurement['target']:.0%}) {sign} {measurement['metg_us']:.3g} us"
+        lines.append(f"{found}{ending}")
     return "\n".join(lines)

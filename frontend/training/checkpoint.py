@@ -179,8 +179,7 @@ def check_exists(path: str | Path) -> Path:
         CheckpointError: it is not, or its suffix names no format.
     """
     path = check_path(path)
-    if not path.is_file():
-        raise CheckpointError(f"checkpoint {str(path)!r}: no such file")
+    files.check_file(path, f"checkpoint {str(path)!r}", CheckpointError)
     return path
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import kind_of
+from soapstone.files import check_file
 from soapstone.frontend.data import npz
 from soapstone.frontend.exchange import as_array
 from soapstone.frontend.training import checkpoint
@@ -71,8 +72,7 @@ def given(source: Any) -> Given:
     suffixes = (".safetensors", ".npz", ".pt", ".pth", ".onnx")
     if path.suffix not in suffixes:
         raise CheckpointError(f"{label}: one of {', '.join(suffixes)} needed")
-    if not path.is_file():
-        raise CheckpointError(f"{label}: no such file")
+    check_file(path, label, CheckpointError)
     if path.suffix == ".safetensors":
         texts, arrays = storage.read_safetensors(path, label, CheckpointError)
         if checkpoint.KEY in texts:

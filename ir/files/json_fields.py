@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from soapstone.errors import warn
-from soapstone.files import read_text, write
+from soapstone.files import read_text, reason, write
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.storage import seal_of, sealed
 from soapstone.json_text import parse, shown, wrong
@@ -184,7 +184,7 @@ def read(path: str | Path, error: type[GraphError], own: bool = True) -> Any:
     try:
         text = read_text(path, where, error)
     except OSError as fault:
-        raise error(f"file {str(path)!r} cannot be read: {fault.strerror}") from None
+        raise error(f"{where}: {reason(fault)}") from None
     same = seal_of(text)
     data = parse(text, where, error) if same is not False else {"checksum": None}
     if not same and isinstance(data, dict) and "checksum" in data:

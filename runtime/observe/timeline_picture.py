@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from html import escape
 
-from soapstone.files import check_picture, write
+from soapstone.files import check_suffix, write
 from soapstone.runtime.observe.profile import MESSAGE, WAIT, Event, Profile
 from soapstone.runtime.observe.summary import critical_path
 
@@ -66,7 +66,7 @@ def save_picture(profile: Profile, path: str | os.PathLike[str]) -> None:
 
     Raises: DataError for a file that is no .svg; OSError.
     """
-    check_picture(path)
+    check_suffix(path, ".svg", what="picture")
     write(path, picture(profile).encode())
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from soapstone import json_text
 from soapstone.dtypes import HALVES
 from soapstone.engine.prepare import Prepared
-from soapstone.files import read_text
+from soapstone.files import read_text, reason
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
 from soapstone.ir.files.layouts import Layouts
@@ -241,7 +241,7 @@ class Device:
         except OSError as error:
             names = ", ".join(Device.shipped())
             raise DeviceError(
-                f"device {str(device)!r}: {error.strerror}; one of {names} or a JSON file needed"
+                f"device {str(device)!r}: {reason(error)}; one of {names} or a JSON file needed"
             ) from None
         return Device.from_json(json_text.parse(text, where, DeviceError), where)
 

@@ -39,8 +39,13 @@ def tasks(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a run.")] = 1000,
     iterations: Annotated[
-        int, typer.Option(min=1, help="Of the kernel in a task; with METG, of the largest tasks.")
-    ] = 8192,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of the kernel in a task; with METG, of the largest tasks."
+            " Default: 8192, and 128 of the memory kernel.",
+        ),
+    ] = None,
     graphs: Annotated[int, typer.Option(min=1, help="Equal graphs side by side.")] = 1,
     output_bytes: Annotated[int, typer.Option(min=0, help="What each task writes.")] = 16,
     radix: Annotated[
@@ -58,10 +63,16 @@ def tasks(
         bool, typer.Option("--processes", help="Python bodies run in processes of their own.")
     ] = False,
     metg: Annotated[bool, typer.Option(help="Make tasks smaller, for METG(50 %).")] = True,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of a size; the fastest counts.")] = 5,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Runs of a size, or as many as take 2 s; the fastest counts.")
+    ] = 5,
     as_json: Json = False,
 ) -> None:
-    """Run task graphs whose tasks check their inputs, and tell what a task costs."""
+    """Run task graphs whose tasks check their inputs, and tell what a task costs.
+
+    An interrupt ends the measurement: what was measured until then is shown.
+    """
+    from soapstone.frontend.progress import staged
     from soapstone.frontend.taskbench import report
 
     options: dict[str, Any] = {
@@ -83,7 +94,8 @@ def tasks(
         "sweep": metg,
         "repeats": repeats,
     }
-    found = report.measure(**options)
+    with staged(2.0) as stages:
+        found = report.measure(**options, progress=stages)
     if found is None:
         return  # another process of this run tells
     tell(report.text(found), found, as_json)

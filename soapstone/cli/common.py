@@ -18,6 +18,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from soapstone.files import reason
+
 Command = TypeVar("Command", bound=Callable[..., None])
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -116,7 +118,7 @@ def _reported(debug: bool) -> Iterator[None]:
             raise
         said = str(error)
         if isinstance(error, OSError) and error.strerror and error.filename is not None:
-            said = f"file {str(error.filename)!r}: {error.strerror.lower()}"
+            said = f"file {str(error.filename)!r}: {reason(error)}"
         text = " ".join(said.split()) or type(error).__name__
         if came:
             _end(f"interrupted; error: {text}", error, _INTERRUPTED)

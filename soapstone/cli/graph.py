@@ -42,13 +42,13 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Make up a graph of skewed degrees, with classes that can be learned unless it is R-MAT."""
-    from soapstone.files import check_targets
+    from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.graphs.dataset import GraphData
-    from soapstone.frontend.graphs.files import check_suffix, write_graph
+    from soapstone.frontend.graphs.files import SUFFIXES, write_graph
     from soapstone.frontend.graphs.generate import Shape, block_model, named, rmat
 
-    check_suffix(target)
     check_targets(target)
+    check_suffix(target, *SUFFIXES)
     if kind == "rmat":
         made = GraphData("rmat", rmat(vertices, edges, seed=seed), synthetic=True)
     elif kind == "blocks":
@@ -63,11 +63,11 @@ def generate(
 @command(app)
 def convert(graph: Source, target: Target, as_json: Json = False) -> None:
     """Write a graph to another kind of file; only .npz and .lux keep features, labels and parts."""
-    from soapstone.files import check_targets
-    from soapstone.frontend.graphs.files import check_suffix, read_graph, write_graph
+    from soapstone.files import check_suffix, check_targets
+    from soapstone.frontend.graphs.files import SUFFIXES, read_graph, write_graph
 
-    check_suffix(target)
     check_targets(target, reads=[graph])
+    check_suffix(target, *SUFFIXES)
     found = read_graph(graph)
     write_graph(target, found)
     tell(found, found.as_dict(), as_json)

@@ -53,12 +53,13 @@ def measure(
     as_json: Json = False,
 ) -> None:
     """Measure this computer, its GPUs, or the ranks of mpiexec: processors, memories, links."""
-    from soapstone.files import check_targets
+    from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.strategies import finding
     from soapstone.runtime.machines.start import default_executor, rank_of
     from soapstone.search.cost.profile import measured_machine
 
     check_targets(output)
+    check_suffix(output, ".json")
     executor = default_executor()
     found = measured_machine(cpus, threads, executor, gpus)
     if rank_of(executor):

@@ -55,7 +55,7 @@ def plan(
     search; the best plan until then is shown and written.
     """
     from soapstone.deadline import Deadline
-    from soapstone.files import check_targets, write
+    from soapstone.files import check_suffix, check_targets, write
     from soapstone.frontend.planned import Launches
     from soapstone.frontend.progress import planning
     from soapstone.frontend.strategies.finding import parse_sizes, with_constants
@@ -63,7 +63,9 @@ def plan(
     from soapstone.search.placement.find import TIME, memory_plan
     from soapstone.search.placement.recomputation import recomputing
 
-    check_targets(output, plot)
+    check_targets(output, plot, reads=(model,))
+    check_suffix(output, ".json")
+    check_suffix(plot, ".svg", what="picture")
     sizes, dims = parse_sizes(size), dims_of(dim)
     capacity_bytes = bytes_of("--capacity", capacity)
     graph, contents = with_constants(model, batch_size, training=training, sizes=sizes, dims=dims)

@@ -33,14 +33,13 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Write an ONNX file as a graph file (JSON), and its weights as safetensors beside it."""
-    from soapstone.files import check_targets
-    from soapstone.frontend.onnx import OnnxError, from_onnx
+    from soapstone.files import check_suffix, check_targets
+    from soapstone.frontend.onnx import from_onnx
     from soapstone.ir.files.graphs import save_graph
     from soapstone.ir.tensor import Role
 
-    if target.suffix != ".json":
-        raise OnnxError(f"file {str(target)!r}: suffix {target.suffix!r} found, .json needed")
     check_targets(target, reads=[file])
+    check_suffix(target, ".json")
     model = from_onnx(file)
     graph = model.graph(dims_of(dim))
     weights = model.weights
@@ -72,13 +71,14 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a graph file with its weights, or an app with its initial ones, as an ONNX file."""
+    from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.app import load_app
     from soapstone.frontend.onnx import OnnxError, to_onnx
     from soapstone.frontend.onnx.export.write import OPSET
     from soapstone.ir.files.graphs import load_graph, load_layouts
 
-    if target.suffix == ".json":
-        raise OnnxError(f"file {str(target)!r}: suffix '.json' found, that of an ONNX file needed")
+    check_targets(target, reads=[source])
+    check_suffix(target, ".onnx")
     version = OPSET if opset is None else opset
     outside = True if external_data else None
     if source.endswith(".json"):

@@ -62,20 +62,18 @@ def optimize(
     as_json: Json = False,
 ) -> None:
     """Search for a faster equivalent of a model; check it, measure it, and write it."""
-    from soapstone.files import check_targets
+    from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.optimization.optimize import optimize as search
     from soapstone.frontend.progress import staged
     from soapstone.frontend.strategies.finding import with_constants
     from soapstone.runtime import Machine
 
     check_targets(output, report, save_chain, reads=(model, chain))
+    check_suffix(output, *([".json"] if training else [".onnx", ".json"]))
+    check_suffix(save_chain, ".json")
+    check_suffix(report, ".html", what="report")
     if threads is not None:
         Machine.local(cpus=1, threads=threads)  # or says that there are too many
-    suffix = ".json" if output is None else output.suffix.lower()
-    if suffix not in (".onnx", ".json"):
-        raise ValueError(f"file {str(output)!r}: suffix {suffix!r} found, .onnx or .json needed")
-    if training and suffix == ".onnx":
-        raise ValueError(f"file {str(output)!r}: a training graph found, which ONNX has none of")
     taken, held = with_constants(model, batch_size) if training else (model, {})
     with staged() as stages:
         result = search(

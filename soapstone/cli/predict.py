@@ -59,10 +59,11 @@ def predict(
     """Run a model on the arrays of an npz file; or measure runs, on inputs that are drawn."""
     import numpy as np
 
-    from soapstone.files import check_targets, write
+    from soapstone.files import check_suffix, check_targets, write
     from soapstone.frontend.inference import predict as task
 
     check_targets(output, reads=(model, inputs, checkpoint, strategy))
+    check_suffix(output, ".npz")
     options: dict[str, Any] = {
         "threads": threads,
         "cpus": cpus,

@@ -31,7 +31,7 @@ def show(
 
     Reads what `train --profile` and `strategy simulate --timeline` write.
     """
-    from soapstone.files import check_picture, check_targets
+    from soapstone.files import check_suffix, check_targets
     from soapstone.runtime.observe.profile import Profile
     from soapstone.runtime.observe.summary import summarise
     from soapstone.runtime.observe.summary_text import compared, text
@@ -41,8 +41,8 @@ def show(
         raise ValueError(f"{len(files)} timelines found, one or two needed")
     if output is not None and len(files) > 1:
         raise ValueError("--output draws one timeline, two found")
-    check_picture(output)
-    check_targets(output)
+    check_targets(output, reads=files)
+    check_suffix(output, ".svg", what="picture")
     profiles = [Profile.load(path) for path in files]
     summaries = [summarise(profile, by) for profile in profiles]
     if output is not None:

@@ -47,11 +47,12 @@ def quantize(
     as_json: Json = False,
 ) -> None:
     """Quantise a model to eight bits, show the error and the gain, and write it as a QDQ model."""
-    from soapstone.files import check_targets
+    from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.inference.predict import read_arrays
     from soapstone.frontend.quantization.quantize import quantize as made_of
 
     check_targets(output, reads=(model, calibration))
+    check_suffix(output, ".onnx")
     result = made_of(
         model,
         read_arrays(calibration),

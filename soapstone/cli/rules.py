@@ -49,9 +49,12 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Enumerate graphs, find the rules among them, prove them, and write them to a file."""
+    from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.progress import staged
     from soapstone.rules.generate import chosen_spaces, generate
 
+    check_targets(output)
+    check_suffix(output, ".json")
     wanted = None if operators is None else [w.strip() for w in operators.split(",")]
     spaces = chosen_spaces(space, wanted, max_operators)
     with staged() as stages:

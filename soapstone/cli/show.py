@@ -58,6 +58,8 @@ def show(
     graph, weights = _taken(model, inference, batch_size, dims_of(dim))
     if mapper and strategy:
         raise ValueError(f"--mapper {mapper} and --strategy found; one of both needed")
+    if strategy and cpus:
+        raise ValueError(f"--cpus {cpus} found with --strategy, which has its own processors")
     if weights is not None and (mapper or strategy or cpus):
         raise ValueError("a mapper, strategy or cpus found; inference runs on one processor")
     if machine is not None:

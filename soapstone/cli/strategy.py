@@ -184,7 +184,7 @@ def search(
 ) -> None:
     """Search for the fastest parallelization of a model on a machine, real or described."""
     from soapstone.deadline import Deadline
-    from soapstone.files import check_picture, check_targets
+    from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.progress import searching, staged
     from soapstone.frontend.strategies import finding
     from soapstone.frontend.strategies.serving import find_serving
@@ -192,8 +192,10 @@ def search(
     from soapstone.ir.strategy import Strategy
     from soapstone.search.parallel import Options, method_named
 
-    check_picture(picture)
-    check_targets(output, picture, timeline)
+    check_targets(output, picture, timeline, reads=(model, machine))
+    check_suffix(picture, ".svg", what="picture")
+    for path in (output, timeline):
+        check_suffix(path, ".json")
     deadline = Deadline(_SECONDS if budget is None else budget)
     half = deadline.part(_MEASURING) if budget is not None else Deadline()
     if objective is not None:
@@ -263,10 +265,11 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Say what a strategy costs on a machine that need not be here; nothing is searched."""
-    from soapstone.files import check_targets
+    from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.strategies import finding
 
-    check_targets(timeline)
+    check_targets(timeline, reads=(model, machine, strategy))
+    check_suffix(timeline, ".json")
     graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference, memory)
     given = finding.given(graph, where, strategy)
     folded = _folded(model, where, batch_size, size, dim, inference)
@@ -324,15 +327,16 @@ def frontier(
     as_json: Json = False,
 ) -> None:
     """Find all best trade-offs of memory and time, and choose one."""
-    from soapstone.files import check_picture, check_targets
+    from soapstone.files import check_suffix, check_targets
     from soapstone.frontend.progress import staged
     from soapstone.frontend.strategies import finding
     from soapstone.frontend.strategies.plot import save_plot
     from soapstone.frontend.strategies.preferences import Option, find_strategy
     from soapstone.search.parallel import ParallelError
 
-    check_picture(plot)
-    check_targets(output, plot)
+    check_targets(output, plot, reads=(model, machine))
+    check_suffix(output, ".json")
+    check_suffix(plot, ".svg", what="picture")
     if output is not None and option == Option.PROFILING:
         raise ParallelError(f"--output found with {option}, which chooses no strategy")
     graph = finding.graph_of(model, batch_size, sizes=finding.parse_sizes(size))

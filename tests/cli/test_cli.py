@@ -134,12 +134,55 @@ def test_errors_are_one_line(tiny: Path, tmp_path: Path) -> None:
     assert "neither train.npz nor" in error_of("train", tiny, "--data", tmp_path)
     assert "it does not exist; a folder" in error_of("train", tiny, "--data", tmp_path / "absent")
     assert "a file found; a folder" in error_of("train", tiny, "--data", tiny)
-    assert "is no file" in error_of("predict", tiny, "--input", tmp_path)
     for option in ("--cpus", "--threads"):
         assert "8,192 threads in all needed at most" in error_of("train", tiny, option, "100000")
     assert "8,192 threads" in error_of("optimize", "absent.onnx", "--threads", "100000")
     result = invoke("train", "nothing", "--debug")
     assert result.exit_code == 1 and isinstance(result.exception, AppError)
+
+
+def test_a_folder_is_no_file_and_is_told_in_the_same_words(tiny: Path, tmp_path: Path) -> None:
+    for suffix, *command in (
+        ("", "predict", tiny, "--input"),
+        (".npz", "train", tiny, "--resume"),
+        ("", "train", tiny, "--strategy"),
+        ("", "train", tiny, "--step"),
+        ("", "show", tiny, "--strategy"),
+        ("", "show", tiny, "--machine"),
+        ("", "strategy", "show"),
+        ("", "profile", "show"),
+        ("", "onnx", "check"),
+        (".npz", "graph", "info"),
+        ("", "rules", "check"),
+        (".py", "train"),
+    ):
+        folder = tmp_path / f"folder{suffix}"
+        folder.mkdir(exist_ok=True)
+        assert f"{folder}': a folder found, a file needed" in error_of(*command, folder)
+
+
+def test_names_of_results_say_what_is_written(tiny: Path, tmp_path: Path) -> None:
+    onnx = tmp_path / "tiny.onnx"
+    assert invoke("onnx", "export", tiny, onnx).exit_code == 0
+    for needed, *command in (
+        (".onnx", "onnx", "export", tiny),
+        (".json", "onnx", "import", onnx),
+        (".npz", "predict", onnx, "--input", tmp_path / "absent.npz", "-o"),
+        (".onnx or .json", "optimize", onnx, "-o"),
+        (".html", "optimize", onnx, "--report"),
+        (".onnx", "quantize", onnx, "--calibration", tmp_path / "absent.npz", "-o"),
+        (".json", "strategy", "search", "lenet", "-o"),
+        (".json", "strategy", "frontier", "lenet", "-o"),
+        (".json", "strategy", "simulate", "lenet", "--strategy", "data", "--timeline"),
+        (".json", "memory", "plan", "lenet", "--capacity", "1MB", "-o"),
+        (".svg", "memory", "plan", "lenet", "--capacity", "1MB", "--plot"),
+        (".json", "machine", "measure", "-o"),
+        (".json", "train", tiny, "--profile"),
+        (".json", "rules", "generate", "-o"),
+    ):
+        found = f"'{tmp_path / 'x.txt'}': suffix '.txt' found, {needed} needed"
+        assert found in error_of(*command, tmp_path / "x.txt")
+    assert invoke("onnx", "export", tiny, tmp_path / "X.ONNX").exit_code == 0
 
 
 def test_results_that_cannot_be_written_are_refused_before_the_work(
@@ -188,6 +231,8 @@ def test_no_result_takes_the_place_of_what_is_read(tiny: Path, tmp_path: Path) -
 
 def test_what_show_cannot_show_is_named_with_what_it_can(tmp_path: Path) -> None:
     assert "an .onnx file, a graph's .json, a .py script or an app" in error_of("show", "x.npz")
+    both = ("--strategy", tmp_path / "absent.json", "--cpus", "2")
+    assert "--cpus 2 found with --strategy, which has its own" in error_of("show", "lenet", *both)
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,29 @@ def test_metg_says_when_the_smallest_tasks_are_still_efficient() -> None:
     assert found.bound and found.metg_us == pytest.approx(1.0)
 
 
+def test_an_interrupt_ends_a_sweep_with_what_was_measured() -> None:
+    def run(iterations: int) -> float:
+        if iterations < 16:
+            raise KeyboardInterrupt
+        return iterations * 1e-6
+
+    found = metg(run, float, 1, 1, largest=64)
+    assert found.interrupted and found.bound and found.metg_us == pytest.approx(16.0)
+    with pytest.raises(KeyboardInterrupt):
+        metg(run, float, 1, 1, largest=8)
+
+
+def test_sizes_that_take_long_are_run_less_often() -> None:
+    runs: list[int] = []
+
+    def run(iterations: int) -> float:
+        runs.append(iterations)
+        return iterations * 1.0
+
+    metg(run, float, 1, 1, largest=4, repeats=3, enough_s=3.0)
+    assert runs == [4, 2, 2, 1, 1, 1]
+
+
 def _invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["bench", "tasks", *arguments])
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.dtypes import kind_of
+from soapstone.files import reason
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.messages import model_of
 from soapstone.frontend.onnx.file.schema import newest_opset
@@ -111,7 +112,7 @@ def read(
         try:
             data = files.map(path)
         except OSError as error:
-            raise type(error)(f"{label}: {(error.strerror or str(error)).lower()}") from None
+            raise type(error)(f"{label}: {reason(error)}") from None
     elif not isinstance(model, bytes | bytearray | memoryview):
         kind = type(model).__name__
         raise OnnxError(f"model: {kind} found; a path, the bytes of a file or a message needed")

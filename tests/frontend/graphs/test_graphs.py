@@ -17,6 +17,7 @@ import pytest
 from helpers.processes import PROGRAMS
 from typer.testing import CliRunner
 
+from soapstone import Model
 from soapstone.apps.graphs import gcn
 from soapstone.cli.main import app
 from soapstone.errors import DataError
@@ -267,6 +268,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
         {"edges": [[0, 0]], "feature_data": [1.0]},
         "'feature_indices': nothing found",
     ),
+    "nothing": ("a.npz", {"edges": np.zeros((0, 2), int)}, "'edges': no edge found; .*'vertices'"),
     "unknown": ("a.npz", arrays(train_mask=[1]), "'train_mask': .*did you mean 'train'"),
     "words": ("a.txt", "0 1\n1 x\n", "line 2: '1 x' found"),
     "three": ("a.txt", "0 1 5\n", "line 1: '0 1 5' found; a source and a target"),
@@ -322,7 +324,10 @@ def test_bad_files_are_refused(tmp_path: Path, kind: str) -> None:
     [
         (lambda: read_graph("nowhere"), "graph 'nowhere' found"),
         (lambda: read_graph("reddit-like:0"), "scale '0' found"),
+        (lambda: read_graph("reddit-like:1e9"), "scale '1e9' found, above 0 to 1000 needed"),
+        (lambda: read_graph("cora-like:"), "scale '' found"),
         (lambda: rmat(0, 3), "vertices: 0 found"),
+        (lambda: rmat(3, -1), "edges: -1 found, 0 or more needed"),
         (lambda: block_model(Shape(0, 9, 3, 4)), "vertices"),
         (lambda: rmat(9, 1 << 60), "rmat: .* edges needs .* bytes"),
         (lambda: block_model(Shape(1 << 30, 9, 1 << 30, 4)), "block_model: .* needs .* bytes"),
@@ -358,6 +363,23 @@ def test_graphs_without_edges_are_graphs(tmp_path: Path, suffix: str) -> None:
     write_graph(tmp_path / f"a{suffix}", GraphData("a", bare))
     assert read_graph(tmp_path / f"a{suffix}").adjacency.vertices == 3
     np.testing.assert_array_equal(dense(bare.normalised()), np.eye(3))
+    assert rmat(3, 0).edges == 0
+
+
+def test_a_label_that_no_memory_has_room_for_is_named_before_it_is_asked_for() -> None:
+    edges = Adjacency.from_edges([0, 1], [1, 2], 3)
+    features, labels = np.ones((3, 4), np.float32), np.array([0, 1, 10**9])
+    graph = GraphData("a", edges, features, labels, {"train": np.arange(3), "test": np.arange(3)})
+    with pytest.warns(UserWarning, match="label 1000000000 of vertex 2 found: .*1,000,000,001 cl"):
+        graph.splits()
+    model = Model("net")
+    x = model.input("features", (3, 4))
+    model.output(model.dense(x, graph.classes * 1000, bias=False))
+    model.compile("sgd", loss="cross_entropy", cpus=1)
+    with pytest.raises(
+        DataError, match=r"parameters .* float32\[4, 1000000001000\], needs .* bytes"
+    ):
+        model.fit(features, np.zeros(3, np.int32), batch_size=3)
 
 
 def test_the_command_line_makes_shows_and_converts(tmp_path: Path) -> None:
