@@ -345,7 +345,7 @@ def test_files_that_are_no_objects_are_refused(text: bytes, message: str, tmp_pa
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StrategyError, match=r"none.json' no such file"):
+    with pytest.raises(StrategyError, match=r"none.json': no such file"):
         Strategy.load(tmp_path / "none.json")
     with pytest.raises(GraphError, match=r"none.json': no such file"):
         load_graph(tmp_path / "none.json")
