@@ -9,6 +9,7 @@ import pytest
 from helpers.graph_runs import bounds, failure, shrink
 from helpers.random_graphs import Sample, draw
 
+from soapstone.frontend.inference.session import InferenceSession
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.spec import operator
@@ -134,6 +135,17 @@ FOUND: tuple[tuple[str, tuple[Array, ...], dict[str, object]], ...] = (
         (np.ones(20, np.float32), np.full(20, NAN, np.float32)),
         {"alpha": 0.25},
     ),
+    # A value that no query of a tile sees is not read there, and the reference multiplies it by 0.
+    (
+        "attention",
+        (
+            *(np.ones((1, 9, 2, 4), np.float32) for _ in range(2)),
+            np.where(
+                np.arange(9)[:, None, None] == 8, np.float32(NAN), np.ones((1, 9, 2, 4), np.float32)
+            ),
+        ),
+        {"causal": True},
+    ),
     (
         "with_epilogue",
         tuple(np.ones(each, np.uint8) for each in ((2, 3, 8), (8, 6), 6, (2, 3, 6))),
@@ -146,6 +158,37 @@ FOUND: tuple[tuple[str, tuple[Array, ...], dict[str, object]], ...] = (
         },
     ),
 )
+
+
+@pytest.mark.parametrize("positions", [5, 70])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_of_what_a_causal_mask_hides_only_values_may_make_a_result_nan(
+    positions: int, value: float
+) -> None:
+    random = np.random.default_rng(positions)
+    arrays = [random.standard_normal((1, positions, 2, 8), np.float32) for _ in range(3)]
+    builder = GraphBuilder("attention")
+    names = [builder.input(f"in{i}", a.shape, a.dtype.name) for i, a in enumerate(arrays)]
+    builder.output(builder.apply("attention", *names, causal=True)[0])
+    graph, last = builder.build(), positions - 1
+    for operand in (1, 2):
+        given = [array.copy() for array in arrays]
+        given[operand][0, last, 0, 0] = value
+        hidden, clean = dict(zip(names, given)), dict(zip(names, arrays))
+        with InferenceSession(graph, {}) as session:
+            (found,), (wanted,) = session.run(hidden).values(), session.run(clean).values()
+        kept = np.isfinite(found) if operand == 2 else np.ones(found.shape, bool)
+        np.testing.assert_array_equal(
+            found[:, :last][kept[:, :last]], wanted[:, :last][kept[:, :last]]
+        )
+        assert (
+            np.isfinite(found[..., 1:]).all()
+            if operand == 2
+            else np.isfinite(found[:, :last]).all()
+        )
+        known = bounds(Sample(0, graph, hidden))[graph.outputs[0]]
+        assert not known.misfit(found)
+        assert known.certain[:, :last, 1].all()  # another head is compared
 
 
 @pytest.mark.parametrize(
