@@ -170,3 +170,82 @@ def test_attention_of_one_token_with_its_own_projection(masked: bool) -> None:
     given["BEAMS"] = np.array([4], np.int32)
     with pytest.raises(OnnxError, match="beam_width"):
         ours(*file_of(kind, given, outputs, num_heads=heads))
+
+
+@pytest.mark.parametrize(("window", "capacity"), [(4, 4), (4, 7), (1, 3)])
+@pytest.mark.parametrize("steps", [(3, 1, 1, 1, 1, 1, 1), (9, 1, 5, 1, 2), (1,) * 12], ids=str)
+def test_a_cache_that_keeps_the_last_tokens(
+    window: int, capacity: int, steps: tuple[int, ...]
+) -> None:
+    """Step by step with what the last step left: rows beyond those that it holds are anything."""
+    random = np.random.default_rng(capacity)
+    angles = np.arange(32)[:, None] * 0.7 ** np.arange(WIDTH // 2)
+    tables = {"COS": np.cos(angles).astype(np.float32), "SIN": np.sin(angles).astype(np.float32)}
+    outputs = dict.fromkeys(("y", "k_now", "v_now"), TensorProto.FLOAT)
+    options = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1}
+    options |= {"local_window_size": window, "sliding_window_cache": 1}
+    caches = [np.zeros((1, KV_HEADS, capacity, WIDTH), np.float32) for _ in range(2)]
+    tokens = 0
+    for count in steps:
+        tokens += count
+        parts = [drawn(random, 1, count, h * WIDTH) for h in (HEADS, KV_HEADS, KV_HEADS)]
+        inputs = dict(zip(("q", "k", "v", "past_k", "past_v"), (*parts, *caches), strict=True))
+        inputs["last"] = np.array([tokens - 1], np.int32)
+        inputs["TOTAL"] = np.array([tokens], np.int32)
+        file, feeds = file_of("GroupQueryAttention", inputs | tables, outputs, **options)
+        session = theirs.InferenceSession(file, providers=["CPUExecutionProvider"])
+        found, wanted = ours(file, feeds), session.run(None, feeds)
+        step = capacity - window + 1
+        held = min(tokens, tokens - step * -(-(tokens - capacity) // step))
+        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-5)
+        caches = found[1:]
+        for made, theirs_ in zip(caches, wanted[1:], strict=True):
+            assert made.shape == theirs_.shape
+            near = made[:, :, :held], theirs_[:, :, :held]
+            np.testing.assert_allclose(*near, rtol=1e-5, atol=1e-6)
+
+
+def test_samples_of_a_cache_that_keeps_the_last_tokens_drop_theirs() -> None:
+    """A prompt of several lengths, then a token each: as each sample does by itself."""
+    random, lengths = np.random.default_rng(5), np.array([7, 3], np.int32)
+    options = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "local_window_size": 3}
+    options["sliding_window_cache"] = 1
+    outputs = dict.fromkeys(("y", "k_now", "v_now"), TensorProto.FLOAT)
+
+    def both(count: int, caches: list[Array], last: Array, rows: slice) -> list[Array]:
+        parts = [given[count][i][rows] for i in range(3)]
+        inputs = dict(zip(("q", "k", "v", "past_k", "past_v"), (*parts, *caches), strict=True))
+        inputs |= {"last": last[rows], "TOTAL": np.array([last[rows].max() + 1], np.int32)}
+        return ours(*file_of("GroupQueryAttention", inputs, outputs, **options))
+
+    heads = (HEADS, KV_HEADS, KV_HEADS)
+    given = {count: [drawn(random, 2, count, h * WIDTH) for h in heads] for count in (7, 1)}
+    empty = np.zeros((2, KV_HEADS, 4, WIDTH), np.float32)
+    prompt = both(7, [empty, empty], lengths - 1, slice(None))
+    later = both(1, prompt[1:], lengths, slice(None))
+    for sample, length in enumerate(lengths):
+        own = slice(sample, sample + 1)
+        given[int(length)] = [each[:, :length] for each in given[7]]
+        alone = both(int(length), [empty[own], empty[own]], lengths - 1, own)
+        np.testing.assert_allclose(prompt[0][own, :length], alone[0], rtol=1e-4, atol=1e-5)
+        alone = both(1, alone[1:], lengths, own)
+        np.testing.assert_allclose(later[0][own], alone[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"local_window_size": 9}, "local_window_size 9, a cache of 4"), ({"causal": 0}, "causal 0")],
+)
+def test_a_cache_that_is_smaller_than_its_window_is_refused(
+    given: dict[str, int], said: str
+) -> None:
+    random = np.random.default_rng(0)
+    parts = [drawn(random, 1, 1, h * WIDTH) for h in (HEADS, KV_HEADS, KV_HEADS)]
+    cache = np.zeros((1, KV_HEADS, 4, WIDTH), np.float32)
+    inputs = dict(zip(("q", "k", "v", "past_k", "past_v"), (*parts, cache, cache), strict=True))
+    inputs |= {"last": np.array([0], np.int32), "TOTAL": np.array([1], np.int32)}
+    options = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "local_window_size": 2}
+    outputs = dict.fromkeys(("y", "k_now", "v_now"), TensorProto.FLOAT)
+    options |= {"sliding_window_cache": 1} | given
+    with pytest.raises(OnnxError, match=said):
+        ours(*file_of("GroupQueryAttention", inputs, outputs, **options))

@@ -128,7 +128,6 @@ _GQA_PLAIN = {
     "k_quant_type": "NONE",
     "v_quant_type": "NONE",
     "kv_cache_bit_width": 0,
-    "sliding_window_cache": 0,
 }
 
 
@@ -145,7 +144,6 @@ def group_query_attention(n: Call) -> Any:
     past = [n.maybe(3), n.maybe(4)]
     empty = n.known(np.zeros((samples, kv_heads, 0, width)), q.dtype)
     keys, values = (empty if each is None else each for each in past)
-    rows = max(total, keys.shape[2])
     # The first tokens begin with the first row; of some samples, the last may be none.
     first = count == total
     starts = n.once(_starts, n.value(5), samples, count, first)
@@ -156,11 +154,18 @@ def group_query_attention(n: Call) -> Any:
         where = n.once(_places, n.row(n.part(given, 0, 0, 1), 1, 0), count) if first else given
         where = n.broadcast(where, (samples, count))
     q, k = _rotated(n, q, k, where, 7)
+    window, capacity = n.attribute("local_window_size", -1), keys.shape[2]
+    evicts = bool(n.attribute("sliding_window_cache", 0))
+    rows = max(total, capacity)
+    if evicts:
+        _check_window(n, window, capacity)
+        rows = capacity + count
+        gone = n.once(_evicted, starts, capacity, window)
+        starts, places = n("sub", starts, gone), n.once(_places, n("sub", starts, gone), count)
     held = [
         n("write_at", _longer(n, old, rows), n.transpose(new, (0, 2, 1, 3)), starts, axis=2)
         for old, new in ((keys, k), (values, v))
     ]
-    window = n.attribute("local_window_size", -1)
     if n.attribute("causal", 1):
         mask = n.once(_mask, places, rows, window, q.dtype)
     else:
@@ -172,7 +177,44 @@ def group_query_attention(n: Call) -> Any:
     if sinks is None and n.attribute("smooth_softmax", -1) > 0:
         sinks = n.known(np.zeros(heads), q.dtype)
     y = _grouped(n, q, held, mask, sinks)
+    if evicts:
+        tokens = n("affine", n.cast(n.reshape(n.value(5), (samples,)), "int64"), shift=1)
+        first = n("sub", n.once(_evicted, tokens, capacity, window), gone)
+        held = [n.once(_rows_from, each, first, capacity) for each in held]
     return [n.reshape(y, (samples, count, heads * width)), *held]
+
+
+def _check_window(n: Call, window: int, capacity: int) -> None:
+    """Raise what is wrong with a cache that keeps the last tokens alone."""
+    causal = n.attribute("causal", 1)
+    if not 0 < window <= capacity or not causal:
+        found = f"local_window_size {window}, a cache of {capacity} and causal {causal}"
+        raise OnnxError(f"sliding_window_cache found with {found}; a window that fits needed")
+    if n.has(10):
+        raise UnsupportedError("attention_bias beside sliding_window_cache is not supported")
+
+
+def _evicted(n: Call, tokens: Value, capacity: int, window: int) -> Value:
+    """Return how many of so many tokens (b,) a cache of a window has dropped: int64 (b,).
+
+    Once it is full it drops as many as leave the window, so that the next have room.
+    """
+    step = n.known(np.array(capacity - window + 1.0))
+    over = n("affine", n.cast(tokens, "float64"), shift=-capacity)
+    times = n("maximum", n("ceil", n("div", over, step)), n.known(np.array(0.0)))
+    return n.cast(n("mul", times, step), "int64")
+
+
+def _rows_from(n: Call, x: Value, first: Value, count: int) -> Value:
+    """Return so many rows of x (b, heads, rows, d) from each sample's `first` on.
+
+    What would lie beyond the last is the last again.
+    """
+    samples, heads, rows, width = x.shape
+    which = n("minimum", n.once(_places, first, count), n.known(np.array(rows - 1)))
+    begins = n.known(np.arange(n.room(samples * heads)).reshape(samples, heads, 1) * rows)
+    which = n("add", n.reshape(which, (samples, 1, count)), begins)
+    return n("gather", n.reshape(x, (samples * heads * rows, width)), which, axis=0)
 
 
 @rule("SparseAttention", domain=MICROSOFT)
