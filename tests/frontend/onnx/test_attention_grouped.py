@@ -205,6 +205,26 @@ def test_a_cache_that_keeps_the_last_tokens(
             np.testing.assert_allclose(*near, rtol=1e-5, atol=1e-6)
 
 
+def test_a_cache_grows_up_to_its_window_and_drops_the_first_tokens_then() -> None:
+    """From none: as attention over all tokens that has the window as its mask."""
+    random, window = np.random.default_rng(3), 4
+    outputs = dict.fromkeys(("y", "k_now", "v_now"), TensorProto.FLOAT)
+    options = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "local_window_size": window}
+    caches = [[np.zeros((1, KV_HEADS, 0, WIDTH), np.float32)] * 2 for _ in range(2)]
+    for tokens in range(1, 8):
+        parts = [drawn(random, 1, 1, h * WIDTH) for h in (HEADS, KV_HEADS, KV_HEADS)]
+        made = []
+        for drops, held in enumerate(caches):
+            inputs = dict(zip(("q", "k", "v", "past_k", "past_v"), (*parts, *held), strict=True))
+            inputs["last"] = np.array([tokens - 1], np.int32)
+            inputs["TOTAL"] = np.array([tokens], np.int32)
+            given = {**options, "sliding_window_cache": drops}
+            y, *caches[drops] = ours(*file_of("GroupQueryAttention", inputs, outputs, **given))
+            assert caches[drops][0].shape[2] == (min(tokens, window) if drops else tokens)
+            made.append(y)
+        np.testing.assert_allclose(*made, rtol=1e-5, atol=1e-6)
+
+
 def test_samples_of_a_cache_that_keeps_the_last_tokens_drop_theirs() -> None:
     """A prompt of several lengths, then a token each: as each sample does by itself."""
     random, lengths = np.random.default_rng(5), np.array([7, 3], np.int32)
@@ -234,11 +254,9 @@ def test_samples_of_a_cache_that_keeps_the_last_tokens_drop_theirs() -> None:
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"local_window_size": 9}, "local_window_size 9, a cache of 4"), ({"causal": 0}, "causal 0")],
+    [({"local_window_size": -1}, "local_window_size -1"), ({"causal": 0}, "causal 0")],
 )
-def test_a_cache_that_is_smaller_than_its_window_is_refused(
-    given: dict[str, int], said: str
-) -> None:
+def test_a_cache_of_no_window_is_refused(given: dict[str, int], said: str) -> None:
     random = np.random.default_rng(0)
     parts = [drawn(random, 1, 1, h * WIDTH) for h in (HEADS, KV_HEADS, KV_HEADS)]
     cache = np.zeros((1, KV_HEADS, 4, WIDTH), np.float32)

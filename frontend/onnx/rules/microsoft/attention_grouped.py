@@ -155,11 +155,10 @@ def group_query_attention(n: Call) -> Any:
         where = n.broadcast(where, (samples, count))
     q, k = _rotated(n, q, k, where, 7)
     window, capacity = n.attribute("local_window_size", -1), keys.shape[2]
-    evicts = bool(n.attribute("sliding_window_cache", 0))
-    rows = max(total, capacity)
+    # A cache that is shorter than the window has all tokens so far, and grows as others do.
+    evicts = _drops(n, window) and capacity >= window
+    rows = capacity + count if evicts else max(total, capacity)
     if evicts:
-        _check_window(n, window, capacity)
-        rows = capacity + count
         gone = n.once(_evicted, starts, capacity, window)
         starts, places = n("sub", starts, gone), n.once(_places, n("sub", starts, gone), count)
     held = [
@@ -184,14 +183,17 @@ def group_query_attention(n: Call) -> Any:
     return [n.reshape(y, (samples, count, heads * width)), *held]
 
 
-def _check_window(n: Call, window: int, capacity: int) -> None:
-    """Raise what is wrong with a cache that keeps the last tokens alone."""
+def _drops(n: Call, window: int) -> bool:
+    """Return whether a cache keeps no more tokens than its rows, the last of them."""
+    if not n.attribute("sliding_window_cache", 0):
+        return False
     causal = n.attribute("causal", 1)
-    if not 0 < window <= capacity or not causal:
-        found = f"local_window_size {window}, a cache of {capacity} and causal {causal}"
-        raise OnnxError(f"sliding_window_cache found with {found}; a window that fits needed")
+    if window <= 0 or not causal:
+        found = f"local_window_size {window} and causal {causal}"
+        raise OnnxError(f"sliding_window_cache beside {found} found; a window of at least 1 needed")
     if n.has(10):
         raise UnsupportedError("attention_bias beside sliding_window_cache is not supported")
+    return True
 
 
 def _evicted(n: Call, tokens: Value, capacity: int, window: int) -> Value:
