@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from soapstone.cache import objects
 from soapstone.system import usable_cores
@@ -117,6 +117,10 @@ class Sharing:
     def _serve(self, process: subprocess.Popen[str]) -> None:
         """Give a process one kernel after another."""
         assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(OSError), process.stdin as asked, process.stdout as answers:
+            self._give(asked, answers)
+
+    def _give(self, asked: IO[str], answers: IO[str]) -> None:
         while True:
             with self._lock:
                 if self._closed or not self._waiting:
@@ -124,8 +128,8 @@ class Sharing:
                 name = self._waiting.pop()
                 ready = self._running[name] = threading.Event()
             try:
-                print(name, file=process.stdin, flush=True)
-                ended = not process.stdout.readline()
+                print(name, file=asked, flush=True)
+                ended = not answers.readline()
             except OSError:
                 ended = True
             with self._lock:

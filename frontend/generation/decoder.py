@@ -62,6 +62,7 @@ class Decoder:
         self.mask, self.places = fields.get(MASK), fields.get(PLACES)
         self.past = {each.name: _time_axis(each, self.label) for each in past}
         self.past_fields = {each.name: each for each in past}
+        self.widths: dict[str, int] = {}  # of other open dims of the past, by name
         if LOGITS not in source.outputs and len(source.outputs) > 1:
             raise DataError(
                 f"{self.label}: outputs {', '.join(source.outputs)} found; {LOGITS!r} needed"
@@ -161,6 +162,7 @@ class Decoder:
             except GraphError:  # more than it takes, perhaps
                 graph = self.graph(1, 1, 1 if self.given else 0)
         self.made = int(graph.tensors[self.logits].shape[-1])
+        self._know_widths(graph)
         names = [each.name for each in (self.ids, self.places) if each is not None]
         self.extents = {name: _looked_up(graph, name) for name in names}
 
@@ -173,10 +175,23 @@ class Decoder:
         if self.mask is not None:
             found[self.mask.name] = np.zeros((samples, past + new), self.mask.dtype)
         for name, each in self.past_fields.items():
-            shape = [samples, *(past if not isinstance(d, int) else d for d in each.shape[1:])]
+            dims = each.shape[1:]
+            shape = [samples, *(d if isinstance(d, int) else self.widths.get(d, 0) for d in dims)]
             shape[self.past[name]] = past
             found[name] = np.zeros(shape, each.dtype)
         return found
+
+    def _know_widths(self, graph: Graph) -> None:
+        """Take the extents of open dims of the past from the outputs, which are in its order."""
+        presents = [name for name in graph.outputs if name != self.logits]
+        if len(presents) != len(self.past):
+            return
+        for (name, time), present in zip(self.past.items(), presents):
+            dims = zip(self.past_fields[name].shape, graph.tensors[present].shape, strict=True)
+            for axis, (dim, extent) in enumerate(dims):
+                if axis not in (0, time) and isinstance(dim, str) and dim not in self.widths:
+                    self.widths[dim] = extent
+                    self.graphs.clear()
 
     def told(self, feeds: Mapping[str, Array]) -> tuple[Array | None, Array | None]:
         """Return the mask and the positions among what a bound graph is fed, None for no such."""
@@ -321,13 +336,13 @@ def _looked_up(graph: Graph, ids: str) -> int | None:
 
 
 def _time_axis(each: Field, label: str) -> int:
-    """Return the axis along which a past grows: the one after axis 0 with an open extent."""
+    """Return the axis along which a past grows: the first after axis 0 with an open extent."""
     if len(each.shape) < 3:
         raise DataError(
             f"{label}: input {each} found; {IDS!r}, {MASK!r}, {PLACES!r} and keys and values of"
             " three or more dims needed, so a decoder without an encoder"
         )
     found = [axis for axis, dim in enumerate(each.shape) if axis and not isinstance(dim, int)]
-    if len(found) != 1:
-        raise DataError(f"{label}: input {each} found; one open extent after the first needed")
+    if not found:
+        raise DataError(f"{label}: input {each} found; an open extent after the first needed")
     return found[0]

@@ -294,6 +294,29 @@ def test_a_decoder_of_few_bits_keeps_its_cache(fused: bool) -> None:
         assert_greedy(model, sizes, prompt, tokens)
 
 
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_cache_of_which_no_extent_is_told(drops: bool) -> None:
+    """And one of whose layers keeps the last tokens alone: the numbers are those of a window."""
+    sizes = replace(SMALL, width=64, fused=True)
+    model = sizes.model()
+    first = next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
+    if drops:
+        first.attribute.append(helper.make_attribute("local_window_size", 4))
+    given = onnx.ModelProto.FromString(model.SerializeToString())
+    for each in (*given.graph.input, *given.graph.output):
+        dims = each.type.tensor_type.shape.dim
+        if len(dims) == 4:
+            dims[3].dim_param = "kv_cache_dim"
+            if drops and ".0." in each.name:
+                dims[2].dim_param = dims[2].dim_param.replace("sequence", "sliding")
+    if drops:
+        own = next(node for node in given.graph.node if node.op_type == "GroupQueryAttention")
+        own.attribute.append(helper.make_attribute("sliding_window_cache", 1))
+    made = InferenceSession(from_onnx(given)).generate(PROMPTS, 12)
+    for prompt, tokens in zip(PROMPTS, made):
+        assert_greedy(model, sizes, prompt, tokens)
+
+
 @pytest.mark.parametrize("stored", ["bfloat16", "float16"])
 def test_weights_that_are_kept_in_halves_are_read_in_halves(stored: str) -> None:
     sizes = replace(SMALL, layers=1, width=256, inner=512, stored=stored)

@@ -143,7 +143,7 @@ def group_query_attention(n: Call) -> Any:
     total = int(n.array(6).reshape(()))
     past = [n.maybe(3), n.maybe(4)]
     empty = n.known(np.zeros((samples, kv_heads, 0, width)), q.dtype)
-    keys, values = (empty if each is None else each for each in past)
+    keys, values = (empty if each is None or not each.shape[2] else each for each in past)
     # The first tokens begin with the first row; of some samples, the last may be none.
     first = count == total
     starts = n.once(_starts, n.value(5), samples, count, first)
