@@ -14,6 +14,7 @@ _FAMILIES = (
     "libraries.products",
     "libraries.convolutions",
     "libraries.attention",
+    "attention.fused",
     "products.matmul",
     "products.convolution",
     "products.nbits",

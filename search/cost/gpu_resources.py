@@ -36,6 +36,12 @@ class Resources:
 
 # For sm_80 and sm_90.
 _MOST: Mapping[str, Resources] = {
+    "attention": Resources(168, 24960, 20),
+    "attention_halves": Resources(168, 24576, 250, tensor=True, loaded=64),
+    "attention_halves_keys": Resources(176, 24576, 250, tensor=True, loaded=64),
+    "attention_halves_queries": Resources(176, 24576, 250, tensor=True, loaded=64),
+    "attention_keys": Resources(248, 24960, 20),
+    "attention_queries": Resources(232, 24960, 20),
     "each": Resources(40, 1024),
     "fold": Resources(40, 2048),
     "fragments": Resources(168, 10240, 46, tensor=True),

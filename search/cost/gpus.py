@@ -180,10 +180,10 @@ def launched(
     wide = any(each.dtype == np.float64 for each in (*made.inputs, *made.outputs))
     own = any(each.flops for each in launches)
     # Of a library's product that is several calls, each has its part of the operations.
-    first = sum(isinstance(each, Expected) for each in launches) or 1
+    counted = [each for each in launches if isinstance(each, Expected)] or launches[:1]
     found = []
-    for number, each in enumerate(launches):
-        mine = each.flops if own else flops / first if number < first else 0.0
+    for each in launches:
+        mine = each.flops if own else flops / len(counted) if each in counted else 0.0
         moved = float(touched(each)) if len(launches) > 1 else nbytes
         about = gpu, rate, memory, made.operator, variant
         if isinstance(each, Expected):

@@ -2,8 +2,7 @@
 
 A block has three pairs of tiles in shared memory: what is multiplied, and two whose copies are
 under way. Operands are copied eight elements at a time, so they have to lie in rows of them along k
-or across it. In a tile's row the places of its pieces of eight are exchanged according to its
-number: the rows of a matrix that a warp loads at once then lie in different banks.
+or across it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from soapstone.kernels.cuda.products.operands import Axes, Operand, step
-from soapstone.kernels.cuda.substrate.copying import SCRATCH, WORDS
+from soapstone.kernels.cuda.substrate.copying import LAST, NEXT, ROW, SCRATCH, WORDS, exchanged
 from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP
 from soapstone.kernels.cuda.substrate.tensor_cores import SCRATCH as HELD
 
@@ -68,11 +67,8 @@ class Staged:
         """Return the text of a word's index in a tile: of row or column `at`, and element `k`."""
         length = DEPTH if self.deep[name] else self.high if name == "a" else self.wide
         row, along = (at, k) if self.deep[name] else (k, at)
-        pieces = length // WORDS
-        mask, shift = min(8, pieces) - 1, max(8 // pieces, 1).bit_length() - 1
         begin = "" if name == "a" else f"{DEPTH * self.high} + "
-        piece = f"((({along}) >> 3) ^ ((({row}) >> {shift}) & {mask}))"
-        return f"{begin}({row}) * {length} + {piece} * {WORDS}"
+        return begin + exchanged(row, along, length)
 
     def start(self) -> list[str]:
         """Return the statements before the first tiles."""
@@ -110,11 +106,9 @@ class Staged:
 
     def _lanes(self) -> list[str]:
         """Return the statements that say which row of which matrix a lane loads."""
-        half, other = "((lane >> 3) & 1) * 8", "(lane >> 4) * 8"
-        one = "(lane & 7)"
         # Matrices of a follow one another along m, then k; those of b along k, then n.
-        a = (f"{half} + {one}", other) if self.deep["a"] else (half, f"{other} + {one}")
-        b = (f"{other} + {one}", half) if self.deep["b"] else (other, f"{half} + {one}")
+        a = (f"{NEXT} + {ROW}", LAST) if self.deep["a"] else (NEXT, f"{LAST} + {ROW}")
+        b = (f"{LAST} + {ROW}", NEXT) if self.deep["b"] else (LAST, f"{NEXT} + {ROW}")
         return [
             f"a_at, a_k = row + {a[0]}, {a[1]}",
             f"b_at, b_k = column + {b[0]}, {b[1]}",

@@ -49,21 +49,33 @@ class Sums:
         names = [(f"c{i}_{j}", i, j) for i in range(each) for j in range(each)]
         self.sums = [(name, f"row + {i}", f"column + {j}") for name, i, j in names]
         self.head = [f"row = thread // {across} * {each}", f"column = thread % {across} * {each}"]
-        self.body = [f"for k in range({self.depth}):"]
-        self.body += [f"    a{i} = {self.slot('a', 'k', f'row + {i}')}" for i in range(each)]
-        self.body += [f"    b{j} = {self.slot('b', 'k', f'column + {j}')}" for j in range(each)]
-        for name, i, j in names:
-            made = f"{name} + a{i} * b{j}"  # of integers Numba would make sums of 64 bits
-            self.body.append(f"    {name} = {made if kind[0] == 'f' else f'{kind}({made})'}")
+        self.body = self.steps("c")
+
+    def steps(self, to: str, a: str = "a", first: str = "") -> list[str]:
+        """Return the statements that add the products of a pair of tiles to sums.
+
+        to: what the sums' names begin with. a: the tile of rows. first: text of what is added to k
+            there.
+        """
+        lines, each = [f"for k in range({self.depth}):"], range(self.EACH)
+        lines += [f"    a{i} = {self.slot(a, f'{first}k', f'row + {i}')}" for i in each]
+        lines += [f"    b{j} = {self.slot('b', 'k', f'column + {j}')}" for j in each]
+        for i in each:
+            for j in each:
+                name = f"{to}{i}_{j}"
+                made = f"{name} + a{i} * b{j}"  # of integers Numba would make sums of 64 bits
+                made = made if self.word[0] == "f" else f"{self.word}({made})"
+                lines.append(f"    {name} = {made}")
+        return lines
 
     def words(self, name: str) -> int:
         """Return the words of a tile, in memory."""
         return self.depth * ((self.high if name == "a" else self.wide) + 1)
 
     def slot(self, name: str, k: str, at: str) -> str:
-        """Return the text of a word of a tile."""
-        length = (self.high if name == "a" else self.wide) + 1
-        return f"tile_{name}[uint64({k} * {length} + {at})]"  # which is not looked for a sign
+        """Return the text of a word of a tile; those of columns are b's."""
+        length = (self.wide if name == "b" else self.high) + 1
+        return f"tile_{name}[uint64(({k}) * {length} + {at})]"  # which is not looked for a sign
 
 
 class Fragments(Sums):

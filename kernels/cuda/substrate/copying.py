@@ -23,6 +23,21 @@ from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, cuda
 WORDS = 8  # of a copy, at a boundary of 16 bytes
 LEFT = 4  # groups at most of which some are waited for
 SCRATCH = WARP if SIMULATED else 1  # numbers of a warp that the simulator needs
+# Of the four matrices that a warp loads at once: which row a lane names, and where matrices begin,
+# of which the second one is next to the first, and the last two to these.
+ROW, NEXT, LAST = "(lane & 7)", "((lane >> 3) & 1) * 8", "(lane >> 4) * 8"
+
+
+def exchanged(row: str, along: str, length: int) -> str:
+    """Return the text of a word's place in a tile of rows of `length`, 16 at least, a power of two.
+
+    In a row the places of its pieces of eight are exchanged according to its number: the rows of a
+    matrix that a warp loads at once then lie in different banks.
+    """
+    pieces = length // WORDS
+    mask, shift = min(8, pieces) - 1, max(8 // pieces, 1).bit_length() - 1
+    piece = f"((({along}) >> 3) ^ ((({row}) >> {shift}) & {mask}))"
+    return f"({row}) * {length} + {piece} * {WORDS}"
 
 
 def _simulated() -> dict[str, Any]:

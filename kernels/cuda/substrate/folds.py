@@ -65,25 +65,30 @@ def combined(total: str, value: str, monoid: str) -> str:
     return f"{total} = {value} if ({value} {sign} {total} or {value} != {value}) else {total}"
 
 
-def over_warp(combine: Callable[[Any, Any], Any]) -> Any:
-    """Return the fold over the 32 threads of a warp: `fold(value, scratch)`."""
+def over_warp(combine: Callable[[Any, Any], Any], lanes: int = WARP) -> Any:
+    """Return the fold over the 32 threads of a warp, or over each `lanes` neighbours of them, a
+    power of two: `fold(value, scratch)`."""
 
     def simulated(value: Any, scratch: Any) -> Any:
         thread = cuda.threadIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         scratch[thread] = value
         cuda.syncthreads()
-        first = thread // WARP * WARP
+        first = thread // lanes * lanes
         total = scratch[first]
-        for lane in range(1, WARP):
+        for lane in range(1, lanes):
             total = combine(total, scratch[first + lane])
         cuda.syncthreads()
         return total
 
     def shuffled(value: Any, scratch: Any) -> Any:
-        value = combine(value, cuda.shfl_xor_sync(EVERYONE, value, 16))
-        value = combine(value, cuda.shfl_xor_sync(EVERYONE, value, 8))
-        value = combine(value, cuda.shfl_xor_sync(EVERYONE, value, 4))
-        value = combine(value, cuda.shfl_xor_sync(EVERYONE, value, 2))
+        if lanes > 16:
+            value = combine(value, cuda.shfl_xor_sync(EVERYONE, value, 16))
+        if lanes > 8:
+            value = combine(value, cuda.shfl_xor_sync(EVERYONE, value, 8))
+        if lanes > 4:
+            value = combine(value, cuda.shfl_xor_sync(EVERYONE, value, 4))
+        if lanes > 2:
+            value = combine(value, cuda.shfl_xor_sync(EVERYONE, value, 2))
         return combine(value, cuda.shfl_xor_sync(EVERYONE, value, 1))
 
     return device(simulated if SIMULATED else shuffled)
@@ -125,6 +130,12 @@ def over_block(combine: Callable[[Any, Any], Any]) -> Any:
         return value
 
     return device(simulated if SIMULATED else shuffled)
+
+
+@cache
+def lane_folds(lanes: int) -> dict[str, Any]:
+    """Return the folds over each so many neighbours of a warp, by the names of `folds`."""
+    return {f"fold_{name}": over_warp(combine, lanes) for name, combine in COMBINE.items()}
 
 
 @cache

@@ -138,10 +138,10 @@ if SIMULATED:
     FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in _SHARED}
     FUNCTIONS |= {name: getattr(np, name.replace("a", "arc", 1)) for name in _ARCS}
     FUNCTIONS |= {f"{name}_{kind}": getattr(np, name) for name in _ROUNDED for kind in _REALS}
-    FUNCTIONS |= {"erf": math.erf, "erfc": math.erfc, "power": np.power}
+    FUNCTIONS |= {"erf": math.erf, "erfc": math.erfc, "power": np.power, "fmax": np.fmax}
 else:
     FUNCTIONS = {name: getattr(math, name) for name in (*_SHARED, *_ARCS, "erf", "erfc")}
-    FUNCTIONS |= {"power": math.pow}
+    FUNCTIONS |= {"power": math.pow, "fmax": device(lambda x, y: _numba_cuda.libdevice.fmaxf(x, y))}
     # Of Numba's own, floor and ceil make integers of 64 bits.
     FUNCTIONS |= {
         "floor_float32": device(lambda x: _numba_cuda.libdevice.floorf(x)),

@@ -3,7 +3,8 @@
 Of the 32 threads each holds some elements: with g = lane // 4 and t = lane % 4, a word of a has two
 neighbours along k from 2 t on, of row g, g + 8, g, g + 8, the last two 8 further along k; a word of
 b those of column g, the second one 8 further; and c the columns 2 t and 2 t + 1 of row g, then of
-row g + 8. In the simulator a warp's words meet in memory, and the same elements are multiplied.
+row g + 8. So the words of a next a are sums of two neighbouring steps, which `packed` rounds. In
+the simulator a warp's words meet in memory, and the same elements are multiplied.
 
 Source: NVIDIA, PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type".
 """
@@ -55,6 +56,33 @@ def _simulated(dtype: str) -> Any:
     return multiplied
 
 
+def _packed_simulated(dtype: str) -> Any:
+    kind = np.dtype(learn(dtype))
+
+    def packed(low: Any, high: Any) -> Any:
+        return np.array([low, high], np.float32).astype(kind).view(np.uint32)[0]
+
+    return packed
+
+
+def _packed_of_gpu(dtype: str) -> Any:
+    from llvmlite import ir
+    from numba import types
+    from numba.cuda.extending import intrinsic
+
+    text = f"cvt.rn.{ {'float16': 'f16', 'bfloat16': 'bf16'}[dtype] }x2.f32 $0, $2, $1;"
+
+    def packed(typing: Any, low: Any, high: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            of = ir.FunctionType(ir.IntType(32), [ir.FloatType()] * 2)
+            return builder.call(ir.InlineAsm(of, text, "=r,f,f", False), arguments)
+
+        return types.uint32(types.float32, types.float32), emit
+
+    packed.__name__ = f"packed_{dtype}"
+    return intrinsic(packed)
+
+
 def _of_gpu(dtype: str) -> Any:
     from llvmlite import ir
     from numba import types
@@ -89,4 +117,7 @@ def _of_gpu(dtype: str) -> Any:
 
 MULTIPLIED = {
     f"multiplied_{dtype}": (_simulated if SIMULATED else _of_gpu)(dtype) for dtype in HALVES
+} | {
+    f"packed_{dtype}": (_packed_simulated if SIMULATED else _packed_of_gpu)(dtype)
+    for dtype in HALVES
 }

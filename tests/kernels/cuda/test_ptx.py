@@ -78,6 +78,28 @@ def test_products_of_halves_are_steps_of_tensor_cores(dtype: str, kind: str) -> 
 
 
 @pytest.mark.skipif(not compilers(), reason="NVIDIA's compilers are not installed")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_attention_multiplies_in_registers_without_spills(dtype: str) -> None:
+    """Scores of halves are made by tensor cores from copied rows, and are their next operand."""
+    x, lse = (Described.like(np.empty(shape, dtype)) for shape in ((2, 128, 4, 64), (2, 4, 128)))
+    at = operator("attention").normalise({"causal": True})
+    (fused,) = [each for each in variants("attention", "cuda") if each.name == "fused"]
+    (launch,) = fused.bind(Call("attention", at, (x, x, x), (x, lse))).launches
+    text = ptx(*form(launch), (9, 0))
+    halves = dtype == "float16"
+    assert launch.kernel.name == ("attention_halves" if halves else "attention")
+    if halves:
+        assert set(steps(text, "f16")) == {OPERANDS}
+        assert len(re.findall(r"cvt\.rn\.f16x2\.f32", text)) == 4 * 4  # of sixteen keys each
+        assert "ldmatrix.sync.aligned.m8n8.x4.trans.shared" in text
+        assert "cp.async.cg.shared.global" in text
+    ptxas = assembler()
+    if ptxas is not None:
+        made, needed = assembled(text, (9, 0), ptxas), resources(launch.kernel.name)
+        assert made.spilled == 0 and made.shared <= needed.shared
+
+
+@pytest.mark.skipif(not compilers(), reason="NVIDIA's compilers are not installed")
 @pytest.mark.parametrize("crossed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("extent", [64, 4096])
 def test_tiles_of_halves_are_copied_while_others_are_multiplied(

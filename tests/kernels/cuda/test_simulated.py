@@ -16,6 +16,7 @@ from soapstone.kernels.select import unserved
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "cuda_simulator.py"
 SECONDS = 600
+ATTENTION = {f"attention_halves{part}" for part in ("", "_queries", "_keys")}
 
 
 def families() -> Iterator[tuple[str, list[str]]]:
@@ -63,6 +64,19 @@ def test_tiles_are_copied_ahead_in_pieces_that_end_with_their_rows() -> None:
     assert len(found) == 10
     for dtype, *_, kernel, off in found:
         assert kernel.startswith("staged") and off < (2e-3 if dtype == "float16" else 1e-2), found
+
+
+@pytest.mark.simulator
+def test_attention_of_halves_is_by_tensor_cores_on_rows_in_pieces() -> None:
+    program = PROGRAM.with_name("cuda_attention.py")
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 2 * (4 + 3)  # forms, of which three have gradients
+    for dtype, kernels, off in found:
+        assert {each for each in kernels if each != "fold"} <= ATTENTION, found
+        assert max(off) < (2e-3 if dtype == "float16" else 1e-2), found
 
 
 @pytest.mark.simulator
