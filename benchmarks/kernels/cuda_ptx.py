@@ -47,6 +47,8 @@ USUAL = {
     "reduce_sum": Case(("8192 4096",), {"axes": (0,)}),
     "cross_entropy": Case(("4096 50000", "int64 4096")),
     "matmul": Case(("4096 4096", "4096 4096")),
+    "attention": Case(("8 384 12 64",) * 3),
+    "attention_grad": Case((*("8 384 12 64",) * 5, "8 12 384")),
     "conv2d": Case(("64 64 56 56", "64 64 3 3", "64"), {"padding": (1, 1, 1, 1)}),
     "spmm": Case(("100000 128", "int64 100001", "int32 1000000", "int64 100001", "int32 1000000")),
     "top_k": Case(("64 4096",), {"k": 100, "axis": 1, "sorted": False}),
