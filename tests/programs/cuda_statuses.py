@@ -34,6 +34,14 @@ def wholes(*values: Any) -> Any:
     return np.array(values, np.int64)
 
 
+def sparse(offsets: Any, *indices: int) -> tuple[Any, Any]:
+    """Return a matrix's offsets and indices."""
+    return wholes(*offsets), wholes(*indices).astype(np.int32)
+
+
+BACK = sparse((0, 1, 2, 2), 0, 1)
+WRONG = [sparse((0, 1, 2), 0, 3), sparse((0, 1, 2), -1, 0), sparse((0, 2, 1), 0, 1)]
+WRONG += [sparse((0, 1, 9), 0, 1), sparse((-3, 1, 2), 0, 1), sparse((7, 8, 9), 0, 1)]
 NODES = [wholes(0, 0).astype(np.int32)] * 4 + [wholes(0).astype(np.int32)]
 CALLS: dict[str, list[tuple[dict[str, Any], tuple[Any, ...]]]] = {
     "embedding": [({}, (wholes(0, 3), reals(3, 2)))],
@@ -63,6 +71,11 @@ CALLS: dict[str, list[tuple[dict[str, Any], tuple[Any, ...]]]] = {
     "roi_align": [
         ({"size": (2, 2)}, (reals(1, 1, 4, 4), np.array([region], np.float32), wholes(image)))
         for region, image in (((0, 0, 2, 2), 1), ((0, 0, np.inf, 2), 0), ((0, 0, 2, 1e6), 0))
+    ],
+    "spmm": [({}, (reals(3, 2), *each, *BACK)) for each in WRONG],
+    "sddmm": [({}, (reals(2, 2), reals(3, 2), *each)) for each in WRONG],
+    "graph_attention": [
+        ({}, (reals(3, 1, 2), reals(3, 1), reals(2, 1), *each, *BACK)) for each in WRONG
     ],
     "ctc": [({}, (reals(1, 3, 4), wholes([1, 4])))],
 }

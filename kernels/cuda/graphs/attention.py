@@ -12,8 +12,8 @@ from typing import Any
 
 from soapstone.ir.ops.normalization.dropout import INDEX, MASK, MIX_1, MIX_2, SEED, STEP
 from soapstone.kernels.cuda.elementwise.text import wide
-from soapstone.kernels.cuda.entry import DeviceEntry
-from soapstone.kernels.cuda.graphs.rows import checked, column_of, over_entries
+from soapstone.kernels.cuda.entry import DeviceEntry, Work
+from soapstone.kernels.cuda.graphs.entries import checked, column_of, over_entries, summed
 from soapstone.kernels.cuda.movement.copies import copy
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.cuda.substrate.element import each_element, place, read
@@ -90,16 +90,17 @@ def graph_attention(call: Call) -> DeviceEntry:
         f"if raw > {kind}(0): above += term",
     ]
     whole = [*row, "at_2"]
-    second = [f"total, above = {kind}(0), {kind}(0)"]
-    second += over_entries(column_of(x.shape[0], weighed), entries)
-    second += [f"y[{place('y', whole)}] = {y.dtype}(total)"]
-    second += [f"positive[{place('positive', whole)}] = {y.dtype}(above)"]
+    second = [
+        f"y[{place('y', whole)}] = {y.dtype}(total)",
+        f"positive[{place('positive', whole)}] = {y.dtype}(above)",
+    ]
     given = {"source": source, "target": target, "indptr": indptr, "indices": indices}
     given["scale"] = kept
     one = each_element(first, scale.shape, {**given, "share": share}, status)
     features = {**given, "x": x, "y": y, "positive": positive, **_extra(step, numbers)}
-    other = each_element(second, y.shape, features, status)
-    launches = (*one.launches, *other.launches)
+    term = column_of(x.shape[0], weighed)
+    rest = y.shape, features, entries, status
+    launches = one.launches + summed(call, ["total", "above"], kind, term, second, *rest)
     if kept is not scale:
         launches += copy(kept, scale).launches
     return DeviceEntry(launches, status, statuses)
@@ -126,8 +127,7 @@ def graph_attention_grad(call: Call) -> DeviceEntry:
         *_drawn(call.attributes, kind, step, f"at_0 + {_base(call)}", _number(numbers)),
     ]
     features = [*weighed, f"total += weight * factor * {read('dy', dy, [*end, 'at_2'])}"]
-    first = [f"total = {kind}(0)", *over_entries(column_of(dy.shape[0], features), entries)]
-    first += [f"dx[{place('dx', [*row, 'at_2'])}] = {dx.dtype}(total)"]
+    first = [f"dx[{place('dx', [*row, 'at_2'])}] = {dx.dtype}(total)"]
     product = f"{read('dy', dy, [*end, 'd'])} * {read('x', x, [*row, 'd'])}"
     scores = [
         *weighed,
@@ -137,11 +137,15 @@ def graph_attention_grad(call: Call) -> DeviceEntry:
         f"part = weight * (factor * inner - {read('dots', dots, end)})",
         f"total += part if raw > {kind}(0) else part * {slope}",
     ]
-    second = [f"total = {kind}(0)", *over_entries(column_of(dy.shape[0], scores), entries)]
-    second += [f"dsource[{place('dsource', row)}] = {dx.dtype}(total)"]
+    second = [f"dsource[{place('dsource', row)}] = {dx.dtype}(total)"]
     given = {"source": source, "target": target, "scale": scale, "dy": dy}
     given |= {"indptr": indptr, "indices": indices, **_extra(step, numbers)}
-    one = each_element(first, dx.shape, {**given, "dx": dx}, status)
     ends = {**given, "x": x, "dots": dots, "dsource": dsource}
-    other = each_element(second, dsource.shape, ends, status)
-    return DeviceEntry((*one.launches, *other.launches), status, statuses)
+    launches: tuple[Work, ...] = ()
+    for term, finish, shape, operands in (
+        (features, first, dx.shape, {**given, "dx": dx}),
+        (scores, second, dsource.shape, ends),
+    ):
+        inner = column_of(dy.shape[0], term)
+        launches += summed(call, ["total"], kind, inner, finish, shape, operands, entries, status)
+    return DeviceEntry(launches, status, statuses)

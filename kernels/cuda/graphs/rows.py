@@ -1,56 +1,28 @@
 """Products with sparse matrices, and softmax over the entries of a row.
 
-Source: Lux (Jia et al. 2017). Blocks own consecutive rows; neighbouring threads have neighbouring
-columns of a row, so what they read of an entry's operand lies side by side; each walks the row's
-entries in order, which makes sums the same in every run. Offsets of a tile need not begin at 0.
+Sums are over pieces of equally many entries (`entries`). Of others a thread walks a row's entries
+in order; neighbouring threads have neighbouring columns. Offsets of a tile need not begin at 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from soapstone.kernels.cuda.elementwise.text import wide
-from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, sequence
+from soapstone.kernels.cuda.entry import DeviceEntry, sequence
+from soapstone.kernels.cuda.graphs.entries import (
+    checked,
+    column_of,
+    offsets,
+    over_entries,
+    row_of,
+    summed,
+)
 from soapstone.kernels.cuda.movement.copies import fill
-from soapstone.kernels.cuda.substrate.arrays import View, views, zeros
+from soapstone.kernels.cuda.substrate.arrays import View, views
 from soapstone.kernels.cuda.substrate.element import each_element, place
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
-
-COLUMN, OFFSET = 1, 2  # statuses
-
-
-def checked(call: Call, columns: int, entries: int) -> tuple[DeviceArray, Mapping[int, str]]:
-    offsets = f"offsets from 0 to {entries} that do not fall needed"
-    return zeros(1, "int32", call.outputs[0]), {
-        COLUMN: f"{call.operator}: an index outside found, 0 to {columns - 1} needed",
-        OFFSET: f"{call.operator}: indptr: an offset outside or that falls found, {offsets}",
-    }
-
-
-def over_entries(inner: Sequence[str], entries: int) -> list[str]:
-    """Return the loop over the entries e of row at_0, which must lie in order within `entries`."""
-    return [
-        f"begin = indptr[{place('indptr', ['at_0'])}]",
-        f"end = indptr[{place('indptr', ['at_0 + 1'])}]",
-        f"if begin < 0 or end < begin or end > {entries}:",
-        f"    status[0] = {OFFSET}",
-        "    end = begin",
-        "for e in range(begin, end):",
-        *("    " + line for line in inner),
-    ]
-
-
-def column_of(columns: int, inner: Sequence[str]) -> list[str]:
-    """Return the statements that find an entry's column, and run `inner` where it is one."""
-    return [
-        f"column = int64(indices[{place('indices', ['e'])}])",
-        f"if column < 0 or column >= {columns}:",
-        f"    status[0] = {COLUMN}",
-        "else:",
-        *("    " + line for line in inner),
-    ]
-
 
 _HERE = ["at_0", "at_1"]
 
@@ -68,6 +40,23 @@ def _rows(
     return DeviceEntry(made.launches, status, statuses)
 
 
+def _sums(
+    call: Call,
+    kind: str,
+    inner: Sequence[str],
+    finish: Sequence[str],
+    shape: Sequence[int],
+    operands: dict[str, View],
+    columns: int,
+) -> DeviceEntry:
+    """Return the entry of a sum, `total`, over each row's entries."""
+    entries = operands["indices"].size
+    status, statuses = checked(call, columns, entries)
+    term = column_of(columns, inner)
+    given = shape, operands, entries, status
+    return DeviceEntry(summed(call, ["total"], kind, term, finish, *given), status, statuses)
+
+
 @variant("spmm", "numba", processor="cuda")
 def spmm(call: Call) -> DeviceEntry:
     """Return the entry of sums, or means, of rows of x by the entries of a sparse matrix."""
@@ -76,14 +65,13 @@ def spmm(call: Call) -> DeviceEntry:
     term = f"{kind}(x[{place('x', ['column', 'at_1'])}])"
     if weights:
         term = f"{kind}(w[{place('w', ['e'])}]) * {term}"
-    body = [f"total = {kind}(0)"]
-    body += over_entries(column_of(x.shape[0], [f"total += {term}"]), indices.size)
+    found = "total"
     if call.attributes["reduction"] == "mean":
-        body += [f"total = total / {kind}(max(end - begin, 1))"]
-    body += [f"y[{place('y', _HERE)}] = {y.dtype}(total)"]
+        found = f"total / {kind}(max(end - begin, 1))"
+    finish = [f"y[{place('y', _HERE)}] = {y.dtype}({found})"]
     operands = {"x": x, "indptr": indptr, "indices": indices, "y": y}
     operands |= {"w": weights[0]} if weights else {}
-    return _rows(call, body, y.shape, operands, x.shape[0], indices.size)
+    return _sums(call, kind, [f"total += {term}"], finish, y.shape, operands, x.shape[0])
 
 
 @variant("spmm_mean_grad", "numba", processor="cuda")
@@ -94,10 +82,9 @@ def spmm_mean_grad(call: Call) -> DeviceEntry:
     ends = [f"counts[{place('counts', [at])}]" for at in ("column + 1", "column")]
     inner = [f"share = {kind}(max({ends[0]} - {ends[1]}, 1))"]
     inner += [f"total += {kind}(dy[{place('dy', ['column', 'at_1'])}]) / share"]
-    body = [f"total = {kind}(0)", *over_entries(column_of(dy.shape[0], inner), indices.size)]
-    body += [f"dx[{place('dx', _HERE)}] = {dx.dtype}(total)"]
+    finish = [f"dx[{place('dx', _HERE)}] = {dx.dtype}(total)"]
     operands = {"dy": dy, "counts": counts, "indptr": indptr, "indices": indices, "dx": dx}
-    return _rows(call, body, dx.shape, operands, dy.shape[0], indices.size)
+    return _sums(call, kind, inner, finish, dx.shape, operands, dy.shape[0])
 
 
 @variant("spmm_max", "numba", processor="cuda")
@@ -145,21 +132,24 @@ def sddmm(call: Call) -> DeviceEntry:
     """Return the entry of products of rows of a and b, one for each entry of a sparse matrix."""
     (a, b, indptr, indices), (y,) = views(call)
     kind, depth = wide(y.dtype), a.shape[1]
-    product = f"{kind}(a[{place('a', ['at_0', 'd'])}]) * {kind}(b[{place('b', ['column', 'd'])}])"
-    inner = [
+    product = f"{kind}(a[{place('a', ['at_1', 'd'])}]) * {kind}(b[{place('b', ['column', 'd'])}])"
+    rows = max(indptr.size - 1, 0)
+    if y.size == 0 or rows == 0:
+        return fill(y, 0)
+    first, last = (f"indptr[{place('indptr', [at])}]" for at in ("0", str(rows)))
+    dots = [f"for d in range({depth}):", f"    total += {product}"]
+    entry = [
+        "e = at_0",
         f"total = {kind}(0)",
-        f"for d in range({depth}):",
-        f"    total += {product}",
+        f"if {first} <= e and e < {last}:",
+        *("    " + line for line in [*row_of("at_1", rows), *column_of(b.shape[0], dots)]),
         f"y[{place('y', ['e'])}] = {y.dtype}(total)",
     ]
-    # Threads of a row share its entries out.
-    lanes = 8
-    body = over_entries(column_of(b.shape[0], inner), indices.size)
-    body[-len(column_of(b.shape[0], inner)) - 1] = f"for e in range(begin + at_1, end, {lanes}):"
-    rows = max(indptr.size - 1, 0)
+    status, statuses = checked(call, b.shape[0], indices.size)
     operands = {"a": a, "b": b, "indptr": indptr, "indices": indices, "y": y}
-    made = _rows(call, body, (rows, lanes), operands, b.shape[0], indices.size)
-    return sequence((fill(y, 0), made))
+    looked = each_element(offsets(indices.size), (rows,), {"indptr": indptr}, status)
+    made = each_element(entry, y.shape, operands, status)
+    return DeviceEntry((*looked.launches, *made.launches), status, statuses)
 
 
 def _segments(call: Call, first: Sequence[str], sums: Sequence[str], last: str) -> DeviceEntry:

@@ -16,9 +16,9 @@ from soapstone.kernels.cuda.substrate.target import Kernel, built
 
 
 @cache
-def compiled(source: str) -> Kernel:
-    """Return the kernel `each` of a source text."""
-    return built("each", source)
+def compiled(source: str, name: str = "each") -> Kernel:
+    """Return the kernel of a name in a source text."""
+    return built(name, source)
 
 
 def parameters(operands: Mapping[str, View]) -> tuple[list[str], list[Any]]:
@@ -55,6 +55,7 @@ def each_element(
     shape: Sequence[int],
     operands: Mapping[str, View],
     status: DeviceArray | None = None,
+    name: str = "each",
 ) -> DeviceEntry:
     """Return the entry of a kernel that runs statements for each index of a shape.
 
@@ -62,14 +63,14 @@ def each_element(
 
     Args:
         body: statements, in which at_0, at_1 and so on are the indices. operands: by name, at least
-            one with elements. status: given as `status`.
+            one with elements. status: given as `status`. name: what the kernel is called.
     """
     count = math.prod(shape)
     if count == 0:
         return DeviceEntry(())
     names, values = parameters(operands)
     more = ["status"] if status is not None else []
-    lines = [f"def each(items, {', '.join([*names, *more])}):", "    item = cuda.grid(1)"]
+    lines = [f"def {name}(items, {', '.join([*names, *more])}):", "    item = cuda.grid(1)"]
     lines += ["    while item < items:"]
     axes = [(str(d), extent) for d, extent in enumerate(shape)] or [("0", 1)]
     lines += indices("item", axes, " " * 8)
@@ -77,4 +78,4 @@ def each_element(
     lines += ["        item += cuda.gridsize(1)"]
     grid, block = flat_launch(count)
     arguments = (count, *values, *([status] if status is not None else []))
-    return DeviceEntry((Launch(compiled("\n".join(lines)), (grid,), (block,), arguments),))
+    return DeviceEntry((Launch(compiled("\n".join(lines), name), (grid,), (block,), arguments),))

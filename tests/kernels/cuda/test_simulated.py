@@ -67,6 +67,18 @@ def test_tiles_are_copied_ahead_in_pieces_that_end_with_their_rows() -> None:
 
 
 @pytest.mark.simulator
+def test_rows_of_graphs_are_summed_in_pieces_however_long_they_are() -> None:
+    program = PROGRAM.with_name("cuda_rows.py")
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 48
+    for name, form, off, most in found:
+        assert off <= 1e-6 * max(most, 1), (name, form, off, most)
+
+
+@pytest.mark.simulator
 def test_attention_of_halves_is_by_tensor_cores_on_rows_in_pieces() -> None:
     program = PROGRAM.with_name("cuda_attention.py")
     command = [sys.executable, str(program)]
