@@ -194,9 +194,12 @@ class Batcher:
         with self._lock:
             self._closing = True
             dropped = list(self._waiting) if cancel else []
+            if cancel:
+                self._waiting.clear()  # so that no thread takes some of them meanwhile
             self._changed.notify_all()
-        for each in dropped:
-            each.answer.cancel()  # with no lock: what is called back may ask, or close
+        for each in dropped:  # with no lock: what is called back may ask, or close
+            if each.answer.cancel():
+                each.answer.set_running_or_notify_cancel()  # tells who waits for several
         try:
             for thread in self._threads:
                 if not self._gone and thread is not threading.current_thread():
