@@ -134,6 +134,7 @@ def measure(
         bound = time.perf_counter()
         warm = WARM * session.requests  # of each request's processors
         asked(session, inputs, lambda count, spent: count >= warm)
+        session.settle()
 
         def enough(count: int, spent: float) -> bool:
             over = runs is None and (count >= MOST or spent >= SECONDS)

@@ -422,6 +422,14 @@ class InferenceSession:
         unknown = asked and numbers is None
         return "contents that may depend on the number of rows" if unknown else ""
 
+    def settle(self) -> None:
+        """Wait until no thread of the session makes anything ahead, for other shapes of inputs."""
+        opening = self._opening
+        if opening is not None:
+            opening.wait()
+        for each in self._serial:
+            each.bounds.wait()
+
     @property
     def peak_bytes(self) -> int:
         """Bytes of inputs, outputs and arenas of all bound shapes, without packed weights."""

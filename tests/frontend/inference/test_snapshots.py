@@ -416,7 +416,6 @@ def test_a_process_that_has_bound_and_kept_one_reads_no_file_for_it(
 
 
 _OPENED = """
-import threading
 import numpy as np
 from soapstone import InferenceSession
 x = np.load("x.npy")
@@ -424,9 +423,7 @@ with InferenceSession("m.onnx", threads=2) as session:
     answers = [session.run(x)["y"] for _ in range(3)]
     assert session._snapshot is not None and session._opening._thread is None
     answers.append(session.run(x)["y"])
-    for thread in threading.enumerate():
-        if thread.name == "soapstone-opening":
-            thread.join()
+    session.settle()
     bound = [len(serial.bounds.held) for serial in session._serial]
     print(session._snapshot is None, len(bound), *bound)
     answers += [session.run(x)["y"], session.run(x[:1])["y"]]
