@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from soapstone.frontend.onnx.extent_axes import NONE, all_of
 from soapstone.frontend.onnx.values import (
     EVEN,
@@ -113,7 +111,7 @@ def _follows(
     x, rank = inputs[0], made.rank
     attributes = {each.name: list(each.ints) for each in node.attribute}
     if made.of_extents:
-        several = node.op_type == "Mul" and sum(each.of_extents for each in given) > 1
+        several = mark.multiplied and sum(each.of_extents for each in given) > 1
         if several and made.array is not None:  # products of extents are numbers of their own
             values = enumerate(made.array.ravel().tolist())
             return tuple(_own(all_of(given), made, at, value) for at, value in values)
@@ -157,8 +155,7 @@ def _told(
     results: Sequence[Slot | None],
 ) -> tuple[Sequence[Slot | None], Note | None]:
     """Return a node's results, those made of extents marked so, and what is to be noted, if any."""
-    kind = node.op_type
-    if kind == "Shape":
+    if mark is not None and mark.counts:
         return [replace(each, of_extents=True) for each in results if isinstance(each, Value)], None
     which = [
         at
@@ -170,88 +167,22 @@ def _told(
         follows = any(isinstance(each, Value) and each.follows for each in inputs)
         return results, None if not (made or follows) else _even(node, mark, inputs)
     known = all(each is None or _number(each) for each in inputs)
-    linear = mark is not None and mark.linear_in(which)
-    if known and not made and all(map(_number, results)):
-        divided = kind == "Div" and which == [0]
-        if linear or divided or (kind == "Mul" and len(which) == 2):
-            numbers = [
-                replace(each, of_extents=True) for each in results if isinstance(each, Value)
-            ]
-            return numbers, _divided(inputs) if divided else None
-    if mark is not None and which == [mark.shape] and _within(kind, inputs):
+    if known and not made and mark and mark.linear_in(which) and all(map(_number, results)):
+        numbers = [replace(each, of_extents=True) for each in results if isinstance(each, Value)]
+        choice = mark.divided(inputs) if mark.divided else None
+        return numbers, choice and Note((node.op_type,), cut=choice)
+    if mark and which == [mark.shape] and (mark.within is None or mark.within(inputs)):
         return results, None if not made else _even(node, mark, inputs)
-    if kind == "Slice" and 0 not in which and (note := _cut(inputs)) is not None:
-        return results, note
+    parts = mark.cut(inputs) if mark and mark.cut and 0 not in which else None
+    if parts is not None and parts[1] is not None:
+        return results, Note((node.op_type, *parts[0]), cut=parts[1])
     if made and _even(node, mark, inputs) is not None:
         return results, UNEVEN
     contents = [each for at in which if isinstance(each := inputs[at], Value)]
     arrays = [each.array.tobytes().hex() for each in contents if each.array is not None]
     sources = [all_of([each]) for each in contents]
     several = [each for all_ in sources if len(all_) > 1 for each in sorted(all_, key=_place)]
-    return results, Note((kind, *arrays), tuple(several))
-
-
-def _divided(inputs: Sequence[Slot | None]) -> Note:
-    """Return what is to be noted where numbers are divided: parts are linear while rests stay."""
-    arrays = [each.array for each in inputs if isinstance(each, Value) and each.array is not None]
-    pairs = np.stack(np.broadcast_arrays(*arrays), -1)
-    numbers = tuple(pairs.ravel().tolist())
-    return Note(("Div",), cut=Choice(_rests, numbers, _rests(*numbers)))
-
-
-def _rests(*numbers: int) -> tuple[tuple[bool, int], ...]:
-    """Return the signs of numbers, and what is left of them by the divisors behind them."""
-    return tuple((n < 0, n % by if by else n) for n, by in zip(numbers[::2], numbers[1::2]))
-
-
-def _within(kind: str, inputs: Sequence[Slot | None]) -> bool:
-    """Return whether an operand made of extents is a shape, or ends a range or part of a constant.
-
-    The range or part has as many elements as lie between its ends, however long it is.
-    """
-    if kind not in ("Slice", "Range"):
-        return True
-    arrays = [each.array for each in inputs if isinstance(each, Value) and each.array is not None]
-    if len(arrays) < len(inputs):
-        return False
-    if kind == "Range":
-        start, stop, step = arrays
-        return bool(step == 1 and start <= stop)
-    data, starts, ends, *rest = arrays
-    if getattr(inputs[0], "follows", ()):
-        return False
-    axes = rest[0].tolist() if rest else range(starts.size)
-    return all(
-        0 <= start <= end <= data.shape[axis]
-        for start, end, axis in zip(starts.tolist(), ends.tolist(), axes)
-    ) and all(step == 1 for each in rest[1:] for step in each.tolist())
-
-
-def _cut(inputs: Sequence[Slot | None]) -> Note | None:
-    """Return what is to be noted of a part that is cut, or None where too little is known.
-
-    Ends are linear in extents, as axes are, so how they lie is known for others.
-    """
-    data, *given = [each for each in inputs if isinstance(each, Value)]
-    arrays = [each.array.tolist() for each in given if each.array is not None]
-    if len(arrays) < len(inputs) - 1 or len(arrays) not in (3, 4):
-        return None
-    axes = [axis % data.rank for axis in arrays[2]]
-    if any(step != 1 for each in arrays[3:] for step in each):
-        return None
-    ends = tuple(zip((data.shape[axis] for axis in axes), *arrays[:2]))
-    numbers = tuple(number for each in ends for number in each)
-    return Note(("Slice", *map(str, axes)), cut=Choice(_lies, numbers, _lies(*numbers)))
-
-
-def _lies(*numbers: int) -> tuple[bool, ...]:
-    """Return how parts lie in the axes that they are cut of: an extent, start and end of each."""
-    found = list[bool]()
-    for extent, start, end in zip(*(numbers[n::3] for n in range(3))):
-        low, high = (bound + extent * (bound < 0) for bound in (start, end))
-        found += (start < 0, end < 0, *(0 <= bound <= extent for bound in (low, high)))
-        found.append(min(max(low, 0), extent) > min(max(high, 0), extent))
-    return tuple(found)
+    return results, Note((node.op_type, *arrays), tuple(several))
 
 
 def _number(slot: Slot | None) -> bool:
@@ -272,20 +203,13 @@ def _even(node: onnx.NodeProto, mark: Even | None, inputs: Sequence[Slot | None]
             if not isinstance(data, Value):
                 return UNEVEN
             return Note((kind, *map(str, data.shape[2:])))
-    if kind == "MaxPool" and len([name for name in node.output if name]) > 1:
-        return UNEVEN
     if not isinstance(data, Value):
         return None
     if mark.strided and data.array is not None and data.follows:  # a constant made of extents
         return UNEVEN
-    if kind == "Slice" and (data.array is None or data.follows):
-        note = _cut(inputs)
-        if note is not None:
-            return note
-        axes = inputs[3] if len(inputs) > 3 else None
-        if not isinstance(axes, Value) or axes.array is None:
-            return UNEVEN
-        return Note((kind, *(str(data.shape[axis]) for axis in axes.array.tolist())))
+    if mark.cut is not None and (data.array is None or data.follows):
+        parts = mark.cut(inputs)
+        return UNEVEN if parts is None else Note((kind, *parts[0]), cut=parts[1])
     return None
 
 

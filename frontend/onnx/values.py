@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.texts import TEXT
+from soapstone.ir.by_extents import Choice
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.limits import check_bytes
 from soapstone.records import dataclass
@@ -94,6 +95,7 @@ class Absent:
 
 ABSENT = Absent()
 Slot = Value | tuple[Value, ...] | Absent  # a tensor, a sequence of tensors, or an optional without
+Slots = Sequence[Slot | None]
 Axes = tuple[Extents, ...] | None
 Rule = Callable[["Call"], Any]
 RULES: dict[tuple[str, str], Rule] = {}
@@ -104,10 +106,17 @@ class Even:
     """How a translation depends on extents: by shapes alone, but for what `extent_notes.py` notes.
 
     Attributes:
+        counts: results are extents of an operand.
         linear: the operands that may be computed from extents, with known results that are linear
-            in them: only the first, any one, or all.
-        shape: the operand that may be computed from extents because it is a shape, or says where a
-            constant is cut.
+            in them: only the first, or all.
+        multiplied: results are products, which are linear in one operand; of several that are
+            computed from extents, each is a number of its own.
+        divided: returns the choice by which results stay linear.
+        shape: the operand that may be computed from extents because it is a shape, or ends a range
+            or a part of a constant.
+        within: returns whether as many elements as lie between such ends are taken.
+        cut: returns which parts are taken of the first operand, as notes say it, and the choice of
+            how they lie, or None for that; None where too little is known.
         aligned: each extent of a result depends on those of the operands along the same axis,
             counted from the last.
         strided: results have the first operand's extents; those of windows are divided by strides.
@@ -117,20 +126,23 @@ class Even:
         elements: returns the same of elements, where an operand is a shape.
     """
 
-    linear: Literal["first", "one", "all"] | None = None
+    counts: bool = False
+    linear: Literal["first", "all"] | None = None
+    multiplied: bool = False
+    divided: Callable[[Slots], Choice] | None = None
     shape: int | None = None
+    within: Callable[[Slots], bool] | None = None
+    cut: Callable[[Slots], tuple[tuple[str, ...], Choice | None] | None] | None = None
     aligned: bool = False
     strided: bool = False
     scaled: bool = False
     places: bool = False
-    axes: Callable[[onnx.NodeProto, Sequence[Slot | None], int], Axes] | None = None
-    elements: Callable[[onnx.NodeProto, Sequence[Slot | None]], Axes] | None = None
+    axes: Callable[[onnx.NodeProto, Slots, int], Axes] | None = None
+    elements: Callable[[onnx.NodeProto, Slots], Axes] | None = None
 
     def linear_in(self, operands: list[int]) -> bool:
         """Return whether results are linear in these operands, which are made of extents."""
-        if self.linear == "first":
-            return operands == [0]
-        return self.linear == "all" or (self.linear == "one" and len(operands) == 1)
+        return self.linear == "all" or (self.linear == "first" and operands == [0])
 
 
 PLAIN, ALIGNED, STRIDED = Even(), Even(aligned=True), Even(strided=True)

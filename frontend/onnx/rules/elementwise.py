@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.frontend.onnx import extent_cuts as cuts
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.file.tensors import dtype_of
@@ -35,14 +36,15 @@ def aligned(n: Call, x: Value, y: Value) -> Value:
 
 
 @rule("Add", "Sub", even=Even(linear="all", aligned=True))
-@rule("Mul", even=Even(linear="one", aligned=True))
+@rule("Mul", even=Even(linear="all", multiplied=True, aligned=True))
 def by_scalar(n: Call) -> Any:
     x, y = n.value(0), n.value(1)
     y = aligned(n, x, y)
     return _by_scalar(n, x, y) or n.declared(x, y)
 
 
-@rule("And", "Div", "Equal", "Greater", "Less", "Or", "Xor", even=ALIGNED)
+@rule("Div", even=Even(linear="first", divided=cuts.rests, aligned=True))
+@rule("And", "Equal", "Greater", "Less", "Or", "Xor", even=ALIGNED)
 def binary(n: Call) -> Any:
     return n.declared(n.value(0), aligned(n, n.value(0), n.value(1)))
 

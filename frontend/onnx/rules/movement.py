@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.frontend.onnx import extent_axes as follow
+from soapstone.frontend.onnx import extent_axes as follow, extent_cuts as cuts
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.tensors import dtype_of, shape_of
@@ -38,7 +38,7 @@ def constant(n: Call) -> Value:
     return n.known(np.asarray(value, object if types[key] == TEXT else types[key]))
 
 
-@rule("Shape", even=Even(elements=follow.of_shape))
+@rule("Shape", even=Even(counts=True, elements=follow.of_shape))
 def shape(n: Call) -> Value:
     extents = n.value().shape
     return n.known(np.asarray(extents[n.attribute("start", 0) : n.attribute("end")], np.int64))
@@ -61,7 +61,7 @@ def constant_of_shape(n: Call) -> Value:
     return n("full", shape=extents, value=float(item), dtype=item.dtype.name)
 
 
-@rule("Range", even=Even(shape=1))
+@rule("Range", even=Even(shape=1, within=cuts.counted))
 def range_(n: Call) -> Value:
     start, stop, step = (n.array(position) for position in range(3))
     if start.size != 1 or stop.size != 1 or step.size != 1 or step.item() == 0:
@@ -207,7 +207,15 @@ def split(n: Call) -> Any:
 
 @rule(
     "Slice",
-    even=Even(linear="first", shape=2, places=True, axes=follow.kept, elements=follow.sliced),
+    even=Even(
+        linear="first",
+        shape=2,
+        within=cuts.part_of_constant,
+        cut=cuts.part,
+        places=True,
+        axes=follow.kept,
+        elements=follow.sliced,
+    ),
 )
 def slice_(n: Call) -> Value:
     x = n.value()

@@ -179,6 +179,8 @@ def max_pool(n: Call) -> Any:
 
 def max_pooled(n: Call, x: Value) -> list[Value]:
     """Return the maxima of x's windows by the node's attributes, and their places if wanted."""
+    if n.wants(1):
+        n.importer.uneven()  # places go by the extents of the whole input
     size = _spatial(x)
     windows = window(n, size, None)
     attributes = {"kernel": windows.kernel, "ceil_mode": windows.ceil, **windows.attributes()}
