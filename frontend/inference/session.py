@@ -171,7 +171,8 @@ class InferenceSession:
             with paused():
                 self._snapshot, keeper = find(model, options)
         kept = self._snapshot
-        self._opening: Opening | None = Opening(partial(opened, kept and kept.file, keeper))
+        file = None if kept is None else kept.file
+        self._opening: Opening | None = Opening(partial(opened, file, keeper))
         if kept is not None:
             self._source = kept.source
         else:

@@ -37,7 +37,7 @@ def counted(inputs: Slots) -> bool:
 def part_of_constant(inputs: Slots) -> bool:
     """Return whether a part of a constant has as many elements as lie between its ends."""
     arrays = _arrays(inputs)
-    if len(arrays) < len(inputs) or getattr(inputs[0], "follows", ()):
+    if len(arrays) < len(inputs) or any(isinstance(x, Value) and x.follows for x in inputs[:1]):
         return False
     data, starts, ends, *rest = arrays
     axes = rest[0].tolist() if rest else range(starts.size)
