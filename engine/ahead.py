@@ -1,8 +1,8 @@
 """Compilation of kernels ahead of need, into this user's cache or into a package.
 
 These are all kernels that modules declare, the instruction of each pointwise operator, the folds of
-floats, and the steps of recurrent layers. Whatever else a program needs is compiled when it is
-used.
+floats, reductions, and the steps of recurrent layers. Whatever else a program needs is compiled
+when it is used.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ def kernels() -> list[Native]:
     from soapstone.kernels.cpu.elementwise.formulas import STEPS, instruction_of, names
     from soapstone.kernels.cpu.elementwise.lane_loops import instruction
     from soapstone.kernels.cpu.recurrent.gates import DECLARED
+    from soapstone.kernels.cpu.reduction.reduce import MONOIDS, reducing
     from soapstone.native.folds import fold_kernel
 
     named = STEPS.union(*(names(spec.name).values() for spec in operators()))
     kept = [instruction(name) for name in sorted(named) if instruction_of(name) is not None]
     kept.append(fold_kernel("<f4", "sum", 0.0))
     kept += [native for each in DECLARED for native in each.natives]
+    kept += map(reducing, MONOIDS)
     places = {each: each.function.__module__ for each in (*MADE, *kept)}
     apart = () if teams.supported() else (openmp.__name__, teams.__name__)
     mine = [at for at, of in places.items() if of.startswith("soapstone.") and of not in apart]

@@ -14,6 +14,8 @@ import pytest
 from soapstone.cache.objects import LEVELS, features, held
 from soapstone.engine import ahead
 from soapstone.engine.ahead import kernels, ship
+from soapstone.kernels.cpu.reduction.reduce import MONOIDS, reducing
+from soapstone.kernels.cpu.substrate.runs import LOOPS, POWERS, SUM
 
 
 def test_kernels_of_modules_that_are_imported_late_are_compiled_ahead_too() -> None:
@@ -69,6 +71,15 @@ for each in mine:
     each.package(Path(sys.argv[1]))
 print(len(mine))
 """
+
+
+def test_a_reduction_has_the_loops_of_its_monoid_alone() -> None:
+    made = {each.function.__name__: each for each in kernels()}
+    for monoid, name in MONOIDS.items():
+        kernel, own = made[f"reduce_{name}"], SUM if monoid == POWERS else monoid
+        held = [cell.cell_contents for cell in kernel.function.__closure__ or ()]
+        found = {of for of, loops in LOOPS.items() if any(loop in held for loop in loops)}
+        assert kernel is reducing(monoid) and found == {own}
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ and threads only.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from soapstone.kernels.cpu.substrate.integers import is_integer
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.runs import (
     ABSOLUTE,
+    LOOPS,
     MAX,
     MIN,
     POWERS,
@@ -28,15 +30,13 @@ from soapstone.kernels.cpu.substrate.runs import (
     gather,
     powers_below,
     powers_below_each,
-    reduce_row,
-    reduce_rows,
-    reduce_run,
     start,
 )
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, noop, sequence
+from soapstone.native.entries import Native, helper, native, noop, sequence
+from soapstone.native.folds import plus, times
 from soapstone.native.intrinsics import f32p, f64p, i64p, stack, words
 from soapstone.native.memory import aligned_array, pack
 from soapstone.native.moves import row_at
@@ -78,20 +78,19 @@ _REDUCE = Fields(
 _reduce_of = _REDUCE.at
 _HUGE = 3.4028234663852886e38  # as in `runs`: an infinite top is taken for this
 
+MONOIDS = {  # and the names of their kernels
+    SUM: "sum",
+    MAX: "max",
+    MIN: "min",
+    PRODUCT: "product",
+    ABSOLUTE: "absolute",
+    SQUARE: "square",
+    POWERS: "powers",
+}
 _product_lanes = vectorised(lambda v: v.fold(lambda a, b: a * b))
-
-
-@helper
-def _fold(monoid: int, totals: int) -> Any:
-    a, b = load_doubles(totals, 0), load_doubles(totals, 16)
-    c, d = load_doubles(totals, 32), load_doubles(totals, 48)
-    if monoid == MAX:
-        return max_lanes(vmax(vmax(a, b), vmax(c, d)))
-    if monoid == MIN:
-        return min_lanes(vmin(vmin(a, b), vmin(c, d)))
-    if monoid == PRODUCT:
-        return _product_lanes((a * b) * (c * d))
-    return sum_lanes((a + b) + (c + d))
+# How the lanes of a total become one number: two vectors, and all lanes of one.
+_FOLDS = {MAX: (vmax, max_lanes), MIN: (vmin, min_lanes), PRODUCT: (times, _product_lanes)}
+_SUMMED = plus, sum_lanes
 
 
 @helper
@@ -115,89 +114,109 @@ def _finish(last: int, total: float, top: int) -> Any:
     return total
 
 
-@native("body")
-def _reduce(block: Any, begin: int, end: int) -> int:
-    # An item is (kept row, chunk of columns, part of the reduced rows).
-    w = _reduce_of(block)
-    monoid, scale, identity = w.monoid, w.scale, w.identity
-    inner_kept, length, inner, y_inner = w.inner_kept, w.length, w.inner, w.y_inner
-    chunk, chunks, parts, partials, outputs = w.chunk, w.chunks, w.parts, w.partials, w.outputs
-    kept, kept_rank, last_step = i64p(w.kept), w.kept_rank, w.last
-    down, rank, reduced_rows = i64p(w.reduced), w.reduced_rank, w.reduced_rows
-    extent, step = down[rank - 1], down[2 * rank - 1]  # of the last reduced dim
-    totals = stack(8192)
-    buffer = stack(16384)
-    counter = words(stack(512))
-    t = f64p(totals)
-    for item in range(begin, end):
-        part = item % parts
-        column = item // parts % chunks * chunk
-        row = item // parts // chunks
-        source = w.x + row_at(kept, kept_rank, 0, row)
-        target = w.y + row_at(kept, kept_rank, 1, row)
-        top = w.tops + row_at(kept, kept_rank, 2, row)
-        first = part * reduced_rows // parts
-        last = (part + 1) * reduced_rows // parts
-        if inner_kept != 0:
-            n = min(chunk, length - column)
-            for i in range((n + 15) & -16):
-                t[i] = identity
-            if inner == 4 and monoid != POWERS:
-                number = first
-                while number < last:  # rows along the last reduced dim lie at equal steps
-                    count = min(min(last - number, extent - number % extent), w.group)
-                    at = source + column * 4 + row_at(down, rank, 0, number)
-                    reduce_rows(monoid, totals, at, step, count, n)
-                    number += count
-            else:
-                start(down, rank, counter, first)
-                at = source + column * inner + row_at(down, rank, 0, first)
-                for _ in range(first, last):
-                    run = gather(buffer, at, inner, n)
-                    if monoid == POWERS:
-                        powers_below_each(buffer, run, top + column * 4, n)
-                        reduce_row(SUM, totals, buffer, n)
-                    else:
-                        reduce_row(monoid, totals, run, n)
-                    at = advance(down, rank, counter, at)
-            if parts > 1:
-                to = f64p(partials)
-                for i in range(n):
-                    to[part * outputs + row * length + column + i] = t[i]
-            elif y_inner == 4 and last_step == _PLAIN:
-                out = f32p(target + column * 4)
-                for i in range(n):
-                    out[i] = t[i] * scale
-            else:
-                for i in range(column, column + n):
-                    value = _finish(last_step, t[i - column] * scale, top + i * 4)
-                    f32p(target + i * y_inner)[0] = value
-        else:
-            for i in range(64):
-                t[i] = identity
-            # Reduced rows are cut into segments, so that one long run can be shared too.
-            segments = (length + _SEGMENT - 1) // _SEGMENT
-            begin_row, segment = first // segments, first % segments
-            start(down, rank, counter, begin_row)
-            at = source + row_at(down, rank, 0, begin_row)
-            for _ in range(first, last):
-                n = min(_SEGMENT, length - segment * _SEGMENT)
-                run = gather(buffer, at + segment * _SEGMENT * inner, inner, n)
-                if monoid == POWERS:
-                    powers_below(buffer, run, _within(np.float64(f32p(top)[0])), n)
-                    reduce_run(SUM, totals, buffer, n)
+@helper
+def _run(buffer: int, address: int, stride: int, n: int, top: int) -> int:
+    return gather(buffer, address, stride, n)
+
+
+@helper
+def _run_of_powers(buffer: int, address: int, stride: int, n: int, top: int) -> int:
+    powers_below(buffer, gather(buffer, address, stride, n), _within(np.float64(f32p(top)[0])), n)
+    return buffer
+
+
+@helper
+def _row_of_powers(buffer: int, address: int, stride: int, n: int, tops: int) -> int:
+    powers_below_each(buffer, gather(buffer, address, stride, n), tops, n)
+    return buffer
+
+
+@cache
+def reducing(monoid: int) -> Native:
+    """Return the kernel of one of `MONOIDS`, made once it is asked for: without code of others."""
+    powers = monoid == POWERS
+    reduce_run, reduce_row, reduce_rows = LOOPS[SUM if powers else monoid]
+    run_of, row_of = (_run_of_powers, _row_of_powers) if powers else (_run, _run)
+    folded, one = _FOLDS.get(monoid, _SUMMED)
+
+    def reduce(block: Any, begin: int, end: int) -> int:
+        # An item is (kept row, chunk of columns, part of the reduced rows).
+        w = _reduce_of(block)
+        scale, identity = w.scale, w.identity
+        inner_kept, length, inner, y_inner = w.inner_kept, w.length, w.inner, w.y_inner
+        chunk, chunks, parts, partials, outputs = w.chunk, w.chunks, w.parts, w.partials, w.outputs
+        kept, kept_rank, last_step = i64p(w.kept), w.kept_rank, w.last
+        down, rank, reduced_rows = i64p(w.reduced), w.reduced_rank, w.reduced_rows
+        extent, step = down[rank - 1], down[2 * rank - 1]  # of the last reduced dim
+        totals = stack(8192)
+        buffer = stack(16384)
+        counter = words(stack(512))
+        t = f64p(totals)
+        for item in range(begin, end):
+            part = item % parts
+            column = item // parts % chunks * chunk
+            row = item // parts // chunks
+            source = w.x + row_at(kept, kept_rank, 0, row)
+            target = w.y + row_at(kept, kept_rank, 1, row)
+            top = w.tops + row_at(kept, kept_rank, 2, row)
+            first = part * reduced_rows // parts
+            last = (part + 1) * reduced_rows // parts
+            if inner_kept != 0:
+                n = min(chunk, length - column)
+                for i in range((n + 15) & -16):
+                    t[i] = identity
+                if inner == 4 and not powers:
+                    number = first
+                    while number < last:  # rows along the last reduced dim lie at equal steps
+                        count = min(min(last - number, extent - number % extent), w.group)
+                        at = source + column * 4 + row_at(down, rank, 0, number)
+                        reduce_rows(totals, at, step, count, n)
+                        number += count
                 else:
-                    reduce_run(monoid, totals, run, n)
-                segment += 1
-                if segment == segments:
-                    segment = 0
-                    at = advance(down, rank, counter, at)
-            value = _fold(monoid, totals)
-            if parts > 1:
-                f64p(partials)[part * outputs + row] = value
+                    start(down, rank, counter, first)
+                    at = source + column * inner + row_at(down, rank, 0, first)
+                    for _ in range(first, last):
+                        reduce_row(totals, row_of(buffer, at, inner, n, top + column * 4), n)
+                        at = advance(down, rank, counter, at)
+                if parts > 1:
+                    to = f64p(partials)
+                    for i in range(n):
+                        to[part * outputs + row * length + column + i] = t[i]
+                elif y_inner == 4 and last_step == _PLAIN:
+                    out = f32p(target + column * 4)
+                    for i in range(n):
+                        out[i] = t[i] * scale
+                else:
+                    for i in range(column, column + n):
+                        value = _finish(last_step, t[i - column] * scale, top + i * 4)
+                        f32p(target + i * y_inner)[0] = value
             else:
-                f32p(target)[0] = _finish(last_step, value * scale, top)
-    return 0
+                for i in range(64):
+                    t[i] = identity
+                # Reduced rows are cut into segments, so that one long run can be shared too.
+                segments = (length + _SEGMENT - 1) // _SEGMENT
+                begin_row, segment = first // segments, first % segments
+                start(down, rank, counter, begin_row)
+                at = source + row_at(down, rank, 0, begin_row)
+                for _ in range(first, last):
+                    n = min(_SEGMENT, length - segment * _SEGMENT)
+                    run = run_of(buffer, at + segment * _SEGMENT * inner, inner, n, top)
+                    reduce_run(totals, run, n)
+                    segment += 1
+                    if segment == segments:
+                        segment = 0
+                        at = advance(down, rank, counter, at)
+                a, b = load_doubles(totals, 0), load_doubles(totals, 16)
+                c, d = load_doubles(totals, 32), load_doubles(totals, 48)
+                value = one(folded(folded(a, b), folded(c, d)))
+                if parts > 1:
+                    f64p(partials)[part * outputs + row] = value
+                else:
+                    f32p(target)[0] = _finish(last_step, value * scale, top)
+        return 0
+
+    reduce.__name__ = reduce.__qualname__ = f"reduce_{MONOIDS[monoid]}"
+    return native("body")(reduce)
 
 
 @native()
@@ -347,7 +366,7 @@ def reduce_into(
         scale=scale,
         identity=_IDENTITIES.get(monoid, 0.0),
     )
-    entry = parallel_for(_reduce, block, kept_rows * chunks * parts, threads)
+    entry = parallel_for(reducing(monoid), block, kept_rows * chunks * parts, threads)
     if parts == 1:
         return entry
     join = Entry(_join.address, block)

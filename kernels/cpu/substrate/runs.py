@@ -134,42 +134,17 @@ _absolute = vectorised(lambda v: where(v < 0.0, -v, v))
 # Lanes past the end are 1, the identity of a product.
 _load_first_one = vectorised(lambda p, i, n: load_some(p, i, first(n), 1.0))
 
-_LOOPS = (
-    _along(plus, load_first, _itself),
-    _along(vmax, load_first_low, _itself),
-    _along(vmin, load_first_high, _itself),
-    _along(times, _load_first_one, _itself),
-    _along(plus, load_first, _absolute),
-    _along(plus, load_first, _square),
-)
-
-
-def _of_monoid(
-    sums: Any, maxima: Any, minima: Any, products: Any, absolutes: Any, squares: Any
-) -> Any:
-    @routine
-    def run(monoid: int, *arguments: int) -> None:
-        if monoid == SUM:
-            sums(*arguments)
-        elif monoid == MAX:
-            maxima(*arguments)
-        elif monoid == MIN:
-            minima(*arguments)
-        elif monoid == PRODUCT:
-            products(*arguments)
-        elif monoid == ABSOLUTE:
-            absolutes(*arguments)
-        else:
-            squares(*arguments)
-
-    return run
-
-
-# reduce_run(monoid, totals, x, n): n floats at x into 64 float64 totals.
-# reduce_row(monoid, totals, x, n): each of n floats into its own float64 total; totals end on a
-# multiple of 16. reduce_rows(monoid, totals, x, step, count, n): so for `count` rows of n floats,
-# `step` bytes apart.
-reduce_run, reduce_row, reduce_rows = (_of_monoid(*loops) for loops in zip(*_LOOPS))
+# The loops of each monoid: of a run, run(totals, x, n): n floats at x into 64 float64 totals; of a
+# row, row(totals, x, n): each of n floats into its own float64 total, which end on a multiple of
+# 16; of rows, rows(totals, x, step, count, n): so for `count` rows of n floats, `step` bytes apart.
+LOOPS = {
+    SUM: _along(plus, load_first, _itself),
+    MAX: _along(vmax, load_first_low, _itself),
+    MIN: _along(vmin, load_first_high, _itself),
+    PRODUCT: _along(times, _load_first_one, _itself),
+    ABSOLUTE: _along(plus, load_first, _absolute),
+    SQUARE: _along(plus, load_first, _square),
+}
 
 
 @vectorised
