@@ -10,16 +10,27 @@ A part has no environment, which exceptions with arguments that are not constant
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from llvmlite import ir
-from numba.core import sigutils
+from numba.core import sigutils, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import PassManager
 from numba.core.registry import cpu_target
 
 from soapstone.collection import paused
+
+_PASSES = (
+    *(untyped_passes.TranslateByteCode, untyped_passes.FixupArgs, untyped_passes.IRProcessing),
+    *(untyped_passes.GenericRewrites, untyped_passes.DeadBranchPrune),
+    *(untyped_passes.ReconstructSSA, typed_passes.NopythonTypeInference),
+    *(typed_passes.PreLowerStripPhis, typed_passes.NoPythonSupportedFeatureValidation),
+    *(typed_passes.IRLegalization, typed_passes.NativeLowering, typed_passes.NoPythonBackend),
+)
+_LITERAL = frozenset(("literally", "literal_unroll"))  # of Numba's
 
 
 class LinkedLibrary(JITCodeLibrary):  # type: ignore[misc, unused-ignore]
@@ -58,6 +69,23 @@ class QuietCompiler(Compiler):  # type: ignore[misc, unused-ignore]
 
 class LinkedCompiler(QuietCompiler):
     """Numba's compiler, into a `LinkedLibrary`."""
+
+    def define_pipelines(self) -> list[Any]:
+        """Return the passes that kernels need, or all of Numba's for one that may need others.
+
+        After most of its passes Numba looks at the whole function again. The code is the same: what
+        is left out is for functions inside of functions, `with`, literal arguments, whole arrays.
+        """
+        code = self.state.func_id.code
+        inner = any(isinstance(each, CodeType) for each in code.co_consts)
+        if inner or not _LITERAL.isdisjoint(code.co_names):
+            found: list[Any] = super().define_pipelines()
+            return found
+        few = PassManager("kernel")
+        for each in _PASSES:
+            few.add_pass(each, each.__name__)
+        few.finalize()
+        return [few]
 
     def compile_extra(self, func: Any) -> Any:
         """Return what is compiled of a function."""

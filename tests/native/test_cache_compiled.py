@@ -143,6 +143,21 @@ def test_a_part_of_compiled_functions_has_no_machine_code_of_its_own() -> None:
         assert (made.library.get_pointer_to_function(made.fndesc.llvm_func_name) != 0) == there
 
 
+def test_a_part_of_compiled_functions_may_define_functions() -> None:
+    @linked()
+    def part(x: int) -> int:
+        def more(y: int) -> int:  # which needs passes of Numba's that kernels do not
+            return x + y
+
+        return more(2 * x)
+
+    @numba.njit  # type: ignore[misc, unused-ignore]
+    def whole(x: int) -> int:
+        return part(x) - 1
+
+    assert whole(3) == 8
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     folder = tmp_path / "site" / "soapstone"
