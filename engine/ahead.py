@@ -24,6 +24,7 @@ from types import MappingProxyType
 from soapstone.cache import sources
 from soapstone.cache.answers import PACKAGED
 from soapstone.cache.objects import LEVELS, packaged
+from soapstone.engine.sharing import command
 from soapstone.ir import ops
 from soapstone.ir.spec import operators
 from soapstone.kernels import cpu
@@ -147,7 +148,7 @@ def _compile(
     try:
         for _ in range(usable_cores() if wanted is None else min(usable_cores(), len(wanted))):
             process = subprocess.Popen(
-                [sys.executable, "-m", __name__, "all", folder],
+                command("all", folder),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 _FEW = 6  # kernels that are not worth the start of a process
 
 
+def command(*arguments: str) -> list[str]:
+    """Return the command of a process that compiles kernels (`engine.ahead`).
+
+    It imports nothing from the folder that it begins in, where others may have the same names.
+    """
+    return [sys.executable, "-P", "-m", "soapstone.engine.ahead", *arguments]
+
+
 def _name(function: Callable[..., Any]) -> str:
     return f"{function.__module__}:{function.__name__}"
 
@@ -104,7 +112,7 @@ class Sharing:
         import subprocess  # only where something is compiled
 
         process = subprocess.Popen(
-            [sys.executable, "-m", "soapstone.engine.ahead", "named"],
+            command("named"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -139,4 +147,4 @@ class Sharing:
                 return
 
 
-__all__ = ["Sharing"]
+__all__ = ["Sharing", "command"]

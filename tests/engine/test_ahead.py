@@ -126,8 +126,12 @@ print(json.dumps([len(mine), len(before), len(after), told]))
 
 
 def _shared(how: str, cache: Path) -> tuple[int, int, int, list[object]]:
+    here = cache / "here"  # which has the names of modules that these processes import
+    (here / "soapstone").mkdir(parents=True, exist_ok=True)
+    (here / "queue.py").write_text("raise ImportError('of the folder that a process begins in')")
     done = subprocess.run(
-        [sys.executable, "-c", _SHARED, how],
+        [sys.executable, "-P", "-c", _SHARED, how],
+        cwd=here,
         env={**os.environ, "SOAPSTONE_CACHE": str(cache), "NUMBA_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
