@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from soapstone.cache import objects
-from soapstone.system import usable_cores
+from soapstone.system import unpin, usable_cores
 
 if TYPE_CHECKING:
     import subprocess
@@ -82,6 +82,7 @@ class Sharing:
 
     def _begin(self) -> None:
         """Start processes if there is enough for them to do."""
+        unpin()  # who asked may be kept on a core, and so would be what is begun here
         # A program that Python is embedded in starts none by its own name.
         if not Path(sys.executable or "").name.startswith("python"):
             return

@@ -79,6 +79,12 @@ def pin(core: int) -> None:
         os.sched_setaffinity(0, {core})
 
 
+def unpin() -> None:
+    """Let the calling thread run where the process's first one may."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
+
+
 @cache
 def processor_name() -> str:
     """Return the processor's name as its maker gives it, or its architecture."""

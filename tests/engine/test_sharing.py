@@ -17,7 +17,8 @@ from soapstone.engine.sharing import Sharing
 
 # One kernel is asked for; others compile what else the operators may need, here small kernels.
 _SHARED = """
-import json, os, time
+import json, os, threading, time
+from soapstone import system
 from soapstone.cache import objects
 from soapstone.engine import sharing
 from soapstone.native import entries, openmp
@@ -26,12 +27,19 @@ made = sharing.Sharing(["adam", "is_finite"])
 predicted = made._kernels()
 small = [each for each in predicted if each.startswith("soapstone.native.openmp:_")]
 made._kernels = lambda: [f"{entries.__name__}:_nothing", *small]
-with made:
+def ask():  # as a worker that is kept on a core
+    system.pin((system.core_numbers() or [0])[-1])
     made.asked(entries._nothing.function)
+affinity = getattr(os, "sched_getaffinity", lambda process: 0)
+with made:
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join()
     end = time.monotonic() + 300
     while not made._processes or made._waiting or made._running:
         assert time.monotonic() < end
         time.sleep(0.01)
+    assert all(affinity(each.pid) == affinity(0) for each in made._processes)
 ready = [each for each in small if getattr(openmp, each.partition(":")[2]).kept]
 try:
     os.waitpid(-1, os.WNOHANG)
