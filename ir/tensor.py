@@ -17,6 +17,7 @@ from soapstone.records import dataclass
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = Mapping[str, Array]  # by name
 NOTHING: Arrays = MappingProxyType({})
+_LARGEST = 2**63 - 1  # extent that counters of the system hold
 
 
 class Role(StrEnum):
@@ -37,7 +38,7 @@ class TensorSpec:
         shape: the extents, each 0 or more. dtype: one of `DTYPES`, such as "float32".
 
     Raises:
-        ShapeError: a negative extent or an element type outside `DTYPES`.
+        ShapeError: a negative extent, one of 2^63 or more, or an element type outside `DTYPES`.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +48,8 @@ class TensorSpec:
         object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
         if any(extent < 0 for extent in self.shape):
             raise ShapeError(f"shape {self.shape} has a negative extent; extents are 0 or more")
+        if any(extent > _LARGEST for extent in self.shape):
+            raise ShapeError(f"shape {self.shape} found; extents of at most {_LARGEST:,} needed")
         if self.dtype not in DTYPES:
             raise ShapeError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
         learn(self.dtype)

@@ -121,12 +121,17 @@ def block_model(
         seed: what the draws follow from.
 
     Raises:
-        DataError: a size below 1, or a share outside of 0 to 1.
+        DataError: a size below 1, more classes than vertices, or a share outside of 0 to 1.
 
     Source: Karrer and Newman, Stochastic blockmodels and community structure in networks, 2011.
     """
     sizes = {"features": shape.features, "classes": shape.classes}
     need("block_model", vertices=shape.vertices, **sizes)
+    if shape.classes > shape.vertices:
+        raise DataError(
+            f"block_model: classes: {shape.classes:,} found, as many as there are vertices at most"
+            f" needed, {shape.vertices:,}"
+        )
     if not (0 <= homophily <= 1 and skew > 1 and shape.edges >= 0):
         raise DataError(
             f"block_model: homophily {homophily}, skew {skew} and {shape.edges} edges found; 0 to"

@@ -281,17 +281,23 @@ def taken(
     """Return a model as a graph for some extents, its weights, and the extents of symbolic dims.
 
     Raises:
-        DataError: a symbolic dim without an extent that is not the first of an input.
+        DataError: a symbolic dim without an extent that is not the first of an input; a batch size
+            of a model that has its own.
     """
     if isinstance(model, str | Path) and not str(model).lower().endswith(".onnx"):
         from soapstone.ir.files.graphs import load_graph
 
+        if batch_size != 1:
+            raise DataError(f"batch size {batch_size:,} found; graph file {model!r} has its own")
         graph, held = load_graph(model)
         return graph, dict(weights) or held, {}
     if isinstance(model, Graph):
         return model, dict(weights), {}
     source = Source.of(model, weights)
     batch = {dim: batch_size for each in source.inputs for dim in each.shape[:1]}
+    if batch_size != 1 and all(isinstance(dim, int) and dim != batch_size for dim in batch):
+        have = ", ".join(f"{each.name!r} of shape {each.shape}" for each in source.inputs) or "none"
+        raise DataError(f"batch size {batch_size:,} found; the model has inputs {have}")
     extents: dict[Any, int] = {**batch, **dims}
     known_dims = [dim for each in source.inputs for dim in each.shape if isinstance(dim, str)]
     if unknown := sorted(dims.keys() - set(known_dims)):

@@ -46,7 +46,9 @@ def optimize(
         str, typer.Option(help="What they hold: zeros, infinities too, or reals: may make NaN.")
     ] = "zeros",
     training: Annotated[bool, typer.Option("--training", help="An app's training graph.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Of an app.")] = 1,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Of an app, or of inputs that take any.")
+    ] = 1,
     dim: Dims = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
     report: Annotated[
@@ -80,7 +82,7 @@ def optimize(
             taken,
             held,
             dims=dims_of(dim),
-            batch_size=batch_size,
+            batch_size=1 if training else batch_size,
             target=target,
             machine=machine,
             objective=objective,

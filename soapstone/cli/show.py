@@ -56,18 +56,20 @@ def show(
     if after is not None and after not in known:
         raise ValueError(f"pass {after!r} found; one of {', '.join(known)} needed")
     graph, weights = _taken(model, inference, batch_size, dims_of(dim))
-    if mapper and strategy:
+    if mapper is not None and strategy:
         raise ValueError(f"--mapper {mapper} and --strategy found; one of both needed")
     if strategy and cpus:
         raise ValueError(f"--cpus {cpus} found with --strategy, which has its own processors")
-    if weights is not None and (mapper or strategy or cpus):
+    if weights is not None and (mapper is not None or strategy or cpus):
         raise ValueError("a mapper, strategy or cpus found; inference runs on one processor")
     if machine is not None:
-        if after or diff or mapper or strategy or cpus:
+        if after or diff or mapper is not None or strategy or cpus:
             raise ValueError("--machine found beside options of passes or strategies")
         answer(*_prices(graph, weights, machine), as_json)
         return
-    lowering = _lowering(graph, weights, mapper or "data_parallel", strategy, cpus)
+    lowering = _lowering(
+        graph, weights, "data_parallel" if mapper is None else mapper, strategy, cpus
+    )
     shown = [name for name in lowering.stages if after in (None, name)]
     if not shown:
         have = ", ".join(lowering.stages)
@@ -151,8 +153,6 @@ def _taken(
         )
     if dims and kind != ".onnx":
         raise ValueError(f"--dim found for {model!r}; an ONNX file, with symbolic dims, needed")
-    if batch_size is not None and kind == ".json":
-        raise ValueError(f"--batch-size {batch_size} found; graph file {model!r} has its own")
     if kind in (".onnx", ".json"):
         graph, weights, _ = taken(model, {}, batch_size or 1, dims)
         return graph, None if graph.updates and not inference else weights

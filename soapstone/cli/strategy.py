@@ -201,6 +201,19 @@ def search(
     if objective is not None:
         if not inference or machine != "local":
             raise GraphError("objective: found without --inference on machine 'local'")
+        for option, found in (
+            ("--method", None if method == "mcmc" else method),
+            ("--proposals", proposals),
+            ("--patience", patience),
+            ("--from", start),
+            ("--chains", None if chains == 1 else chains),
+            ("--memory", memory),
+            ("--timeline", timeline),
+        ):
+            if found is not None:
+                raise GraphError(
+                    f"objective: found with {option}, which is of one machine's search"
+                )
         options = Options(seconds=_SECONDS / 6 if budget is None else budget / 6, seed=seed)
         with staged() as stages:
             serving = find_serving(

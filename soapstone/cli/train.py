@@ -89,7 +89,7 @@ def train(
     from soapstone.frontend.training.callbacks import Checkpoint
     from soapstone.runtime.machines.start import default_executor, rank_of
 
-    executor = executor or default_executor()
+    executor = default_executor() if executor is None else executor
     rank = rank_of(executor)
 
     sys.path.append(str(Path.cwd()))  # where a mapper's module:Class is looked for, last

@@ -185,6 +185,25 @@ def test_names_of_results_say_what_is_written(tiny: Path, tmp_path: Path) -> Non
     assert invoke("onnx", "export", tiny, tmp_path / "X.ONNX").exit_code == 0
 
 
+def test_what_would_have_no_effect_or_no_end_is_refused(tiny: Path, tmp_path: Path) -> None:
+    onnx, vast = tmp_path / "tiny.onnx", str(10**21)
+    assert invoke("onnx", "export", tiny, onnx).exit_code == 0
+    assert "batch size 8 found; the model has inputs 'sample' of shape (1, 6)" in error_of(
+        *("optimize", onnx, "--batch-size", "8")
+    )
+    assert "batch size 8 found" in error_of("show", onnx, "--batch-size", "8")
+    for command in (["train", tiny], ["show", tiny], ["strategy", "search", tiny, "-m", "p100"]):
+        said = error_of(*command, "--batch-size", vast)
+        assert f"{vast}, 6) found; extents of at most 9,223,372,036,854,775,807 needed" in said
+    search = ("strategy", "search", tiny, "-m", "p100", "--proposals", "5")
+    assert "1 to 1,024 needed" in error_of(*search, "--chains", "100000000000")
+    serving = ("strategy", "search", onnx, "--inference", "--objective", "latency")
+    for option in (("--chains", "2"), ("--method", "optcnn"), ("--memory", "5"), ("--from", tiny)):
+        assert f"objective: found with {option[0]}" in error_of(*serving, *option)
+    generate = ("graph", "generate", "blocks", tmp_path / "g.npz", "--classes")
+    assert "classes: 100,000,000,000 found" in error_of(*generate, "100000000000")
+
+
 def test_results_that_cannot_be_written_are_refused_before_the_work(
     tiny: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from soapstone.search.parallel.mcmc.initial import NAMED
 from soapstone.search.parallel.problem.operators import ParallelError
 
 SIMULATIONS = ("delta", "full")
+MOST_CHAINS = 1024  # at once: each has a thread and a state of its own
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Options:
         """
         if self.seconds is None and self.proposals is None:
             raise ParallelError("search: neither seconds nor proposals found, one needed")
+        if not 1 <= self.chains <= MOST_CHAINS:
+            raise ParallelError(
+                f"search: {self.chains:,} chains found, 1 to {MOST_CHAINS:,} needed: one runs on a"
+                " core"
+            )
         if self.simulation not in SIMULATIONS:
             raise ParallelError(
                 f"search: simulation {self.simulation!r} found,"
