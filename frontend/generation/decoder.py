@@ -176,7 +176,10 @@ class Decoder:
             found[self.mask.name] = np.zeros((samples, past + new), self.mask.dtype)
         for name, each in self.past_fields.items():
             dims = each.shape[1:]
-            shape = [samples, *(d if isinstance(d, int) else self.widths.get(d, 0) for d in dims)]
+            shape = [
+                samples,
+                *(d if isinstance(d, int) else self.widths.get(str(d), 0) for d in dims),
+            ]
             shape[self.past[name]] = past
             found[name] = np.zeros(shape, each.dtype)
         return found
