@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -53,6 +52,7 @@ from soapstone.rules.laws.sizes import (
     sizes,
 )
 from soapstone.rules.laws.slices import needed
+from soapstone.rules.workers import spawned
 from soapstone.search.rules import language
 from soapstone.search.rules.shapes import extents
 
@@ -173,19 +173,13 @@ def validate_all(
         return tuple(found.values())
     # The largest laws start first, so that processes end together.
     order = sorted(range(len(laws)), key=lambda number: -_weight(laws[number]))
-    # Spawned: a fork of a process with thread pools may hang, and starting anew takes 1 or 2 s.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with spawned(processes) as pool:
         waiting = {pool.submit(validate, laws[number], limit): number for number in order}
-        try:
-            for done in as_completed(waiting):
-                number = waiting[done]
-                found[number] = done.result()
-                if progress is not None:
-                    progress(laws[number].name, len(found), len(laws))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for done in as_completed(waiting):
+            number = waiting[done]
+            found[number] = done.result()
+            if progress is not None:
+                progress(laws[number].name, len(found), len(laws))
     return tuple(replace(found[number], law=law) for number, law in enumerate(laws))
 
 

@@ -10,10 +10,8 @@ typing, and a derivation is checked again at other ones.
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeAlias
@@ -23,6 +21,7 @@ from soapstone.rules.proving.egraph import ILL_TYPED, EGraph
 from soapstone.rules.proving.explain import Explainer, Move
 from soapstone.rules.proving.matcher import HEADS, Rewrite
 from soapstone.rules.proving.saturate import Budget, Problem, Saturation, System
+from soapstone.rules.workers import spawned
 from soapstone.search.rules.rule import Rule, Terms, usable
 from soapstone.search.rules.sample import drawn
 from soapstone.search.rules.shapes import Type
@@ -186,12 +185,9 @@ def mark_derivable(
     """
     marked: set[str] = set()
     kept = Smaller()
-    helpers = [
-        ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _ignore_interrupts)
-        for _ in range(processes if processes > 1 else 0)
-    ]
     done = 0
-    try:
+    with ExitStack() as ends:
+        helpers = [ends.enter_context(spawned(1)) for _ in range(processes if processes > 1 else 0)]
         for batch in _batches(rules):
             if helpers:
                 parts = [batch[start :: len(helpers)] for start in range(len(helpers))]
@@ -208,9 +204,6 @@ def mark_derivable(
             done += len(batch)
             if progress is not None:
                 progress(done, len(rules))
-    finally:
-        for helper in helpers:
-            helper.shutdown(wait=True, cancel_futures=True)
     return marked
 
 
@@ -229,10 +222,6 @@ def derivable(rule: Rule, smaller: Iterable[Rule]) -> tuple[Derivation, ...] | N
 
 
 _KEPT = Smaller()  # in a helper process: what is kept so far
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its helpers
 
 
 def _include(rules: Sequence[Rule]) -> None:

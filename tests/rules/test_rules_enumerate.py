@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from soapstone.rules.enumeration.exact import ExactEvaluator, has_exact
 from soapstone.rules.enumeration.levels import build
 from soapstone.rules.enumeration.real import RealEvaluator
 from soapstone.rules.enumeration.space import OperatorUse, Space, inputs, spaces
+from soapstone.rules.workers import spawned
 from soapstone.search.rules.language import commutative, kinds
 from soapstone.search.rules.shapes import infer, tensor_type
 
@@ -436,3 +438,13 @@ def test_spaces_are_checked() -> None:
     many = inputs("; ".join(f"x{n} matrix 2x3" for n in range(70)))
     with pytest.raises(GraphError, match="70 inputs found, at most 62 needed"):
         enumerate_space(replace(TINY, inputs=many), ExactEvaluator())
+
+
+def test_work_in_other_processes_ends_where_its_program_is_interrupted() -> None:
+    """In mid-work, and not when it is done, which here is never."""
+    with pytest.raises(KeyboardInterrupt), spawned(2) as pool:
+        endless = [pool.submit(time.sleep, 100_000) for _ in range(3)]
+        while not all(each.running() for each in endless[:2]):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert all(each.done() for each in endless)
