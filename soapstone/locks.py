@@ -42,7 +42,8 @@ def wait_for(what: Busy) -> None:
     _BUSY.add(what)
 
 
-def _before() -> None:
+def wait_for_all() -> None:
+    """Wait until no thread that was named to `wait_for` holds a lock."""
     for what in list(_BUSY):
         what.wait()
 
@@ -53,4 +54,4 @@ def _forked() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_child=_forked)
+    os.register_at_fork(before=wait_for_all, after_in_child=_forked)

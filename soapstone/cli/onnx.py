@@ -38,8 +38,8 @@ def import_(
     from soapstone.ir.files.graphs import save_graph
     from soapstone.ir.tensor import Role
 
-    check_targets(target, reads=[file])
     check_suffix(target, ".json")
+    check_targets(target, reads=[file])
     model = from_onnx(file)
     graph = model.graph(dims_of(dim))
     weights = model.weights
@@ -77,8 +77,8 @@ def export(
     from soapstone.frontend.onnx.export.write import OPSET
     from soapstone.ir.files.graphs import load_graph, load_layouts
 
-    check_targets(target, reads=[source])
     check_suffix(target, ".onnx")
+    check_targets(target, reads=[source])
     version = OPSET if opset is None else opset
     outside = True if external_data else None
     if source.endswith(".json"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.soak import Service, services
 
-from soapstone.runtime import forks
+from soapstone import locks
 
 SHAPES = 80  # more than any of a session's own bounds
 
@@ -27,7 +27,7 @@ def _ask(service: Service, first: int) -> None:
             shape = (1 + number % 5, 3, 8 + number // 4, 9 + number % 100)
             feeds = {"x": random.random(shape, np.float32)}
         service.session.run(feeds)
-    forks._before()
+    locks.wait_for_all()
 
 
 def _forget() -> None:

@@ -430,7 +430,7 @@ def test_what_grouped_queries_would_pass_over_is_refused(position: int, told: st
 
 
 @pytest.mark.parametrize(
-    "attribute", [{"qk_output": 1}, {"k_quant_type": "PER_TENSOR"}, {"sliding_window_cache": 1}]
+    "attribute", [{"qk_output": 1}, {"k_quant_type": "PER_TENSOR"}, {"kv_cache_bit_width": 8}]
 )
 def test_caches_and_results_that_no_grouped_queries_have_here(attribute: dict[str, Any]) -> None:
     model, given, *_ = grouped(0, 0, (), **attribute)

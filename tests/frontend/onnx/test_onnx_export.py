@@ -291,7 +291,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert found.exit_code == 1 and "'.onnx' found, .json needed" in found.output
     assert path.read_bytes() == before
     found = runner.invoke(app, ["export", str(graph_path), str(graph_path)])
-    assert found.exit_code == 1 and "that of an ONNX file needed" in found.output
+    assert found.exit_code == 1 and "'.json' found, .onnx needed" in found.output
     found = runner.invoke(app, ["check", str(path), "--dim", "n=3", "--dim", "n=4"])
     assert found.exit_code == 1 and "'n=4' found beside n=3" in found.output
     (tmp_path / "bad.onnx").write_bytes(b"nothing of the kind")

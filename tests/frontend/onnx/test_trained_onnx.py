@@ -361,7 +361,7 @@ def fitted(file: onnx.ModelProto, rows: int) -> None:
 
 FIXED = model_of(LINEAR.replace("[n", "[8"), w=reals(6, 4))
 MISTAKES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: headed("nope.onnx"), "file 'nope.onnx': no such file or directory"),
+    (lambda: headed("nope.onnx"), "file 'nope.onnx': no such file"),
     (lambda: headed(3), "onnx: file: int found, the path of an .onnx file or what"),
     (lambda: headed(b"abc"), "the file is truncated or no ONNX model"),
     (
