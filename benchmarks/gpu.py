@@ -3,11 +3,14 @@
     python benchmarks/gpu.py [--folder FOLDER] [--minutes 25] [--machine h100] [--only tests]
 
 The parts, the most telling first: `about` (what is there), `quick` (a product, a chain, a fold and
-attention against their references), `links`, `kernels` (each timed, beside its price), `tests`
-(those marked gpu), `operators` (every kernel's every case against its reference), `steps` (training
-and inference of apps). What a part says is in FOLDER/PART.log. A part that has ended is not run
+attention against their references), `links`, `kernels` (each timed, beside its price), `training`
+(steps beside torch's), `optimize` (graphs optimised and not), `fidelity` (simulated steps and
+measured ones), `streams` (models in a third of the memory they take), `tests` (those marked gpu),
+`steps` (training and inference of apps, by precision), `operators` (every kernel's every case
+against its reference). What a part says is in FOLDER/PART.log. A part that has ended is not run
 again; one that time has ended goes on where it stopped when the command is given again with the
 same folder, also on another day. Tables are in benchmarks/RESULTS.md, with a copy in FOLDER.
+`--tiny` tries the parts of models at sizes that mean nothing, and writes no tables.
 The exit code is 1 where a part failed, 2 where some are left.
 """
 
@@ -28,10 +31,18 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PYTHON = sys.executable
+MODEL_S = 420.0  # for a row of `GOALS`
 GRACE_S = 20.0  # for a part that is told to end
 QUICK = ("matmul", "relu", "reduce_sum", "attention", "conv2d")
+HALVES = ("resnet:mixed_float16", "bert:mixed_float16")
 STEPPED = ("lenet", "bert", "transformer", "resnet", "dlrm", "rnntc")
-TABLES = ("gpu_kernels.json", "gpu_steps.json")
+GOALS = {  # a row a model, by a script whose name is its table's
+    "execution/gpu_training.py": ("resnet", "bert", "gcn", "dlrm", *HALVES),
+    "optimization/gpu_optimize.py": ("nasrnn", "resnext", "nasnet"),
+    "strategies/gpu_fidelity.py": ("resnet", "bert", "dlrm"),
+    "memory/gpu_streams.py": ("bert", "resnet"),
+}
+TABLES = ("gpu_kernels", "gpu_steps", *(Path(script).stem for script in GOALS))
 SIMULATOR = str(ROOT / "tests" / "programs" / "cuda_simulator.py")
 ENDED, FAILED, STOPPED = "ended", "failed", "stopped"
 
@@ -50,8 +61,14 @@ class Part:
     each: tuple[str, ...] = ()
 
 
-def parts(folder: Path, machine: str) -> list[Part]:
+def parts(folder: Path, machine: str, tiny: bool = False) -> list[Part]:
     """Return the parts in order, with the files that they go on from in a folder."""
+
+    def goal(script: str) -> Part:
+        name, rows = Path(script).stem, ("--rows", str(folder / f"{Path(script).stem}.jsonl"))
+        command = (PYTHON, str(HERE / script), *rows, *["--tiny"] * tiny, "--models")
+        return Part(name.removeprefix("gpu_"), command, MODEL_S, GOALS[script])
+
     kernels = (PYTHON, str(HERE / "kernels" / "gpu_kernels.py"), "--machine", machine)
     steps = (PYTHON, str(HERE / "execution" / "gpu_steps.py"), "--machine", machine)
     pytest = (PYTHON, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider", "-m", "gpu")
@@ -61,6 +78,7 @@ def parts(folder: Path, machine: str) -> list[Part]:
         Part("quick", (PYTHON, SIMULATOR, "--device"), 120, QUICK),
         Part("links", (*links, "-o", str(folder / "here.json")), 180),
         Part("kernels", (*kernels, "--rows", str(folder / "kernels.jsonl")), 420),
+        *map(goal, GOALS),
         Part("tests", pytest, 300, gpu_tests()),
         Part("steps", (*steps, "--rows", str(folder / "steps.jsonl"), "--models"), 420, STEPPED),
         Part("operators", (PYTHON, SIMULATOR, "--device"), 120, operators()),
@@ -167,10 +185,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=25.0, help="that all of it may take")
     parser.add_argument("--machine", default="h100", help="whose prices stand beside")
     parser.add_argument("--only", default="", help="parts, with commas between them")
+    parser.add_argument("--tiny", action="store_true", help="models of sizes that mean nothing")
     taken = parser.parse_args()
     run = Run(taken.folder.resolve(), time.monotonic() + 60 * taken.minutes)
     named = taken.only.split(",") if taken.only else []
-    chosen = [each for each in parts(run.folder, taken.machine) if each.name in named or not named]
+    known = parts(run.folder, taken.machine, taken.tiny)
+    chosen = [each for each in known if each.name in named or not named]
     for each in chosen:
         run.part(each)
     keys = [k for p in chosen for k in ([f"{p.name} {n}" for n in p.each] or [p.name])]
@@ -180,8 +200,9 @@ def main() -> int:
         line for name in ("quick", "operators") for line in wrong(run.folder / f"{name}.log")
     ]
     for name in TABLES:
-        if (HERE / "results" / name).exists():
-            shutil.copy(HERE / "results" / name, run.folder)
+        table = HERE / "results" / f"{name}.json"
+        if table.exists():
+            shutil.copy(table, run.folder)
     for title, lines in (("failed", failed), ("left", left), ("wrong", mistakes)):
         print(f"{title}: {len(lines)}", *lines[:40], sep="\n  ")
     return 1 if failed or mistakes else 2 if left else 0

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
+import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks" / "execution"))
 
 import gpu
+import gpu_figures
 import gpu_steps
 
+from soapstone.frontend.app import load_app
 from soapstone.frontend.training.loss_scale import mixes
 
 OPERATOR = '{"operator": "relu", "calls": 1, "served": {}, "wrong": %s}'
@@ -74,6 +81,48 @@ def test_parts_name_what_there_is(tmp_path: Path) -> None:
     for part in parts.values():
         scripts = [Path(word) for word in part.command if word.endswith(".py")]
         assert all(script.exists() for script in scripts)
+
+
+@pytest.mark.parametrize("script", gpu.GOALS)
+def test_models_of_a_part_are_those_of_its_script(script: str, tmp_path: Path) -> None:
+    found = importlib.util.spec_from_file_location(Path(script).stem, gpu.HERE / script)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    assert set(gpu.GOALS[script]) == set(module.MODELS)
+    names = {name.split(":")[0] for name in module.MODELS} - {"gcn"}
+    assert names <= set(gpu_figures.TINY)
+    for name in names:
+        assert (
+            gpu_figures.TINY[name].keys()
+            <= inspect.signature(load_app(name).build).parameters.keys()
+        )
+    part = next(each for each in gpu.parts(tmp_path, "h100") if each.each == gpu.GOALS[script])
+    done = subprocess.run([*part.command, "--help"], capture_output=True)
+    assert done.returncode == 2, "--models takes a name"
+    assert b"--models: expected" in done.stderr
+
+
+def test_a_table_has_the_rows_of_all_models_and_tells_what_failed(tmp_path: Path) -> None:
+    program = tmp_path / "gpu_trial.py"
+    folder = gpu.HERE
+    program.write_text(
+        f"import sys; sys.path.append({str(folder)!r})\n"
+        "import gpu_figures\n"
+        "gpu_figures.Device = gpu_figures.identity = lambda gpu: 'here'\n"
+        "row = lambda name, tiny: {'letters': len(name), 'half': 1 / (name != 'bad')}\n"
+        "sys.exit(gpu_figures.table_of(__file__, 'A trial.', 'Trial', ['one', 'bad'], row))\n"
+    )
+    rows = tmp_path / "rows.jsonl"
+    command = [sys.executable, str(program), "--no-write", "--rows", str(rows)]
+    for models, code in (("one", 0), ("one,bad", 1)):
+        done = subprocess.run([*command, "--models", models], capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert found == [
+        {"model": "one", "letters": 3, "half": 1.0, "gpu": "here"},
+        {"model": "bad", "error": "ZeroDivisionError: division by zero", "gpu": "here"},
+    ]
 
 
 def test_figures_are_kept_as_they_come_and_what_failed_is_tried_last(tmp_path: Path) -> None:

@@ -6,37 +6,31 @@ An app at its own size in single precision, in TF32, and trained in mixed float1
 median of training steps, "answer ms" that of a session's answers of the same batch, copies of
 inputs and results included; "estimated" is what `--machine` prices the launches of each at.
 
-Each figure has a process of its own, so that none of them suffers from the error of another, and
-at most `--seconds`. It is a line of --rows as soon as it is there, and is not found again: a run
-that was stopped goes on. What failed is told, and tried again by the next run, after all others.
-The exit code is 1 where a figure failed.
+Each figure is found in a process of its own, in `--seconds` at most, and kept in --rows
+(`gpu_figures.py`). The exit code is 1 where one failed.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+import gpu_figures
 from arguments import common
-from harness import show, write
+from gpu_figures import SECONDS, batch_of, kept_at, run, stepping
+from harness import write
 
 from soapstone import InferenceSession
 from soapstone.frontend.app import load_app
 from soapstone.frontend.strategies.finding import forward_of, graph_of
-from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Role
 from soapstone.kernels.fallback import FallbackWarning
 from soapstone.native.cuda.device import Device
 from soapstone.native.cuda.timing import identity
@@ -52,7 +46,6 @@ PRECISIONS = {
 STEPS, ANSWERS = 12, 20
 COLUMNS = ("model", "batch", "precision", "step ms", "estimated step ms")
 COLUMNS += ("answer ms", "estimated answer ms")
-SECONDS = 180.0  # of a figure, most of which kernels take that are compiled for the first time
 
 
 class Figure(NamedTuple):
@@ -63,41 +56,17 @@ class Figure(NamedTuple):
     what: str
 
 
-def batch_of(graph: Graph, count: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return numbers for the inputs of a forward graph, `count` batches of them."""
-    rng, made = np.random.default_rng(5), {}
-    for name in graph.inputs(Role.INPUT):
-        spec = graph.tensors[name]
-        shape = (count * spec.shape[0], *spec.shape[1:])
-        whole = rng.integers(0, 2, shape).astype(spec.dtype)
-        made[name] = rng.standard_normal(shape).astype(spec.dtype) if spec.is_float else whole
-    return made
-
-
 def step_ms(name: str, batch: int, precision: str) -> float:
     """Return the median milliseconds of a training step; the first ones compile and capture."""
-    app, times = load_app(name), []
-    with app.build(batch) as model:
-        options = {k: app.options[k] for k in ("optimizer", "loss")}
-        model.compile(**options, gpus=1, precision=precision)
-        graph = model.training_graph
-        (labels,) = [n for n in graph.inputs(Role.INPUT) if n not in model.graph.tensors]
-        spec = graph.tensors[labels]
-        x = batch_of(model.graph, 1)
-        y = np.zeros(spec.shape, spec.dtype)
-        given = x if len(x) > 1 else next(iter(x.values()))
-        for _ in range(STEPS):
-            start = time.perf_counter()
-            model.fit(given, y, batch_size=batch, epochs=1, progress=False)
-            times.append(time.perf_counter() - start)
-    return statistics.median(times[4:]) * 1e3
+    with stepping(name, batch, {}, gpus=1, precision=precision) as (_, step):
+        return statistics.median([step() for _ in range(STEPS)][4:])
 
 
 def answer_ms(name: str, batch: int, precision: str) -> float:
     """Return the median milliseconds of a session's answer."""
     times = []
     with load_app(name).build(batch) as model:
-        x: Mapping[str, np.ndarray[Any, Any]] = batch_of(model.graph, 1)
+        x = batch_of(model.graph)
         with InferenceSession(model, gpus=1, precision=precision) as session:
             for _ in range(ANSWERS):
                 start = time.perf_counter()
@@ -124,42 +93,12 @@ def found(figure: Figure, machine: str) -> float:
 def in_process(figure: Figure, machine: str, seconds: float) -> dict[str, Any]:
     """Return {what: milliseconds} of a figure by a process of its own, or its error."""
     one = [sys.executable, "-W", "ignore", __file__, "--machine", machine, "--one", *figure]
-    try:
-        done = subprocess.run(one, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not there after {seconds:g} s"}
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return {"error": said[-1][:300]}
-    return {figure.what: float(done.stdout.split()[-1])}
+    return gpu_figures.in_process(one, seconds)
 
 
 def figures(models: Sequence[str]) -> list[Figure]:
     """Return the figures of models: those of a kind of all models before those of the next."""
     return [Figure(m, p, what) for what, of in PRECISIONS.items() for m in models for p in of]
-
-
-def run(
-    wanted: Sequence[Figure], file: Path, gpu: str, find: Callable[[Figure], Mapping[str, Any]]
-) -> dict[Figure, dict[str, Any]]:
-    """Return all records of this GPU: those kept in a file, and those of figures it lacks.
-
-    What failed is found again, after what was not tried.
-    """
-    lines = file.read_text().splitlines() if file.exists() else []
-    records = [each for each in map(json.loads, lines) if each["gpu"] == gpu]
-    kept = {
-        Figure(*(each.pop(key) for key in ("model", "precision", "what"))): each for each in records
-    }
-    left = [each for each in wanted if each not in kept]
-    left += [each for each in wanted if "error" in kept.get(each, ())]
-    for figure in left:
-        kept[figure] = {**find(figure), "gpu": gpu}
-        line = {**figure._asdict(), **kept[figure]}
-        with file.open("a") as out:
-            out.write(json.dumps(line) + "\n")
-        show(line)
-    return kept
 
 
 def table(records: Mapping[Figure, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -183,11 +122,10 @@ def main() -> int:
     if taken.one:
         if "tf32" in taken.one:  # which only NVIDIA's libraries have
             warnings.simplefilter("error", FallbackWarning)
-        print(found(Figure(*taken.one), taken.machine))
+        print(json.dumps({taken.one[2]: found(Figure(*taken.one), taken.machine)}))
         return 0
     about = identity(Device(0))
-    file = taken.rows or Path(tempfile.gettempdir()) / "soapstone" / "gpu_steps.jsonl"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file = kept_at(taken.rows, "gpu_steps")
     wanted = figures(taken.models.split(","))
     records = run(wanted, file, about, lambda one: in_process(one, taken.machine, taken.seconds))
     failed = [figure for figure in wanted if "error" in records[figure]]

@@ -87,7 +87,7 @@ def step_peer(model: str, executor: str) -> None:
 
     built = MODELS[model].ours()
     built.compile(SGD(RATE), loss=MODELS[model].loss, executor=executor, cpus=1)
-    inputs, labels = batch(model)
+    inputs, labels = batch(MODELS[model])
     named = dict(zip(built.build().inputs(), inputs))
     state = TrainingState(model=built)
     work = timed(lambda: built.trainer.step(named, labels, state))
@@ -115,7 +115,7 @@ def torch_peer(model: str, processes: int, port: int) -> None:
             environment = {**os.environ, "RANK": str(other)}
             others.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
     net: Any = MODELS[model].theirs()
-    arrays, labels = batch(model)
+    arrays, labels = batch(MODELS[model])
     size = len(labels) // processes
     mine = slice(rank * size, (rank + 1) * size)
     inputs = [torch.from_numpy(array[mine]) for array in arrays]

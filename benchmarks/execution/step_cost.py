@@ -31,7 +31,7 @@ def peer(model: str, full: bool) -> None:
     from soapstone import SGD
 
     built = MODELS[model].ours()
-    (inputs, labels), loss = batch(model), MODELS[model].loss
+    (inputs, labels), loss = batch(MODELS[model]), MODELS[model].loss
     first = built.output_names[0]
     named = dict(zip(built.build().inputs(), inputs))
     options: dict[str, Any] = {}

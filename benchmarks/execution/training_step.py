@@ -42,7 +42,7 @@ class Benchmarked:
     loss: str = "cross_entropy"
 
 
-def _app(name: str, function: str = "build", **options: Any) -> Callable[[], Any]:
+def app(name: str, function: str = "build", **options: Any) -> Callable[[], Any]:
     def build() -> Any:
         from soapstone.frontend.app import app_module
 
@@ -51,7 +51,7 @@ def _app(name: str, function: str = "build", **options: Any) -> Callable[[], Any
     return build
 
 
-def _twin(module: str, name: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
+def twin(module: str, name: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
     def build() -> Any:
         import importlib
 
@@ -107,38 +107,38 @@ def _image(batch: int, channels: int, size: int) -> dict[str, tuple[tuple[int, .
 
 _BLOCK = {"layers": 1, "hidden": 512, "heads": 8, "vocabulary": None, "classes": None}
 MODELS = {
-    "mlp": Benchmarked(_app("mlp", batch_size=128), _mlp, {"image": ((128, 784), 0)}, ((128,), 10)),
-    "lenet": Benchmarked(_app("lenet", batch_size=64), _lenet, _image(64, 1, 28), ((64,), 10)),
+    "mlp": Benchmarked(app("mlp", batch_size=128), _mlp, {"image": ((128, 784), 0)}, ((128,), 10)),
+    "lenet": Benchmarked(app("lenet", batch_size=64), _lenet, _image(64, 1, 28), ((64,), 10)),
     "alexnet": Benchmarked(
-        _app("alexnet", batch_size=64),
-        _twin("cnn", "alexnet", 4, 64, 4096, 1000),
+        app("alexnet", batch_size=64),
+        twin("cnn", "alexnet", 4, 64, 4096, 1000),
         _image(64, 3, 64),
         ((64,), 10),
     ),
     "resnet18": Benchmarked(
-        _app("resnet", batch_size=32, image_size=64, depth=18),
-        _twin("cnn", "resnet", (2, 2, 2, 2), 64, 1000, basic=True),
+        app("resnet", batch_size=32, image_size=64, depth=18),
+        twin("cnn", "resnet", (2, 2, 2, 2), 64, 1000, basic=True),
         _image(32, 3, 64),
         ((32,), 1000),
     ),
     "inception_module": Benchmarked(
-        _app("inception", "module", batch_size=4, channels=1280, image_size=8),
-        _twin("inception", "module", 1280, 1),
+        app("inception", "module", batch_size=4, channels=1280, image_size=8),
+        twin("inception", "module", 1280, 1),
         _image(4, 1280, 8),
         ((4, 2048, 8, 8), 0),
         "mse",
     ),
     "lstm": Benchmarked(_lstm, _torch_lstm, {"x": ((64, 40, 1024), 0)}, ((64, 40, 1024), 0), "mse"),
     "transformer_block": Benchmarked(
-        _app("bert", batch_size=16, length=64, dropout=0.0, **_BLOCK),
-        _twin("sequence", "Bert", **_BLOCK),
+        app("bert", batch_size=16, length=64, dropout=0.0, **_BLOCK),
+        twin("sequence", "Bert", **_BLOCK),
         {"x": ((16, 64, 512), 0)},
         ((16, 64, 512), 0),
         "mse",
     ),
     "dlrm": Benchmarked(
-        _app("dlrm", batch_size=256, vocabularies=TABLES),
-        _twin("recommend", "Dlrm", TABLES),
+        app("dlrm", batch_size=256, vocabularies=TABLES),
+        twin("recommend", "Dlrm", TABLES),
         {"dense": ((256, 13), 0), "ids": ((256, len(TABLES)), 100)},
         ((256, 1), 2),
         "bce_with_logits",
@@ -146,7 +146,7 @@ MODELS = {
 }
 
 
-def batch(model: str) -> tuple[list[np.ndarray], np.ndarray]:
+def batch(case: Benchmarked) -> tuple[list[np.ndarray], np.ndarray]:
     """Return one seeded batch: inputs in order, and labels."""
     random = np.random.default_rng(0)
 
@@ -155,7 +155,6 @@ def batch(model: str) -> tuple[list[np.ndarray], np.ndarray]:
             return random.integers(0, below, shape).astype(np.int32)
         return random.standard_normal(shape).astype(np.float32)
 
-    case = MODELS[model]
     inputs = [draw(*field) for field in case.inputs.values()]
     labels = draw(*case.labels)
     return inputs, labels.astype(np.float32) if case.loss.startswith("bce") else labels
@@ -178,30 +177,42 @@ def rounds_of(step: Callable[[], None], loss: Callable[[], float], baseline: int
     serve(do_round)
 
 
-def soapstone_peer(model: str, cpus: int, threads: int) -> None:
+def soapstone_peer(case: Benchmarked, **how: Any) -> None:
+    """Be soapstone. how: options of `Model.compile`."""
     import soapstone.frontend.training.trainer
     import soapstone.kernels.cpu  # noqa: F401  (the baseline holds the libraries)
     from soapstone import SGD
     from soapstone.frontend.training.state import TrainingState
 
-    built = MODELS[model].ours()
+    built = case.ours()
     baseline = resident_bytes()
-    built.compile(SGD(RATE), loss=MODELS[model].loss, cpus=cpus, threads=threads)
-    inputs, labels = batch(model)
+    built.compile(SGD(RATE), loss=case.loss, **how)
+    inputs, labels = batch(case)
     named = dict(zip(built.build().inputs(), inputs))
     state = TrainingState(model=built)
     trainer = built.trainer
     rounds_of(lambda: trainer.step(named, labels, state), lambda: float(state.loss), baseline)
 
 
-def torch_peer(model: str, cpus: int, threads: int) -> None:
+def torch_peer(
+    case: Benchmarked,
+    threads: int | None = None,
+    device: str = "cpu",
+    compiled: bool = False,
+    precision: str = "float32",
+) -> None:
+    """Be torch. A batch is copied to another device in each step, from page-locked memory."""
     import torch
     from torch.nn import functional
 
-    torch.set_num_threads(cpus * threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    tf32, mixed = precision == "tf32", precision == "mixed_float16"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     baseline = resident_bytes()
-    net = MODELS[model].theirs()
-    arrays, labels = batch(model)
+    net = case.theirs().to(device)
+    run = torch.compile(net) if compiled else net
+    arrays, labels = batch(case)
     inputs = [torch.from_numpy(array) for array in arrays]
     target = torch.from_numpy(labels)
     losses = {
@@ -209,16 +220,23 @@ def torch_peer(model: str, cpus: int, threads: int) -> None:
         "mse": functional.mse_loss,
         "bce_with_logits": functional.binary_cross_entropy_with_logits,
     }
-    loss_of = losses[MODELS[model].loss]
-    target = target.long() if MODELS[model].loss == "cross_entropy" else target
+    loss_of = losses[case.loss]
+    target = target.long() if case.loss == "cross_entropy" else target
+    if device != "cpu":
+        inputs, target = [each.pin_memory() for each in inputs], target.pin_memory()
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
+    scaler = torch.amp.GradScaler(device, enabled=mixed)
     last = [0.0]
 
     def step() -> None:
+        given = [each.to(device, non_blocking=True) for each in inputs]
+        wanted = target.to(device, non_blocking=True)
         optimizer.zero_grad()
-        loss = loss_of(net(*inputs), target)
-        loss.backward()
-        optimizer.step()
+        with torch.autocast(device, torch.float16, enabled=mixed):
+            loss = loss_of(run(*given), wanted)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         last[0] = float(loss.detach())
 
     rounds_of(step, lambda: last[0], baseline)
@@ -231,8 +249,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.peer:
         library, model, cpus, threads = options.peer
-        run = soapstone_peer if library == "soapstone" else torch_peer
-        run(model, int(cpus), int(threads))
+        if library == "soapstone":
+            soapstone_peer(MODELS[model], cpus=int(cpus), threads=int(threads))
+        else:
+            torch_peer(MODELS[model], int(cpus) * int(threads))
         return
     rows = []
     cores = os.cpu_count() or 1

@@ -51,7 +51,10 @@ def graph_file(size: str, folder: Path) -> Path:
     if not path.exists():
         vertices, edges, _, _ = SIZES[size]
         made = block_model(Shape(vertices, edges, 1, CLASSES), seed=1).adjacency.with_self_edges()
-        np.savez(path, indptr=made.indptr, indices=made.indices)
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part.npz")  # an interrupt leaves no file that is half there
+        np.savez(part, indptr=made.indptr, indices=made.indices)
+        part.rename(path)
     return path
 
 
@@ -83,7 +86,8 @@ def ours(case: dict[str, Any]) -> Callable[[], float]:
         session = model.inference(threads=case["threads"])
         assert isinstance(session, InferenceSession)
         return lambda: float(next(iter(session.run({"x": x}).values()))[0, 0])
-    model.compile(Adam(0.01), loss="cross_entropy", cpus=1, threads=case["threads"])
+    where = {"gpus": 1} if "device" in case else {"cpus": 1, "threads": case["threads"]}
+    model.compile(Adam(0.01), loss="cross_entropy", **where)
     state, trainer = TrainingState(model=model), model.trainer
 
     def epoch() -> float:

@@ -31,6 +31,11 @@ def arrays_of(case: dict[str, Any]) -> dict[str, np.ndarray]:
     return {"indptr": indptr, "indices": indices, "weights": weights, "x": x, "labels": labels}
 
 
+def device_of(case: dict[str, Any]) -> str:
+    """Return where a peer computes: the host, or `device`."""
+    return str(case.get("device", "cpu"))
+
+
 def rounds(step: Callable[[], float], budget_s: float) -> Callable[[], dict[str, float]]:
     """Return a round: the median of steps that fill the budget, by the clock and of the cores."""
     step()
@@ -52,17 +57,18 @@ def rounds(step: Callable[[], float], budget_s: float) -> Callable[[], dict[str,
     return one
 
 
-def _matrix(torch: Any, found: dict[str, Any]) -> Any:
+def _matrix(torch: Any, found: dict[str, Any], device: str = "cpu") -> Any:
     indptr, indices = (torch.from_numpy(found[k].astype(np.int64)) for k in ("indptr", "indices"))
     size = (len(found["x"]),) * 2
-    return torch.sparse_csr_tensor(indptr, indices, torch.from_numpy(found["weights"]), size)
+    values = torch.from_numpy(found["weights"])
+    return torch.sparse_csr_tensor(indptr, indices, values, size, device=device)
 
 
 def torch_net(torch: Any, case: dict[str, Any], found: dict[str, Any]) -> Any:
     """Return the network in plain torch; what leads both ways is its own transpose."""
-    nn, matrix = torch.nn, _matrix(torch, found)
+    nn, matrix = torch.nn, _matrix(torch, found, device_of(case))
     plain = torch.sparse_csr_tensor(
-        matrix.crow_indices(), matrix.col_indices(), torch.ones(matrix.values().shape), matrix.shape
+        matrix.crow_indices(), matrix.col_indices(), torch.ones_like(matrix.values()), matrix.shape
     )
 
     class Product(torch.autograd.Function):  # type: ignore[misc, name-defined]
@@ -111,7 +117,7 @@ def pyg_net(torch: Any, case: dict[str, Any], found: dict[str, Any]) -> Any:
 
     k, hidden, classes = case["features"], case["hidden"], case["classes"]
     nn = torch.nn
-    edges = matrix = _matrix(torch, found)
+    edges = matrix = _matrix(torch, found, device_of(case))
     if case["model"] == "gcn":
         made = [
             layers.GCNConv(k, hidden, normalize=False),
@@ -125,7 +131,8 @@ def pyg_net(torch: Any, case: dict[str, Any], found: dict[str, Any]) -> Any:
         ]
     else:
         rows = np.repeat(np.arange(len(found["x"])), np.diff(found["indptr"]))
-        edges = torch.from_numpy(np.stack([found["indices"], rows]).astype(np.int64))
+        ends = np.stack([found["indices"], rows]).astype(np.int64)
+        edges = torch.from_numpy(ends).to(device_of(case))
         own = {"add_self_loops": False}
         heads = case["heads"]
         made = [
@@ -158,7 +165,7 @@ def dgl_net(torch: Any, case: dict[str, Any], found: dict[str, Any]) -> Any:
     from dgl import nn as layers
 
     k, hidden, classes, heads = (case[n] for n in ("features", "hidden", "classes", "heads"))
-    graph = _dgl_graph(torch, dgl, found)
+    graph = _dgl_graph(torch, dgl, found).to(device_of(case))
     graph.create_formats_()
     nn = torch.nn
     if case["model"] == "gcn":
@@ -205,6 +212,8 @@ def step_of(library: str, case: dict[str, Any]) -> Callable[[], float]:
         weights = torch.from_numpy(found["weights"])
         return lambda: float(dgl.ops.u_mul_e_sum(graph, x, weights)[0, 0])
     net = {"torch": torch_net, "pyg": pyg_net, "dgl": dgl_net}[library](torch, case, found)
+    x, labels, net = (each.to(device_of(case)) for each in (x, labels, net))
+    run = torch.compile(net) if case.get("compiled") else net
     if case["infer"]:
         net.eval()
 
@@ -217,7 +226,7 @@ def step_of(library: str, case: dict[str, Any]) -> Callable[[], float]:
 
     def epoch() -> float:
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(net(x), labels)
+        loss = torch.nn.functional.cross_entropy(run(x), labels)
         loss.backward()
         optimizer.step()
         return float(loss.detach())
