@@ -164,7 +164,7 @@ def stepping(
     """
     app = load_app(name)
     with app.build(batch, **sizes) as model:
-        model.compile(**{k: app.options[k] for k in ("optimizer", "loss")}, **options)
+        model.compile(**{k: app.options[k] for k in ("optimizer", "loss", "metrics")}, **options)
         graph = model.training_graph
         (labels,) = [n for n in graph.inputs(Role.INPUT) if n not in model.graph.tensors]
         spec = graph.tensors[labels]
