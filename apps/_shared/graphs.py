@@ -20,8 +20,9 @@ OPTIONS = {
 
 def made_up(vertices: int = _OWN.vertices) -> GraphData:
     """Return a block model of that many vertices, otherwise of Cora's shape."""
-    edges = vertices * _OWN.edges // _OWN.vertices
-    return block_model(replace(_OWN, vertices=vertices, edges=edges), name="cora-like")
+    edges, classes = vertices * _OWN.edges // _OWN.vertices, min(_OWN.classes, vertices)
+    shape = replace(_OWN, vertices=vertices, edges=edges, classes=classes)
+    return block_model(shape, name="cora-like")
 
 
 def whole_graph(app: str, batch_size: int, graph: GraphData | None) -> GraphData:
