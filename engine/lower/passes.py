@@ -20,7 +20,7 @@ from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, multiplies_bytes
 from soapstone.engine.lower.parts import copy_parts, merge_parts
 from soapstone.engine.lower.updates import hoist_updates, merge_stores, store_updates
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources
-from soapstone.engine.lower.weights import FOLDS, JOINS, NAMING
+from soapstone.engine.lower.weights import FOLDS, JOINS, JOINS_OF_CPUS, NAMING
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
@@ -65,7 +65,8 @@ CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
     *(Pass(each.name, partial(fold, each), multiplies=False) for each in IN_REAL),
     Pass(IN_FEW_BITS.name, partial(fold, IN_FEW_BITS), processor="cpu"),
     *(Pass(each.name, partial(fold, each)) for each in FOLDS),
-    *(Pass(each.name, partial(fold, each), processor="cpu") for each in JOINS),
+    *(Pass(each.name, partial(fold, each), processor="cpu") for each in JOINS_OF_CPUS),
+    *(Pass(each.name, partial(fold, each)) for each in JOINS),
     Pass("widen_weights", lambda graph, _: widen_halves(graph, Strategy({})), processor="cpu"),
     Pass(IN_HALVES.name, partial(fold, IN_HALVES), processor="cpu"),
     Pass(ROUNDED_ROWS.name, partial(fold, ROUNDED_ROWS), processor="cpu", precision=BFLOAT16),

@@ -241,9 +241,11 @@ FOLDS = (
     Fold("fold_scales", ("mul", "affine"), _scale),
     Fold("fold_biases", ("add",), _bias),
 )
-JOINS = (  # on CPUs, which have kernels of these
+JOINS_OF_CPUS = (  # which have kernels of these
     Fold("join_windows", ("reshape", "concat"), windowed),
     Fold("join_rotations", ("add", "concat", "reshape"), rotated),
+)
+JOINS = (
     Fold("join_attention", ("matmul",), joined),
     Fold("share_heads", ("attention",), with_shared_heads),
 )

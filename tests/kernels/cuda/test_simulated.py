@@ -104,3 +104,14 @@ def test_what_is_outside_is_told_by_the_status() -> None:
                 name,
                 text,
             )
+
+
+@pytest.mark.simulator
+def test_attention_that_a_file_writes_out_is_one_launch() -> None:
+    program = PROGRAM.with_name("gpu_decoder.py")
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    off, variants = json.loads(done.stdout)
+    assert len(off) == 3 and max(off.values()) < 1e-4, off
+    assert "fused" in variants, variants
