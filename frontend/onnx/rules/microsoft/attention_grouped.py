@@ -178,8 +178,8 @@ def group_query_attention(n: Call) -> Any:
     y = _grouped(n, q, held, mask, sinks)
     if evicts:
         tokens = n("affine", n.cast(n.reshape(n.value(5), (samples,)), "int64"), shift=1)
-        first = n("sub", n.once(_evicted, tokens, capacity, window), gone)
-        held = [n.once(_rows_from, each, first, capacity) for each in held]
+        oldest = n("sub", n.once(_evicted, tokens, capacity, window), gone)
+        held = [n.once(_rows_from, each, oldest, capacity) for each in held]
     return [n.reshape(y, (samples, count, heads * width)), *held]
 
 
