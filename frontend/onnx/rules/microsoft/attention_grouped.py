@@ -160,7 +160,8 @@ def group_query_attention(n: Call) -> Any:
     rows = capacity + count if evicts else max(total, capacity)
     if evicts:
         gone = n.once(_evicted, starts, capacity, window)
-        starts, places = n("sub", starts, gone), n.once(_places, n("sub", starts, gone), count)
+        starts = n("sub", starts, gone)
+        places = n.once(_places, starts, count)
     held = [
         n("write_at", _longer(n, old, rows), n.transpose(new, (0, 2, 1, 3)), starts, axis=2)
         for old, new in ((keys, k), (values, v))
