@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,14 @@ def family(spec: OpSpec) -> str:
     return "elementwise" if spec.elementwise else str(function.__module__).split(".")[-2]
 
 
+def printed(program: str, *arguments: str) -> list[Any]:
+    """Return what a program of tests/programs prints, a line each, as JSON."""
+    command = [sys.executable, str(PROGRAM.with_name(program)), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -44,10 +53,7 @@ def family(spec: OpSpec) -> str:
 )
 @pytest.mark.parametrize(("names"), [pytest.param(n, id=f) for f, n in families()])
 def test_kernels_equal_the_reference(names: list[str], where: tuple[str, ...]) -> None:
-    command = [sys.executable, str(PROGRAM), *where, *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = printed(PROGRAM.name, *where, *names)
     assert [line["operator"] for line in lines] == names
     assert [line for line in lines if line["wrong"]] == []
     without = {line["operator"] for line in lines if not line["served"]}
@@ -56,11 +62,7 @@ def test_kernels_equal_the_reference(names: list[str], where: tuple[str, ...]) -
 
 @pytest.mark.simulator
 def test_tiles_are_copied_ahead_in_pieces_that_end_with_their_rows() -> None:
-    program = PROGRAM.with_name("cuda_staged.py")
-    command = [sys.executable, str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = printed("cuda_staged.py")
     assert len(found) == 10
     for dtype, *_, kernel, off in found:
         assert kernel.startswith("staged") and off < (2e-3 if dtype == "float16" else 1e-2), found
@@ -68,11 +70,7 @@ def test_tiles_are_copied_ahead_in_pieces_that_end_with_their_rows() -> None:
 
 @pytest.mark.simulator
 def test_rows_of_graphs_are_summed_in_pieces_however_long_they_are() -> None:
-    program = PROGRAM.with_name("cuda_rows.py")
-    command = [sys.executable, str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = printed("cuda_rows.py")
     assert len(found) == 48
     for name, form, off, most in found:
         assert off <= 1e-6 * max(most, 1), (name, form, off, most)
@@ -80,11 +78,7 @@ def test_rows_of_graphs_are_summed_in_pieces_however_long_they_are() -> None:
 
 @pytest.mark.simulator
 def test_attention_of_halves_is_by_tensor_cores_on_rows_in_pieces() -> None:
-    program = PROGRAM.with_name("cuda_attention.py")
-    command = [sys.executable, str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = printed("cuda_attention.py")
     assert len(found) == 2 * (4 + 3)  # forms, of which three have gradients
     for dtype, kernels, off in found:
         assert {each for each in kernels if each != "fold"} <= ATTENTION, found
@@ -93,12 +87,8 @@ def test_attention_of_halves_is_by_tensor_cores_on_rows_in_pieces() -> None:
 
 @pytest.mark.simulator
 def test_what_is_outside_is_told_by_the_status() -> None:
-    program = PROGRAM.with_name("cuda_statuses.py")
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=SECONDS
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    for name, texts in json.loads(done.stdout).items():
+    (found,) = printed("cuda_statuses.py")
+    for name, texts in found.items():
         for text in texts:
             assert text.startswith(f"{name}: ") and "found" in text and "needed" in text, (
                 name,
@@ -108,10 +98,6 @@ def test_what_is_outside_is_told_by_the_status() -> None:
 
 @pytest.mark.simulator
 def test_attention_that_a_file_writes_out_is_one_launch() -> None:
-    program = PROGRAM.with_name("gpu_decoder.py")
-    command = [sys.executable, str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-4000:]
-    off, variants = json.loads(done.stdout)
+    ((off, variants),) = printed("gpu_decoder.py")
     assert len(off) == 3 and max(off.values()) < 1e-4, off
     assert "fused" in variants, variants
