@@ -66,6 +66,7 @@ def check(name: str, inputs: Sequence[Array], at: Mapping[str, Any], layout: str
         ((1, 3, 21, 20), (16, 3, 7, 7), {"stride": (2, 2), "padding": (3, 3, 3, 3)}),
         ((2, 3, 20, 21), (16, 3, 7, 7), {"stride": (1, 2), "padding": (0, 0, 0, 0)}),
         ((1, 3, 20, 27), (16, 3, 5, 11), {"stride": (3, 4), "padding": (0, 2, 1, 0)}),
+        ((1, 1, 12, 17), (8, 1, 3, 5), {"stride": (2, 3), "padding": (1, 2, 0, 1)}),
         ((1, 5, 9, 6), (8, 5, 2, 9), {"stride": (1, 2), "padding": (1, 1, 0, 6)}),
     ],
     ids=str,

@@ -19,18 +19,24 @@ from soapstone.kernels.cpu.elementwise.machine import bind_program
 from soapstone.kernels.cpu.elementwise.programs import Node, compile_program
 from soapstone.kernels.cpu.onednn import convolution, matmul
 from soapstone.kernels.cpu.onednn.descriptors import Step
-from soapstone.kernels.cpu.onednn.library import gains_by_bfloat16, multiplies_bfloat16
+from soapstone.kernels.cpu.onednn.library import (
+    channels_at_once,
+    gains_by_bfloat16,
+    multiplies_bfloat16,
+)
 from soapstone.kernels.cpu.onednn.sequences import as_image
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.arrays import strided
 from soapstone.native.copies import copy
 from soapstone.native.entries import noop, sequence
-from soapstone.native.memory import Scratch, aligned_array
+from soapstone.native.memory import aligned_array
 from soapstone.native.promises import held
 from soapstone.native.shared import packed
 
 NAME = "onednn_bfloat16"
 _FEW = 4  # rows, whose product takes the time in which weights are read
+_FEW_CHANNELS = 6  # of an image, which may be written once for each column of a window
 _Bind = Callable[..., Entry | None]
 
 
@@ -65,42 +71,50 @@ def _exact(weights: Array) -> bool:
 
 
 def conv(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
-    """Return the entry of a convolution, then the steps; one of single channels gains nothing."""
-    if not _allowed(call) or call.inputs[1].shape[1] == 1:
+    """Return the entry of a convolution, then the steps; groups of one channel gain nothing."""
+    if not _allowed(call) or call.attributes["groups"] == call.inputs[0].shape[1] > 1:
         return None
-    first, call = _paired(call) or (noop(), call)
+    first, call = _unfolded(call) or (noop(), call)
     return sequence([first, convolution.convolution(call, steps, BFLOAT16)])
 
 
-def _paired(call: Call) -> tuple[Entry | None, Call] | None:
-    """Return what writes an image by pairs of pixels, and the convolution of that; None: as it is.
+def _unfolded(call: Call) -> tuple[Entry | None, Call] | None:
+    """Return what writes the rows of all windows, and the convolution of that; None: as it is.
 
-    Of an odd number of channels, half of an instruction is idle once for each pixel of a window. A
-    window of pairs reads no more than one pixel on either side, whose weights are 0.
+    An instruction multiplies pairs of channels, with AMX 32 of them, and of few it is partly idle
+    for each pixel of a window. Where the pixels of a window's row lie side by side as channels, for
+    each place of a window along the axis, it is only for the last of them.
     """
     (x, w, *bias), (y,), at = call.inputs, call.outputs, call.attributes
     if x.ndim != 4 or x.shape[1] != w.shape[1] or min(at["padding"]) < 0 or 0 in (x.size, y.size):
         return None
     (n, channels, height, width), (filters, _, rows, columns) = x.shape, w.shape
     (down, along), (top, low, bottom, _) = at["stride"], at["padding"]
-    pairs = -(-(low % 2 + columns) // 2)
-    fewer = pairs * 2 * channels < columns * (channels + 1)
-    if not fewer or channels % 2 == 0 or along % 2 or at["dilation"][1] != 1:
+    at_once, row = channels_at_once(), columns * channels
+    fewer = 5 * _whole(row, at_once) <= 4 * columns * _whole(channels, at_once)
+    if not fewer or channels > _FEW_CHANNELS or at["dilation"][1] != 1:
         return None
-    before = (low + 1) // 2
-    reach = (y.shape[3] - 1) * along // 2 + pairs - before
-    inside = min(reach, -(-width // 2))
-    shape = n, height, inside * 2, channels
-    image = aligned_array(shape, learn(BFLOAT16), zero=True).view(Scratch)
-    kept = min(width, inside * 2)
-    first = _written(np.moveaxis(image, -1, 1)[..., :kept], x[..., :kept], call.threads)
-    wide = np.zeros((filters, rows, pairs * 2, channels), w.dtype)
-    wide[:, :, low % 2 : low % 2 + columns] = held(w).transpose(0, 2, 3, 1)
-    shapes = (n, height, inside, 2 * channels), (filters, rows, pairs, 2 * channels)
-    operands = (np.moveaxis(a.reshape(s), -1, 1) for a, s in zip((image, wide), shapes))
-    padding = (top, before, bottom, reach - inside)
-    attributes = {**at, "stride": (down, along // 2), "padding": padding}
-    return first, replace(call, inputs=(*operands, *bias), attributes=attributes)
+    places = y.shape[3]
+    reach = (places - 1) * along + columns
+    image = aligned_array((n, height, reach, channels), learn(BFLOAT16), zero=True)
+    kept = min(width, reach - low)
+    inside = np.moveaxis(image, -1, 1)[..., low : low + kept]
+    windows = aligned_array((n, height, places, _whole(row, 2)), image.dtype, zero=True)
+    steps = *image.strides[:2], along * image.strides[2], image.itemsize
+    first = [
+        _written(inside, x[..., :kept], call.threads),
+        copy(windows[..., :row], strided(image, (n, height, places, row), steps), call.threads),
+    ]
+    wide = np.zeros((filters, rows, 1, windows.shape[3]), w.dtype)
+    wide[..., :row] = held(w).transpose(0, 2, 3, 1).reshape(filters, rows, 1, row)
+    operands = (np.moveaxis(array, -1, 1) for array in (windows, wide))
+    attributes = {**at, "stride": (down, 1), "padding": (top, 0, bottom, 0)}
+    return sequence(first), replace(call, inputs=(*operands, *bias), attributes=attributes)
+
+
+def _whole(channels: int, at_once: int) -> int:
+    """Return the number of channels, rounded up to whole instructions."""
+    return -(-channels // at_once) * at_once
 
 
 def _written(to: Array, x: Array, threads: int) -> Entry | None:

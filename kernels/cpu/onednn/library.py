@@ -299,6 +299,11 @@ def gains_by_bfloat16() -> bool:
     return multiplies_bfloat16() and (pairs_at_once() or bool(instructions() & _BF16_TILES))
 
 
+def channels_at_once() -> int:
+    """Return how many channels of bfloat16 an instruction multiplies: 32 by tiles (AMX), or 2."""
+    return 32 if instructions() & _BF16_TILES else 2
+
+
 def version() -> str:
     """Return the loaded library's version and CPU runtime, as "3.2.0 OpenMP"."""
     found = library().dnnl_version().contents
