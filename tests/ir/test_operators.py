@@ -142,7 +142,7 @@ if not WIDE:  # oneDNN's classic product is its first choice there, and no varia
 
 
 # They decline float32: tests/kernels/test_onednn_bfloat16.py.
-OF_BFLOAT16 = {"onednn_bfloat16", "blocks_bfloat16"}
+OF_BFLOAT16 = {"onednn_bfloat16", "onednn_bfloat16_product", "blocks_bfloat16"}
 
 
 @every_operator

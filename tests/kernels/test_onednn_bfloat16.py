@@ -20,7 +20,7 @@ from soapstone.kernels.entry import BFLOAT16, Call
 from soapstone.kernels.measure import form
 from soapstone.kernels.select import select
 
-NAME = "onednn_bfloat16"
+NAME, PRODUCT = "onednn_bfloat16", "onednn_bfloat16_product"
 CONV = {"stride": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1}
 CONV |= {"bias": True, "activation": "relu"}
 pytestmark = pytest.mark.skipif(
@@ -45,15 +45,17 @@ def call_of(
     return Call(name, at, placed, (place(y, layout),), 2, constants, BFLOAT16)
 
 
-def check(name: str, inputs: Sequence[Array], at: Mapping[str, Any], layout: str) -> None:
+def check(
+    name: str, inputs: Sequence[Array], at: Mapping[str, Any], layout: str, variant: str = NAME
+) -> None:
     """Compare with the reference on rounded operands: sums, bias and results are float32."""
     call = call_of(name, inputs, at, layout)
     x, w, *rest = inputs
-    run(bound(call, NAME))
+    run(bound(call, variant))
     near(call.outputs[0], reference(name, [rounded(x), rounded(w), *rest], at)[0], 1e-5)
     assert around(call.outputs[0])
-    assert bound(replace(call, precision="float32"), NAME) is None
-    assert bound(replace(call, constants=frozenset()), NAME) is None
+    assert bound(replace(call, precision="float32"), variant) is None
+    assert bound(replace(call, constants=frozenset()), variant) is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -76,6 +78,16 @@ def test_convolutions(
 ) -> None:
     operands = [random(*x), random(*w, seed=1), random(w[0], seed=2)]
     check("conv2d", operands, CONV | changed, layout)
+
+
+@pytest.mark.parametrize("layout", ["last", "last tile", "tile"])
+def test_convolutions_of_pixels(layout: str) -> None:
+    operands = [random(2, 16, 5, 6), random(24, 16, 1, 1, seed=1), random(24, seed=2)]
+    at = CONV | {"padding": (0, 0, 0, 0)}
+    if layout == "tile":  # neither rows nor columns of pixels are dense
+        assert bound(call_of("conv2d", operands, at, layout), PRODUCT) is None
+    else:
+        check("conv2d", operands, at, layout, PRODUCT)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from soapstone.dtypes import learn, name_of
 from soapstone.kernels.cpu.elementwise.machine import bind_program
 from soapstone.kernels.cpu.elementwise.programs import Node, compile_program
-from soapstone.kernels.cpu.onednn import convolution, matmul
+from soapstone.kernels.cpu.onednn import convolution, matmul, pointwise
 from soapstone.kernels.cpu.onednn.descriptors import Step
 from soapstone.kernels.cpu.onednn.library import (
     channels_at_once,
@@ -34,7 +35,7 @@ from soapstone.native.memory import aligned_array
 from soapstone.native.promises import held
 from soapstone.native.shared import packed
 
-NAME = "onednn_bfloat16"
+NAME, PRODUCT = "onednn_bfloat16", "onednn_bfloat16_product"
 _FEW = 4  # rows, whose product takes the time in which weights are read
 _FEW_CHANNELS = 6  # of an image, which may be written once for each column of a window
 _Bind = Callable[..., Entry | None]
@@ -136,10 +137,16 @@ def product(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     return matmul.matmul(call, steps, BFLOAT16) if _allowed(call) else None
 
 
+def pixels(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
+    """Return the entry of a convolution as a product of its pixels, then the steps."""
+    return pointwise.conv2d(call, steps, BFLOAT16) if _allowed(call) else None
+
+
 # By operator; all may have steps on their results.
 BINDS: dict[str, _Bind] = {"conv1d": as_image(conv), "conv2d": conv, "conv3d": conv}
 BINDS |= {"linear": linear, "matmul": product}
 
+_registered = partial(variant, expected=expected, promises=True, runs=multiplies_bfloat16())
 for _operator, _bind in BINDS.items():
-    _runs = multiplies_bfloat16()
-    variant(_operator, NAME, expected=expected, promises=True, runs=_runs)(_bind)
+    _registered(_operator, NAME)(_bind)
+_registered("conv2d", PRODUCT)(pixels)

@@ -48,6 +48,7 @@ BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
     },
     "onednn_product": {"conv2d": pointwise.conv2d},
     bfloat16.NAME: bfloat16.BINDS,
+    bfloat16.PRODUCT: {"conv2d": bfloat16.pixels},
 }
 
 # Of products of bytes, whose results may be rounded to bytes again.

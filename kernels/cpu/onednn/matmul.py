@@ -260,7 +260,7 @@ def _misread(posts: Sequence[Post], y: Array) -> bool:
     return interleaved or any(post.operand.shape != y.shape for post in operands)
 
 
-def _read_as(form: str) -> str:
+def read_as(form: str) -> str:
     """Return the other type that operands of a product may have."""
     return BFLOAT16 if form == BFLOAT16 else "float32"
 
@@ -292,7 +292,7 @@ def matmul(call: Call, steps: Sequence[Step] = (), form: str = "first") -> Entry
     """
     a, b = call.inputs
     (y,) = call.outputs
-    if not served(call, "float32", _read_as(form)) or min(a.ndim, b.ndim, y.ndim) < 2:
+    if not served(call, "float32", read_as(form)) or min(a.ndim, b.ndim, y.ndim) < 2:
         return None
     if y.size == 0:
         return empty()
@@ -341,7 +341,7 @@ def linear(call: Call, steps: Sequence[Step] = (), form: str = "first") -> Entry
     (y,) = call.outputs
     activation = call.attributes.get("activation")
     if (
-        not served(call, "float32", _read_as(form))
+        not served(call, "float32", read_as(form))
         or activation not in ACTIVATIONS
         or w.ndim != 2
         or x.ndim < 1

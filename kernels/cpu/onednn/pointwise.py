@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soapstone.kernels.cpu.onednn.descriptors import ACTIVATIONS, Step, on_operands
-from soapstone.kernels.cpu.onednn.execute import Program, float32
-from soapstone.kernels.cpu.onednn.matmul import product
+from soapstone.kernels.cpu.onednn.execute import Program, served
+from soapstone.kernels.cpu.onednn.matmul import product, read_as
 from soapstone.kernels.cpu.substrate.layout import rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -27,10 +27,10 @@ def _pixels(image: Array) -> Array | None:
     return rows(image.transpose(0, 2, 3, 1))
 
 
-def _served(call: Call, weights: Array) -> bool:
+def _served(call: Call, weights: Array, form: str = "first") -> bool:
     """Return whether this is a product: one group, a window of one place, no padding."""
     return (
-        float32(call)
+        served(call, "float32", read_as(form))
         and all(array.size for array in (*call.inputs, *call.outputs))
         and weights.shape[2:] == (1, 1)
         and call.attributes["groups"] == 1
@@ -44,13 +44,13 @@ def _expected(call: Call) -> float:
 
 
 @variant("conv2d", "onednn_product", expected=_expected, promises=True)
-def conv2d(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
-    """Return the entry of y = activation(conv2d(x, w) + b), then the steps."""
+def conv2d(call: Call, steps: Sequence[Step] = (), form: str = "first") -> Entry | None:
+    """Return the entry of y = activation(conv2d(x, w) + b), then the steps; form: as `product`."""
     x, w, *rest = call.inputs
     (y,) = call.outputs
     at = call.attributes
     if (
-        not _served(call, w)
+        not _served(call, w, form)
         or tuple(at["stride"]) != (1, 1)
         or at.get("activation") not in ACTIVATIONS
         or (not rest) == bool(at.get("bias", False))
@@ -76,7 +76,7 @@ def conv2d(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     bias = rest[0] if rest else None
     program = Program(call.threads)
     operands = (pixels, columns, made)
-    return product(program, operands, bias, after, "first", 1 in call.constants)
+    return product(program, operands, bias, after, form, 1 in call.constants)
 
 
 @variant("conv2d_grad_input", "onednn_product")
