@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from soapstone.cache.deferred import cgutils
 from soapstone.cache.objects import features
-from soapstone.kernels.cpu.products.panels_lanes import ask
+from soapstone.kernels.cpu.products.panels_lanes import STREAMS, ask
 from soapstone.native.lanes import (
     F16,
     F32,
@@ -96,13 +96,13 @@ def _product(rows: int, bits: int, zeros: bool, kind: str) -> Any:
         words = (block >> (per.bit_length() - 1)) * _LINE  # bytes of a block's words
         size = words + _LINE * (2 if zeros else 1)
 
-        def turn(first: Lanes, sums: list[Lanes]) -> list[Lanes]:
+        def block_from(first: Lanes, sums: list[Lanes]) -> list[Lanes]:
             """Add the block that begins with number `first`."""
             at = weights + Lanes(b, b.udiv(first.value, block.value)) * size
             left = (depth - first).value
             count = Lanes(b, b.select((depth - first < block).value, left, block.value))
 
-            def part(k: Lanes, held: list[Lanes]) -> list[Lanes]:
+            def turn(k: Lanes, held: list[Lanes], stream: int = 0) -> list[Lanes]:
                 held = list(held)
                 line = at + (k >> (per.bit_length() - 1)) * _LINE
                 ask(reading, line)
@@ -111,11 +111,18 @@ def _product(rows: int, bits: int, zeros: bool, kind: str) -> Any:
                     numbers = _numbers(lanes, place, bits, kind)
                     for row in range(rows):
                         value = load_one(sources[row] + (first + k + place) * 4)
-                        which = row * sets + place % sets
+                        which = row * sets + (stream * per + place) % sets
                         held[which] = held[which] + value.splat() * numbers
                 return held
 
-            held = stretch(b, (I64(0), count.value), per, [zero] * (rows * sets), part)
+            def turns(k: Lanes, held: list[Lanes]) -> list[Lanes]:
+                for stream in range(STREAMS):
+                    held = turn(k + part * stream, held, stream)
+                return held
+
+            part = (count >> (STREAMS.bit_length() - 1)) & -per
+            held = stretch(b, (I64(0), part.value), per, [zero] * (rows * sets), turns)
+            held = stretch(b, ((part * STREAMS).value, count.value), per, held, turn)
             scales = load_lanes(at + words, 0)
             made = []
             for row in range(rows):
@@ -133,7 +140,7 @@ def _product(rows: int, bits: int, zeros: bool, kind: str) -> Any:
             return made
 
         def blocks(number: Lanes, sums: list[Lanes]) -> list[Lanes]:
-            return turn(number * block, sums)
+            return block_from(number * block, sums)
 
         count = b.udiv((depth + block - 1).value, block.value)
         sums = stretch(b, (I64(0), count), 1, [zero] * rows, blocks)

@@ -22,7 +22,7 @@ from soapstone.native.simd import vectorised
 
 _LINE = 64  # bytes
 _STEPS = 4  # values of k in one turn of the loop
-_STREAMS = 4  # pieces of a panel that are read side by side: prefetchers end at a page's bound
+STREAMS = 4  # pieces of weights that are read side by side: prefetchers end at a page's bound
 # How weights are asked for before they are used, by number: not at all, since the processor does so
 # itself; or by so many lines, for the cache that `prefetch` says. Sums are the same.
 READINGS = {"unasked": (0, 0), "farther": (16, 2), "nearest": (32, 3)}
@@ -67,14 +67,14 @@ def _product(
         return sums
 
     def turns(k: Lanes, sums: list[Lanes]) -> list[Lanes]:
-        for stream in range(_STREAMS):
+        for stream in range(STREAMS):
             sums = turn(k + part * stream, sums, _STEPS)
         return sums
 
     zero = Lanes(builder, ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES))
     sums = [zero] * (rows * sets * vectors)
-    part = (depth >> (_STREAMS.bit_length() - 1)) & -_STEPS
-    done = (part * _STREAMS).value
+    part = (depth >> (STREAMS.bit_length() - 1)) & -_STEPS
+    done = (part * STREAMS).value
     sums = stretch(builder, (I64(0), part.value), _STEPS, sums, turns)
     sums = stretch(builder, (done, depth.value), 1, sums, lambda k, s: turn(k, s, 1))
     for row in range(rows):
