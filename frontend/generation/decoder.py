@@ -227,7 +227,8 @@ class Decoder:
         key = samples, new, past
         found = self.graphs.get(key)
         if found is None:
-            made, weights = self.session.graph_of(self.feeds(*key)), self.session.source.weights()
+            made = self.session.graph_of(self.feeds(*key), "decoding")
+            weights = self.session.source.weights()
             if not self.given:
                 from soapstone.engine.lower.fold import fold
                 from soapstone.engine.lower.weights import MOVE_RESHAPES

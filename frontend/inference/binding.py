@@ -138,7 +138,7 @@ class Binder:
         found = families.at(shapes, self._plain) if len(arrays) == len(given) else None
         if found is not None:
             return found, NOTHING
-        graph, contents, notes = self.source.noted(given, self.extends)
+        graph, contents, notes = self.source.noted(given, "lasting" if self.extends else "run")
         known = self.folded(replace(graph, updates={}), notes=notes)
         if self.extends and known.layouts is None and not contents:
             families.note(shapes, known, self.source.weights())

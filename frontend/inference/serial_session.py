@@ -24,6 +24,7 @@ from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.binding import Binder
 from soapstone.frontend.inference.bound_graphs import BoundGraphs
 from soapstone.frontend.inference.snapshots import Keeper
+from soapstone.frontend.purpose import Purpose
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import NOTHING, Array
@@ -172,15 +173,15 @@ class SerialSession:
         """Whether everything that runs read and write is in the computer's main memory."""
         return self.binder.plans is None and self.binder.machine.processors[0].kind != CUDA
 
-    def graph_of(self, inputs: Mapping[str, Array]) -> Graph:
+    def graph_of(self, inputs: Mapping[str, Array], purpose: Purpose) -> Graph:
         """Return the graph for inputs of these shapes.
 
-        inputs: an array for each input.
+        inputs: an array for each input. purpose: see `frontend/purpose.py`.
 
         Raises:
             DataError: it depends on their contents too; names the input.
         """
-        graph, contents = self.source.graph(inputs)
+        graph, contents = self.source.graph(inputs, purpose)
         if contents:
             raise DataError(
                 f"model {self.source.name!r}: shapes depend on the contents of input"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import as_array, as_texts
 from soapstone.frontend.onnx.texts import TEXT
+from soapstone.frontend.purpose import Purpose
 from soapstone.ir.tensor import Array, Role
 from soapstone.records import dataclass
 
@@ -59,24 +60,24 @@ class Source:
     Attributes:
         noted: returns the graph for inputs; those inputs on whose contents, not only shapes, it
             depends; and notes on extents. If two graphs have equal notes, which are not None, the
-            graph depends on extents only through shapes. The second argument asks for a lasting
-            graph, in which constants as long as the inputs are made by operators; otherwise they
-            are weights.
+            graph depends on extents only through shapes. The second argument is what it is for.
         weights: returns the weights by name.
     """
 
     name: str
     inputs: tuple[Field, ...]
     outputs: tuple[str, ...]
-    noted: Callable[[Mapping[str, Array], bool], tuple[Graph, Mapping[str, Array], Notes | None]]
+    noted: Callable[[Mapping[str, Array], Purpose], tuple[Graph, Mapping[str, Array], Notes | None]]
     weights: Callable[[], Mapping[str, Array]]
     layouts: Layouts | None = None  # axis orders that came with the model
     onnx: OnnxSource | None = None  # the file, which can be run in pieces
     check: Callable[[], None] = _no_file  # that files which runs read are as they were opened
 
-    def graph(self, given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
+    def graph(
+        self, given: Mapping[str, Array], purpose: Purpose = "run"
+    ) -> tuple[Graph, Mapping[str, Array]]:
         """Return the graph for inputs, and the inputs on whose contents it depends."""
-        return self.noted(given, False)[:2]
+        return self.noted(given, purpose)[:2]
 
     @property
     def rows(self) -> str | None:
@@ -191,15 +192,15 @@ def _of_graph(graph: Graph, weights: Mapping[str, Array]) -> Source:
         for name in graph.inputs(Role.INPUT)
     )
     noted = (graph, dict[str, Array](), None)
-    return Source(graph.name, fields, graph.outputs, lambda given, lasting: noted, lambda: weights)
+    return Source(graph.name, fields, graph.outputs, lambda given, purpose: noted, lambda: weights)
 
 
 def _of_onnx(
-    model: OnnxModel, given: Mapping[str, Array], lasting: bool
+    model: OnnxModel, given: Mapping[str, Array], purpose: Purpose
 ) -> tuple[Graph, Mapping[str, Array], Notes | None]:
     from soapstone.frontend.onnx.extent_notes import UNEVEN
 
-    graph, contents, notes = model.noted_for(given, rare=True, lasting=lasting)
+    graph, contents, notes = model.noted_for(given, rare=True, purpose=purpose)
     return graph, contents, None if UNEVEN in notes else notes
 
 
@@ -211,7 +212,7 @@ def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
     )
 
     def build(
-        given: Mapping[str, Array], lasting: bool
+        given: Mapping[str, Array], purpose: Purpose
     ) -> tuple[Graph, Mapping[str, Array], Notes]:
         sizes = {name: array.shape[0] for name, array in given.items()}
         if len(set(sizes.values())) > 1:

@@ -30,6 +30,7 @@ from soapstone.frontend.onnx.nodes import needed, placed, without
 from soapstone.frontend.onnx.support import operator_name, unsupported
 from soapstone.frontend.onnx.texts import described, is_text, spec_as
 from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, Wanted, domain_of, sized
+from soapstone.frontend.purpose import Purpose
 from soapstone.ir.graph import Graph
 from soapstone.ir.spec import operator_of_onnx
 from soapstone.ir.tensor import Array
@@ -51,7 +52,7 @@ class Importer:
         wanted: what is built for training; by default the file's outputs, of weights that stay.
         generators: of random numbers, by node, where one is carried out between pieces: then all
             operators of known operands are run at once, not the small ones only.
-        lasting: see `OnnxModel.noted_for`.
+        purpose: see `frontend/purpose.py`.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Importer:
         wanted: Wanted | None = None,
         *,
         generators: dict[Hashable, np.random.RandomState] | None = None,
-        lasting: bool = False,
+        purpose: Purpose = "run",
     ) -> None:
         self.source = source
         self._dims = dims
@@ -72,7 +73,8 @@ class Importer:
         self.generators = generators
         self.emitter = Emitter(source, keep, wanted, folds_all=generators is not None)
         symbolic = any(isinstance(d, str) for each in source.inputs for d in each.shape)
-        self._lasting = lasting and symbolic
+        self._lasting = purpose == "lasting" and symbolic
+        self.purpose = purpose
         self._steps = 0
         self.notes: list[Note] = []  # of what is done with extents
 

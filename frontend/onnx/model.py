@@ -22,6 +22,7 @@ from soapstone.frontend.onnx.file.read import Declared, Source, read
 from soapstone.frontend.onnx.file.tensors import frozen
 from soapstone.frontend.onnx.support import register
 from soapstone.frontend.onnx.values import Wanted
+from soapstone.frontend.purpose import Purpose
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
@@ -167,15 +168,14 @@ class OnnxModel:
         dims: Mapping[str, int],
         contents: Mapping[str, Array],
         wanted: Wanted | None = None,
-        *,
-        lasting: bool = False,
+        purpose: Purpose = "run",
     ) -> tuple[Graph, tuple[Note, ...]]:
         extents = {**self._dims, **dims}
         used: dict[str, Array] = {}
         with self._lock:
             self._last.append(used)
         keep = partial(self._keep, used)
-        importer = Importer(self._source, extents, contents, keep, wanted, lasting=lasting)
+        importer = Importer(self._source, extents, contents, keep, wanted, purpose=purpose)
         return importer.build(), tuple(importer.notes)
 
     def graph_for(self, arrays: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
@@ -189,13 +189,12 @@ class OnnxModel:
         return self.noted_for(arrays)[:2]
 
     def noted_for(
-        self, arrays: Mapping[str, Array], *, rare: bool = False, lasting: bool = False
+        self, arrays: Mapping[str, Array], *, rare: bool = False, purpose: Purpose = "run"
     ) -> tuple[Graph, dict[str, Array], tuple[Note, ...]]:
         """Return what `graph_for` does, and the notes on its extents (`extent_notes.py`).
 
         arrays: as of `graph_for`. rare: whether the contents that the graph depends on must be a
-        few integers that form a shape, which seldom change, and no data. lasting: whether constants
-        as long as the inputs, such as masks, stay operators in the graph.
+        few integers that form a shape, which seldom change, and no data.
         """
         self._source.files.check()
         most = MOST_SHAPE if rare else MOST_CONTENTS
@@ -204,7 +203,7 @@ class OnnxModel:
         contents: dict[str, Array] = {}
         while True:
             try:
-                graph, notes = self._built(dims, contents, lasting=lasting)
+                graph, notes = self._built(dims, contents, purpose=purpose)
                 return graph, contents, notes
             except UnboundError as error:
                 new = [n for n in error.inputs if n in arrays and n not in contents]

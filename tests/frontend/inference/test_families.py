@@ -8,6 +8,7 @@ import pytest
 from helpers.session_runs import fresh_answers
 
 from soapstone import InferenceSession, from_onnx
+from soapstone.frontend.purpose import Purpose
 from soapstone.ir.errors import GraphError
 from soapstone.ir.extents import Family
 from soapstone.ir.graph import Graph
@@ -220,9 +221,9 @@ def graphs_made(session: InferenceSession) -> list[object]:
     made: list[object] = []
     noted = session._source.noted
 
-    def told(given: dict[str, Array], lasting: bool) -> object:
+    def told(given: dict[str, Array], purpose: Purpose) -> object:
         made.append({name: array.shape for name, array in given.items()})
-        return noted(given, lasting)
+        return noted(given, purpose)
 
     object.__setattr__(session._source, "noted", told)
     return made
@@ -488,7 +489,7 @@ def test_what_operators_make_of_extents_is_made_of_longer_ones() -> None:
         )
     )
     inputs = [{"x": np.zeros((2, length, 8), np.float32)} for length in (5, 9)]
-    two = [model.noted_for(each, lasting=True)[0] for each in inputs]
+    two = [model.noted_for(each, purpose="lasting")[0] for each in inputs]
     family = Family(two, [model.weights] * 2)
     graph, cut, _ = family.at({"x": (2, 30, 8)})
     weights = {name: model.weights[name] for name in graph.roles if name != "x"}

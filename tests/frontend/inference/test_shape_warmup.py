@@ -17,6 +17,7 @@ from test_in_rows import APART, MEETING, given
 from soapstone import InferenceSession, from_onnx
 from soapstone.engine import prepare
 from soapstone.frontend.inference.shape_warmup import _FEW, _TURNS, _between
+from soapstone.frontend.purpose import Purpose
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
@@ -36,9 +37,9 @@ def told(session: InferenceSession) -> list[tuple[int, ...]]:
     made: list[tuple[int, ...]] = []
     noted = session._source.noted
 
-    def wrapped(given: Mapping[str, Array], lasting: bool) -> object:
+    def wrapped(given: Mapping[str, Array], purpose: Purpose) -> object:
         made.append(given["x"].shape)
-        return noted(given, lasting)
+        return noted(given, purpose)
 
     object.__setattr__(session._source, "noted", wrapped)
     return made
@@ -245,12 +246,12 @@ def held_back(session: InferenceSession) -> tuple[threading.Event, threading.Eve
     begun, goes_on, noted = threading.Event(), threading.Event(), session._source.noted
     made: list[str] = []
 
-    def slow(given: Mapping[str, Array], lasting: bool) -> object:
+    def slow(given: Mapping[str, Array], purpose: Purpose) -> object:
         made.append(threading.current_thread().name)
         if made[-1] == "soapstone-shape-warmup":
             begun.set()
             assert goes_on.wait(60)
-        return noted(given, lasting)
+        return noted(given, purpose)
 
     object.__setattr__(session._source, "noted", slow)
     return begun, goes_on, made
@@ -289,13 +290,13 @@ def test_a_fork_waits_for_the_graph_that_is_being_made() -> None:
     with InferenceSession(from_onnx(EVEN["attention"]), threads=1, tune=False) as session:
         held, begun, noted = threading.Lock(), threading.Event(), session._source.noted
 
-        def slow(given: Mapping[str, Array], lasting: bool) -> object:
+        def slow(given: Mapping[str, Array], purpose: Purpose) -> object:
             if threading.current_thread().name != "soapstone-shape-warmup":
-                return noted(given, lasting)
+                return noted(given, purpose)
             with held:
                 begun.set()
                 time.sleep(0.05)
-                return noted(given, lasting)
+                return noted(given, purpose)
 
         object.__setattr__(session._source, "noted", slow)
         feeds = arrays(session, 2, 20)

@@ -185,7 +185,10 @@ def group_query_attention(n: Call) -> Any:
 
 
 def _drops(n: Call, window: int) -> bool:
-    """Return whether a cache keeps no more tokens than its rows, the last of them."""
+    """Return whether a cache keeps no more tokens than its rows, the last of them.
+
+    A step whose past lies in buffers has rows for all; what has left the window is hidden there.
+    """
     if not n.attribute("sliding_window_cache", 0):
         return False
     causal = n.attribute("causal", 1)
@@ -194,7 +197,7 @@ def _drops(n: Call, window: int) -> bool:
         raise OnnxError(f"sliding_window_cache beside {found} found; a window of at least 1 needed")
     if n.has(10):
         raise UnsupportedError("attention_bias beside sliding_window_cache is not supported")
-    return True
+    return n.importer.purpose != "decoding"
 
 
 def _evicted(n: Call, tokens: Value, capacity: int, window: int) -> Value:
