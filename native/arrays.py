@@ -37,6 +37,11 @@ def array_at(number: int, shape: tuple[int, ...], dtype: Any) -> Array:
     return np.frombuffer(raw, kind).reshape(shape)
 
 
+def bytes_at(number: int, nbytes: int) -> bytes:
+    """Return a copy of the bytes at an address."""
+    return ctypes.string_at(number, nbytes)
+
+
 def kept_by_views(array: Array) -> Array:
     """Return an array in C order, or one like it on its memory, that all views of it keep.
 

@@ -60,7 +60,7 @@ def address(array: Array, offset: int = 0) -> Address:
 
 def extent(array: Array) -> tuple[int, int]:
     """Return the addresses of an array's lowest byte and of the one after its highest."""
-    first = int(address(array))
+    first = start(contents(array))
     low, high = reach(array.shape, array.strides, array.itemsize)
     return first + low, first + high
 

@@ -18,13 +18,14 @@ import numpy as np
 from soapstone import system
 from soapstone.dtypes import learn, name_of
 from soapstone.native import shared
-from soapstone.native.arrays import array_at, start
+from soapstone.native.arrays import array_at, bytes_at, start
 from soapstone.native.memory import LINE, Array, Block, Entry, Scratch, aligned, extent
 from soapstone.native.promises import promise_of
 
 _LEAST = 1 << 32  # addresses lie above, so that no number is taken for one
 _END = 1 << 63  # no address is as large
 _SEEN = 1 << 15  # words that are looked at together, while they are in a cache
+_SMALL = 1 << 14  # bytes of a piece that is copied together with those beside it
 Place = tuple[int, int]  # a target's number, and how many bytes behind its start
 Data = dict[str, Any]  # of numbers, texts, bytes and tuples of these
 Pieces = Sequence[tuple[int, Array]]  # parts of contents: their offsets and bytes
@@ -164,24 +165,23 @@ def taken(
     targets = _Targets(ranges)
     words = np.frombuffer(b"".join(memoryview(block.words) for block in blocks), np.int64)
     (offsets, ends_of), written = _offsets(segments), _written(segments, spans)
-    pieces = []
-    for (low, high), offset, changes in zip(segments[:held], offsets, written):
-        lies = array_at(low, (high - low,), np.uint8)
-        pieces.append((low, offset, np.frombuffer(lies.tobytes(), np.uint8) if changes else lies))
+    pieces = _pieces(segments[:held], offsets, written)
 
     def told() -> tuple[Data, Pieces]:
         moved: list[tuple[int, ...]] = []  # words of the contents that are addresses
         given: list[tuple[int, Array]] = []
         words_lie = _Within(spans)
-        for low, offset, contents in pieces:
-            skipped = -low % 8
+        lows, begins = np.array([(0, 0), *zip((low for low, _ in segments[:held]), offsets)]).T
+        for offset, contents in pieces:
+            skipped = -offset % 8  # an offset is as far behind a cache line as its address
             at, *move = targets.moves(_words(contents[skipped:]))
             if len(at):
-                if not words_lie.all(low + skipped + 8 * at):
+                places = offset + skipped + 8 * at
+                of = np.searchsorted(begins[1:], places, "right")
+                if not words_lie.all(lows[of] + places - begins[of]):
                     raise UnknownError("what may be an address among numbers that are no words")
                 contents = contents.copy()
                 _words(contents[skipped:])[at] = 0
-                places = offset + skipped + 8 * at
                 moved += zip(*(each.tolist() for each in (places, *move)))
             given.append((offset, contents))
         first = len(segments) + len(there) + len(blocks)
@@ -318,6 +318,38 @@ def _segments(
         found.append((low, high, counts))
     held = [(low, high) for low, high, counts in found if counts]
     return held + [(low, high) for low, high, counts in found if not counts], len(held)
+
+
+def _pieces(
+    segments: Sequence[tuple[int, int]], offsets: Sequence[int], written: Sequence[bool]
+) -> list[tuple[int, Array]]:
+    """Return the contents of segments, by their offsets: where they are, or copies.
+
+    Small ones that lie one behind another are one piece: a model has a thousand of them. written:
+    whether somebody may write to each.
+    """
+    found: list[tuple[int, Array]] = []
+    begin, parts = 0, bytearray()  # of the small ones that are not in a piece yet
+
+    def join() -> None:
+        if parts:
+            found.append((begin, np.frombuffer(bytes(parts), np.uint8)))
+            parts.clear()
+
+    for (low, high), offset, changes in zip(segments, offsets, written):
+        if high - low < _SMALL:
+            # A word of which a part is in the gap is no address: zeros end it, behind half of it.
+            if offset % 8 or (begin + len(parts)) % 8 > 4:
+                join()
+            if not parts:
+                begin = offset
+            parts += bytes(offset - begin - len(parts)) + bytes_at(low, high - low)
+        else:
+            join()
+            lies = array_at(low, (high - low,), np.uint8)
+            found.append((offset, np.frombuffer(lies.tobytes(), np.uint8) if changes else lies))
+    join()
+    return found
 
 
 def _written(segments: Sequence[tuple[int, int]], spans: Sequence[_Span]) -> list[bool]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.collection import paused
 from soapstone.engine.session import Bound
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
@@ -139,11 +140,12 @@ class SerialSession:
 
     def _keep(self, keeper: Keeper, bound: Bound) -> None:
         """Keep a snapshot for later processes, if shapes alone decide what runs."""
-        with self.lock:
-            alike = not self.bounds.reads_contents
-            keep = keeper.take(self.source, bound) if alike else None
-        if keep is not None:
-            keep()
+        with paused():
+            with self.lock:
+                alike = not self.bounds.reads_contents
+                keep = keeper.take(self.source, bound) if alike else None
+            if keep is not None:
+                keep()
 
     def variants(self, given: Mapping[str, Array]) -> Mapping[str, str]:
         """Return which kernel variant serves each launch; see `InferenceSession.variants`."""

@@ -410,7 +410,7 @@ def recipe(
     handle: Handle, numbers: Mapping[int, int], place: Callable[[int], Any]
 ) -> tuple[Any, ...]:
     """Return as numbers and texts how an object was made; see `native.snapshot.taken`."""
-    made = handle.made
+    made, mine = handle.made, engine()
     assert made is not None
 
     def told(call: Sequence[Any]) -> tuple[Any, ...]:
@@ -422,7 +422,7 @@ def recipe(
                 found.append(("borrowed", numbers[each.owner.address], *each.query))
             elif isinstance(each, C.Array):
                 found.append(("dims", *each))
-            elif number and each == engine():
+            elif number and each == mine:
                 found.append(("engine",))
             elif call[1:2] == ("memory_create",) and number == _PLACE:
                 found.append(("place", *place(each)))
