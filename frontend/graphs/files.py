@@ -28,6 +28,7 @@ _FIELDS = (  # of an npz file
     *("feature_data", "feature_indices", "feature_indptr", "num_features"),
 )
 _NEEDED = "one or more needed: a list knows its vertices by their edges"
+_LONE, _LONE_PER_EDGE = 10_000_000, 64  # vertices that may have no edge
 _FEATURES = ".features.npy"  # beside a file whose own features there are none
 
 
@@ -94,7 +95,21 @@ def _parsed(path: Path, label: str) -> GraphData:
     if not ends.size:
         raise DataError(f"no edge in {len(text)} characters found; {_NEEDED}")
     count = int(ends.max(initial=-1)) + 1
-    return GraphData(path.stem, Adjacency.from_edges(sources, targets, count))
+    return GraphData(path.stem, _of_edges(sources, targets, count))
+
+
+def _of_edges(sources: Array, targets: Array, vertices: int) -> Adjacency:
+    """Return the adjacency of edges, of which a file knows nothing else.
+
+    Raises:
+        DataError: as of `Adjacency.from_edges`, or far more vertices than edges could touch, as of
+            ids that are not counted from 0.
+    """
+    if vertices > _LONE + _LONE_PER_EDGE * len(sources):
+        raise DataError(
+            f"{vertices:,} vertices found with {len(sources):,} edges; ids counted from 0 needed"
+        )
+    return Adjacency.from_edges(sources, targets, vertices)
 
 
 def _mapped(path: Path) -> Array:
@@ -178,7 +193,7 @@ def _matrix_market(text: str) -> Adjacency:
     if words[4] == "symmetric":
         below = sources != targets
         sources, targets = np.append(sources, targets[below]), np.append(targets, sources[below])
-    return Adjacency.from_edges(sources, targets, rows)
+    return _of_edges(sources, targets, rows)
 
 
 def _of_arrays(name: str, arrays: Mapping[str, Array]) -> GraphData:
@@ -200,7 +215,8 @@ def _of_arrays(name: str, arrays: Mapping[str, Array]) -> GraphData:
     else:
         count = int(edges.max()) + 1 if rows is None else rows
     parts = {part: _integers(arrays, part, 1) for part in PARTS if part in arrays}
-    adjacency = Adjacency.from_edges(edges[:, 0], edges[:, 1], count)
+    made = _of_edges if rows is None else Adjacency.from_edges
+    adjacency = made(edges[:, 0], edges[:, 1], count)
     synthetic = bool(np.any(arrays.get("synthetic", False)))
     return GraphData(name, adjacency, features, labels, parts, synthetic)
 

@@ -286,6 +286,12 @@ BAD: dict[str, tuple[str, Any, str]] = {
         "%%MatrixMarket matrix coordinate pattern general\n2 2 2\n1 2\n",
         "1 entries found, 2 needed",
     ),
+    "gap": ("a.txt", "0 1\n1 500000000\n", "500,000,001 vertices found with 2 edges; ids counted"),
+    "lone": (
+        "a.npz",
+        {"edges": [[0, 1]], "vertices": 1 << 29},
+        "536,870,912 vertices found with 1",
+    ),
     "oblong": (
         "a.mtx",
         "%%MatrixMarket matrix coordinate pattern general\n2 3 0\n",
