@@ -7,16 +7,20 @@ them, entail the rule; `check_file` replays stored derivations and needs neither
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from soapstone.cache.sources import stamp
 from soapstone.rules.algebra.canonical import identity
 from soapstone.rules.candidates import EFFORT, counterexample
 from soapstone.rules.laws import domain
 from soapstone.rules.proving import check, entail, prove
+from soapstone.rules.stages import resuming
 from soapstone.rules.workers import Progress, Workers
 from soapstone.search.rules import language, rulefile
 from soapstone.search.rules.proof import Candidate
@@ -61,9 +65,10 @@ def verify(
     """Return what becomes of each rule, proved from scratch and entailed according to Z3."""
     start = time.perf_counter()
     report = Verification(rules=len(file.rules))
-    with Workers(processes) as workers:
+    with _resuming(verify_rule, file) as results, Workers(processes) as workers:
         given = (file.rules, EFFORT, TIMEOUT_S)
-        found = workers.each(verify_rule, *given, stage="verify", progress=progress)
+        told = {"stage": "verify", "progress": progress}
+        found = workers.each(verify_rule, *given, **told, results=results)
         for rule, (verdict, why) in zip(file.rules, found):
             report.proved += verdict == "proved"
             report.refuted += verdict == "refuted"
@@ -132,11 +137,12 @@ def check_file(file: RuleFile, *, processes: int = 1, progress: Progress | None 
     """Return which rules of a file have proofs that replay."""
     start = time.perf_counter()
     report = Checked(rules=len(file.rules), laws_unchanged=file.laws == laws_digest())
-    with Workers(processes) as workers:
+    with _resuming(_failure, file) as results, Workers(processes) as workers:
         used = {step.law for rule in file.rules for chain in rule.proof for step in chain}
         laws = [law for law in language.laws() if law.name in used]
         domains = dict(zip((law.name for law in laws), workers.map(domain.of_law, laws)))
-        failures = workers.each(_failure, file.rules, stage="check", progress=progress)
+        told = {"stage": "check", "progress": progress}
+        failures = workers.each(_failure, file.rules, **told, results=results)
         for rule, failure in zip(file.rules, failures):
             failure = failure or _overclaimed(rule, domains)
             if failure is not None:
@@ -145,6 +151,12 @@ def check_file(file: RuleFile, *, processes: int = 1, progress: Progress | None 
             report.steps += sum(map(len, rule.proof))
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _resuming(function: Callable[..., Any], file: RuleFile) -> AbstractContextManager[list[Any]]:
+    """Return the results of a function for the first rules of a file, as `resuming` does."""
+    rules = [json.dumps(rulefile.rule_json(rule)) for rule in file.rules]
+    return resuming(function.__name__, stamp(__name__), *rules)
 
 
 def trusted(path: str | Path) -> RuleFile:

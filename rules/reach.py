@@ -51,7 +51,7 @@ def other_values(
             if key not in known and key not in tried:
                 tried[key] = (source, target, rule)
     tasks = list(tried.values())
-    found = list(workers.each(_varied, tasks, stage="other values", progress=say))
+    found = workers.each(_varied, tasks, stage="other values", progress=say)
     return [candidate for candidate in found if candidate is not None]
 
 

@@ -1,7 +1,8 @@
-"""Finished stages of a long computation on disk, from which an interrupted one goes on.
+"""What is finished of a long computation, on disk, from which an interrupted one goes on.
 
 Each stage is one JSON file in a folder beside the result, which is removed when that is written. A
-folder of another computation (other laws, spaces or limits) is not used.
+folder of another computation (other laws, spaces or limits) is not used. Of a computation that
+writes no file, results are kept in the caches where it is interrupted.
 """
 
 from __future__ import annotations
@@ -9,15 +10,38 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from soapstone import files
+from soapstone.cache.environment import digest, folder
 from soapstone.ir.errors import GraphError
 
 T = TypeVar("T")
 _KEY = "of.json"
+
+
+@contextmanager
+def resuming(*computation: str) -> Iterator[list[Any]]:
+    """Yield the results that a computation had when it was interrupted, to which it adds others.
+
+    An interrupt of the block keeps what they have become, and says so. They are JSON.
+    """
+    path = folder() / "rules" / f"{digest(*computation)}.json"
+    results: list[Any] = []
+    with suppress(OSError, ValueError):  # none, or cut short
+        results = json.loads(path.read_bytes())
+    try:
+        yield results
+    except KeyboardInterrupt as error:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write(path, json.dumps(results).encode())
+            error.args = (f"; {len(results):,} results are kept, the same command goes on",)
+        raise
+    path.unlink(missing_ok=True)
 
 
 class Stages:

@@ -64,12 +64,18 @@ class Workers:
         *given: Any,
         stage: str,
         progress: Progress | None,
-    ) -> Iterator[R]:
-        """Yield `function(task, *given)` of each task, and say how many of a stage are done."""
-        for first in range(0, len(tasks), _TOLD):
+        results: list[R] | None = None,
+    ) -> list[R]:
+        """Return `function(task, *given)` of each task, and say how many of a stage are done.
+
+        results: those of the first tasks, to which the others are added as they come.
+        """
+        results = [] if results is None else results
+        for first in range(len(results), len(tasks), _TOLD):
             if progress is not None:
                 progress(stage, first, len(tasks))
-            yield from self.map(function, tasks[first : first + _TOLD], *given)
+            results += self.map(function, tasks[first : first + _TOLD], *given)
+        return results
 
 
 def _ignore_interrupts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from soapstone.cli.main import app
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.storage import sealed
 from soapstone.ir.term import parse
-from soapstone.rules import file_checks, foreign
+from soapstone.rules import file_checks, foreign, workers
 from soapstone.rules.algebra.canonical import identity
 from soapstone.rules.foreign_verdicts import Judge
 from soapstone.rules.generate import chosen_spaces, generate
@@ -276,6 +277,30 @@ def test_generation_resumes_and_writes_the_same_bytes(tmp_path: Path) -> None:
     assert cut.read_bytes() == whole.read_bytes()
     assert not (tmp_path / "cut.json.partial").exists()
     assert file_checks.check_file(rulefile.load(cut)).failed == {}
+
+
+@pytest.mark.parametrize("call", [file_checks.check_file, file_checks.verify])
+def test_an_interrupted_check_goes_on_where_it_was(
+    call: Callable[..., Any], rules: RuleFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOAPSTONE_CACHE", str(tmp_path))
+    monkeypatch.setattr(workers, "_TOLD", 1)
+    broken = replace(associative(), proof=((),))
+    file = replace(rules, rules=(broken, *rules.rules[1:]))
+
+    def interrupt(stage: str, done: int, total: int | None) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="; 2 results are kept, the same command goes on"):
+        call(file, progress=interrupt)
+    counts: list[int] = []
+    resumed = call(file, progress=lambda stage, done, total: counts.append(done))
+    assert counts == list(range(2, len(file.rules)))
+    again = call(file, progress=lambda stage, done, total: counts.append(done))
+    assert counts[-len(file.rules) :] == list(range(len(file.rules)))
+    assert replace(resumed, seconds=again.seconds) == again
+    assert broken.identity in str(resumed)
 
 
 def test_unknown_spaces_and_operators_are_errors() -> None:
