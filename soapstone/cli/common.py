@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 
 from soapstone.files import reason
+from soapstone.limits import size_of
 
 Command = TypeVar("Command", bound=Callable[..., None])
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
@@ -35,11 +35,6 @@ Dims = Annotated[
     list[str] | None, typer.Option("--dim", help="A symbolic dim's extent: NAME=NUMBER; repeat.")
 ]
 
-UNITS = {"": 1, "b": 1} | {
-    f"{letter}{end}": base**power
-    for power, letter in enumerate("kmgt", 1)
-    for end, base in (("b", 1000), ("ib", 1024))
-}
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -189,22 +184,9 @@ def tell(text: object, value: dict[str, Any], as_json: bool) -> None:
         print_json(value)
 
 
-def bytes_of(option: str, text: str) -> int:
-    """Return the bytes that a text such as `200MB`, `1.5GiB` or `4096` says.
-
-    Raises:
-        GraphError: another form, or less than a byte; names the option.
-    """
-    from soapstone.ir.errors import GraphError
-
-    number, unit = re.fullmatch(r"([0-9.]*)\s*(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
-    try:
-        found = int(float(number) * UNITS[unit.lower()])
-    except (KeyError, ValueError, OverflowError):
-        found = 0
-    if found < 1:
-        raise GraphError(f"{option} {text!r} found; bytes such as 200MB, 1.5GiB or 4096 needed")
-    return found
+def bytes_of(option: str, text: str | None) -> int | None:
+    """Return the bytes that an option says, if it is given; see `size_of`."""
+    return None if text is None else size_of(option, text)
 
 
 def dims_of(texts: list[str] | None) -> dict[str, int]:

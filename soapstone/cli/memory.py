@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.common import Dims, Json, bytes_of, command, dims_of, tell
+from soapstone.cli.common import Dims, Json, command, dims_of, tell
 from soapstone.cli.strategy import BatchSize, ModelName, Sizes
+from soapstone.limits import size_of
 
 app = typer.Typer(help="Models larger than a memory: plan.", no_args_is_help=True)
 
@@ -67,7 +68,7 @@ def plan(
     check_suffix(output, ".json")
     check_suffix(plot, ".svg", what="picture")
     sizes, dims = parse_sizes(size), dims_of(dim)
-    capacity_bytes = bytes_of("--capacity", capacity)
+    capacity_bytes = size_of("--capacity", capacity)
     graph, contents = with_constants(model, batch_size, training=training, sizes=sizes, dims=dims)
     launches = Launches(
         *(graph, cpus, threads),

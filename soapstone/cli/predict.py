@@ -102,7 +102,7 @@ def predict(
         *(model, task.read_arrays(inputs)),
         checkpoint=checkpoint,
         runs=runs or 1,
-        fast_memory=None if fast_memory is None else bytes_of("--fast-memory", fast_memory),
+        fast_memory=bytes_of("--fast-memory", fast_memory),
         plan=plan,
         **options,
     )

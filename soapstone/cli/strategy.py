@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soapstone.cli.common import Devices, Dims, Json, command, dims_of, tell
+from soapstone.cli.common import Devices, Dims, Json, bytes_of, command, dims_of, tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,9 +48,9 @@ Inference = Annotated[
         help="An app's forward graph alone; on this computer, as it is served: weights constant.",
     ),
 ]
-MemoryBytes = Annotated[
-    int | None,
-    typer.Option("--memory", min=1, help="Bytes that a device may hold; default: the machine's."),
+Memory = Annotated[
+    str | None,
+    typer.Option(help="What a device may hold: 16GB; default: what the machine's have."),
 ]
 Timeline = Annotated[
     Path | None, typer.Option(help="Write the simulated step here (trace-event JSON).")
@@ -65,15 +65,15 @@ def _prepared(
     size: list[str] | None,
     dim: list[str] | None,
     inference: bool,
-    memory: int | None,
+    memory: str | None,
 ) -> tuple[Graph, Machine]:
     """Return the graph and the machine, which may have to be measured and so comes second."""
     from soapstone.frontend.strategies import finding
 
-    sizes, dims = finding.parse_sizes(size), dims_of(dim)
+    sizes, dims, limit = finding.parse_sizes(size), dims_of(dim), bytes_of("--memory", memory)
     graph = finding.graph_of(model, batch_size, training=not inference, sizes=sizes, dims=dims)
     where = finding.machine_of(machine, devices)
-    return graph, where if memory is None else where.limited(memory)
+    return graph, where if limit is None else where.limited(limit)
 
 
 def _folded(
@@ -134,7 +134,7 @@ def search(
     size: Sizes = None,
     dim: Dims = None,
     inference: Inference = False,
-    memory: MemoryBytes = None,
+    memory: Memory = None,
     method: Annotated[
         str,
         typer.Option(
@@ -273,7 +273,7 @@ def simulate(
     size: Sizes = None,
     dim: Dims = None,
     inference: Inference = False,
-    memory: MemoryBytes = None,
+    memory: Memory = None,
     timeline: Timeline = None,
     as_json: Json = False,
 ) -> None:
@@ -310,7 +310,7 @@ def frontier(
     devices: Annotated[
         int | None, typer.Option(min=1, help="Devices; the most of those that are tried.")
     ] = None,
-    memory: MemoryBytes = None,
+    memory: Memory = None,
     batch_size: BatchSize = None,
     size: Sizes = None,
     eps: Annotated[
@@ -358,7 +358,7 @@ def frontier(
             graph,
             machine,
             option,
-            memory=memory,
+            memory=bytes_of("--memory", memory),
             devices=devices,
             eps=eps,
             saving=saving or (),

@@ -29,7 +29,7 @@ def train(
         "data_parallel"
     ),
     memory_bytes: Annotated[
-        int | None, typer.Option(min=1, help="Work in a memory of that size; see bounded_memory.")
+        str | None, typer.Option(help="Work in a memory of that size; see bounded_memory.")
     ] = None,
     strategy: Annotated[Path | None, typer.Option(help="A strategy file to follow.")] = None,
     optimize: Annotated[
@@ -110,13 +110,13 @@ def train(
             gpus=gpus,
             executor=executor,
             mapper=mapper,
-            memory_bytes=memory_bytes,
+            memory_bytes=bytes_of("--memory-bytes", memory_bytes),
             strategy=strategy,
             optimize=optimize,
             step=step,
             choices=choices,
             reuse=reuse,
-            fast_memory=None if fast_memory is None else bytes_of("--fast-memory", fast_memory),
+            fast_memory=bytes_of("--fast-memory", fast_memory),
             plan=plan,
             overlap=overlap,
             precision=precision,

@@ -204,6 +204,23 @@ def test_what_would_have_no_effect_or_no_end_is_refused(tiny: Path, tmp_path: Pa
     assert "classes: 100,000,000,000 found" in error_of(*generate, "100000000000")
 
 
+def test_sizes_are_said_alike_wherever_they_are_asked_for(tiny: Path) -> None:
+    described = ("-m", "p100", "--devices", "2")
+    for command in (
+        ("train", tiny, "--memory-bytes"),
+        ("train", tiny, "--fast-memory"),
+        ("memory", "plan", tiny, "--capacity"),
+        ("strategy", "search", tiny, *described, "--memory"),
+        ("strategy", "simulate", tiny, "-s", "data", *described, "--memory"),
+        ("strategy", "frontier", tiny, *described, "--memory"),
+    ):
+        for size in ("2 potatoes", "-4", "0MB", "9" * 30):
+            said = error_of(*command, size)
+            assert f"{command[-1]} '{size}' found; bytes such as 200MB, 1.5GiB or 4096 ne" in said
+    simulated = ("strategy", "simulate", tiny, "-s", "data", *described, "--memory")
+    assert invoke(*simulated, "1.5MiB").output == invoke(*simulated, str(3 << 19)).output
+
+
 def test_results_that_cannot_be_written_are_refused_before_the_work(
     tiny: Path, tmp_path: Path
 ) -> None:

@@ -58,9 +58,7 @@ def test_mappers_agree(tiny: Path) -> None:
         for mapper in ("data_parallel", "sequential", "round_robin", "locality", "work_stealing")
     ]
     losses.append(
-        trained(tiny, "--mapper", "bounded_memory", "--memory-bytes", "20000", "--cpus", "2")[
-            "loss"
-        ]
+        trained(tiny, "--mapper", "bounded_memory", "--memory-bytes", "20kB", "--cpus", "2")["loss"]
     )
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
