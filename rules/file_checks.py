@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def verify(
     report = Verification(rules=len(file.rules))
     with _resuming(verify_rule, file) as results, Workers(processes) as workers:
         given = (file.rules, EFFORT, TIMEOUT_S)
-        told = {"stage": "verify", "progress": progress}
-        found = workers.each(verify_rule, *given, **told, results=results)
+        each = partial(workers.each, progress=progress, results=results)
+        found = each(verify_rule, *given, stage="verify")
         for rule, (verdict, why) in zip(file.rules, found):
             report.proved += verdict == "proved"
             report.refuted += verdict == "refuted"
@@ -141,8 +142,8 @@ def check_file(file: RuleFile, *, processes: int = 1, progress: Progress | None 
         used = {step.law for rule in file.rules for chain in rule.proof for step in chain}
         laws = [law for law in language.laws() if law.name in used]
         domains = dict(zip((law.name for law in laws), workers.map(domain.of_law, laws)))
-        told = {"stage": "check", "progress": progress}
-        failures = workers.each(_failure, file.rules, **told, results=results)
+        each = partial(workers.each, progress=progress, results=results)
+        failures = each(_failure, file.rules, stage="check")
         for rule, failure in zip(file.rules, failures):
             failure = failure or _overclaimed(rule, domains)
             if failure is not None:
