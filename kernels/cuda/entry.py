@@ -42,6 +42,7 @@ class Launch:
         shared: bytes of dynamic shared memory a block.
         flops: operations of it and of those after it that have none, where an entry's launches are
             of several operators.
+        nbytes: that it reads and writes; 0 where these are all of its arrays.
     """
 
     kernel: Any
@@ -50,6 +51,7 @@ class Launch:
     arguments: tuple[Any, ...]
     shared: int = 0
     flops: float = 0.0
+    nbytes: int = 0
 
     def enqueue(self, stream: Any = 0) -> None:
         """Put the launch on a stream of Numba's, by default the device's own, and return."""

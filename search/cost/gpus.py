@@ -267,6 +267,10 @@ def _on_host(host: Host, made: Call, flops: float, nbytes: float) -> Priced:
 
 
 def touched(launch: Launch | Expected) -> int:
-    """Return the bytes of the arrays of a launch, each once."""
+    """Return the bytes that a launch reads and writes, by default of all its arrays, each once."""
+    from soapstone.kernels.cuda.entry import Launch
+
+    if isinstance(launch, Launch) and launch.nbytes:
+        return launch.nbytes
     arrays = {id(each): each for each in launch.arguments if hasattr(each, "dtype")}
     return sum(each.size * each.dtype.itemsize for each in arrays.values())

@@ -9,10 +9,15 @@ thread does not saturate the memory.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
+import numpy as np
+
+from soapstone.dtypes import learn
 from soapstone.kernels.cuda.elementwise.integers import INTEGERS
 from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
 from soapstone.kernels.cuda.entry import DeviceEntry, Launch
@@ -69,8 +74,17 @@ def pointwise(
         stored = text.cast(value, view.dtype).name
         writes.append((number, stored))
     if len(extents) == 1:
-        return _flat(text, writes, inputs, outputs, extents[0], [s[0] for s in strides], index)
-    return _rows(text, writes, inputs, outputs, extents, strides, index)
+        made = _flat(text, writes, inputs, outputs, extents[0], [s[0] for s in strides], index)
+    else:
+        made = _rows(text, writes, inputs, outputs, extents, strides, index)
+    nbytes = sum(map(touched, (*inputs, *outputs)))
+    return DeviceEntry((replace(made, nbytes=nbytes),))
+
+
+def touched(view: View) -> int:
+    """Return the bytes of a view's elements, repeated ones once."""
+    count = math.prod(extent for extent, step in zip(view.shape, view.strides) if step)
+    return count * np.dtype(learn(view.dtype)).itemsize if view.size else 0
 
 
 def _body(
@@ -130,8 +144,8 @@ def _flat(
     items: int,
     strides: Sequence[int],
     index: View | None,
-) -> DeviceEntry:
-    """Return the entry over elements in one row."""
+) -> Launch:
+    """Return the launch over elements in one row."""
     count = len(inputs)
     splats = frozenset(n for n in range(count) if strides[n] == 0 and items > 1)
     names = [f"x{n}" for n in range(count)] + [f"y{n}" for n in range(len(outputs))]
@@ -160,7 +174,7 @@ def _flat(
     for view, stride in zip((*inputs, *outputs), strides):
         arguments += [view.span, view.offset, stride]
     grid, block = flat_launch(items, lanes)
-    return DeviceEntry((Launch(compiled("\n".join(lines)), (grid,), (block,), tuple(arguments)),))
+    return Launch(compiled("\n".join(lines)), (grid,), (block,), tuple(arguments))
 
 
 def _rows(
@@ -171,8 +185,8 @@ def _rows(
     extents: Sequence[int],
     strides: Sequence[Sequence[int]],
     index: View | None,
-) -> DeviceEntry:
-    """Return the entry over rows, of which each has its place."""
+) -> Launch:
+    """Return the launch over rows, of which each has its place."""
     *outer, columns = extents
     rank, count = len(outer), len(inputs)
     rows = 1
@@ -222,4 +236,4 @@ def _rows(
     if index is not None:
         arguments += [index.offset, strides[-1][-1], *strides[-1][:-1]]
     grid, block = row_launch(rows, columns)
-    return DeviceEntry((Launch(compiled("\n".join(lines)), grid, block, tuple(arguments)),))
+    return Launch(compiled("\n".join(lines)), grid, block, tuple(arguments))

@@ -180,6 +180,24 @@ def view(array: DeviceArray) -> View:
     return replace(made, span=_span(array, made.reach)) if size else made
 
 
+def array_of(view: View, beside: DeviceArray) -> DeviceArray:
+    """Return a view as a device array; beside: where one without elements is."""
+    if view.span is None:
+        return allocate(view.shape, view.dtype, beside)
+    itemsize, kind = view.span.dtype.itemsize, view.span.dtype
+    strides = tuple(step * itemsize for step in view.strides)
+    if isinstance(view.span, Described):
+        return Described(view.shape, strides, kind)
+    if SIMULATED:
+        flat = view.span._ary.view(np.ndarray)[view.offset :]
+        return type(view.span)(np.lib.stride_tricks.as_strided(flat, view.shape, strides))
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+
+    begin = view.offset * itemsize
+    memory = view.span.gpu_data.view(begin, begin + view.reach * itemsize)
+    return DeviceNDArray(view.shape, strides, kind, gpu_data=memory)
+
+
 def views(call: Call) -> tuple[tuple[View, ...], tuple[View, ...]]:
     """Return a call's inputs and outputs as kernels see them."""
     return tuple(map(view, call.inputs)), tuple(map(view, call.outputs))
