@@ -10,18 +10,32 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
-from soapstone.errors import hint
+from soapstone.errors import DataError, hint
 from soapstone.ir.errors import GraphError
 
 DType = Any  # an element type: a name such as "float32", or NumPy's type
 OnnxFile = Any  # an ONNX model: the path of a file, its bytes, or what was taken in
 T = TypeVar("T", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def unmasked(where: str, value: Any, error: type[ValueError] = DataError) -> Any:
+    """Return a value that NumPy makes an array of, which forgets what a masked one masks.
+
+    Raises:
+        error: an array with masked elements; `where` is what it calls it.
+    """
+    masked = sys.modules.get("numpy.ma")  # without it there are none
+    if masked is not None and masked.is_masked(value):
+        count = masked.count_masked(value)
+        raise error(f"{where}: {count:,} masked elements found; an array without needed (filled)")
+    return value
 
 
 def integer(value: Any) -> int:

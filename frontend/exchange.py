@@ -10,6 +10,7 @@ import numpy as np
 
 from soapstone.dtypes import BITS, learn, name_of
 from soapstone.errors import DataError
+from soapstone.frontend.arguments import unmasked
 from soapstone.frontend.onnx.texts import described
 from soapstone.ir.tensor import Array
 
@@ -22,11 +23,11 @@ def as_array(value: Any, where: str) -> Array:
         where: what the value is, for errors.
 
     Raises:
-        DataError: its memory cannot be read from here, such as that of a GPU or of a tensor that
-            records gradients, or NumPy has no such elements; names both.
+        DataError: elements are masked, its memory cannot be read from here, such as that of a GPU
+            or of a tensor that records gradients, or NumPy has no such elements; names both.
     """
     if isinstance(value, np.ndarray):
-        return value
+        return value if type(value) is np.ndarray else unmasked(where, value)
     dtype = _narrow_type(value)
     if dtype:
         torch = sys.modules["torch"]

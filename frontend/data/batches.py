@@ -43,10 +43,11 @@ def numeric(name: str, value: Any) -> Array:
     Data of Legate (cuPyNumeric arrays) stay what they are.
 
     Raises:
-        DataError: ragged, not numeric, or without a sample axis.
+        DataError: ragged, not numeric, masked, or without a sample axis.
     """
     if value is None:
         raise DataError(f"{name}: None found, an array with one row a sample needed")
+    arguments.unmasked(name, value)
     try:
         if getattr(value, "requires_grad", False):  # a tensor of PyTorch in a graph of gradients
             value = value.detach()

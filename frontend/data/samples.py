@@ -227,6 +227,7 @@ def _stacked(values: list[Any], rows: Array) -> Any:
 
 
 def _array(value: Any, row: int) -> Array:
+    arguments.unmasked(f"sample {row}", value)
     try:
         return np.asarray(value)
     except ValueError:

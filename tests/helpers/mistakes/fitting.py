@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from helpers.mistakes.models import X, Y, ids, image, net, of, pair, still, two
+from helpers.mistakes.models import X, Y, ids, image, masked, net, of, pair, still, two
 
 from soapstone import Model
 from soapstone.callbacks import EarlyStopping
@@ -32,6 +32,12 @@ FITTING: list[tuple[Any, ...]] = [
     (lambda: net().fit(X), "fit: labels are missing; y, or files with y, needed"),
     (lambda: net().fit(X, Y[:5]), "fit: y: 5 rows found, 20 needed as in input 'x'"),
     (lambda: net().fit(X[:, :5], Y), "fit: input 'x': samples of shape (5,) found, (6,) needed"),
+    (lambda: net().fit(masked(X), Y), "fit: x: 20 masked elements found; an array without needed"),
+    (
+        lambda: net().fit(Samples([(masked(X)[i], Y[i]) for i in range(20)])),
+        "sample ",
+        ": 1 masked elements found",
+    ),
     (lambda: net().fit(X[0], Y), "fit: y: 20 rows found, 6 needed as in input 'x'"),
     (lambda: net().fit(X, Y + 1), "fit: labels: 4 at row 3; layer 'o' has 4 classes (0-3)"),
     (lambda: net().fit(X, Y - 1), "fit: labels: -1 at row 0; layer 'o' has 4 classes (0-3)"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from helpers.mistakes.models import X, Y, net
+from helpers.mistakes.models import X, Y, masked, net
 
 from soapstone import Model
 from soapstone.data import Buckets, Samples
@@ -57,6 +57,11 @@ RUNNING: list[tuple[Any, ...]] = [
         lambda: net().inference().run({"image": X}),
         "model 'net': unknown input 'image'; inputs are x: float32[batch, 6]",
     ),
+    (
+        lambda: net().inference().run({"x": masked(X)}),
+        "model 'net': input 'x': 20 masked elements found; an array without needed (filled)",
+    ),
+    (lambda: net().predict(masked(X)), "predict: x: 20 masked elements found"),
     (
         lambda: net().inference().run({"x": X.astype(str)}),
         "model 'net': input 'x': str1024[20, 6] found, x: float32[batch, 6]",
