@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,12 @@ def verify(
     start = time.perf_counter()
     report = Verification(rules=len(file.rules))
     with _resuming(verify_rule, file) as results, Workers(processes) as workers:
-        given = (file.rules, EFFORT, TIMEOUT_S)
-        each = partial(workers.each, progress=progress, results=results)
-        found = each(verify_rule, *given, stage="verify")
+        found = workers.each(
+            *(verify_rule, file.rules, EFFORT, TIMEOUT_S),
+            stage="verify",
+            progress=progress,
+            results=results,
+        )
         for rule, (verdict, why) in zip(file.rules, found):
             report.proved += verdict == "proved"
             report.refuted += verdict == "refuted"
@@ -142,8 +144,9 @@ def check_file(file: RuleFile, *, processes: int = 1, progress: Progress | None 
         used = {step.law for rule in file.rules for chain in rule.proof for step in chain}
         laws = [law for law in language.laws() if law.name in used]
         domains = dict(zip((law.name for law in laws), workers.map(domain.of_law, laws)))
-        each = partial(workers.each, progress=progress, results=results)
-        failures = each(_failure, file.rules, stage="check")
+        failures = workers.each(
+            _failure, file.rules, stage="check", progress=progress, results=results
+        )
         for rule, failure in zip(file.rules, failures):
             failure = failure or _overclaimed(rule, domains)
             if failure is not None:
