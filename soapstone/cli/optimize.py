@@ -47,8 +47,8 @@ def optimize(
     ] = "zeros",
     training: Annotated[bool, typer.Option("--training", help="An app's training graph.")] = False,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Of an app, or of inputs that take any.")
-    ] = 1,
+        int | None, typer.Option(min=1, help="Default: an app's own, 1 of inputs that take any.")
+    ] = None,
     dim: Dims = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
     report: Annotated[
@@ -82,7 +82,7 @@ def optimize(
             taken,
             held,
             dims=dims_of(dim),
-            batch_size=1 if training else batch_size,
+            batch_size=1 if training or batch_size is None else batch_size,
             target=target,
             machine=machine,
             objective=objective,

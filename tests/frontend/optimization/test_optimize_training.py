@@ -503,15 +503,14 @@ class TestFiles:
 @pytest.mark.usefixtures("cheap")
 class TestCommandLine:
     def test_the_digits_are_learnt_as_well_with_an_optimised_step(self, tmp_path: Path) -> None:
-        path = tmp_path / "step.json"
-        size = ["--batch-size", "32", "--json"]
-        arguments = ["optimize", "digits", "--training", "-o", str(path), "--candidates", "2"]
-        done = CliRunner().invoke(app, [*arguments, *size])
+        found, path = str(tmp_path / "found.json"), str(tmp_path / "step.json")
+        arguments = ["optimize", "digits", "--training", "-o", found, "--candidates", "2"]
+        done = CliRunner().invoke(app, [*arguments, "--json"])
         assert done.exit_code == 0, done.output
-        soapstone.save_graph(respelled(finding.graph_of("digits", 32)), path)
+        soapstone.save_graph(respelled(finding.graph_of("digits")), path)
         reports = []
-        for more in ([], ["--step", str(path)], ["--optimize"]):
-            done = CliRunner().invoke(app, ["train", "digits", "--epochs", "1", *size, *more])
+        for more in ([], ["--step", found], ["--step", path], ["--optimize"]):
+            done = CliRunner().invoke(app, ["train", "digits", "--epochs", "1", "--json", *more])
             assert done.exit_code == 0, done.output
             reports.append(json.loads(done.stdout.strip().splitlines()[-1]))
         for report in reports[1:]:
