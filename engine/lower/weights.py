@@ -20,7 +20,7 @@ from soapstone.engine.lower.gathers import gathered_in_order
 from soapstone.engine.lower.norms import grouped as _group_norm, named as _norm
 from soapstone.engine.lower.rotary import rotated
 from soapstone.engine.lower.windows import windowed
-from soapstone.ir.analysis.activations import Made, Recogniser
+from soapstone.ir.analysis.activations import Made, Recogniser, is_exact_factor
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.products.matmul import ACTIVATIONS, is_of_result
 from soapstone.ir.tensor import Role
@@ -54,8 +54,12 @@ def split_constants(graph: Graph, constants: Set[str]) -> tuple[Graph, Graph]:
     return prologue.pruned(), replace(graph, nodes=tuple(rest), roles=roles).pruned()
 
 
-def _number(site: Site, node: Node) -> str | None:
-    """Replace arithmetic with one constant number by `affine`."""
+def _line(site: Site, node: Node) -> tuple[str, float, float] | None:
+    """Return x, a scale and a shift of which a node is x * scale + shift, or None."""
+    if node.operator == "affine":
+        return node.inputs[0], node.attributes["scale"], node.attributes["shift"]
+    if node.operator not in ("add", "sub", "mul", "div"):
+        return None
     x, other = node.inputs
     if x in site.constants and node.operator in ("add", "mul"):
         x, other = other, x
@@ -71,6 +75,17 @@ def _number(site: Site, node: Node) -> str | None:
         "mul": (number, 0.0),
         "div": (1 / number if number else 0.0, 0.0),
     }[node.operator]
+    return x, scale, shift
+
+
+def _number(site: Site, node: Node) -> str | None:
+    """Replace arithmetic with one constant number by `affine`, if that rounds no differently."""
+    found = _line(site, node)
+    if found is None:
+        return None
+    x, scale, shift = found
+    if node.operator == "div" and not is_exact_factor(scale):
+        return None
     return site.emit("affine", x, name=node.name, scale=scale, shift=shift)
 
 
@@ -89,6 +104,9 @@ def _named(site: Site, node: Node) -> str | None:
         maker = site.builder.maker(value) if value else node  # whose outputs are not named yet
         if maker is None or len(maker.outputs) > 1:
             return "", ("",), 0.0, 0.0
+        line = _line(site, maker) if maker.operator == "div" else None
+        if line is not None:
+            return "affine", line[:1], *line[1:]
         at = maker.attributes
         first = at.get("scale", at.get("exponent", 0.0))
         return maker.operator, maker.inputs, first, at.get("shift", 0.0)
@@ -171,16 +189,16 @@ def _operands(site: Site, node: Node) -> tuple[Node, str] | None:
 
 
 def _scale(site: Site, node: Node) -> str | None:
-    if node.operator == "affine":
-        return _scale_seen(site, node)
-    found = _operands(site, node)
+    line = _line(site, node)
+    if line is not None:
+        return _scale_seen(site, *line)
+    found = _operands(site, node) if node.operator == "mul" else None
     return None if found is None else site.scaled(*found, None)
 
 
-def _scale_seen(site: Site, node: Node) -> str | None:
-    """Fold a factor of a product, or of a reshape or transpose of one, into the product."""
+def _scale_seen(site: Site, value: str, factor: float, term: float) -> str | None:
+    """Fold a line over a product, or over a reshape or transpose of one, into the product."""
     looks: list[Node] = []
-    value = node.inputs[0]
     while True:
         host = site.host(value)
         look = site.builder.maker(value)
@@ -193,16 +211,11 @@ def _scale_seen(site: Site, node: Node) -> str | None:
         looks.append(look)
         value = look.inputs[0]
     channels = site.builder.spec(value).shape[CHANNELS[host.operator][1]]
+    dtype = site.builder.spec(value).dtype
     scale, shift = (
-        site.emit(
-            "full",
-            shape=(channels,),
-            value=node.attributes[name],
-            dtype=site.builder.spec(value).dtype,
-        )
-        for name in ("scale", "shift")
+        site.emit("full", shape=(channels,), value=each, dtype=dtype) for each in (factor, term)
     )
-    made = site.scaled(host, scale, shift if node.attributes["shift"] else None)
+    made = site.scaled(host, scale, shift if term else None)
     for look in reversed(looks):
         made = site.changed(look, [made])
     return made
@@ -238,7 +251,7 @@ MOVE_RESHAPES = Fold("move_reshapes", ("reshape",), _reshaped)
 FOLDS = (
     MOVE_RESHAPES,
     Fold("fold_batch_norms", ("batch_norm_inference",), _batch_norm),
-    Fold("fold_scales", ("mul", "affine"), _scale),
+    Fold("fold_scales", ("mul", "div", "affine"), _scale),
     Fold("fold_biases", ("add",), _bias),
 )
 JOINS_OF_CPUS = (  # which have kernels of these

@@ -25,6 +25,12 @@ _POWERS = (("power", 2.0), ("power", 3.0))
 _Polynomial = dict[int, float]
 
 
+def is_exact_factor(number: float) -> bool:
+    """Return whether a product with a number is a quotient by its reciprocal: powers of two."""
+    mantissa, exponent = math.frexp(number)
+    return abs(mantissa) == 0.5 and abs(exponent) < 126
+
+
 def _near(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-9)
 

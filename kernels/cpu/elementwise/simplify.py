@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from soapstone.ir.analysis.activations import Made, Recogniser
+from soapstone.ir.analysis.activations import Made, Recogniser, is_exact_factor
 
 # A value: the instruction that makes it, operands and parameters. Inputs come first in numbering.
 Value = Made[int]
@@ -22,10 +22,11 @@ _INPUT: Value = ("", (-1,), 0.0, 0.0)
 class _Values:
     """The values made so far, and what they are in terms of one another."""
 
-    def __init__(self, inputs: int) -> None:
+    def __init__(self, inputs: int, numbers: Mapping[int, float]) -> None:
         self.inputs = inputs
+        self._numbers = numbers
         self.made: list[Value] = []
-        self._recogniser = Recogniser(self.get)
+        self._recogniser = Recogniser(lambda number: self.line(self.get(number)))
 
     def add(self, value: Value) -> int:
         self.made.append(value)
@@ -33,6 +34,12 @@ class _Values:
 
     def get(self, number: int) -> Value:
         return self.made[number - self.inputs] if number >= self.inputs else _INPUT
+
+    def line(self, value: Value) -> Value:
+        """Return a quotient by a number as the scaling that it is but for rounding."""
+        name, operands, _, _ = value
+        divisor = self._numbers.get(operands[-1]) if name == "div" else None
+        return ("affine", operands[:1], 1 / divisor, 0.0) if divisor else value
 
     def activation(self, number: int) -> int | None:
         """Return the number of a value made in one instruction, if this one is an activation."""
@@ -56,7 +63,7 @@ def _with_number(value: Value, numbers: Mapping[int, float]) -> Value:
         k = numbers[y]
         if name in ("add", "sub"):
             return "affine", (x,), 1.0, k if name == "add" else -k
-        if name == "mul" or (name == "div" and math.isfinite(1 / k if k else math.inf)):
+        if name == "mul" or (name == "div" and is_exact_factor(k)):
             return "affine", (x,), k if name == "mul" else 1 / k, 0.0
         if name in ("maximum", "minimum") and not math.isnan(k):
             low, high = (k, math.inf) if name == "maximum" else (-math.inf, k)
@@ -78,7 +85,7 @@ def _with_number(value: Value, numbers: Mapping[int, float]) -> Value:
 
 def _scaled(values: _Values, value: Value) -> int:
     """Add a value, of whose operand a scale is taken over; return its number."""
-    name, operands, p, q = value
+    name, operands, p, q = values.line(value)
     if name == "affine":
         inner, (x, *_), scale, shift = values.get(operands[0])
         if inner == "affine" and shift == 0.0:
@@ -98,12 +105,12 @@ def simplify(
 
     numbers: the inputs, by number, that are one known number each.
     """
-    made = _Values(inputs)
+    made = _Values(inputs, numbers)
     renamed = list(range(inputs))
     for name, operands, p, q in values:
         value = _with_number((name, tuple(renamed[i] for i in operands), p, q), numbers)
         number = _scaled(made, value)
-        short = made.activation(number) if made.get(number)[0] in ("mul", "affine") else None
+        short = made.activation(number) if made.get(number)[0] in ("mul", "div", "affine") else None
         renamed.append(number if short is None else short)
     kept = [renamed[result] for result in results]
     return _renumber(inputs, _merge(inputs, made.made, kept), kept)

@@ -129,6 +129,18 @@ def test_roots_and_logarithms_of_integers_are_cut(kind: str) -> None:
     as_onnxruntime(*form(kind, x, np.array([1]), known=(1,), opset=18))
 
 
+@pytest.mark.parametrize("number", [3.0, -0.1, 1e-5, 2.0**-40, 1e38, 2.0**-140])
+def test_a_quotient_by_a_number_is_rounded_once(number: float) -> None:
+    """So it is what a folded quotient is, from which a file may subtract it."""
+    x = np.random.default_rng(0).standard_normal((64, 9)).astype(np.float32)
+    x[0, :3] = 0, np.inf, np.nan
+    divisor = np.array([number], np.float32)
+    model, given = form("Div", x, divisor, known=(1,))
+    (found,) = soapstone.InferenceSession(model, threads=1).run(given).values()
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(found, x / divisor)
+
+
 def test_a_range_of_bytes_is_divided() -> None:
     """255 is no power of two: a product with its inverse is another number."""
     x = np.array([-1.5, 0.5, 1.5, -0.5], np.float32)
