@@ -131,17 +131,22 @@ def _against(n: Call, x: Value, count: int) -> Value:
         raise OnnxError("attribute 'support_vectors' is missing")
     rows = rows.reshape(count, x.shape[1])
     gamma, shift, degree = (*n.attribute("kernel_params", ()), 0.0, 0.0, 0.0)[:3]
+    if kind == "RBF":
+        return n("exp", n("affine", _apart(n, x, rows), scale=-float(gamma)))
     product = n("matmul", x, n.known(rows.T, x.dtype))
     if kind == "LINEAR":
         return product
-    if kind == "RBF":
-        return _radial(n, x, rows, product, float(gamma))
     made = n("affine", product, scale=float(gamma), shift=float(shift))
     return n("tanh", made) if kind == "SIGMOID" else n("pow", made, n.like(degree, made))
 
 
-def _radial(n: Call, x: Value, rows: Array, product: Value, gamma: float) -> Value:
-    own = n("reduce_sum_square", x, axes=(1,), keepdims=True)
-    both = n("add", own, n.known((rows**2).sum(1), x.dtype))
-    apart = n("sub", both, n("mul", product, n.like(2, x)))
-    return n("exp", n("affine", apart, scale=-gamma))
+def _apart(n: Call, x: Value, rows: Array) -> Value:
+    """Return squared distances of samples and vectors: (samples, vectors).
+
+    Those of neighbours are small differences of large squares, which float32 would not hold.
+    """
+    wide = n.cast(x, "float64")
+    both = n(
+        "add", n("reduce_sum_square", wide, axes=(1,), keepdims=True), n.known((rows**2).sum(1))
+    )
+    return n.cast(n("sub", both, n("matmul", wide, n.known(2 * rows.T))), x.dtype)

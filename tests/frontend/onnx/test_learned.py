@@ -219,6 +219,25 @@ def test_arithmetic(name: str) -> None:
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
+def test_kernels_of_vectors_that_are_near_keep_their_digits() -> None:
+    random = np.random.default_rng(0)
+    x = (20 + random.standard_normal((30, FEATURES))).astype(np.float32)
+    vectors, factors = x[:20].astype(np.float64) + 0.01, random.standard_normal(20)
+    attributes = {
+        "coefficients": factors.tolist(),
+        "support_vectors": vectors.astype(np.float32).reshape(-1).tolist(),
+        "n_supports": 20,
+        "rho": [0.25],
+        "kernel_type": "RBF",
+        "kernel_params": [5.0, 0.0, 3.0],
+    }
+    apart = x[:, None].astype(np.float64) - vectors.astype(np.float32)
+    wanted = np.exp(-5 * (apart**2).sum(-1)) @ factors + 0.25
+    model = from_onnx(model_of("SVMRegressor", (1,), **attributes))
+    (found,) = InferenceSession(model).run({"x": x}).values()
+    np.testing.assert_allclose(found[:, 0], wanted, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("labels", [[3, 1, 2], ["setosa", "versicolor", "ä"]])
 def test_dictionaries_of_scores_are_the_scores(labels: list[Any]) -> None:
     """As converters write classifiers, unless told otherwise."""
