@@ -49,6 +49,9 @@ def lines() -> Iterator[tuple[str, str, str, str]]:
     for peer, (name, _) in PEERS.items():
         what = f"inference in eight bits, {len(bytes_)} files"
         yield what, name, mean(bytes_, f"/ {peer}"), processor("quantized")
+    halves = rows_of("bfloat16")
+    what = f"inference in bfloat16, {len(halves)} models"
+    yield what, PEERS["openvino"][0], mean(halves, "/ openvino"), processor("bfloat16")
     lengths = rows_of("random_lengths")
     what = f"requests of random lengths in float32, {len(lengths)} models of tokens"
     yield what, "ONNX Runtime", mean(lengths, "ratio"), processor("random_lengths")
