@@ -14,7 +14,16 @@ from soapstone.native import snapshot
 from soapstone.native.arrays import start
 from soapstone.native.copies import copy
 from soapstone.native.entries import noop, sequence
-from soapstone.native.memory import CHECKED, Entry, Scratch, aligned, aligned_array, call, pack
+from soapstone.native.memory import (
+    CHECKED,
+    LINE,
+    Entry,
+    Scratch,
+    aligned,
+    aligned_array,
+    call,
+    pack,
+)
 
 pytestmark = pytest.mark.skipif(
     not system.mapped() or CHECKED or sys.platform != "linux",
@@ -76,3 +85,26 @@ def test_addresses_of_what_is_not_known_are_refused() -> None:
         _taken(Entry(function, pack(held.view(np.float64), array)))
     with pytest.raises(snapshot.UnknownError, match="in no file"):
         _taken(Entry(start(array), pack(array)))
+
+
+@pytest.mark.parametrize("tail", range(1, 9))
+def test_small_arrays_beside_each_other_are_one_piece_with_no_address_between_them(
+    tail: int,
+) -> None:
+    size, address = 56 + tail, np.array([start(np.zeros(9))]).view(np.uint8)
+    raw = aligned(16 * LINE, zero=True)
+    arrays = [raw[first : first + size] for first in range(0, raw.size, LINE)]
+    for number, each in enumerate(arrays):
+        each[:] = number
+        each[-tail:] = address[:tail] if tail < 8 else 0  # with zeros behind it, maybe an address
+    told, _ = snapshot.taken(
+        Entry(noop().address, pack(*arrays)),
+        *({}, (), None, {each: each for each in LOADED}, lambda *_: "no objects"),
+    )
+    data, pieces = told()
+    assert not data["moved"] and len(pieces) == (16 if 4 < tail < 8 else 1)
+    contents = aligned(snapshot.held_bytes(data), zero=True)
+    for offset, piece in pieces:
+        contents[offset : offset + piece.size] = piece
+    for number, each in enumerate(arrays):
+        np.testing.assert_array_equal(contents[LINE * number :][:size], each)
