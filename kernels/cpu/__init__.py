@@ -114,10 +114,14 @@ def _all() -> dict[str, list[tuple[str, str]]]:
     for family in _FAMILIES:
         if onednn.available() or not family.startswith("onednn."):
             importlib.import_module(f"{__name__}.{family}")
-    found = registry.homes("cpu")
-    for places in found.values():  # a program may have imported a module before
-        places.sort(key=lambda place: _family_of(place[0]))
-    return found
+    other = f"{__name__}.{'openblas' if onednn.available() else 'onednn'}."
+    return {  # a program may have imported modules before, of the other library too
+        name: sorted(
+            (place for place in places if not place[0].startswith(other)),
+            key=lambda place: _family_of(place[0]),
+        )
+        for name, places in registry.homes("cpu").items()
+    }
 
 
 def _family_of(module: str) -> int:

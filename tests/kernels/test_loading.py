@@ -22,6 +22,8 @@ def before(call):
 names = [spec.name for spec in operators()] + ["with_epilogue"]
 if ORDER == "directly":
     import soapstone.kernels.cpu.recurrent.layers
+if ORDER == "both":  # as who compiles all kernels does
+    import soapstone.kernels.cpu.openblas.convolution
 if ORDER == "all":
     registry.registered()
 for name in sorted(names, reverse=ORDER == "reversed"):
@@ -66,6 +68,8 @@ def test_what_is_kept_is_of_one_library(tmp_path: Path) -> None:
     assert any("onednn" in names for names in first.values()) or first == off
     assert not any("onednn" in names for names in off.values())
     assert _told("sorted", tmp_path) == first
+    _told("both", tmp_path / "both")
+    assert _told("sorted", tmp_path / "both") == first
 
 
 def test_an_operators_kernels_alone_are_imported(tmp_path: Path) -> None:
