@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, MutableMapping, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count
@@ -21,8 +21,8 @@ import numpy as np
 
 from soapstone.errors import DataError
 from soapstone.ir.graph import Graph, Node, topological
-from soapstone.ir.interpret import interpret
-from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.ir.interpret import steps
+from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.limits import check_bytes
 from soapstone.native.arrays import let_go, mapping
 from soapstone.native.memory import aligned
@@ -118,6 +118,7 @@ class Constants(Mapping[str, Array]):
         self._prologue = prologue
         self._found = found or Found()
         self._promised: dict[str, Array] | None = None
+        self._small: dict[str, Array] = {}  # what was computed on the way, until kernels are bound
         self._numbers = {name: self._found.weight(array) for name, array in weights.items()}
         for node in prologue.nodes:
             inputs = tuple(self._numbers[name] for name in node.inputs)
@@ -212,6 +213,7 @@ class Constants(Mapping[str, Array]):
     def bound(self) -> None:
         """Release buffers and pages of weight files, once all kernels have packed their weights."""
         self._room = threading.local()
+        self._small.clear()
         forget_made()
         read, self._told_bytes = self.read_bytes - self._told_bytes, self.read_bytes
         if read > _MANY:
@@ -228,7 +230,10 @@ class Constants(Mapping[str, Array]):
     def _value(self, name: str, weight: Callable[[Array], Array]) -> Array:
         """Return a constant, computed from weights that `weight` has prepared for reading."""
         if name in self._made:
-            made = determined(self._prologue, name, lambda other: weight(self._weights[other]))
+            weights = self._weights
+            made = determined(
+                self._prologue, name, lambda other: weight(weights[other]), self._small
+            )
         else:
             made = weight(self._weights[name])
         self.read_bytes += made.nbytes
@@ -240,26 +245,47 @@ def promised(constants: Mapping[str, Array], name: str) -> Array:
     return constants.promised(name) if isinstance(constants, Constants) else constants[name]
 
 
-def determining(graph: Graph, name: str) -> Graph:
-    """Return the part of a graph that a value depends on, with that value as its output."""
+def determining(graph: Graph, name: str, known: Container[str] = ()) -> Graph:
+    """Return the part of a graph that a value depends on, with that value as its output.
+
+    known: values that are its inputs, whatever makes them.
+    """
     nodes: dict[str, Node] = {}
-    values = [name]
+    values, read = [name], dict[str, Role]()
     while values:
-        node = graph.producers.get(values.pop())
-        if node is not None and node.name not in nodes:
+        value = values.pop()
+        node = None if value in known else graph.producers.get(value)
+        if node is None:
+            read[value] = graph.roles.get(value, Role.CONSTANT)
+        elif node.name not in nodes:
             nodes[node.name] = node
             values += node.inputs
-    read = {i: graph.roles[i] for node in nodes.values() for i in node.inputs if i in graph.roles}
     order = topological(reversed(nodes.values()), read)
     return replace(graph, nodes=order, roles=read, outputs=(name,), updates={})
 
 
-def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Array:
-    """Return a value that weights alone determine; only the weights that it needs are read."""
-    part = determining(graph, name)
+def determined(
+    graph: Graph,
+    name: str,
+    weights: Callable[[str], Array],
+    small: MutableMapping[str, Array] | None = None,
+) -> Array:
+    """Return a value that weights alone determine; only the weights that it needs are read.
+
+    small: values that were computed before, which gets those of few bytes that are now.
+    """
+    known = {} if small is None else small
+    part = determining(graph, name, known)
+    given = {n: known[n] if n in known else weights(n) for n in part.roles}
+    made = given.get(name)
     with np.errstate(all="ignore"):  # of what is not selected afterwards
-        made: Array = np.asarray(interpret(part, {n: weights(n) for n in part.roles})[name])
-    return made  # of no axes, it was a number
+        for node, arrays in steps(part, given):
+            for value, array in zip(node.outputs, arrays):
+                if value == name:
+                    made = array
+                if small is not None and array.nbytes < LEAST:
+                    small[value] = array
+    return np.asarray(made)  # of no axes, it was a number
 
 
 def whole_file(array: Array) -> bool:

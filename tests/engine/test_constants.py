@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from soapstone.engine.constants import Constants
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Role
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import select
 from soapstone.native.memory import run
@@ -119,3 +121,29 @@ def test_weights_of_sequences_are_packed_once_for_all_lengths() -> None:
         assert not notes.read
         made += [each for each, _, _ in notes.packed]
     assert len({id(each) for each in made[:2]}) <= 1
+
+
+class _Counted(dict[str, np.ndarray]):
+    """Weights, and how often they were read."""
+
+    reads = 0
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.reads += 1
+        return super().__getitem__(name)
+
+
+def test_what_several_constants_are_made_of_is_computed_once_for_a_graph() -> None:
+    builder = GraphBuilder("scales")
+    scale = builder.apply("affine", builder.input("v", (8,), role=Role.PARAMETER), shift=1.0)[0]
+    made = [builder.apply("affine", scale, scale=number)[0] for number in (2.0, 3.0)]
+    builder.output(*made)
+    weights = _Counted(v=np.arange(8, dtype=np.float32))
+    constants = Constants(weights, builder.build())
+    weights.reads = 0
+    for number, name in zip((2, 3), made):
+        np.testing.assert_array_equal(constants[name], number * (np.arange(8) + 1))
+    assert weights.reads == 1
+    constants.bound()
+    np.testing.assert_array_equal(constants[made[0]], 2 * (np.arange(8) + 1))
+    assert weights.reads == 2
