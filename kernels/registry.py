@@ -67,8 +67,9 @@ class Variant:
         """Return the kernel's entry of a call, or None."""
         if call.constants:
             inputs = enumerate(call.inputs)
-            given = tuple(self._taken(x) if i in call.constants else x for i, x in inputs)
-            call = replace(call, inputs=given)
+            given = tuple([self._taken(x) if i in call.constants else x for i, x in inputs])
+            if any(taken is not x for taken, x in zip(given, call.inputs)):
+                call = replace(call, inputs=given)
         return self.kernel(call)
 
     def _taken(self, constant: Array) -> Array:

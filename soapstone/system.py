@@ -16,7 +16,6 @@ import mmap
 import os
 import platform
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -359,6 +358,8 @@ def anonymous_file(nbytes: int) -> int:
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("soapstone")
     else:
+        import tempfile  # which takes long
+
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     try:

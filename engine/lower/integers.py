@@ -15,15 +15,21 @@ import numpy as np
 from soapstone.dtypes import BYTES
 from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.fold import CHANNELS, Fold, Site
-from soapstone.ir.graph import Node
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import having, operator
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.registry import variants
 
 _PRODUCTS = {name: f"quantized_{name}" for name in CHANNELS}
+_OF_BYTES = frozenset(("quantize", "dequantize", "byte_scale", *_PRODUCTS.values()))
 _MOVES = ("reshape", "transpose", "slice", *having("chooses"))
 _EXACT = 1 << 24  # integers up to this are float32 too
 _LEVELS = 255 * 255  # the largest product of two bytes less their zeros
+
+
+def has_bytes(graph: Graph) -> bool:
+    """Return whether a graph says of any values that they are bytes."""
+    return any(node.operator in _OF_BYTES for node in graph.nodes)
 
 
 def multiplies_bytes(processor: str) -> bool:

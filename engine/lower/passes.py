@@ -16,7 +16,7 @@ from soapstone.engine.lower.epilogue import fuse_epilogues
 from soapstone.engine.lower.few_bits import IN_FEW_BITS, IN_HALVES, ROUNDED_ROWS, ROUNDING
 from soapstone.engine.lower.fold import fold
 from soapstone.engine.lower.halves import read_halves, store_halves, widen_halves, widen_partials
-from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, multiplies_bytes
+from soapstone.engine.lower.integers import IN_BYTES, IN_REAL, has_bytes, multiplies_bytes
 from soapstone.engine.lower.parts import copy_parts, merge_parts
 from soapstone.engine.lower.updates import hoist_updates, merge_stores, store_updates
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources
@@ -41,7 +41,8 @@ class Pass(Generic[Under]):
         apply: takes a graph, and the constants or the strategy under which it is lowered.
         fuses: whether the pass is skipped when each operator must be a launch of its own.
         widens: whether the pass is skipped when kernels take half-precision operands.
-        multiplies: True: only if kernels multiply bytes; False: only if they do not; None: always.
+        multiplies: True: only if kernels multiply bytes; False: only if they do not, in either case
+            of graphs that have bytes; None: always.
         processor, precision: the only ones that the pass is for; None: any.
     """
 
@@ -110,7 +111,7 @@ def fold_weights(
         processor: the kind of processor that will run it, whose kernels may multiply bytes.
         precision: of the session (`frontend/precision.py`).
     """
-    able = multiplies_bytes(processor)
+    able = multiplies_bytes(processor) if has_bytes(graph) else None
     chosen = [
         each
         for each in CONSTANT_PASSES

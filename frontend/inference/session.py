@@ -130,12 +130,12 @@ class InferenceSession:
             file: MappedFile | None, keeper: Keeper | None = None
         ) -> tuple[SerialSession, ...]:
             """Read the model, and return what serves its runs. file: see `Source.of`."""
-            from soapstone.frontend.inference.binding import Binder, Packed
-            from soapstone.frontend.inference.serial_session import SerialSession
-            from soapstone.frontend.inference.session_strategy import SessionStrategy
-            from soapstone.frontend.precision import check_precision
-
             with paused():
+                from soapstone.frontend.inference.binding import Binder, Packed
+                from soapstone.frontend.inference.serial_session import SerialSession
+                from soapstone.frontend.inference.session_strategy import SessionStrategy
+                from soapstone.frontend.precision import check_precision
+
                 source = Source.of(model, weights, file)
             followed = SessionStrategy(strategy, source, machine, cpus, threads, gpus, requests)
             runs_on, plans = followed.machine, None
