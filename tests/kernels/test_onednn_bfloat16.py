@@ -90,6 +90,17 @@ def test_convolutions_of_pixels(layout: str) -> None:
         check("conv2d", operands, at, layout, PRODUCT)
 
 
+def test_convolutions_of_pixels_fill_part_of_a_concatenation() -> None:
+    operands = [random(2, 16, 5, 6), random(24, 16, 1, 1, seed=1), random(24, seed=2)]
+    call = call_of("conv2d", operands, CONV | {"padding": (0, 0, 0, 0)}, "last")
+    whole = np.full((2, 5, 6, 40), 7, np.float32)
+    part = np.moveaxis(whole[..., 8:32], -1, 1)
+    run(bound(replace(call, outputs=(part,)), PRODUCT))
+    run(bound(call, PRODUCT))
+    np.testing.assert_array_equal(part, call.outputs[0])
+    assert (whole[..., :8] == 7).all() and (whole[..., 32:] == 7).all()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sequences_and_volumes(layout: str) -> None:
     w = random(24, 16, 3, seed=1)

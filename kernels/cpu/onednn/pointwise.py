@@ -13,7 +13,7 @@ from soapstone.kernels.cpu.onednn.descriptors import ACTIVATIONS, Step, on_opera
 from soapstone.kernels.cpu.onednn.execute import Program, served
 from soapstone.kernels.cpu.onednn.matmul import product, read_as
 from soapstone.kernels.cpu.substrate.layout import rows
-from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
@@ -75,6 +75,8 @@ def conv2d(call: Call, steps: Sequence[Step] = (), form: str = "first") -> Entry
     columns = w[:, :, 0, 0].swapaxes(0, 1)
     bias = rest[0] if rest else None
     program = Program(call.threads)
+    if form == BFLOAT16 and not made.flags.c_contiguous:  # else twice as slow, copy included
+        made = program.dense_target(made)
     operands = (pixels, columns, made)
     return product(program, operands, bias, after, form, 1 in call.constants)
 
