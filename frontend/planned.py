@@ -54,6 +54,7 @@ class Launches:
         copiers: whether separate processors copy.
         machine: the name or file of a described GPU that runs the graph instead, whose copiers copy
             to and from its host; times are then estimated.
+        deadline: after which nothing is measured; a call that needs it is a `TimeUpError`.
 
     Raises:
         DeviceError: an unknown device, or the description has no GPU.
@@ -69,6 +70,7 @@ class Launches:
         contents: Mapping[str, Array] = MappingProxyType({}),
         copiers: bool = False,
         machine: str | Path | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         described = None if machine is None else RooflineCost(machine, training=True)
         here, mapper = machine_of("local", 1 if described else cpus, threads), load("data_parallel")
@@ -83,6 +85,7 @@ class Launches:
             self._cost, self._copy = described, described.device.host_link
         elif timed:
             self._cost, self._copy = ExecutorCost(threads, training=True), copies()
+            self._cost.deadline = deadline or Deadline()
 
     def __call__(self, recomputed: Collection[str]) -> tuple[Footprint, Times | None]:
         """Return the footprint of the launches, and their times if these are wanted.

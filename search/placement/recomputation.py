@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from soapstone.deadline import Deadline
+from soapstone.deadline import Deadline, TimeUpError
 from soapstone.ir.analysis.footprint import Footprint
 from soapstone.ir.errors import GraphError
 from soapstone.search.placement import baselines
@@ -115,22 +115,22 @@ class _Aim:
         return replace(found, plan=replace(found.plan, recomputed=tuple(sorted(chosen))))
 
     def tried(self, chosen: frozenset[str], deadline: Deadline) -> Found | None:
-        """Return the same, or None where a node of it needs more than the capacity."""
+        """Return the same, or None where a node needs more than the capacity, or times lack."""
         try:
             return self.planned(chosen, deadline)
-        except GraphError:
+        except (GraphError, TimeUpError):
             return None
 
     def estimated(self, chosen: frozenset[str]) -> tuple[float, Mapping[str, int]]:
         """Return the objective, and the bytes copied of each value, by a greedy choice of gaps.
 
-        Infinite if a node needs more than the capacity.
+        Infinite if a node needs more than the capacity, or times could not be measured any more.
         """
-        footprint, times = self.launched(chosen)
         best, copied = math.inf, dict[str, int]()
         try:
+            footprint, times = self.launched(chosen)
             both = orders(timeline(footprint, self.capacity_bytes))
-        except GraphError:
+        except (GraphError, TimeUpError):
             return best, copied
         for known in both:
             start = baselines.kept_by(known, baselines.latest)

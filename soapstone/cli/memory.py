@@ -41,7 +41,12 @@ def plan(
     machine: Annotated[
         str | None, typer.Option(help="A described GPU in place of this computer: estimated times.")
     ] = None,
-    budget: Annotated[float, typer.Option(min=0, help="Seconds of search, at most.")] = 30.0,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Seconds, measuring among them, at most. By default 30 of search."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan here (JSON).")
     ] = None,
@@ -55,18 +60,20 @@ def plan(
     `soapstone train MODEL --plan FILE` follows the plan that is written. An interrupt ends the
     search; the best plan until then is shown and written.
     """
-    from soapstone.deadline import Deadline
+    from soapstone.deadline import Deadline, TimeUpError
     from soapstone.files import check_suffix, check_targets, write
-    from soapstone.frontend.planned import Launches
+    from soapstone.frontend.planned import SECONDS, Launches
     from soapstone.frontend.progress import planning
     from soapstone.frontend.strategies.finding import parse_sizes, with_constants
     from soapstone.frontend.strategies.plot import memory_chart
+    from soapstone.ir.errors import GraphError
     from soapstone.search.placement.find import TIME, memory_plan
     from soapstone.search.placement.recomputation import recomputing
 
     check_targets(output, plot, reads=(model,))
     check_suffix(output, ".json")
     check_suffix(plot, ".svg", what="picture")
+    deadline = Deadline(budget)
     sizes, dims = parse_sizes(size), dims_of(dim)
     capacity_bytes = size_of("--capacity", capacity)
     graph, contents = with_constants(model, batch_size, training=training, sizes=sizes, dims=dims)
@@ -76,8 +83,16 @@ def plan(
         contents=contents,
         copiers=overlap,
         machine=machine,
+        deadline=deadline,
     )
-    footprint, times = launches(())
+    try:
+        footprint, times = launches(())
+    except TimeUpError:
+        raise GraphError(
+            "--budget ended before the times of nodes were known; a larger one needed, or the same"
+            " again: what was measured by then is kept"
+        ) from None
+    deadline = Deadline(SECONDS) if budget is None else deadline
     with planning() as progress:
         if recompute:
             found = recomputing(
@@ -86,7 +101,7 @@ def plan(
                 capacity_bytes,
                 method,
                 minimize=minimize,
-                deadline=Deadline(budget),
+                deadline=deadline,
                 progress=progress,
             )
         else:
@@ -94,7 +109,7 @@ def plan(
                 footprint,
                 capacity_bytes,
                 method,
-                deadline=Deadline(budget),
+                deadline=deadline,
                 progress=progress,
                 minimize=minimize,
                 times=times,

@@ -92,6 +92,19 @@ def test_a_plan_is_written_and_followed(tiny: Path, tmp_path: Path) -> None:
     assert "one of them needed" in error_of("train", tiny, *both)
 
 
+def test_the_budget_of_a_plan_is_of_measuring_too(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOAPSTONE_CACHE", str(tmp_path))
+    plan = ("memory", "plan", tiny, "--capacity", "20kB", "--cpus", "1", "--json")
+    timed = (*plan, "--minimize", "time")
+    assert "budget ended before the times of nodes" in error_of(*timed, "--budget", "0")
+    assert json.loads(invoke(*plan, "--budget", "0").stdout)["step_us"] is None
+    assert json.loads(invoke(*timed).stdout)["step_us"] > 0
+    for more in ((), ("--recompute",)):  # what is known needs no time
+        assert json.loads(invoke(*timed, "--budget", "0", *more).stdout)["step_us"] > 0
+
+
 def test_a_plan_that_recomputes_is_written_and_followed(tiny: Path, tmp_path: Path) -> None:
     plan, chart = tmp_path / "plan.json", tmp_path / "plan.svg"
     made = ("memory", "plan", tiny, "--capacity", "9kB", "--cpus", "1", "--recompute", "--json")
