@@ -29,9 +29,9 @@ from soapstone.kernels.cpu.onednn.sequences import as_image
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.arrays import strided
-from soapstone.native.copies import copy
+from soapstone.native.copies import copies, copy, filling
 from soapstone.native.entries import noop, sequence
-from soapstone.native.memory import aligned_array
+from soapstone.native.memory import Scratch, aligned_array
 from soapstone.native.promises import held
 from soapstone.native.shared import packed
 
@@ -97,17 +97,18 @@ def _unfolded(call: Call) -> tuple[Entry | None, Call] | None:
         return None
     places = y.shape[3]
     reach = (places - 1) * along + columns
-    image = aligned_array((n, height, reach, channels), learn(BFLOAT16), zero=True)
+    image = aligned_array((n, height, reach, channels), learn(BFLOAT16)).view(Scratch)
     kept = min(width, reach - low)
     inside = np.moveaxis(image, -1, 1)[..., low : low + kept]
-    windows = aligned_array((n, height, places, _whole(row, 2)), image.dtype, zero=True)
+    windows = aligned_array((n, height, places, row), image.dtype).view(Scratch)
+    edges = image[:, :, :low], image[:, :, low + kept :]
     steps = *image.strides[:2], along * image.strides[2], image.itemsize
     first = [
+        copies([filling(edge, 0) for edge in edges], call.threads),
         _written(inside, x[..., :kept], call.threads),
-        copy(windows[..., :row], strided(image, (n, height, places, row), steps), call.threads),
+        copy(windows, strided(image, windows.shape, steps), call.threads),
     ]
-    wide = np.zeros((filters, rows, 1, windows.shape[3]), w.dtype)
-    wide[..., :row] = held(w).transpose(0, 2, 3, 1).reshape(filters, rows, 1, row)
+    wide = held(w).transpose(0, 2, 3, 1).reshape(filters, rows, 1, row)
     operands = (np.moveaxis(array, -1, 1) for array in (windows, wide))
     attributes = {**at, "stride": (down, 1), "padding": (top, 0, bottom, 0)}
     return sequence(first), replace(call, inputs=(*operands, *bias), attributes=attributes)
