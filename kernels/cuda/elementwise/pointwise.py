@@ -4,7 +4,8 @@ The kernel walks the elements of its outputs. What lies in one row is walked by 
 stride of the grid, so that neighbouring threads touch neighbouring elements; anything else by rows,
 whose place is found once a row and not once an element. Each thread loads several elements before
 it stores any: loads cannot pass stores that might be to the same memory, and one load in flight a
-thread does not saturate the memory.
+thread does not saturate the memory. Where all operands lie side by side at boundaries of 16 bytes,
+these elements are neighbours, which are loaded and stored at once (`substrate.vectors`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from soapstone.kernels.cuda.entry import DeviceEntry, Launch
 from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.grid import flat_launch, joined, row_launch
 from soapstone.kernels.cuda.substrate.target import Kernel, built
+from soapstone.kernels.cuda.substrate.vectors import VECTORS, aligned, load, store, width_of
 
 Writer = Callable[[Text, Sequence[Value]], Sequence[Value]]
 IN_FLIGHT = 4  # elements a thread loads before it stores
+# Of neighbouring elements that are loaded at once: statements, and elements of operands.
+MOST_STATEMENTS, MOST_HELD = 200, 80
 
 
 def numbers(shape: Sequence[int], origin: Sequence[int], whole: Sequence[int]) -> View:
@@ -43,7 +47,7 @@ def numbers(shape: Sequence[int], origin: Sequence[int], whole: Sequence[int]) -
 @cache
 def compiled(source: str) -> Kernel:
     """Return the kernel `pointwise` of a source text; of one text there is one kernel."""
-    return built("pointwise", source, **INTEGERS)
+    return built("pointwise", source, **INTEGERS, **VECTORS)
 
 
 def pointwise(
@@ -96,12 +100,26 @@ def _body(
     lanes: Sequence[str],
     indent: str,
     index: str,
+    together: bool = False,
 ) -> list[str]:
-    """Return the statements of several elements: loads, then arithmetic, then stores."""
+    """Return the statements of several elements: loads, then arithmetic, then stores.
+
+    together: whether they are neighbours, which are loaded at once, and stored.
+    """
     loads, sums, stores = [], [], []
+    if together:
+        for number, view in enumerate(inputs):
+            if number not in splats:
+                names = [f"x{number}_{lane}" for lane, _ in enumerate(lanes)]
+                loads.append(load(names, f"x{number}", places("x", number, lanes[0])))
+                if wide(view.dtype) != view.dtype:
+                    loads += [f"{name} = {_read(name, view.dtype)}" for name in names]
+        for number, stored in writes:
+            values = [_renamed(stored, lane, splats) for lane, _ in enumerate(lanes)]
+            stores.append(store(f"y{number}", places("y", number, lanes[0]), values))
     for lane, position in enumerate(lanes):
         for number, view in enumerate(inputs):
-            if number in splats:
+            if number in splats or together:
                 continue
             read = f"x{number}[{places('x', number, position)}]"
             loads.append(f"x{number}_{lane} = {_read(read, view.dtype)}")
@@ -109,7 +127,7 @@ def _body(
             loads.append(f"at_{lane} = {index.format(position)}")
         for line in text.lines:
             sums.append(_renamed(line, lane, splats))
-        for number, stored in writes:
+        for number, stored in [] if together else writes:
             value = _renamed(stored, lane, splats)
             stores.append(f"y{number}[{places('y', number, position)}] = {value}")
     return [indent + line for line in (*loads, *sums, *stores)]
@@ -132,8 +150,36 @@ def _renamed(line: str, lane: int, splats: frozenset[int]) -> str:
     return re.sub(r"\bx\d+_u\b|\bat_u\b|\bv\d+\b", name, line)
 
 
-def _unroll(text: Text) -> int:
-    return IN_FLIGHT if len(text.lines) <= 24 else 2 if len(text.lines) <= 48 else 1
+def _unroll(text: Text, operands: int) -> int:
+    by_lines = IN_FLIGHT if len(text.lines) <= 24 else 2 if len(text.lines) <= 48 else 1
+    return max(1, min(by_lines, MOST_HELD // (4 * operands)))
+
+
+def _together(
+    text: Text,
+    views: Sequence[View],
+    strides: Sequence[Sequence[int]],
+    columns: int,
+    tail: bool,
+) -> int:
+    """Return how many neighbouring elements are loaded at once, or 0: they cannot be.
+
+    strides: of each view, the innermost last. tail: whether what is left of a row has its own loop.
+    """
+    width = width_of(views)
+    if len(text.lines) * width > MOST_STATEMENTS or len(views) * width > MOST_HELD:
+        width = 4
+    fits = (
+        columns >= width
+        and (tail or columns % width == 0)
+        and len(text.lines) * width <= MOST_STATEMENTS
+        and len(views) * width <= MOST_HELD
+        and all(
+            own[-1] == 0 or (own[-1] == 1 and aligned(view, width, own[:-1]))
+            for view, own in zip(views, strides)
+        )
+    )
+    return width if fits and any(own[-1] for own in strides) else 0
 
 
 def _flat(
@@ -155,14 +201,25 @@ def _flat(
         name = f"{side}{number}"
         return f"o{name} + {position}" if of[name] == 1 else f"o{name} + ({position}) * s{name}"
 
-    lanes = _unroll(text)
+    views = [*inputs, *outputs]
+    width = _together(text, views, [(step,) for step in strides[: len(views)]], items, tail=True)
+    lanes = width or _unroll(text, len(views))
     lines = [
         f"def pointwise(items, first_at, step_at, {', '.join(f'{n}, o{n}, s{n}' for n in names)}):"
     ]
     lines += [f"    x{n}_s = {_read(f'x{n}[ox{n}]', inputs[n].dtype)}" for n in sorted(splats)]
     lines += ["    i = cuda.grid(1)", "    step = cuda.gridsize(1)"]
     at = "first_at + ({}) * step_at" if index is not None else ""
-    if lanes > 1:
+    if width:
+        positions = ["first", *(f"(first + {n})" for n in range(1, lanes))]
+        lines += [
+            f"    many = items // {width}",
+            "    while i < many:",
+            f"        first = i * {width}",
+        ]
+        lines += _body(text, writes, inputs, place, splats, positions, " " * 8, at, together=True)
+        lines += ["        i += step", f"    i += many * {width - 1}"]
+    elif lanes > 1:
         positions = ["i", *(f"(i + {n} * step)" for n in range(1, lanes))]
         lines += [f"    while i + {lanes - 1} * step < items:"]
         lines += _body(text, writes, inputs, place, splats, positions, " " * 8, at)
@@ -221,19 +278,28 @@ def _rows(
     lines += [f"        x{n}_s = {_read(f'x{n}[bx{n}]', inputs[n].dtype)}" for n in sorted(splats)]
     lines += ["        i = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x"]
     at = "bat + ({}) * sat" if index else ""
-    lanes = min(_unroll(text), 2)
-    if lanes > 1:
+    views = [*inputs, *outputs]
+    width = _together(text, views, strides[: len(views)], columns, tail=False)
+    lanes = width or min(_unroll(text, len(views)), 2)
+    if width:
+        positions = ["first", *(f"(first + {n})" for n in range(1, lanes))]
+        lines += [f"        while i * {width} < columns:", f"            first = i * {width}"]
+        lines += _body(text, writes, inputs, place, splats, positions, " " * 12, at, together=True)
+        lines += ["            i += step"]
+    elif lanes > 1:
         lines += [f"        while i + {lanes - 1} * step < columns:"]
         positions = ["i", *(f"(i + {n} * step)" for n in range(1, lanes))]
         lines += _body(text, writes, inputs, place, splats, positions, " " * 12, at)
         lines += [f"            i += {lanes} * step"]
-    lines += ["        while i < columns:"]
-    lines += _body(text, writes, inputs, place, splats, ["i"], " " * 12, at)
-    lines += ["            i += step", "        row += cuda.gridDim.x * cuda.blockDim.y"]
+    if not width:
+        lines += ["        while i < columns:"]
+        lines += _body(text, writes, inputs, place, splats, ["i"], " " * 12, at)
+        lines += ["            i += step"]
+    lines += ["        row += cuda.gridDim.x * cuda.blockDim.y"]
     arguments: list[object] = [rows, columns, *outer[1:]]
     for view, own in zip((*inputs, *outputs), strides):
         arguments += [view.span, view.offset, own[-1], *own[:-1]]
     if index is not None:
         arguments += [index.offset, strides[-1][-1], *strides[-1][:-1]]
-    grid, block = row_launch(rows, columns)
+    grid, block = row_launch(rows, -(-columns // width) if width else columns, bool(width))
     return Launch(compiled("\n".join(lines)), grid, block, tuple(arguments))

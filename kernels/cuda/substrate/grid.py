@@ -50,15 +50,23 @@ def flat_launch(items: int, each: int = 1) -> tuple[int, int]:
     return blocks_of(work, threads), threads
 
 
-def row_launch(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return grid (rows, columns) and block (columns, rows) for rows that lie apart."""
+def row_launch(
+    rows: int, columns: int, at_once: bool = False
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return grid (rows, columns) and block (columns, rows) for rows that lie apart.
+
+    Small problems have small blocks, so that they reach more multiprocessors. at_once: whether what
+    a thread has under way is a column; else it is four of them.
+    """
+    threads = rounded(-(-rows * columns // processors()))
     wide = 1
-    while wide < columns and wide < THREADS:
+    while wide < columns and wide < threads:
         wide *= 2
-    high = max(1, min(THREADS // wide, rows))
+    high = max(1, min(threads // wide, rows))
     if wide * high < WARP:
         high = WARP // wide
     down = blocks_of(rows, high) if rows > high else 1
     most = max(1, 2 * processors() * 8 // down)
-    across = max(1, min(-(-columns // (4 * wide)), most, 65535))
+    each = wide if at_once else 4 * wide
+    across = max(1, min(-(-columns // each), most, 65535))
     return (down, across), (wide, high)

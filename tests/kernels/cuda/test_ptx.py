@@ -14,11 +14,13 @@ from helpers.cuda_compilers import compilers
 
 from soapstone.dtypes import learn
 from soapstone.ir.spec import operator
+from soapstone.ir.tensor import TensorSpec
 from soapstone.kernels.cuda.entry import Launch
 from soapstone.kernels.cuda.substrate.arrays import Described
 from soapstone.kernels.cuda.substrate.compiling import assembled, assembler, form, ptx
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
+from soapstone.kernels.select import select_device
 from soapstone.search.cost.gpu_resources import resources
 
 PROGRAM = Path(__file__).parents[3] / "benchmarks" / "kernels" / "cuda_ptx.py"
@@ -127,3 +129,32 @@ def test_tiles_of_halves_are_copied_while_others_are_multiplied(
         made, needed = assembled(text, (8, 0), ptxas), resources(launch.kernel.name)
         assert made.spilled == 0
         assert (made.registers, made.shared) <= (needed.registers, needed.shared)
+
+
+def text_of(name: str, dtype: str, *shapes: tuple[int, ...]) -> str:
+    """Return the PTX of the first launch of a call that makes what has the first shape."""
+    inputs = tuple(Described.like(np.empty(shape, learn(dtype))) for shape in shapes)
+    spec = operator(name)
+    made = spec.bind(tuple(TensorSpec(each.shape, dtype) for each in inputs), spec.normalise({}))
+    outputs = tuple(Described.like(np.empty(s.shape, learn(s.dtype))) for s in made.output_specs)
+    _, entry = select_device(Call(name, spec.normalise({}), inputs, outputs))
+    return ptx(*form(entry.launches[0]), (9, 0))
+
+
+@pytest.mark.skipif(not compilers(), reason="NVIDIA's compilers are not installed")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "shapes", "at_once"),
+    [
+        ("gelu", ((4096, 1024),), True),
+        ("add", ((64, 30, 8, 8), (30, 1, 1)), True),  # rows of one element of the second operand
+        ("gelu", ((1023,),), True),  # and a rest
+        ("add", ((64, 30, 7, 7), (30, 1, 1)), False),  # rows begin anywhere
+    ],
+)
+def test_neighbours_are_loaded_and_stored_sixteen_bytes_at_a_time(
+    dtype: str, name: str, shapes: tuple[tuple[int, ...], ...], at_once: bool
+) -> None:
+    text = text_of(name, dtype, *shapes)
+    for way in ("ld", "st"):
+        assert bool(re.search(rf"{way}\.global\.v4\.[fbu]32", text)) == at_once, text
