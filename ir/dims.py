@@ -344,7 +344,9 @@ class Signature:
     @cached_property
     def undivided(self) -> Tiled:
         """The only point of an operator without split dims; shared, so never written to."""
-        return self._tiled(*self.points({}))
+        first = dict.fromkeys(self.by_name, np.zeros(1, np.int64))
+        past = {dim.name: np.array([dim.extent], np.int64) for dim in self.dims}
+        return self._tiled((1,) * len(self.dims), first, past)
 
     def tiled(
         self,
@@ -506,9 +508,10 @@ def finish(
     """Return the signature of collected operands, marking dims absent from an output as reduced."""
     dims = []
     types = tuple(dtypes) if dtypes is not None else ("float32",) * len(outputs)
+    indexing = [(one.dims, dtype) for one, dtype in zip(outputs, types)]
     for name, extent, kind in table.dims():
         kind = (kinds or {}).get(name, kind)
-        lack = {dtype for one, dtype in zip(outputs, types) if name not in one.dims}
+        lack = {dtype for dims_of, dtype in indexing if name not in dims_of}
         if kind is Kind.FREE and lack:  # there is no sum of booleans
             kind = Kind.WHOLE if "bool" in lack and monoid == "sum" else Kind.REDUCED
         dims.append(Dim(name, extent, kind, monoid if lack else None))

@@ -115,8 +115,14 @@ class Node:
 
 
 @lru_cache(maxsize=1 << 10)
-def _signature(name: str, items: Items, inputs: tuple[TensorSpec, ...]) -> Signature:
-    """Return the dims and operands of an operator; kept, since passes ask for the same again."""
+def signature_of(name: str, items: Items, inputs: tuple[TensorSpec, ...]) -> Signature:
+    """Return the dims and operands of an operator; kept, since passes ask for the same again.
+
+    items: its attributes as a node has them.
+
+    Raises:
+        ShapeError: the inputs do not fit.
+    """
     return operator(name).bind(inputs, MappingProxyType(dict(items)))
 
 
@@ -136,7 +142,7 @@ def bound(node: Node, inputs: Iterable[TensorSpec]) -> Signature:
         ShapeError: as `inferred`.
     """
     try:
-        return _signature(node.operator, node.items, tuple(inputs))
+        return signature_of(node.operator, node.items, tuple(inputs))
     except GraphError as error:
         raise type(error)(f"{node.label}: {error}") from None
 
@@ -243,7 +249,7 @@ class Graph:
         signature = self._signatures.get(node.name)
         if signature is None:
             specs = tuple(self.tensors[i] for i in node.inputs)
-            signature = _signature(node.operator, node.items, specs)
+            signature = signature_of(node.operator, node.items, specs)
             self._signatures[node.name] = signature
         return signature
 

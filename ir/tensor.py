@@ -45,10 +45,10 @@ class TensorSpec:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
-        if any(extent < 0 for extent in self.shape):
+        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
+        if min(self.shape, default=0) < 0:
             raise ShapeError(f"shape {self.shape} has a negative extent; extents are 0 or more")
-        if any(extent > _LARGEST for extent in self.shape):
+        if max(self.shape, default=0) > _LARGEST:
             raise ShapeError(f"shape {self.shape} found; extents of at most {_LARGEST:,} needed")
         if self.dtype not in DTYPES:
             raise ShapeError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")

@@ -32,7 +32,7 @@ from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files.graphs import save_graph
-from soapstone.ir.graph import Graph
+from soapstone.ir.graph import Graph, signature_of
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.mappers import load
@@ -297,3 +297,14 @@ def test_checked_mode_names_the_pass_that_went_wrong(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(passes, "CHECKED", True)
     with pytest.raises(GraphError, match=r"pass 'lose_updates': updates \[\] found, \['s'\] need"):
         lower(small(), WHOLE)
+
+
+def test_a_chain_takes_the_signatures_that_its_steps_had_as_nodes() -> None:
+    signature_of.cache_clear()
+    builder = GraphBuilder("chain")
+    x, scale = builder.input("x", (2, 7, 5, 3)), builder.input("scale", (7, 1, 1))
+    builder.output(*builder.apply("relu", builder.apply("mul", x, scale)[0]))
+    (chain,) = (lowered := lower(builder.build(), WHOLE)).nodes
+    assert lowered.signature(chain).outputs[0].shape == (2, 7, 5, 3)
+    found = signature_of.cache_info()
+    assert found.misses == 3 and found.hits >= len(chain.attributes["program"]) == 2

@@ -14,7 +14,7 @@ from typing import Any
 from soapstone.dtypes import WIDE
 from soapstone.ir.dims import Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.ops.elementwise.fused import program_steps
+from soapstone.ir.ops.elementwise.fused import of_step, program_steps
 from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, Tile, define, operator
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -40,7 +40,7 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
     own = inputs[:arity]
     if attributes["wide"]:
         own = tuple(replace(x, dtype=WIDE[x.dtype]) if x.is_half else x for x in own)
-    base = spec.bind(own, spec.normalise(given))
+    base = of_step(spec, own, spec.normalise(given))
     if len(base.outputs) != 1:
         raise GraphError(f"operator {spec.name!r} has {len(base.outputs)} outputs, 1 needed")
     output, shape = base.outputs[0], base.outputs[0].shape
@@ -57,7 +57,7 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
         extras.append(Operand(tuple(axes)))
     specs = [TensorSpec(shape, base.dtypes[0]), *inputs[arity:]]
     for step, operands, values in program_steps(attributes, len(specs)):
-        specs += step.bind([specs[i] for i in operands], values).output_specs
+        specs += of_step(step, [specs[i] for i in operands], values).output_specs
     if specs[-1].shape != shape:
         raise ShapeError(f"attribute program: result {specs[-1].shape} found, {shape} needed")
     dims = tuple(

@@ -6,13 +6,13 @@ names and attributes, so its meaning is that of the operators it is made of. Dim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from soapstone.ir.dims import Operand, Signature
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import Node
+from soapstone.ir.graph import Node, signature_of
 from soapstone.ir.ops.elementwise.pointwise import pointwise
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, define, operator
 from soapstone.ir.tensor import Array, TensorSpec
@@ -52,12 +52,17 @@ def program_steps(
         yield spec, operands, values
 
 
+def of_step(spec: OpSpec, inputs: Sequence[TensorSpec], values: Attributes) -> Signature:
+    """Return the signature of a step of `program_steps`, which a node had before it became one."""
+    return signature_of(spec.name, tuple(sorted(values.items())), tuple(inputs))
+
+
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     whole = pointwise(inputs)
     specs = list(inputs)
     for position, (spec, operands, values) in enumerate(program_steps(attributes, len(inputs))):
         try:
-            specs += spec.bind([specs[i] for i in operands], values).output_specs
+            specs += of_step(spec, [specs[i] for i in operands], values).output_specs
         except ShapeError as error:
             raise ShapeError(f"step {position} ({spec.name}): {error}") from None
     results = attributes["results"]

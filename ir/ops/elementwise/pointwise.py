@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from soapstone.dtypes import kind_of
-from soapstone.ir.dims import Affine, Axis, DimTable, Operand, Signature, Whole, along, finish
+from soapstone.ir.dims import Affine, Axis, Dim, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.expression import Expression, bound, evaluate, make, parameter, variable
 from soapstone.ir.operations import Formula, adjoints
@@ -37,6 +37,7 @@ Function = Callable[..., Expression] | tuple[str, ...]
 Meaning = Function | Mapping[Any, Function]
 GradientRule = Callable[[GradientContext], Sequence[str | None]]
 
+_ONE = Whole(1)
 UNARY_CASES = (Case(("2 3 4",)), Case(("5",)), Case(("1 1",)), Case(("0 3",)), Case(("",)))
 BINARY_CASES = (
     Case(("3 4", "3 4")),
@@ -59,25 +60,21 @@ def pointwise(inputs: Sequence[TensorSpec], dtype: str | None = None) -> Signatu
         for axis, extent in enumerate(spec.shape, rank - spec.rank):
             if extent != 1:
                 largest[axis] = extent
-    table = DimTable()
-    for axis, extent in enumerate(largest):
-        table.add(f"d{axis}", extent, "output")
+    plain = [Affine(f"d{axis}", extent) for axis, extent in enumerate(largest)]
     operands = []
     for position, spec in enumerate(inputs):
         axes: list[Axis] = []
-        for axis, extent in enumerate(spec.shape, rank - spec.rank):
-            if extent == 1 and largest[axis] != 1:
-                axes.append(Whole(1))
-            else:
-                if extent != largest[axis]:
-                    raise ShapeError(
-                        f"dim d{axis} is {largest[axis]} but {extent} in input {position}"
-                        f" (shape {spec.shape})"
-                    )
-                axes.append(along(table, f"d{axis}", extent, f"input {position}"))
+        for extent, along in zip(spec.shape, plain[rank - spec.rank :]):
+            if extent not in (1, along.extent):
+                raise ShapeError(
+                    f"dim {along.dim} is {along.extent} but {extent} in input {position}"
+                    f" (shape {spec.shape})"
+                )
+            axes.append(along if extent == along.extent else _ONE)
         operands.append(Operand(tuple(axes)))
-    output = Operand(tuple(Affine(f"d{axis}", extent) for axis, extent in enumerate(largest)))
-    return finish(table, operands, [output], [dtype or inputs[0].dtype])
+    dims = tuple([Dim(axis.dim, axis.extent) for axis in plain])
+    output = Operand(tuple(plain))
+    return Signature(dims, tuple(operands), (output,), (dtype or inputs[0].dtype,))
 
 
 def unbroadcast(
