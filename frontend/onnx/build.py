@@ -130,7 +130,8 @@ class Importer:
         spec = sized(spec_as(shape, declared.dtype), f"input {declared.name!r}")
         given = self._contents.get(declared.name)
         if given is None:
-            return self.emitter.offered(spec, declared.name, declared.name)
+            varies = any(not isinstance(extent, int) for extent in declared.shape)
+            return self.emitter.offered(spec, declared.name, declared.name, varies)
         if described(given) != spec:
             raise OnnxError(
                 f"contents of input {declared.name!r}: {described(given)} found, {spec}"

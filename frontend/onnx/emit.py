@@ -65,11 +65,14 @@ class Emitter:
         self._once: dict[tuple[object, ...], Value] = {}  # what several nodes need, by their key
         self.shaped = False  # whether the node at hand is given a number made of extents
 
-    def offered(self, spec: TensorSpec, label: str, name: str) -> Value:
-        """Return an input of the graph. Texts, which graphs do not have, become a value only."""
+    def offered(self, spec: TensorSpec, label: str, name: str, varies: bool = True) -> Value:
+        """Return an input of the graph. Texts, which graphs do not have, become a value only.
+
+        varies: whether the model is for other extents of it too, of which notes are taken.
+        """
         follows = tuple(
             frozenset([Extent(name, axis, extent, frozenset([(name, axis)]))])
-            for axis, extent in enumerate(spec.shape)
+            for axis, extent in enumerate(spec.shape if varies else ())
         )
         made = Value(spec, label, name, follows=follows)
         if not made.is_text:

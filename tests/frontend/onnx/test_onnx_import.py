@@ -453,3 +453,12 @@ def test_what_is_no_file_is_named() -> None:
         from_onnx(b"")
     with pytest.raises(OnnxError, match="model: int found; a path, the bytes"):
         from_onnx(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("axes", "count"), [("n, m", 2), ("n, 3", 2), ("2, 3", 0)])
+def test_of_a_model_for_one_shape_alone_nothing_is_noted_of_extents(axes: str, count: int) -> None:
+    text = f"g (float[{axes}] x) => (float[{axes}] y) {{ s = Shape (x) e = Equal (s, k)"
+    text += " w = Cast <to = 1> (e) y = Mul (x, one) z = Mul (w, w) }"
+    model = model_of(text, k=np.array([2, 5]), one=reals(1))
+    _, _, notes = from_onnx(model.SerializeToString()).noted_for({"x": reals(2, 3)})
+    assert sum(len(note.several) for note in notes) == count
