@@ -23,8 +23,8 @@ class Resources:
             counted; None where that is not what bounds a kernel. `FUSED` is as many as without
             tensor cores there can be.
         tensor: whether tensor cores multiply.
-        loaded: bytes that a thread has under way: four elements (`elementwise.pointwise`), or the
-            tiles that are copied ahead (`products.staged`).
+        loaded: bytes that a thread has under way: 16 (`elementwise.pointwise`), what it keeps of a
+            row (`normalization.rowwise`), or the tiles that are copied ahead (`products.staged`).
     """
 
     registers: int
@@ -45,6 +45,7 @@ _MOST: Mapping[str, Resources] = {
     "each": Resources(40, 1024),
     "fold": Resources(40, 2048),
     "fragments": Resources(168, 10240, 46, tensor=True),
+    "kept": Resources(64, 128, loaded=64),
     "pointwise": Resources(32, 0),
     "product": Resources(128, 8320, 18),
     "rows": Resources(48, 128),

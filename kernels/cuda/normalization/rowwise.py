@@ -1,24 +1,30 @@
 """Kernels over rows that are folded before they are mapped: a warp or a block has a row at a time.
 
-A row is read from memory by the first fold; the others, and the map at the end, find it in the
-first-level cache, which holds what a multiprocessor's rows take up to some thousand elements each.
+A row that fits is kept in registers: it is read once, 16 bytes at a time where it lies so, and
+written once. Of a longer one the first fold reads memory; the others, and the map at the end, find
+it in the cache.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from soapstone.kernels.cuda.elementwise.text import Text, Value
+from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
 from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch
 from soapstone.kernels.cuda.reduction.fold import max_extent, spread
 from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.folds import MOST, combined, folds, identity
 from soapstone.kernels.cuda.substrate.grid import THREADS, blocks_of, rounded
-from soapstone.kernels.cuda.substrate.source import Layout, constant, element, loop
+from soapstone.kernels.cuda.substrate.source import Layout, constant, element, loop, unit
 from soapstone.kernels.cuda.substrate.target import SIMULATED, WARP, Kernel, built
+from soapstone.kernels.cuda.substrate.vectors import VECTORS, load, store, width_of
 
+# Of a row that is kept: items of a thread, and threads; items of all operands, and statements.
+LANES, WIDEST = (8, THREADS) if SIMULATED else (16, MOST)
+MOST_HELD, MOST_STATEMENTS = 64, 400
 Item = Callable[[Text, Sequence[Value], Sequence[Value]], Sequence[Value]]
 Row = Callable[[Text, Sequence[Value], Sequence[Value], Sequence[Value]], Sequence[Value]]
 
@@ -41,9 +47,25 @@ class Phase:
 
 
 @cache
-def compiled(source: str, by_warp: bool) -> Kernel:
-    """Return the kernel `rows` of a source text."""
-    return built("rows", source, SCRATCH=MOST if SIMULATED else WARP, **folds(by_warp))
+def compiled(name: str, source: str, by_warp: bool) -> Kernel:
+    """Return the kernel of a name in a source text."""
+    values = {**folds(by_warp), **VECTORS}
+    return built(name, source, SCRATCH=MOST if SIMULATED else WARP, **values)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A walk over a row: statements of an item, and those after them; `stores`: of each output."""
+
+    text: Text
+    after: Sequence[str] = ()
+    stores: Sequence[tuple[str, str]] = ()
+
+    def reads(self, layout: Layout) -> list[str]:
+        """Return the operands that vary along a row, of which it needs elements."""
+        lines = [*self.text.lines, *self.after, *(value for _, value in self.stores)]
+        found = dict.fromkeys(re.findall(r"\b([a-z]\w*)_u\b", "\n".join(lines)))
+        return [name for name in found if layout.varies(name)]
 
 
 def rowwise(
@@ -80,9 +102,32 @@ def rowwise(
     splats = [name for name in names if not layout.varies(name)]
     fixed = [constant(layout, name) for name in names]
     known: list[Value] = []
-    by_warp, grid, block = _geometry(layout)
+    passes, between = [], []
+    for number, phase in enumerate(phases):
+        text = Text()
+        values = phase.item(text, [element(layout, name) for name in names], known)
+        begin, after, end = [], [], []
+        totals = [Value(f"a{number}_{n}", kind) for n, (_, kind) in enumerate(phase.monoids)]
+        for value, total, (monoid, kind) in zip(values, totals, phase.monoids, strict=True):
+            begin.append(f"{total.name} = {identity(monoid, kind)}")
+            after.append(combined(total.name, text.cast(value, kind).name, monoid))
+            end.append(f"{total.name} = fold_{monoid}({total.name}, s_{kind})")
+        last = Text(f"w{number}_")
+        known = [*known, *phase.row(last, totals, fixed, known)]
+        passes.append(_Pass(text, after))
+        between.append((begin, [*end, *last.lines]))
+    if outputs:
+        text = Text()
+        results = item(text, [element(layout, name) for name in names], known)
+        stores = [
+            (f"y{n}", text.cast(value, outputs[n].dtype).name) for n, value in enumerate(results)
+        ]
+        passes.append(_Pass(text, (), stores))
+    fit = _fitting(layout, passes, list(made))
+    by_warp, grid, block = _geometry(layout, fit)
+    name = "rows" if fit is None else "kept"
     more = ["status"] if status is not None else []
-    lines = [f"def rows(rows, items, {', '.join([*layout.parameters, *more])}):"]
+    lines = [f"def {name}(rows, items, {', '.join([*layout.parameters, *more])}):"]
     kinds = sorted({kind for phase in phases for _, kind in phase.monoids})
     lines += [f"    s_{kind} = cuda.shared.array(SCRATCH, {kind})" for kind in kinds]
     lines += ["    first = cuda.blockIdx.x * cuda.blockDim.y", "    while first < rows:"]
@@ -91,51 +136,113 @@ def rowwise(
     lines += layout.row("row", " " * 8)
     read = [name for name in splats if folded[name].span is not None]
     lines += [f"        {name}_s = {layout.read(name, f'b_{name}')}" for name in read]
-    span = ("cuda.threadIdx.x", "items", "cuda.blockDim.x")
-    for number, phase in enumerate(phases):
-        text = Text()
-        values = phase.item(text, [element(layout, name) for name in names], known)
-        after, totals = [], []
-        for n, (value, (monoid, kind)) in enumerate(zip(values, phase.monoids, strict=True)):
-            total = f"a{number}_{n}"
-            totals.append(Value(total, kind))
-            lines.append(f"        {total} = {identity(monoid, kind)}")
-            after.append(combined(total, text.cast(value, kind).name, monoid))
-        lines += loop(layout, text, names, after, span, " " * 8)
-        for made_of, (monoid, kind) in zip(totals, phase.monoids):
-            lines.append(f"        {made_of.name} = fold_{monoid}({made_of.name}, s_{kind})")
-        end = Text(f"w{number}_")
-        known = [*known, *phase.row(end, totals, fixed, known)]
-        lines += [" " * 8 + line for line in end.lines]
-    if outputs:
-        text = Text()
-        results = item(text, [element(layout, name) for name in names], known)
-        stores = []
-        for n, value in enumerate(results):
-            stored = text.cast(value, outputs[n].dtype).name
-            stores.append(f"y{n}[PLACE_y{n}] = {stored}")
-        lines += ["        if inside:"]
-        lines += loop(layout, text, names, stores, span, " " * 12)
+    held: set[str] = set()
+    for number, walk in enumerate(passes):
+        begin, end = between[number] if number < len(between) else (["if inside:"], [])
+        lines += [" " * 8 + line for line in begin]
+        indent = " " * (12 if walk.stores else 8)
+        if fit is not None:
+            lines += _unrolled(layout, walk, fit, held, indent)
+        else:
+            after = [*walk.after, *(f"{y}[PLACE_{y}] = {value}" for y, value in walk.stores)]
+            span = ("cuda.threadIdx.x", "items", "cuda.blockDim.x")
+            lines += loop(layout, walk.text, names, after, span, indent)
+        lines += [" " * 8 + line for line in end]
     if row is not None:
-        end = Text("r")
-        values = row(end, known, fixed, known)
+        last = Text("r")
+        values = row(last, known, fixed, known)
         writes = [
-            f"z{n}[b_z{n}] = {end.cast(value, view.dtype).name}"
+            f"z{n}[b_z{n}] = {last.cast(value, view.dtype).name}"
             for n, (value, view) in enumerate(zip(values, row_outputs, strict=True))
         ]
         lines += ["        if cuda.threadIdx.x == 0 and inside:"]
-        lines += [" " * 12 + line for line in (*end.lines, *writes)]
+        lines += [" " * 12 + line for line in (*last.lines, *writes)]
     lines += ["        first += cuda.gridDim.x * cuda.blockDim.y"]
     arguments = [layout.rows, layout.items, *layout.arguments]
     arguments += [status] if status is not None else []
-    kernel = compiled("\n".join(lines), by_warp)
+    kernel = compiled(name, "\n".join(lines), by_warp)
     return DeviceEntry((Launch(kernel, grid, block, tuple(arguments)),))
 
 
-def _geometry(layout: Layout) -> tuple[bool, tuple[int, ...], tuple[int, int]]:
+@dataclass(frozen=True)
+class _Fit:
+    """How the threads of a row keep it: each has `groups` of `width` neighbours.
+
+    Attributes:
+        exact: whether all of them are there.
+    """
+
+    threads: int
+    groups: int
+    width: int
+    exact: bool
+
+
+def _fitting(layout: Layout, passes: Sequence[_Pass], outputs: Sequence[str]) -> _Fit | None:
+    """Return how a row is kept in registers, or None: it does not fit, or is read only once."""
+    held = list(dict.fromkeys(name for walk in passes for name in walk.reads(layout)))
+    if len(passes) < 2 or not held or layout.items == 0:
+        return None
+    threads = WARP
+    while threads * LANES < layout.items:
+        threads *= 2
+    views = [layout.operands[name] for name in (*held, *outputs)]
+    width = width_of(views)
+    if not all(layout.together(name, width) for name in (*held, *outputs)):
+        width = 1
+    groups = -(-layout.items // (threads * width))
+    if width == 1:  # of each number another kernel would be made
+        groups = 1 << (groups - 1).bit_length()
+    lanes, statements = groups * width, sum(len(w.text.lines) + len(w.after) for w in passes)
+    if threads > WIDEST or len(held) * lanes > MOST_HELD or statements * lanes > MOST_STATEMENTS:
+        return None
+    return _Fit(threads, groups, width, threads * lanes == layout.items)
+
+
+def _unrolled(layout: Layout, walk: _Pass, fit: _Fit, held: set[str], indent: str) -> list[str]:
+    """Return the statements of a thread for all of its items; adds what they load to `held`."""
+    lines = []
+    reads = walk.reads(layout)
+    for group in range(fit.groups):
+        at = f"at{group}"
+        lines.append(f"{indent}{at} = (cuda.threadIdx.x + {group * fit.threads}) * {fit.width}")
+        deeper = indent
+        if not fit.exact:
+            lines.append(f"{indent}if {at} < items:")
+            deeper = indent + "    "
+        lanes = range(group * fit.width, (group + 1) * fit.width)
+        lines += layout.item(at, deeper, str(lanes[0]))
+        for name in reads:
+            if name in held:
+                continue
+            place, own = layout.place(name, at, str(lanes[0])), [f"{name}_{n}" for n in lanes]
+            if fit.width == 1:
+                lines.append(f"{deeper}{own[0]} = {layout.read(name, place)}")
+                continue
+            lines.append(deeper + load(own, name, place))
+            dtype = layout.operands[name].dtype
+            if wide(dtype) != dtype:
+                lines += [f"{deeper}{each} = {wide(dtype)}({each})" for each in own]
+        for lane in lanes:
+            item = at if lane == lanes[0] else f"({at} + {lane - lanes[0]})"
+            for line in (*walk.text.lines, *walk.after):
+                lines.append(deeper + unit(line, lane, layout).replace("ITEM", item))
+        for name, value in walk.stores:
+            place = layout.place(name, at, str(lanes[0]))
+            values = [unit(value, lane, layout) for lane in lanes]
+            written = (
+                store(name, place, values) if fit.width > 1 else f"{name}[{place}] = {values[0]}"
+            )
+            lines.append(deeper + written)
+    held.update(reads)
+    return lines
+
+
+def _geometry(layout: Layout, fit: _Fit | None) -> tuple[bool, tuple[int, ...], tuple[int, int]]:
     """Return whether a warp has a row, the grid, and the block (threads of a row, rows)."""
-    if layout.items <= (64 if SIMULATED else 1024):
+    few = layout.items <= (64 if SIMULATED else 1024)
+    if few if fit is None else fit.threads == WARP:
         high = max(1, min(THREADS // WARP, layout.rows))
         return True, (blocks_of(-(-layout.rows // high) * WARP * high, WARP * high),), (WARP, high)
-    threads = rounded(-(-layout.items // 4))
+    threads = rounded(-(-layout.items // 4)) if fit is None else fit.threads
     return False, (blocks_of(layout.rows * threads, threads),), (threads, 1)

@@ -15,6 +15,7 @@ from typing import Any
 from soapstone.kernels.cuda.elementwise.text import Text, Value, wide
 from soapstone.kernels.cuda.substrate.arrays import View
 from soapstone.kernels.cuda.substrate.grid import walk
+from soapstone.kernels.cuda.substrate.vectors import aligned
 
 
 class Layout:
@@ -48,6 +49,13 @@ class Layout:
     def varies(self, name: str) -> bool:
         """Return whether an operand has another element for another item."""
         return any(self._inner[name])
+
+    def together(self, name: str, width: int) -> bool:
+        """Return whether an operand's items can be loaded so many at a time, or are the same."""
+        steps, fits = self._inner[name], self.items % width == 0
+        if not self.varies(name):
+            return True
+        return fits and steps == (1,) and aligned(self.operands[name], width, self._outer[name])
 
     @property
     def parameters(self) -> list[str]:

@@ -15,6 +15,7 @@ from helpers.cuda_compilers import compilers
 from soapstone.dtypes import learn
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import TensorSpec
+from soapstone.kernels.choices import Choices
 from soapstone.kernels.cuda.entry import Launch
 from soapstone.kernels.cuda.substrate.arrays import Described
 from soapstone.kernels.cuda.substrate.compiling import assembled, assembler, form, ptx
@@ -137,7 +138,8 @@ def text_of(name: str, dtype: str, *shapes: tuple[int, ...]) -> str:
     spec = operator(name)
     made = spec.bind(tuple(TensorSpec(each.shape, dtype) for each in inputs), spec.normalise({}))
     outputs = tuple(Described.like(np.empty(s.shape, learn(s.dtype))) for s in made.output_specs)
-    _, entry = select_device(Call(name, spec.normalise({}), inputs, outputs))
+    with Choices(tune=False).current():  # nothing can be measured
+        _, entry = select_device(Call(name, spec.normalise({}), inputs, outputs))
     return ptx(*form(entry.launches[0]), (9, 0))
 
 
@@ -158,3 +160,23 @@ def test_neighbours_are_loaded_and_stored_sixteen_bytes_at_a_time(
     text = text_of(name, dtype, *shapes)
     for way in ("ld", "st"):
         assert bool(re.search(rf"{way}\.global\.v4\.[fbu]32", text)) == at_once, text
+
+
+@pytest.mark.skipif(not compilers(), reason="NVIDIA's compilers are not installed")
+@pytest.mark.parametrize(
+    ("name", "dtype", "shapes", "pieces"),
+    [  # of a thread, 16 elements at most of each operand
+        ("softmax", "float32", ((64, 8192),), 4),
+        ("softmax", "float16", ((64, 8192),), 2),
+        ("softmax_grad", "float32", ((64, 8192), (64, 8192)), 8),
+        ("rms_norm", "bfloat16", ((64, 4096), (4096,)), 4),
+    ],
+)
+def test_rows_that_fit_are_read_once_and_written_once(
+    name: str, dtype: str, shapes: tuple[tuple[int, ...], ...], pieces: int
+) -> None:
+    text = text_of(name, dtype, *shapes)
+    wide = r"\.global\.v4\.[fbu]32"
+    assert len(re.findall(f"ld{wide}", text)) == pieces
+    assert len(re.findall(f"st{wide}", text)) == pieces // len(shapes)
+    assert not re.findall(r"ld\.global\.[fbus]\d", text)
