@@ -22,7 +22,8 @@ NO_TEXT = "other bytes found, UTF-8 text needed"
 def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], object]) -> None:
     """Write a file whole or not at all: an interrupted write leaves the old contents.
 
-    A pipe or a device, such as /dev/stdout, is written to as it is.
+    A link stays one, and a file that is there keeps who may read it. A pipe or a device, such as
+    /dev/stdout, is written to as it is.
 
     Args:
         data: the contents, or a function that writes them to a stream.
@@ -30,9 +31,9 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], obje
     Raises:
         OSError: names `path`, whatever could not be done.
     """
-    target = Path(path)
+    target = _target(path)
     partial = _partial(target)
-    with naming(target):
+    with naming(path):
         try:
             if _is_device(target):
                 if callable(data):  # which may seek: some devices take that and stay where they are
@@ -49,6 +50,8 @@ def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], obje
                     stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
+            with contextlib.suppress(FileNotFoundError):  # a new file
+                partial.chmod(target.stat().st_mode & 0o777)
             os.replace(partial, target)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -127,9 +130,14 @@ def reason(error: OSError) -> str:
     return error.strerror.lower() if error.strerror else str(error)
 
 
+def _target(path: str | os.PathLike[str]) -> Path:
+    """Return the file that a path leads to, by links if it is no device."""
+    return Path(path if _is_device(Path(path)) else os.path.realpath(path))
+
+
 def _try(target: Path) -> None:
     """Make the file that a write begins with, and remove it: not all folders take files."""
-    partial = _partial(target)
+    partial = _partial(_target(target))
     try:
         partial.open("xb").close()
     except OSError as error:
@@ -167,7 +175,7 @@ def read_text(path: str | os.PathLike[str], where: str, error: type[Exception]) 
 
 
 @contextlib.contextmanager
-def naming(path: str | Path) -> Iterator[None]:
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Let errors of the system name a user's file, whichever was in the making for it."""
     try:
         yield

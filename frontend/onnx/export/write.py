@@ -12,7 +12,7 @@ from onnx import helper
 
 import soapstone.frontend.onnx.export.movement
 import soapstone.frontend.onnx.export.quantized  # noqa: F401
-from soapstone.files import naming
+from soapstone.files import naming, write
 from soapstone.frontend.arguments import count
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.export.batch import for_any
@@ -190,31 +190,50 @@ def to_onnx(
         raise OnnxError(f"weights of {total} bytes found; they need external_data")
     if not path.parent.is_dir():
         raise OnnxError(f"file {str(path)!r}: folder {str(path.parent)!r} does not exist")
-    # Both files are made beside the old ones, which the weights may be read from, and then renamed.
+    if external_data:
+        _write_apart(proto, held, path)
+        return
+    _add_weights(proto, held, None)
+    whole = proto.SerializeToString()
+    _check(whole)
+    write(path, whole)
+
+
+def _write_apart(proto: onnx.ModelProto, weights: Mapping[str, Array], path: Path) -> None:
+    """Write a model, and its weights to a second file.
+
+    Both are made beside the old ones, which the weights may be read from, and then renamed.
+    """
     written = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    beside = written.with_suffix(".data") if external_data else None
+    beside, final = written.with_suffix(".data"), path.with_name(f"{path.name}.data")
     try:
         with naming(path):
-            _add_weights(proto, held, beside)
+            _add_weights(proto, weights, beside)
             written.write_bytes(proto.SerializeToString())
-            try:
-                onnx.checker.check_model(str(written), full_check=True)
-            except (
-                onnx.checker.ValidationError,
-                onnx.shape_inference.InferenceError,
-                RuntimeError,
-            ) as error:
-                raise OnnxError(f"the checker refuses the model: {error}") from None
-            if beside is not None:
-                final = path.with_name(f"{path.name}.data")
-                _point_to(proto, final.name)
-                written.write_bytes(proto.SerializeToString())
-                beside.replace(final)
+            _check(str(written))
+            _point_to(proto, final.name)
+            written.write_bytes(proto.SerializeToString())
+            beside.replace(final)
             written.replace(path)
     finally:
         written.unlink(missing_ok=True)
-        if beside is not None:
-            beside.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
+
+
+def _check(model: bytes | str) -> None:
+    """Check a model, or the file of one, by ONNX's own checker.
+
+    Raises:
+        OnnxError: it refuses the model.
+    """
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (
+        onnx.checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+        RuntimeError,
+    ) as error:
+        raise OnnxError(f"the checker refuses the model: {error}") from None
 
 
 def _point_to(model: onnx.ModelProto, location: str) -> None:
