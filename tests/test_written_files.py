@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from soapstone import Model, files, from_onnx, to_onnx
+from soapstone.frontend.app import project
 
 
 def test_a_link_stays_one_and_a_file_that_is_there_keeps_who_may_read_it(tmp_path: Path) -> None:
@@ -28,6 +29,17 @@ def test_a_link_stays_one_and_a_file_that_is_there_keeps_who_may_read_it(tmp_pat
         with pytest.raises(OSError, match=r"latest\.bin"):
             call(link)
     assert [path.name for path in (tmp_path / "moved").iterdir()] == ["first.bin"]
+
+
+def test_a_project_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(project.FILES, "nowhere/more.py", "")
+    with pytest.raises(OSError, match=r"more\.py"):
+        project.new_project(tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+    monkeypatch.delitem(project.FILES, "nowhere/more.py")
+    assert all(file.is_file() for file in project.new_project(tmp_path / "mine"))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from soapstone.files import write
@@ -71,6 +72,10 @@ def new_project(folder: str | Path) -> list[Path]:
     if not folder.name.replace("-", "_").isidentifier():
         raise AppError(f"project {folder.name!r}: letters, digits, - and _ needed, a letter first")
     folder.mkdir(parents=True)
-    for name, text in FILES.items():
-        write(folder / name, text.format(name=folder.name).encode())
+    try:
+        for name, text in FILES.items():
+            write(folder / name, text.format(name=folder.name).encode())
+    except BaseException:  # half a project would be in the way of the next try
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return [folder / name for name in FILES]
