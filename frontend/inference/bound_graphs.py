@@ -14,6 +14,7 @@ from soapstone.frontend.inference.background import Background
 from soapstone.frontend.inference.binding import Binder
 from soapstone.frontend.inference.families import Known
 from soapstone.frontend.inference.in_rows import InRows, Shapes
+from soapstone.frontend.inference.rows_mark import RowsMark
 from soapstone.frontend.inference.shape_warmup import shapes_of
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.ir.errors import GraphError
@@ -33,6 +34,7 @@ class BoundGraphs:
         binder: what binds them.
         asked: how many stay bound; by default those that fit in 256 MB, `MOST` at most. The least
             recently used one is released.
+        mark: is told if rows of the first inputs are found to be apart.
 
     Attributes:
         most: how many stay bound at most.
@@ -41,13 +43,13 @@ class BoundGraphs:
         rows: what is known of the model's rows; None where batches are not run in steps.
     """
 
-    def __init__(self, binder: Binder, asked: int | None) -> None:
+    def __init__(self, binder: Binder, asked: int | None, mark: RowsMark | None = None) -> None:
         self.most = MOST if asked is None else asked
         self._most_bytes = _MOST_BYTES if asked is None else math.inf
         self.held: OrderedDict[Key, Bound] = OrderedDict()
         stepwise = binder.tune is not False and binder.plans is None and not binder.plain
         self.rows = InRows(binder.source) if stepwise and binder.source.rows else None
-        self._binder = binder
+        self._binder, self._mark = binder, mark
         self._values: dict[str, Array] = {}  # what streamed weights begin with
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
         self._made: tuple[Key, Known] | None = None  # the last graph, until it is bound
@@ -184,7 +186,9 @@ class BoundGraphs:
             if rows is None:
                 return False
             rows.note(inputs, known)
-            return rows.undecided(first)
+            if self._mark is not None and rows.apart(first):
+                self._mark.found(tuple(array.shape for array in first.values()))
+            return rows.undecided(first, told=False)
 
         source = self._binder.source
         plain = all(not field.holds and field.dtype != TEXT for field in source.inputs)

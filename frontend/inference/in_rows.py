@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from soapstone.engine.session import Bound
-from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.families import Contents, Known, alike
 from soapstone.frontend.inference.sources import Source
+from soapstone.frontend.inference.steps import MOST_STEPS, Rows, run_in_steps, steps_of
 from soapstone.ir.analysis.samples import meeting_samples, same_for_samples
 from soapstone.ir.by_extents import Rule, Said
 from soapstone.ir.errors import GraphError
@@ -27,7 +26,6 @@ from soapstone.ir.extents import differs
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
 
-MOST_STEPS = 8  # for one number; beyond, binding takes less than what larger batches gain
 _KINDS, _NUMBERS = 64, 256  # kinds of rows, and numbers of a kind, that are told apart
 
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs, in their order
@@ -43,6 +41,7 @@ class _Kind:
         seen: a number of rows with its graph, with which others are compared.
         single: the graph of one row, where much of it is written otherwise than of several.
         apart: whether rows may be run in steps, as far as is known.
+        told: the number of rows that another process has found to be apart, if any.
         contents: what has to be said of each number of rows for that.
     """
 
@@ -53,6 +52,7 @@ class _Kind:
         self.single: Known | None = None
         self.contents: Contents | None = None
         self.apart = True
+        self.told: set[int] = set()
 
 
 class InRows:
@@ -65,19 +65,27 @@ class InRows:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._kinds: OrderedDict[Shapes, _Kind] = OrderedDict()
-        self._lock = threading.Lock()  # held while graphs are compared, by the warm-up's thread too
+        self._lock = threading.Lock()
+        self._noting = (
+            threading.Lock()
+        )  # held while graphs are compared, by the warm-up's thread too
 
-    def undecided(self, given: Mapping[str, Array]) -> bool:
-        """Return whether the graph for these inputs would show whether rows are independent."""
+    def undecided(self, given: Mapping[str, Array], told: bool = True) -> bool:
+        """Return whether the graph for these inputs would show whether rows are independent.
+
+        told: False if what another process has found is to be found again, with more numbers.
+        """
         with self._lock:
             kind, number = self._kind(given)
-            seen = kind.seen
-            return bool(number and kind.apart and not kind.numbers and seen and seen[0] != number)
+            seen, known = kind.seen, kind.numbers or (told and kind.told)
+            return bool(number and kind.apart and not known and seen and seen[0] != number)
 
     def note(self, given: Mapping[str, Array], known: Known) -> None:
         """Record the graph for some inputs, whether it is bound later or not."""
         with self._lock:
-            self._note(*self._kind(given), known)
+            kind, number = self._kind(given)
+        with self._noting:  # and not the other, for which those wait who know enough
+            self._note(kind, number, known)
 
     def _note(self, kind: _Kind, number: int, known: Known) -> None:
         if not number or not kind.apart or number in kind.numbers:
@@ -123,13 +131,13 @@ class InRows:
         """
         with self._lock:
             kind, rows = self._kind(given)
-            numbers = tuple(kind.numbers)
+            numbers = kind.numbers | kind.told
 
         def bound_for(number: int) -> Bound | None:
             return find(tuple((number, *array.shape[1:]) for array in given.values()))
 
         known = {n: bound for n in numbers if (bound := bound_for(n)) is not None}
-        steps = _steps(rows, known)
+        steps = steps_of(rows, known)
         if steps and kind.contents and rows not in kind.taken:
             try:
                 kind.contents.check({name: array.shape for name, array in given.items()})
@@ -141,27 +149,36 @@ class InRows:
         kind.taken[rows] = taken
         if len(kind.taken) > _NUMBERS:
             kind.taken.popitem(last=False)
-        some = next(iter(known.values())).results
-        whole = {
-            name: np.broadcast_to(np.zeros((), array.dtype), (rows, *array.shape[1:]))
-            for name, array in some.items()
+        of = {
+            number: Rows(bound.feeds, bound.results, partial(run, bound))
+            for number, bound in known.items()
         }
-        into = targets(self._source.name, out, whole)
-        found = {
-            name: into[name] if name in into else np.empty(array.shape, array.dtype)
-            for name, array in whole.items()
-        }
-        if any(np.may_share_memory(a, b) for a in into.values() for b in given.values()):
-            given = {name: array.copy() for name, array in given.items()}
-        for begin, number in steps:
-            bound, end = known[number], min(begin + number, rows)
-            for name, feed in bound.feeds.items():
-                feed[: end - begin] = given[name][begin:end]
-                feed[end - begin :] = given[name][-1:]
-            run(bound)
-            for name, array in found.items():
-                array[begin:end] = bound.results[name][: end - begin]
-        return found
+        return run_in_steps(self._source.name, given, steps, of, out)
+
+    def apart(self, given: Mapping[str, Array]) -> bool:
+        """Return whether all that are `MOST_STEPS` steps of as many rows, or fewer, may be so run.
+
+        As `_note` found of two graphs, and contents say for each number of rows.
+        """
+        with self._lock:
+            kind, number = self._kind(given)
+            known, contents = number in kind.numbers, kind.contents
+        if not known or not contents:
+            return known
+        for rows in range(1, MOST_STEPS * number + 1):
+            shapes = {name: (rows, *array.shape[1:]) for name, array in given.items()}
+            try:
+                if rows != number:
+                    contents.check(shapes)
+            except GraphError:
+                return False
+        return True
+
+    def note_apart(self, given: Mapping[str, Array]) -> None:
+        """Record what `apart` said in another process."""
+        with self._lock:
+            kind, number = self._kind(given)
+            kind.told = {number}
 
     def _kind(self, given: Mapping[str, Array]) -> tuple[_Kind, int]:
         """Return the rows like those of inputs and their number; 0 if inputs differ in it."""
@@ -206,20 +223,3 @@ def _constants(graph: Graph) -> list[tuple[int, ...]]:
 def _told(known: Known) -> list[tuple[Rule, Hashable]]:
     """Return what was said of contents."""
     return [(each.rule, each.chosen) for each in known.choices if isinstance(each, Said)]
-
-
-def _steps(rows: int, numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the steps for so many rows, each a first row and a size; none if they are too many.
-
-    The last step may begin at rows of the one before. If there are fewer rows than the smallest
-    size, the only step reaches beyond them.
-    """
-    sizes, steps, begin = sorted(numbers, reverse=True), list[tuple[int, int]](), 0
-    while sizes and begin < rows:
-        number = next((n for n in sizes if n <= rows - begin), sizes[-1])
-        begin = max(0, min(begin, rows - number))
-        steps.append((begin, number))
-        begin += number
-        if len(steps) > MOST_STEPS:
-            return []
-    return steps

@@ -40,10 +40,11 @@ class Opening:
         made, self._made = self._made, None
         return made or self._opened()
 
-    def begin(self, given: Mapping[str, Array], then: Callable[[], object]) -> None:
+    def begin(self, given: Mapping[str, Array], apart: bool, then: Callable[[], object]) -> None:
         """Let a thread open the model, unless one does.
 
-        given: inputs whose graph is bound. then: called once that is so.
+        given: inputs whose graph is bound. apart: whether its rows are known to be apart. then:
+        called once it is bound.
         """
         if self._thread is not None:
             return
@@ -55,6 +56,8 @@ class Opening:
                 with first.lock, suppress(GraphError):
                     if not self._stopped:
                         first.bounds.of(given)
+                        if apart and (rows := first.bounds.rows) is not None:
+                            rows.note_apart(given)
                         first.bounds.answered()
             except Exception:  # whoever asks for it meets the error
                 return

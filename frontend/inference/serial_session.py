@@ -24,6 +24,7 @@ from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.binding import Binder
 from soapstone.frontend.inference.bound_graphs import BoundGraphs
+from soapstone.frontend.inference.rows_mark import RowsMark
 from soapstone.frontend.inference.snapshots import Keeper
 from soapstone.frontend.purpose import Purpose
 from soapstone.ir.errors import GraphError
@@ -46,6 +47,7 @@ class SerialSession:
         binder: the model, and how its graphs are bound.
         bound_shapes: see `InferenceSession`.
         keeper: keeps a snapshot of what answers first.
+        mark: of that snapshot, or of an earlier one.
 
     Attributes:
         binder, source: as given, and the model.
@@ -56,10 +58,14 @@ class SerialSession:
     """
 
     def __init__(
-        self, binder: Binder, bound_shapes: int | None, keeper: Keeper | None = None
+        self,
+        binder: Binder,
+        bound_shapes: int | None,
+        keeper: Keeper | None = None,
+        mark: RowsMark | None = None,
     ) -> None:
         self.binder, self.source = binder, binder.source
-        self.bounds = BoundGraphs(binder, bound_shapes)
+        self.bounds = BoundGraphs(binder, bound_shapes, mark)
         self.pieces: Pieces | None = None
         self.lock = threading.Lock()
         self.asked: list[None] = []

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from soapstone.frontend.generation.decoder import Decoder
     from soapstone.frontend.inference.askers import Askers
+    from soapstone.frontend.inference.rows_mark import RowsMark
     from soapstone.frontend.inference.serial_session import SerialSession
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
@@ -127,7 +128,7 @@ class InferenceSession:
             raise GraphError(f"gpus: {gpus} found; a session runs on one GPU, so 1 at most")
 
         def opened(
-            file: MappedFile | None, keeper: Keeper | None = None
+            file: MappedFile | None, keeper: Keeper | None, mark: RowsMark | None
         ) -> tuple[SerialSession, ...]:
             """Read the model, and return what serves its runs. file: see `Source.of`."""
             with paused():
@@ -153,7 +154,7 @@ class InferenceSession:
                 *(source, Packed(), followed, runs_on, plans), plain, layouts, tune, precision
             )
             others = (SerialSession(binder, bound_shapes) for _ in range(requests - 1))
-            return SerialSession(binder, bound_shapes, keeper), *others
+            return SerialSession(binder, bound_shapes, keeper, mark), *others
 
         self._snapshot: Snapshot | None = None
         self._serial: tuple[SerialSession, ...] = ()  # none before the model is open
@@ -172,7 +173,9 @@ class InferenceSession:
                 self._snapshot, keeper = find(model, options)
         kept = self._snapshot
         file = None if kept is None else kept.file
-        self._opening: Opening | None = Opening(partial(opened, file, keeper))
+        told = kept or keeper
+        mark = None if told is None else told.mark
+        self._opening: Opening | None = Opening(partial(opened, file, keeper, mark))
         if kept is not None:
             self._source = kept.source
         else:
@@ -271,7 +274,7 @@ class InferenceSession:
             if found is not None:
                 opening = self._opening
                 if opening is not None and kept.is_asked_again:
-                    opening.begin(kept.given, self._open)
+                    opening.begin(kept.given, kept.apart, self._open)
                 return found
         given = self.checked(inputs)
         while True:

@@ -22,7 +22,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -35,7 +35,9 @@ from soapstone.cache.changes import OPENED, SESSIONS as FOLDER, changed, default
 from soapstone.cache.environment import digest, folder, identity, key
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
+from soapstone.frontend.inference.rows_mark import RowsMark, Shapes
 from soapstone.frontend.inference.sources import Field, Source
+from soapstone.frontend.inference.steps import Rows, run_in_steps, steps_of
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.kernels.cpu.onednn import library as onednn
@@ -63,6 +65,10 @@ _REGISTRY = "soapstone.kernels.registry"
 _SETTLED_NS = 60_000_000_000
 _AGAIN = 4  # answers of a process that is likely to live on
 _NOTES = 1000  # of files that are kept, those written last
+
+
+class _FailedError(Exception):
+    """A kernel failed."""
 
 
 class Options(NamedTuple):
@@ -143,10 +149,11 @@ class Place:
 
 
 class Snapshot:
-    """A bound model from disk, which answers inputs of one shape and nothing else.
+    """A bound model from disk, which answers inputs of one shape, and rows of it in steps.
 
     Attributes:
         source: what the model declares. options: of the session. file: its bytes.
+        mark: whether rows are known to be apart; else it answers nothing but that shape.
     """
 
     def __init__(
@@ -157,6 +164,7 @@ class Snapshot:
         self.source = Source(name, inputs, outputs, _unknown, _unknown)
         self.options = options
         self.file = file
+        self.mark = RowsMark(lambda: path, True)
         self._path, self._header = path, header
         self._restored: snapshot.Restored | None = None
         self._lock, self._process = Lock(), os.getpid()
@@ -174,9 +182,9 @@ class Snapshot:
         inputs, out: as of `InferenceSession.run`, and so are errors.
         """
         given = self.source.checked(inputs)
-        ends = self._header["data"]["ends"]
-        shapes = all(ends["input", name][3] == array.shape for name, array in given.items())
-        if not shapes or os.getpid() != self._process:  # a child has none of the threads
+        shapes = tuple(array.shape for array in given.values())
+        steps = () if shapes == self._shapes else self._steps(shapes)
+        if steps is None or os.getpid() != self._process:  # a child has none of the threads
             return None
         with self._lock:
             if self._closed:
@@ -193,17 +201,58 @@ class Snapshot:
                     return None
             if self._header["data"]["there"]:
                 self.file.check(OnnxError)
-            results = _answer(self._restored, given, self.options.threads)
+            if steps:
+                results = self._in_steps(self._restored, given, steps)
+            else:
+                results = _answer(self._restored, given, self.options.threads)
             if results is None:
                 return None
             into = targets(self.source.name, out, results)
             for name, array in into.items():
                 np.copyto(array, results[name])
-            self._answers += 1
+            self._answers += _AGAIN if steps else 1
             return {
-                name: into[name] if name in into else array.copy()
+                name: into[name] if name in into else array if steps else array.copy()
                 for name, array in results.items()
             }
+
+    def _steps(self, shapes: Shapes) -> Sequence[tuple[int, int]] | None:
+        """Return the steps in which inputs of these shapes are answered; None if they are not."""
+        rows = {shape[0] for shape in shapes if shape}
+        like = [shape[1:] for shape in shapes] == [shape[1:] for shape in self._shapes]
+        if not like or len(rows) != 1 or not self.apart:
+            return None
+        return steps_of(rows.pop(), {self._shapes[0][0]}) or None
+
+    def _in_steps(
+        self,
+        made: snapshot.Restored,
+        given: Mapping[str, Array],
+        steps: Sequence[tuple[int, int]],
+    ) -> dict[str, Array] | None:
+        """Return the outputs for other rows than it is for; None: a kernel failed."""
+        ends: dict[str, dict[str, Array]] = {"input": {}, "output": {}}
+        for (end, name), array in made.ends.items():
+            ends[end][name] = array
+
+        def run() -> None:
+            if not _called(made, self.options.threads):
+                raise _FailedError
+
+        of = {self._shapes[0][0]: Rows(ends["input"], ends["output"], run)}
+        with contextlib.suppress(_FailedError):
+            return run_in_steps(self.source.name, given, steps, of)
+        return None
+
+    @cached_property
+    def _shapes(self) -> Shapes:
+        """The shapes of the inputs that it is for."""
+        return tuple(array.shape for array in self.given.values())
+
+    @cached_property
+    def apart(self) -> bool:
+        """Whether it answers other numbers of rows in steps, as far as is known."""
+        return bool(self.source.rows) and self.mark.says(self._shapes)
 
     @property
     def given(self) -> dict[str, Array]:
@@ -295,12 +344,16 @@ class Keeper:
     """Keeps the first graph that a session binds of a model's file, if possible.
 
     model: its path. options: of the session. place: of the file before the session opens it.
+
+    Attributes:
+        mark: of what is kept.
     """
 
     kept = False  # whether a session of this process has been
 
     def __init__(self, model: str | Path, options: Options, place: Place) -> None:
         self._model, self._options, self._place = model, options, place
+        self.mark = RowsMark(lambda: place.path, False)
         if not place.settled:  # it may have other bytes later, and this state
             _ = place.path
 
@@ -363,6 +416,7 @@ class Keeper:
             path = bound.path  # hashed now, if not before; only then is the file looked at again
             if (bound.settled or now.path == path) and now.unchanged:
                 _keep(path, header, pieces, lying, given, answer, self._options.threads)
+                self.mark.keep()
                 bound.note()
 
         return keep
@@ -464,14 +518,18 @@ def _answer(
     """Return the outputs for inputs in memory that will be overwritten; None: a kernel failed."""
     for name, array in given.items():
         np.copyto(made.ends["input", name], array)
-    before = openmp.set_threads(threads)
-    try:
-        status = call(made.address, made.block)
-    finally:
-        openmp.set_threads(before)
-    if status:
+    if not _called(made, threads):
         return None
     return {name: array for (end, name), array in made.ends.items() if end == "output"}
+
+
+def _called(made: snapshot.Restored, threads: int) -> bool:
+    """Run a snapshot; return whether all kernels succeeded."""
+    before = openmp.set_threads(threads)
+    try:
+        return not call(made.address, made.block)
+    finally:
+        openmp.set_threads(before)
 
 
 def _keep(

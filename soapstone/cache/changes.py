@@ -11,6 +11,7 @@ from soapstone.cache.environment import folder
 FORMAT = 1
 SESSIONS = "sessions"  # the folder of what sessions have bound
 OPENED = "opened"  # the folder of notes: which of these a file has
+ROWS = "rows"  # the folder of notes: of which of these rows are apart
 
 
 def default_path() -> Path:

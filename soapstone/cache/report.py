@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soapstone.cache.answers import kept
-from soapstone.cache.changes import OPENED, SESSIONS, default_path
+from soapstone.cache.changes import OPENED, ROWS, SESSIONS, default_path
 from soapstone.cache.environment import environment, folder, key
 
 TOLD = {  # by folder: answers of libraries (`told`)
@@ -56,7 +56,11 @@ def caches() -> tuple[Cache, ...]:
     found = [_measured(default_path()), _compiled()]
     told = ((folder() / name, what) for name, what in TOLD.items())
     found += [_told(path, what) for path, what in told if path.is_dir()]
-    for name, what in ((SESSIONS, "bound sessions"), (OPENED, "notes on files of models")):
+    for name, what in (
+        (SESSIONS, "bound sessions"),
+        (OPENED, "notes on files of models"),
+        (ROWS, "notes on rows of bound sessions"),
+    ):
         place = folder() / name
         if place.is_dir():
             count = {name: sum(1 for _ in place.iterdir())}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import onnx.parser
@@ -12,6 +14,7 @@ from helpers.session_runs import fresh_answers
 
 from soapstone import DataError, InferenceSession, Model, from_onnx
 from soapstone.engine.session import Bound, Session
+from soapstone.frontend.inference import in_rows
 from soapstone.frontend.inference.binding import Binder
 from soapstone.frontend.inference.families import Known
 from soapstone.frontend.inference.in_rows import MOST_STEPS
@@ -227,6 +230,49 @@ def test_a_number_of_which_contents_say_something_else_is_bound() -> None:
         for rows in (2, 3, 5, 7, 4, 6):
             equal_fresh(strided(4), session, given(session, rows))
         assert numbers == [2, 7, 4, 6]
+
+
+@pytest.mark.parametrize("model,expected", [(strided(), True), (strided(4), False)])
+def test_rows_are_told_apart_where_contents_say_the_same_of_all_that_may_come(
+    model: str, expected: bool
+) -> None:
+    with counted(model) as (session, _):
+        rows = session.serial.bounds.rows
+        for number in (1, 2, 3):
+            assert not rows.apart(given(session, 1))
+            session.run(given(session, number))
+        assert rows.apart(given(session, 1)) is expected
+
+
+def test_who_knows_that_rows_are_apart_waits_for_no_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What another process has found serves while a thread finds it again."""
+    begun, go, told = threading.Event(), threading.Event(), in_rows.rows_apart
+
+    def slow(*of: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return told(*of)
+
+    with counted(TAGGER) as (session, numbers):
+        session.run(given(session, 2))
+        monkeypatch.setattr(in_rows, "rows_apart", slow)
+        rows, three = session.serial.bounds.rows, given(session, 3)
+        rows.note_apart(given(session, 2))
+        known, _ = session.serial.binder.known(three)
+        comparing = threading.Thread(target=rows.note, args=(three, known))
+        comparing.start()
+        assert begun.wait(60)
+        asked = threading.Thread(target=session.run, args=(three,), daemon=True)
+        asked.start()
+        asked.join(60)
+        waits = asked.is_alive()
+        go.set()
+        comparing.join(60)
+        asked.join(60)
+        assert not waits and numbers == [2]
+        equal_fresh(TAGGER, session, three)
 
 
 def test_a_number_whose_graph_was_derived_is_a_step_of_others() -> None:

@@ -130,7 +130,9 @@ def test_a_later_process_answers_from_what_an_earlier_one_bound(tmp_path: Path) 
     assert _answers(tmp_path, weights) == _BOUND
     # What is not kept is bound, by the same session: another question, or another shape.
     assert _answers(tmp_path, weights, more=True) == [True, True, False]
-    assert _answers(tmp_path, weights, batch=3) == [True, False, False]
+    exact: dict[str, Any] = {"options": {"tune": False}}  # every number of rows is bound
+    assert _answers(tmp_path, weights, **exact) == _BOUND
+    assert _answers(tmp_path, weights, **exact, batch=3) == [True, False, False]
     # Another model of the same name and time has its own.
     status = os.stat(tmp_path / "m.onnx")
     other = _model(tmp_path, scale=2.0)
@@ -464,6 +466,60 @@ def test_the_model_is_opened_once_a_snapshot_has_answered_some_times(
             assert len(each) < 2 or each.tobytes() == found["arr_0"].tobytes()
 
 
+_STEPPED = """
+import numpy as np
+from soapstone import InferenceSession
+x = np.load("x.npy")
+with InferenceSession("m.onnx", threads=2) as session:
+    kept = session._snapshot
+    opening, began = session._opening, []
+    opening.begin = lambda given, apart, then: began.append(apart)
+    out = np.empty((5, 5), np.float32)
+    answers = [session.run(x[:n])["y"] for n in (2, 3, 1, 16)]
+    assert session.run(x[:5], out={"y": out})["y"] is out
+    assert session._snapshot is kept is not None and set(began) == {True}, "nothing is opened"
+    del opening.begin
+    session.run(x[:3])
+    session.settle()
+    assert session._snapshot is None
+    held = session.serial.bounds.held
+    before = list(held)
+    answers += [out, session.run(x[:7])["y"]]
+    assert list(held) == before, "the graph of two rows is enough"
+    answers.append(session.run(x[:17])["y"])
+    np.savez("answers.npz", *answers)
+"""
+
+
+def test_other_numbers_of_rows_are_answered_in_steps_of_a_snapshot(tmp_path: Path) -> None:
+    """A process that lived on has found that rows are apart; a later one need not ask a graph."""
+    weights = _model(tmp_path)
+    x = np.random.default_rng(1).standard_normal((17, 3, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    first = """
+import numpy as np
+from soapstone import InferenceSession
+with InferenceSession("m.onnx", threads=2) as session:
+    session.run(np.load("x.npy")[:2])
+    session.settle()
+"""
+    for program in (first, _STEPPED):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env=_settings(tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+    with np.load(tmp_path / "answers.npz") as found:
+        answers = list(found.values())
+    assert [len(each) for each in answers] == [2, 3, 1, 16, 5, 7, 17]
+    for each in answers:
+        np.testing.assert_allclose(each, _expected(weights, x[: len(each)]), 1e-4, 1e-5)
+
+
 def test_a_session_that_is_closed_while_a_thread_opens_its_model_closes_that() -> None:
     begun, go, closed = threading.Event(), threading.Event(), list[str]()
 
@@ -482,7 +538,7 @@ def test_a_session_that_is_closed_while_a_thread_opens_its_model_closes_that() -
         raise StoppedError("it was closed")
 
     opening = Opening(opened)
-    opening.begin({}, ended)
+    opening.begin({}, False, ended)
     assert begun.wait(60)
     closing = threading.Thread(target=opening.close)
     closing.start()
