@@ -27,12 +27,12 @@ from soapstone.runtime.observe.profile import Observer, Profile
 from soapstone.runtime.observe.statistics import Statistics
 from soapstone.runtime.observe.view import View
 from soapstone.runtime.tracing.alike import Alike
-from soapstone.runtime.tracing.automatic import Automatic
 from soapstone.runtime.tracing.capture import CaptureAnalysis, Recorder
 from soapstone.runtime.tracing.step import Fill, Request, Steps, fills, issue, signature
 
 if TYPE_CHECKING:
     from soapstone.runtime.observe.log import Log
+    from soapstone.runtime.tracing.automatic import Automatic
     from soapstone.runtime.tracing.trace import Trace
 
 _FORGET_EVERY = 512  # launches between two sweeps of ended users
@@ -101,7 +101,11 @@ class Runtime(Host):
         self._log: Log | None = None
         self._steps: dict[str, Steps] = {}
         self._since_forget = 0
-        self._automatic = Automatic(self) if automatic else None
+        self._automatic: Automatic | None = None
+        if automatic:
+            from soapstone.runtime.tracing.automatic import Automatic
+
+            self._automatic = Automatic(self)
         tell(self)
         ask(self.mapper, name_of(self.mapper), "observe", View(self))
         self.profiling: Profile | None = None

@@ -21,7 +21,7 @@ _LOADS = sys.platform == "linux" and platform.machine() == "x86_64"  # kernels w
 _UNNEEDED = (
     *("onnx", "ml_dtypes", "google.protobuf", "numba", *(("llvmlite.binding",) if _LOADS else ())),
     *("sqlite3", "concurrent.futures", "importlib.metadata", "subprocess", "numpy.ma", "socket"),
-    "soapstone.kernels.cpu.onednn.quantized",
+    *("soapstone.kernels.cpu.onednn.quantized", "soapstone.runtime.tracing.automatic"),
     *("soapstone.search", "soapstone.frontend.layers", "soapstone.kernels.cpu.attention.heads"),
     *("soapstone.ir.ops.recurrent", "soapstone.ir.ops.graphs", "soapstone.ir.ops.windows.pooling"),
 )
