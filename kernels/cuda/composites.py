@@ -144,7 +144,7 @@ class _Composite:
         ends = itertools.pairwise(itertools.accumulate(extents, initial=0))
         for name, (begin, end) in zip(names, ends):
             cut = (*(slice(None),) * axis, slice(begin, end), ...)
-            yield name, lambda array, cut=cut: array[cut]
+            yield name, partial(_cut, cut)
 
     def _define(self, name: str, value: Operand) -> None:
         last = self._read_last.get(name, -1)
@@ -259,6 +259,10 @@ class _Composite:
 def _form(builder: GraphBuilder, value: str) -> tuple[tuple[int, ...], str]:
     spec = builder.spec(value)
     return spec.shape, spec.dtype
+
+
+def _cut(place: Any, array: Any) -> Any:
+    return array[place]
 
 
 def _place(view: View) -> Any:

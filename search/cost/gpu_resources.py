@@ -51,7 +51,7 @@ _MOST: Mapping[str, Resources] = {
     "rows": Resources(48, 128),
     "staged": Resources(128, 49152, 650, tensor=True, loaded=128),
     "staged_small": Resources(104, 24576, 300, tensor=True, loaded=64),
-    "sums": Resources(64, 0),
+    "sums": Resources(80, 0),
     "transposition": Resources(40, 4224),
 }
 _OTHERS = Resources(64, 8320)

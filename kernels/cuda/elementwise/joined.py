@@ -209,10 +209,9 @@ class Joined:
             return [value(each, each.shape) for each in made]
 
         outputs = [_seen(each.memory(), each.shape) for each in made]
-        (launch,) = pointwise(write, list(known.values()), outputs).launches or (None,)
-        if launch is not None:
-            flops = sum(each.flops * math.prod(each.shape) for each in _reached(made))
-            self.launches.append(replace(launch, flops=flops))
+        flops = sum(each.flops * math.prod(each.shape) for each in _reached(made))
+        entry = pointwise(write, list(known.values()), outputs)
+        self.launches += entry.counted(flops).launches
 
 
 def _written(text: Text, element: Element, operands: Sequence[Value]) -> Value:

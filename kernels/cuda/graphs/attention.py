@@ -1,6 +1,6 @@
 """Graph attention: softmax of scores over a row's entries, which weigh the rows they name.
 
-One launch finds each row's and head's largest score and sum, a second adds up features, whose
+One fold finds each row's and head's largest score and sum, a second adds up features, whose
 weights it makes again from those: nothing of an entry is kept. Dropout draws by an entry's ends.
 """
 
@@ -13,10 +13,17 @@ from typing import Any
 from soapstone.ir.ops.normalization.dropout import INDEX, MASK, MIX_1, MIX_2, SEED, STEP
 from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceEntry, Work
-from soapstone.kernels.cuda.graphs.entries import checked, column_of, over_entries, summed
+from soapstone.kernels.cuda.graphs.entries import (
+    checked,
+    column_of,
+    folded,
+    largest_and_sum,
+    merged,
+    summed,
+)
 from soapstone.kernels.cuda.movement.copies import copy
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
-from soapstone.kernels.cuda.substrate.element import each_element, place, read
+from soapstone.kernels.cuda.substrate.element import place, read
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
@@ -65,19 +72,15 @@ def graph_attention(call: Call) -> DeviceEntry:
         f"raw = {read('target', target, row)} + {read('source', source, ['column', 'at_1'])}",
         f"score = raw if raw > {kind}(0) else raw * {slope}",
     ]
-    sums = [
+    sums = ["total", "above"]
+    term = [
         *scored,
-        "if score > most:",
-        "    rescale = exp(most - score)",
-        "    total, above = total * rescale, above * rescale",
-        "    most = score",
-        "power = exp(score - most)",
-        "total += power",
+        "value = score",
+        *largest_and_sum(kind, sums),
         f"if raw > {kind}(0): above += power",
     ]
-    first = [f"most, total, above = {kind}(-inf), {kind}(0), {kind}(0)"]
-    first += over_entries(column_of(x.shape[0], sums), entries)
-    first += [
+    state = {"most": (kind, f"{kind}(-inf)"), **dict.fromkeys(sums, (kind, f"{kind}(0)"))}
+    write = [
         f"scale[{place('scale', row)}] = log(total) + most if end > begin else {kind}(0)",
         f"share[{place('share', row)}] = {x.dtype}(above / total if end > begin else {kind}(0))",
     ]
@@ -96,11 +99,13 @@ def graph_attention(call: Call) -> DeviceEntry:
     ]
     given = {"source": source, "target": target, "indptr": indptr, "indices": indices}
     given["scale"] = kept
-    one = each_element(first, scale.shape, {**given, "share": share}, status)
+    looked = column_of(x.shape[0], term)
+    ends = scale.shape, {**given, "share": share}, entries, status
+    launches = folded(call, state, looked, merged(kind, sums), write, *ends)
     features = {**given, "x": x, "y": y, "positive": positive, **_extra(step, numbers)}
     term = column_of(x.shape[0], weighed)
     rest = y.shape, features, entries, status
-    launches = one.launches + summed(call, ["total", "above"], kind, term, second, *rest)
+    launches += summed(call, sums, kind, term, second, *rest)
     if kept is not scale:
         launches += copy(kept, scale).launches
     return DeviceEntry(launches, status, statuses)

@@ -1,10 +1,10 @@
-"""Walks over the entries of a sparse matrix's rows, and sums over pieces of equally many entries.
+"""Folds over the entries of a sparse matrix's rows, by pieces of equally many entries.
 
 Source: Lux (Jia et al. 2017): consecutive rows are owned together, and threads walk the range of
 their entries. Here what is owned is a piece of that range, however many rows it has part of, so a
 row with very many entries keeps no thread longer than others (merge-based products: Merrill and
 Garland, SC 2016). A row that lies in one piece is written by it; of others each piece leaves what
-it adds up, and a second launch adds these in order. So sums are the same in every run.
+it has of them, and a second launch folds these in order. So sums are the same in every run.
 
 Neighbouring threads have neighbouring columns of a row, whose operands lie side by side.
 """
@@ -42,15 +42,6 @@ def offsets(entries: int) -> list[str]:
     ]
 
 
-def over_entries(inner: Sequence[str], entries: int) -> list[str]:
-    """Return the loop over the entries e of row at_0, which must lie in order within `entries`."""
-    return [
-        *offsets(entries),
-        "for e in range(begin, end):",
-        *("    " + line for line in inner),
-    ]
-
-
 def column_of(columns: int, inner: Sequence[str]) -> list[str]:
     """Return the statements that find an entry's column, and run `inner` where it is one."""
     return [
@@ -85,6 +76,35 @@ def row_of(name: str, rows: int) -> list[str]:
     ]
 
 
+def largest_and_sum(kind: str, sums: Sequence[str]) -> list[str]:
+    """Return the statements that fold `value` into `most`, and its power into the first of sums.
+
+    Sums of powers are scaled where the largest grows. The power of `value` is `power`, of minus
+    infinity 0.
+    """
+    return [
+        "if value > most:",
+        "    scale_of = exp(most - value)",
+        *(f"    {name} = {name} * scale_of" for name in sums),
+        "    most = value",
+        f"power = exp(value - most) if value != {kind}(-inf) else {kind}(0)",
+        f"{sums[0]} += power",
+    ]
+
+
+def merged(kind: str, sums: Sequence[str]) -> list[str]:
+    """Return the statements that fold such a state of a later piece into that of earlier ones."""
+    return [
+        "if more_most > most:",
+        "    scale_of = exp(most - more_most)",
+        *(f"    {name} = {name} * scale_of" for name in sums),
+        "    most = more_most",
+        f"if more_{sums[0]} != {kind}(0):",
+        "    scale_of = exp(more_most - most)",
+        *(f"    {name} += more_{name} * scale_of" for name in sums),
+    ]
+
+
 def summed(
     call: Call,
     sums: Sequence[str],
@@ -96,25 +116,50 @@ def summed(
     entries: int,
     status: DeviceArray,
 ) -> tuple[Work, ...]:
-    """Return the launches of sums over each row's entries, for each index of the other axes.
+    """Return the launches of sums over each row's entries; arguments: see `folded`.
+
+    sums: names of what is added up, from zero, in the type `kind`.
+    """
+    state = dict.fromkeys(sums, (kind, f"{kind}(0)"))
+    merge = [f"{name} += more_{name}" for name in sums]
+    return folded(call, state, term, merge, finish, shape, operands, entries, status)
+
+
+def folded(
+    call: Call,
+    state: Mapping[str, tuple[str, str]],
+    term: Sequence[str],
+    merge: Sequence[str],
+    finish: Sequence[str],
+    shape: Sequence[int],
+    operands: Mapping[str, View],
+    entries: int,
+    status: DeviceArray,
+) -> tuple[Work, ...]:
+    """Return the launches of folds over each row's entries, for each index of the other axes.
 
     Args:
-        sums: names of what is added up, from zero, in the type `kind`. term: statements that add
-            entry e of row at_0 to them; finish: those that write them, where `begin` and `end` are
-            the row's offsets. shape: rows, and the other axes, whose indices are at_1 and so on.
+        state: names of what is folded, with their types and texts of what they begin with. term:
+            statements that fold entry e of row at_0 into them, which begins at `begin`; merge:
+            those that fold in what a later piece has of a row, called more_NAME; finish: those that
+            write them, where `begin` and `end` are the row's offsets. shape: rows, and the other
+            axes, whose indices are at_1 and so on.
     """
     rows, *others = shape
     if 0 in shape:
         return ()
     piece = piece_of(entries)
     pieces = max(1, -(-entries // piece))
-    parts = {f"part_{name}": room((pieces, 2, *others), kind, call.outputs[0]) for name in sums}
+    parts = {
+        f"part_{name}": room((pieces, 2, *others), kind, call.outputs[0])
+        for name, (kind, _) in state.items()
+    }
     rest = [f"at_{axis + 1}" for axis in range(len(others))]
 
     def part(name: str, at: Sequence[str]) -> str:
         return f"part_{name}[{place(f'part_{name}', [*at, *rest])}]"
 
-    zero = [f"{name} = {kind}(0)" for name in sums]
+    zero = [f"{name} = {initial}" for name, (_, initial) in state.items()]
     offset, ends = (f"indptr[{place('indptr', [at])}]" for at in ("at_0", "at_0 + 1"))
     first, last = (f"int64(indptr[{place('indptr', [at])}])" for at in ("0", str(rows)))
     walk = [
@@ -134,7 +179,7 @@ def summed(
         *("            " + line for line in finish),
         "        else:",
         "            slot = 0 if begin < start else 1",
-        *(f"            {part(name, ['piece', 'slot'])} = {name}" for name in sums),
+        *(f"            {part(name, ['piece', 'slot'])} = {name}" for name in state),
         "        at_0 += 1",
         f"        while at_0 < {rows} and {ends} <= e:",
         "            at_0 += 1",
@@ -145,10 +190,11 @@ def summed(
         "if begin == end or piece < final:",
         *("    " + line for line in zero),
         "    if begin < end:",
-        *(f"        {name} = {part(name, ['piece', '1'])}" for name in sums),
+        *(f"        {name} = {part(name, ['piece', '1'])}" for name in state),
         "    while begin < end and piece < final:",
         "        piece += 1",
-        *(f"        {name} += {part(name, ['piece', '0'])}" for name in sums),
+        *(f"        more_{name} = {part(name, ['piece', '0'])}" for name in state),
+        *("        " + line for line in merge),
         *("    " + line for line in finish),
     ]
     given = {**operands, **parts}

@@ -1,43 +1,32 @@
 """Products with sparse matrices, and softmax over the entries of a row.
 
-Sums are over pieces of equally many entries (`entries`). Of others a thread walks a row's entries
-in order; neighbouring threads have neighbouring columns. Offsets of a tile need not begin at 0.
+Rows are folded by pieces of equally many entries (`entries`). Offsets of a tile need not begin at
+0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from soapstone.kernels.cuda.elementwise.text import wide
-from soapstone.kernels.cuda.entry import DeviceEntry, sequence
+from soapstone.kernels.cuda.entry import DeviceEntry
 from soapstone.kernels.cuda.graphs.entries import (
     checked,
     column_of,
+    folded,
+    largest_and_sum,
+    merged,
     offsets,
-    over_entries,
     row_of,
     summed,
 )
 from soapstone.kernels.cuda.movement.copies import fill
-from soapstone.kernels.cuda.substrate.arrays import View, views
+from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.cuda.substrate.element import each_element, place
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
 _HERE = ["at_0", "at_1"]
-
-
-def _rows(
-    call: Call,
-    body: Sequence[str],
-    shape: Sequence[int],
-    operands: dict[str, View],
-    columns: int,
-    entries: int,
-) -> DeviceEntry:
-    status, statuses = checked(call, columns, entries)
-    made = each_element(body, shape, operands, status)
-    return DeviceEntry(made.launches, status, statuses)
 
 
 def _sums(
@@ -95,18 +84,21 @@ def spmm_max(call: Call) -> DeviceEntry:
     inner = [
         f"value = {kind}(x[{place('x', ['column', 'at_1'])}])",
         "if best < 0 or value > most or (value != value and most == most):",
-        "    most = value",
-        "    best = column",
+        "    most, best = value, column",
     ]
-    body = [f"most = {kind}(0)", "best = int64(-1)"]
-    body += over_entries(column_of(x.shape[0], inner), indices.size)
-    body += [f"y[{place('y', _HERE)}] = {y.dtype}(most)"]
+    better = "best < 0 or more_most > most or (more_most != more_most and most == most)"
+    merge = [f"if more_best >= 0 and ({better}):", "    most, best = more_most, more_best"]
+    finish = [f"y[{place('y', _HERE)}] = {y.dtype}(most)"]
     if numbers:
-        body += [f"if best >= 0: best = int64(numbers[{place('numbers', ['best'])}])"]
-    body += [f"chosen[{place('chosen', _HERE)}] = {chosen.dtype}(best)"]
+        finish += [f"if best >= 0: best = int64(numbers[{place('numbers', ['best'])}])"]
+    finish += [f"chosen[{place('chosen', _HERE)}] = {chosen.dtype}(best)"]
     operands = {"x": x, "indptr": indptr, "indices": indices, "y": y, "chosen": chosen}
     operands |= {"numbers": numbers[0]} if numbers else {}
-    return _rows(call, body, y.shape, operands, x.shape[0], indices.size)
+    status, statuses = checked(call, x.shape[0], indices.size)
+    state = {"most": (kind, f"{kind}(0)"), "best": ("int64", "int64(-1)")}
+    term = column_of(x.shape[0], inner)
+    given = y.shape, operands, indices.size, status
+    return DeviceEntry(folded(call, state, term, merge, finish, *given), status, statuses)
 
 
 @variant("spmm_max_grad", "numba", processor="cuda")
@@ -115,16 +107,14 @@ def spmm_max_grad(call: Call) -> DeviceEntry:
     (dy, chosen, indptr, indices), (dx,) = views(call)
     kind = wide(dx.dtype)
     own = f"at_0 + {call.attributes['base']}"
+    again = f"e > begin and indices[{place('indices', ['e - 1'])}] == column"
     inner = [
-        f"if column != before and chosen[{place('chosen', ['column', 'at_1'])}] == {own}:",
+        f"if chosen[{place('chosen', ['column', 'at_1'])}] == {own} and not ({again}):",
         f"    total += {kind}(dy[{place('dy', ['column', 'at_1'])}])",
-        "before = column",
     ]
-    body = [f"total = {kind}(0)", "before = int64(-1)"]
-    body += over_entries(column_of(dy.shape[0], inner), indices.size)
-    body += [f"dx[{place('dx', _HERE)}] = {dx.dtype}(total)"]
+    finish = [f"dx[{place('dx', _HERE)}] = {dx.dtype}(total)"]
     operands = {"dy": dy, "chosen": chosen, "indptr": indptr, "indices": indices, "dx": dx}
-    return _rows(call, body, dx.shape, operands, dy.shape[0], indices.size)
+    return _sums(call, kind, inner, finish, dx.shape, operands, dy.shape[0])
 
 
 @variant("sddmm", "numba", processor="cuda")
@@ -152,39 +142,55 @@ def sddmm(call: Call) -> DeviceEntry:
     return DeviceEntry((*looked.launches, *made.launches), status, statuses)
 
 
-def _segments(call: Call, first: Sequence[str], sums: Sequence[str], last: str) -> DeviceEntry:
-    """Return the entry of loops over each row's entries, for each column; the others are zero."""
-    inputs, (y,) = views(call)
-    *reals, indptr = inputs
-    rows, entries = max(indptr.size - 1, 0), y.shape[0]
-    if y.size == 0:
-        return DeviceEntry(())
-    body = [*first, *over_entries(sums, entries), "for e in range(begin, end):", f"    {last}"]
-    operands = {f"x{n}": view for n, view in enumerate(reals)} | {"indptr": indptr, "y": y}
-    made = _rows(call, body, (rows, y.shape[1]), operands, 1, entries)
-    return sequence((fill(y, 0), made))
-
-
 _ENTRY = ["e", "at_1"]
+
+
+def _segments(
+    call: Call,
+    state: Mapping[str, tuple[str, str]],
+    term: Sequence[str],
+    merge: Sequence[str],
+    made: str,
+) -> DeviceEntry:
+    """Return the entry of a fold of each row's entries, and of what is made of an entry and it.
+
+    made: the text of that, where x0 and so on are the operands; entries of no row are zero.
+    """
+    (*reals, indptr), (y,) = views(call)
+    rows, (entries, width) = max(indptr.size - 1, 0), y.shape
+    if y.size == 0 or rows == 0:
+        return fill(y, 0)
+    status, statuses = checked(call, 1, entries)
+    kept = {
+        f"row_{n}": room((rows, width), kind, call.outputs[0]) for n, (kind, _) in state.items()
+    }
+    keep = [f"row_{name}[{place(f'row_{name}', _HERE)}] = {name}" for name in state]
+    operands = {f"x{n}": view for n, view in enumerate(reals)} | {"indptr": indptr, **kept}
+    given = (rows, width), operands, entries, status
+    launches = folded(call, state, term, merge, keep, *given)
+    first, last = (f"indptr[{place('indptr', [at])}]" for at in ("0", str(rows)))
+    body = [
+        "e = at_0",
+        f"found = {y.dtype}(0)",
+        f"if {first} <= e and e < {last}:",
+        *("    " + line for line in row_of("row", rows)),
+        *(f"    {name} = row_{name}[{place(f'row_{name}', ['row', 'at_1'])}]" for name in state),
+        f"    found = {y.dtype}({made})",
+        f"y[{place('y', _ENTRY)}] = found",
+    ]
+    other = each_element(body, y.shape, {**operands, "y": y}, status)
+    return DeviceEntry((*launches, *other.launches), status, statuses)
 
 
 @variant("segment_softmax", "numba", processor="cuda")
 def segment_softmax(call: Call) -> DeviceEntry:
-    """Return the entry of softmax over each row's entries, column by column.
-
-    The largest and the sum are found in one pass: the sum is scaled where the largest grows.
-    """
+    """Return the entry of softmax over each row's entries, column by column."""
     kind = wide(call.inputs[0].dtype.name)
     x = f"{kind}(x0[{place('x0', _ENTRY)}])"
-    sums = [
-        f"value = {x}",
-        "if value > most:",
-        "    total = total * exp(most - value)",
-        "    most = value",
-        "total += exp(value - most)",
-    ]
-    last = f"y[{place('y', _ENTRY)}] = {call.outputs[0].dtype.name}(exp({x} - most) / total)"
-    return _segments(call, [f"most = {kind}(-inf)", f"total = {kind}(0)"], sums, last)
+    term = [f"value = {x}", *largest_and_sum(kind, ["total"])]
+    state = {"most": (kind, f"{kind}(-inf)"), "total": (kind, f"{kind}(0)")}
+    merge = merged(kind, ["total"])
+    return _segments(call, state, term, merge, f"exp({x} - most) / total")
 
 
 @variant("segment_softmax_grad", "numba", processor="cuda")
@@ -192,5 +198,6 @@ def segment_softmax_grad(call: Call) -> DeviceEntry:
     """Return the entry of softmax's gradient over each row's entries."""
     kind = wide(call.inputs[0].dtype.name)
     dy, y = (f"{kind}(x{n}[{place(f'x{n}', _ENTRY)}])" for n in (0, 1))
-    last = f"y[{place('y', _ENTRY)}] = {call.outputs[0].dtype.name}({y} * ({dy} - total))"
-    return _segments(call, [f"total = {kind}(0)"], [f"total += {dy} * {y}"], last)
+    state = {"total": (kind, f"{kind}(0)")}
+    term, merge = [f"total += {dy} * {y}"], ["total += more_total"]
+    return _segments(call, state, term, merge, f"{y} * ({dy} - total)")
