@@ -72,6 +72,8 @@ def calls(lengths: tuple[int, ...]) -> list[tuple[str, dict[str, Any], tuple[Any
         ("segment_softmax", {}, (masked, offsets)),
         ("segment_softmax_grad", {}, (real(indices.size, 3), real(indices.size, 3), offsets)),
         ("sddmm", {}, (real(count, 3), real(COLUMNS, 3), offsets, indices)),
+        ("sddmm", {}, (real(count, 70), real(COLUMNS, 70), offsets, indices)),
+        ("sddmm", {}, (real(count, 1), real(COLUMNS, 1), offsets, indices)),
         ("graph_attention", {}, (real(COLUMNS, 2, 3), *ends, *matrix)),
         ("graph_attention_grad", {}, (*behind, scale, dots, offsets, indices)),
     ]

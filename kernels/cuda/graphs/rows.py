@@ -23,10 +23,13 @@ from soapstone.kernels.cuda.graphs.entries import (
 from soapstone.kernels.cuda.movement.copies import fill
 from soapstone.kernels.cuda.substrate.arrays import View, room, views
 from soapstone.kernels.cuda.substrate.element import each_element, place
+from soapstone.kernels.cuda.substrate.grid import THREADS
+from soapstone.kernels.cuda.substrate.target import WARP
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variant
 
 _HERE = ["at_0", "at_1"]
+TOGETHER = 8  # entries of a group of threads, which looks for the row of the first
 
 
 def _sums(
@@ -119,26 +122,38 @@ def spmm_max_grad(call: Call) -> DeviceEntry:
 
 @variant("sddmm", "numba", processor="cuda")
 def sddmm(call: Call) -> DeviceEntry:
-    """Return the entry of products of rows of a and b, one for each entry of a sparse matrix."""
+    """Return the entry of products of rows of a and b, one for each entry of a sparse matrix.
+
+    Neighbouring threads read neighbouring elements of both rows, of several entries in turn.
+    """
     (a, b, indptr, indices), (y,) = views(call)
-    kind, depth = wide(y.dtype), a.shape[1]
-    product = f"{kind}(a[{place('a', ['at_1', 'd'])}]) * {kind}(b[{place('b', ['column', 'd'])}])"
-    rows = max(indptr.size - 1, 0)
+    kind, depth, rows = wide(y.dtype), a.shape[1], max(indptr.size - 1, 0)
     if y.size == 0 or rows == 0:
         return fill(y, 0)
+    lanes = min(WARP, 1 << max(depth - 1, 1).bit_length())
+    product = f"{kind}(a[{place('a', ['row', 'd'])}]) * {kind}(b[{place('b', ['column', 'd'])}])"
     first, last = (f"indptr[{place('indptr', [at])}]" for at in ("0", str(rows)))
-    dots = [f"for d in range({depth}):", f"    total += {product}"]
-    entry = [
-        "e = at_0",
-        f"total = {kind}(0)",
-        f"if {first} <= e and e < {last}:",
-        *("    " + line for line in [*row_of("at_1", rows), *column_of(b.shape[0], dots)]),
-        f"y[{place('y', ['e'])}] = {y.dtype}(total)",
+    dots = ["d = at_1", f"while d < {depth}:", f"    total += {product}", f"    d += {lanes}"]
+    body = [
+        f"scratch = cuda.shared.array({THREADS}, {kind})",
+        f"begin = at_0 * {TOGETHER}",
+        "e = begin",
+        *row_of("row", rows),
+        f"for e in range(begin, begin + {TOGETHER}):",
+        f"    total = {kind}(0)",
+        f"    if {first} <= e and e < {last} and e < {y.size}:",
+        f"        while row + 1 < {rows} and indptr[{place('indptr', ['row + 1'])}] <= e:",
+        "            row += 1",
+        *("        " + line for line in column_of(b.shape[0], dots)),
+        "    total = fold_sum(total, scratch)",
+        f"    if at_1 == 0 and e < {y.size}: y[{place('y', ['e'])}] = {y.dtype}(total)",
     ]
     status, statuses = checked(call, b.shape[0], indices.size)
     operands = {"a": a, "b": b, "indptr": indptr, "indices": indices, "y": y}
     looked = each_element(offsets(indices.size), (rows,), {"indptr": indptr}, status)
-    made = each_element(entry, y.shape, operands, status)
+    whole = THREADS // lanes  # all threads of a block take as many turns, since they fold together
+    groups = -(-y.size // (TOGETHER * whole)) * whole
+    made = each_element(body, (groups, lanes), operands, status, lanes=lanes)
     return DeviceEntry((*looked.launches, *made.launches), status, statuses)
 
 

@@ -11,14 +11,15 @@ from soapstone.kernels.cuda.elementwise.text import wide
 from soapstone.kernels.cuda.entry import DeviceArray, DeviceEntry, Launch
 from soapstone.kernels.cuda.products.tiled import indices
 from soapstone.kernels.cuda.substrate.arrays import View
+from soapstone.kernels.cuda.substrate.folds import lane_folds
 from soapstone.kernels.cuda.substrate.grid import flat_launch
 from soapstone.kernels.cuda.substrate.target import Kernel, built
 
 
 @cache
-def compiled(source: str, name: str = "each") -> Kernel:
-    """Return the kernel of a name in a source text."""
-    return built(name, source)
+def compiled(source: str, name: str = "each", lanes: int = 1) -> Kernel:
+    """Return the kernel of a name in a source text, with folds over so many neighbours."""
+    return built(name, source, **(lane_folds(lanes) if lanes > 1 else {}))
 
 
 def parameters(operands: Mapping[str, View]) -> tuple[list[str], list[Any]]:
@@ -56,6 +57,7 @@ def each_element(
     operands: Mapping[str, View],
     status: DeviceArray | None = None,
     name: str = "each",
+    lanes: int = 1,
 ) -> DeviceEntry:
     """Return the entry of a kernel that runs statements for each index of a shape.
 
@@ -78,4 +80,6 @@ def each_element(
     lines += ["        item += cuda.gridsize(1)"]
     grid, block = flat_launch(count)
     arguments = (count, *values, *([status] if status is not None else []))
-    return DeviceEntry((Launch(compiled("\n".join(lines), name), (grid,), (block,), arguments),))
+    return DeviceEntry(
+        (Launch(compiled("\n".join(lines), name, lanes), (grid,), (block,), arguments),)
+    )
