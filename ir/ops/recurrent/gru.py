@@ -9,7 +9,8 @@ Source: Cho et al. 2014.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from soapstone.ir.expression import variable
@@ -32,31 +33,48 @@ from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext
 _LINEAR = {"linear_before_reset": Attribute("bool", True)}
 
 
-def _step(rows: Any, linear: bool, sums: Any, h: Any, r: Any, rb: Any) -> tuple[Any, Any, Any]:
+Shown = Callable[[Any], Any]  # of a part of a step, what samples without that step have
+
+
+def _all(part: Any) -> Any:
+    return part
+
+
+def _step(
+    rows: Any, linear: bool, sums: Any, h: Any, r: Any, rb: Any, shown: Shown = _all
+) -> tuple[Any, Any, Any]:
     """Return the state, the gates and `hidden` from x w + b and the state before."""
     reset, update, new = rows.parts(sums, 3)
     if linear:
         first, second, hidden = rows.parts(rows.product(h, r, rb), 3)
         reset, update = rows("add", reset, first), rows("add", update, second)
         y, *gates = GRU.step(rows.functions, reset, update, new, hidden, h)
-        return y, rows.joined(*gates), hidden
+        return y, rows.joined(*map(shown, gates)), hidden
     weights, biases = rows.columns(r, 3), rows.columns(rb, 3)
     reset = rows("add", reset, rows.product(h, weights[0], biases[0]))
     update = rows("add", update, rows.product(h, weights[1], biases[1]))
     hidden, update, reset, _ = GRU_FIRST.step(rows.functions, reset, update, h)
     new = rows("add", new, rows.product(hidden, weights[2], biases[2]))
     y, new = GRU_SECOND.step(rows.functions, new, update, h)
-    return y, rows.joined(reset, update, new), hidden
+    return y, rows.joined(*map(shown, (reset, update, new))), hidden
 
 
 def _step_grad(
-    rows: Any, linear: bool, dh: Any, gates: Any, hidden: Any, before: Any, r: Any
+    rows: Any,
+    linear: bool,
+    dh: Any,
+    gates: Any,
+    hidden: Any,
+    before: Any,
+    r: Any,
+    shown: Shown = _all,
 ) -> tuple[Any, Any, Any]:
     """Return the gradients before the gates' functions, of the products and of the state before."""
     each = rows.parts(gates, 3)
     if linear:
         known = dict(zip(GRU.saved, each)) | {D: dh, GRU.reads[3]: hidden, GRU.reads[4]: before}
-        dreset, dupdate, dnew, dhidden, rest = GRU.back(rows.functions, known)
+        *made, rest = GRU.back(rows.functions, known)
+        dreset, dupdate, dnew, dhidden = map(shown, made)
         dproduct = rows.joined(dreset, dupdate, dhidden)
         made = rows.joined(dreset, dupdate, dnew)
         return made, dproduct, rows("add", rest, rows.back(dproduct, r))
@@ -64,9 +82,11 @@ def _step_grad(
     _, given, state = GRU_SECOND.reads
     known = {D: dh, GRU_SECOND.saved[0]: each[2], given: each[1], state: before}
     dnew, dupdate, rest = GRU_SECOND.back(rows.functions, known)
+    dnew = shown(dnew)
     known = dict(zip(GRU_FIRST.saved, each)) | {state: before}
     known |= {variable("dscaled"): rows.back(dnew, weights[2]), variable("dupdate"): dupdate}
     dreset, dupdate, more = GRU_FIRST.back(rows.functions, known)
+    dreset, dupdate = shown(dreset), shown(dupdate)
     made = rows.joined(dreset, dupdate, dnew)
     rest = rows("add", rows("add", rest, more), rows.back(dreset, weights[0]))
     return made, made, rows("add", rest, rows.back(dupdate, weights[1]))
@@ -94,8 +114,9 @@ def _gru(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any]:
     y, saved = list(gates), list(gates)
     h, linear = rows.shaped(h0, 3), attributes["linear_before_reset"]
     for step in step_order(len(gates), attributes):
-        new, made, hidden = _step(rows, linear, gates[step], h, r, rb)
-        gates[step], saved[step] = within.shown(step, made, ""), within.shown(step, hidden)
+        shown = partial(within.shown, step)
+        new, gates[step], hidden = _step(rows, linear, gates[step], h, r, rb, shown)
+        saved[step] = within.shown(step, hidden)
         y[step], h = within.shown(step, new), within.kept(step, new, h)
     return [rows.stacked(y), rows.shaped(h, 2), rows.stacked(gates), rows.stacked(saved)]
 
@@ -121,9 +142,10 @@ def _gru_grad(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any
     for step in reversed(list(step_order(len(made), attributes))):
         total = rows("add", made[step], dh)
         kept, inner, before = (values[step] for values in saved)
-        new, products, rest = _step_grad(rows, linear, total, kept, inner, before, r)
-        made[step] = within.shown(step, new, "")
-        dproduct[step] = within.shown(step, products, "")
+        shown = partial(within.shown, step)
+        made[step], dproduct[step], rest = _step_grad(
+            rows, linear, total, kept, inner, before, r, shown
+        )
         dh = within.kept(step, rest, dh)
     return [rows.stacked(made), rows.stacked(dproduct), rows.shaped(dh, 2)]
 

@@ -36,26 +36,20 @@ def _lstm(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any]:
     hidden, cell = rows.shaped(h0, 3), rows.shaped(c0, 3)
     for step in step_order(len(gates), attributes):
         total = rows("add", gates[step], rows.product(hidden, r))
-        new, after, made = _step(rows, total, cell)
-        y[step], gates[step] = within.shown(step, new), within.shown(step, made, "")
+        new, after, *made = LSTM.step(rows.functions, *rows.parts(total, 4), cell)
+        y[step] = within.shown(step, new)
+        gates[step] = rows.joined(*(within.shown(step, gate) for gate in made))
         hidden, cell = within.kept(step, new, hidden), within.kept(step, after, cell)
         kept[step] = cell
     ends = rows.shaped(hidden, 2), rows.shaped(cell, 2)
     return [rows.stacked(y), *ends, rows.stacked(gates), rows.stacked(kept)]
 
 
-def _step(rows: Any, total: Any, cell: Any) -> tuple[Any, Any, Any]:
-    """Return the state, the cell and the gates."""
-    hidden, cell, *gates = LSTM.step(rows.functions, *rows.parts(total, 4), cell)
-    return hidden, cell, rows.joined(*gates)
-
-
-def _step_grad(rows: Any, dh: Any, dc: Any, gates: Any, cell: Any, before: Any) -> tuple[Any, Any]:
-    """Return the gradients before the gates' functions, and of the cell before."""
+def _step_grad(rows: Any, dh: Any, dc: Any, gates: Any, cell: Any, before: Any) -> Sequence[Any]:
+    """Return the gradients before the gates' functions, one by one, and of the cell before."""
     known = dict(zip(LSTM.saved, rows.parts(gates, 4)))
     known |= {D: dh, DC: dc, LSTM.results[1]: cell, LSTM.reads[4]: before}
-    *made, dc = LSTM.back(rows.functions, known)
-    return rows.joined(*made), dc
+    return LSTM.back(rows.functions, known)
 
 
 def _lstm_gradient(g: GradientContext) -> Sequence[str | None]:
@@ -76,8 +70,9 @@ def _lstm_grad(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[An
         step = order[place]
         before = all_cells[order[place - 1]] if place else first
         total = rows("add", made[step], hidden)
-        new, past = _step_grad(rows, total, cell, all_gates[step], all_cells[step], before)
-        made[step], cell = within.shown(step, new, ""), within.kept(step, past, cell)
+        *new, past = _step_grad(rows, total, cell, all_gates[step], all_cells[step], before)
+        made[step] = rows.joined(*(within.shown(step, gate) for gate in new))
+        cell = within.kept(step, past, cell)
         hidden = within.kept(step, rows.back(made[step], r), hidden)
     return [rows.stacked(made), rows.shaped(hidden, 2), rows.shaped(cell, 2)]
 
@@ -135,7 +130,9 @@ define_counted(
 def _cell(
     rows: Any, attributes: Attributes, x: Any, h: Any, c: Any, w: Any, r: Any, b: Any
 ) -> Sequence[Any]:
-    return _step(rows, rows("add", rows.product(x, w, b, k="k"), rows.product(h, r)), c)
+    total = rows("add", rows.product(x, w, b, k="k"), rows.product(h, r))
+    hidden, cell, *gates = LSTM.step(rows.functions, *rows.parts(total, 4), c)
+    return hidden, cell, rows.joined(*gates)
 
 
 def _cell_gradient(g: GradientContext) -> Sequence[str | None]:
@@ -146,6 +143,11 @@ def _cell_gradient(g: GradientContext) -> Sequence[str | None]:
     rows = Rows(g.emit, 2)
     dx, dh = rows.back(dgates, w, "k"), rows.back(dgates, r)
     return [dx, dh, dc, rows.weight(x, dgates, "k"), rows.weight(h, dgates), rows.total(dgates)]
+
+
+def _cell_grad(rows: Any, attributes: Attributes, *given: Any) -> Sequence[Any]:
+    *made, dc = _step_grad(rows, *given)
+    return rows.joined(*made), dc
 
 
 define_counted(
@@ -171,7 +173,7 @@ define_counted(
     inputs=("dy", "dcell", "gates", "cell", "c"),
     outputs=("dgates", "dc"),
     signature=gated("n h, n h, n g, n h, n h -> n g, n h", 4),
-    **meaning(lambda rows, attributes, *given: _step_grad(rows, *given), 2),
+    **meaning(_cell_grad, 2),
     operations=lambda extents: 30.0 * extents["n"] * extents["h"],
     cases=(
         Case(("2 3", "2 3", "2 12", "2 3", "2 3"), {}, ()),

@@ -240,9 +240,9 @@ class Rows:
         number = self.emit("full", shape=(), value=step, dtype="int32", rename={})
         return self.emit("greater", rows, number, rename={"d0": "t", "d1": "n", "d2": ""})
 
-    def chosen(self, mask: str, value: str, other: str | None, last: str) -> str:
-        """Emit a value (1, n, …) where the mask holds, else another or 0; its last axis's dim."""
-        rename = {"d0": "t", "d1": "n", "d2": last}
+    def chosen(self, mask: str, value: str, other: str | None) -> str:
+        """Emit a value (1, n, h) where the mask holds, else another or 0."""
+        rename = {"d0": "t", "d1": "n", "d2": "h"}
         if other is None:
             dtype = self.emit.spec(value).dtype
             other = self.emit("full", shape=(), dtype=dtype, rename={})
@@ -291,7 +291,7 @@ class Arrays:
     def before(self, step: int, lengths: Array) -> Array:
         return np.greater(lengths, step)[:, None]
 
-    def chosen(self, mask: Array, value: Array, other: Array | None, last: str) -> Array:
+    def chosen(self, mask: Array, value: Array, other: Array | None) -> Array:
         return np.where(mask, value, np.zeros_like(value) if other is None else other)
 
 
@@ -309,15 +309,15 @@ class Within:
             self._masks[step] = self._rows.before(step, *self._lengths)
         return self._masks[step]
 
-    def shown(self, step: int, value: Any, last: str = "h") -> Any:
+    def shown(self, step: int, value: Any) -> Any:
         """Return what a step makes, with 0 for samples that do not have it."""
         if not self._lengths:
             return value
-        return self._rows.chosen(self._mask(step), value, None, last)
+        return self._rows.chosen(self._mask(step), value, None)
 
     def kept(self, step: int, new: Any, old: Any) -> Any:
         """Return the state after a step, the old one for samples that do not have it."""
-        return self._rows.chosen(self._mask(step), new, old, "h") if self._lengths else new
+        return self._rows.chosen(self._mask(step), new, old) if self._lengths else new
 
 
 class Meaning(TypedDict):

@@ -49,10 +49,14 @@ GRU_GRAD = ("t n h", "n h", "t n 3h", "t n h", "t n h", "h 3h")
     ("name", "shapes", "before"),
     [
         ("lstm", LSTM, 1),
+        ("lstm", (*LSTM, "int32 n"), 1),
         ("gru", GRU, 1),
+        ("gru", (*GRU, "int32 n"), 1),
         ("rnn", ("t n k", "k h", "h h", "h", "n h"), 1),
         ("lstm_grad", LSTM_GRAD, 0),
+        ("lstm_grad", (*LSTM_GRAD, "int32 n"), 0),
         ("gru_grad", GRU_GRAD, 0),
+        ("gru_grad", (*GRU_GRAD, "int32 n"), 0),
         ("rnn_grad", ("t n h", "n h", "t n h", "h h"), 0),
     ],
 )
