@@ -17,7 +17,8 @@ from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Array, Role
 from soapstone.ir.training.guard import LEARNING_RATE, STEP
 
-_SHARES = ("momentum", "beta1", "beta2", "rho")  # settings from 0 to 1
+_SHARES = ("momentum", "rho")  # settings from 0 to 1
+_BETAS = ("beta1", "beta2")  # of running means, that nothing would come to with 1
 _TINY = 1e-6  # added to a norm that is divided by
 
 
@@ -66,8 +67,10 @@ class Optimizer:
                 if value is not None and number(where, value) <= 0:
                     needed = "a number above 0 or None"
             elif not isinstance(item.default, bool):
-                most = 1.0 if item.name in _SHARES else math.inf
-                if not 0 <= number(where, value) <= most:
+                found, most = number(where, value), 1.0 if item.name in _SHARES else math.inf
+                if item.name in _BETAS:
+                    needed = "" if 0 <= found < 1 else "0 to below 1"
+                elif not 0 <= found <= most:
                     needed = "0 to 1" if most == 1 else "a number of 0 or more"
             if needed:
                 raise GraphError(f"{where} {value!r} found, {needed} needed")

@@ -51,7 +51,8 @@ COMPILING: list[tuple[Any, ...]] = [
         "SGD: learning_rate of step 0: -1.0 found, a number of 0 or more needed",
     ),
     (lambda: SGD(0.1, momentum=90), "SGD: momentum 90 found, 0 to 1 needed"),
-    (lambda: Adam(beta1=2), "Adam: beta1 2 found, 0 to 1 needed"),
+    (lambda: Adam(beta1=2), "Adam: beta1 2 found, 0 to below 1 needed"),
+    (lambda: Adam(beta2=1.0), "Adam: beta2 1.0 found, 0 to below 1 needed"),
     (lambda: SGD(0.1, rates=["h"]), "SGD: rates ['h'] found, factors by layer needed"),
     (lambda: SGD(0.1, clipnorm=1), "SGD: unknown argument 'clipnorm'", "did you mean 'clip_norm'?"),
     (
