@@ -27,7 +27,7 @@ _KEY = "of.json"
 def resuming(*computation: str) -> Iterator[list[Any]]:
     """Yield the results that a computation had when it was interrupted, to which it adds others.
 
-    An interrupt of the block keeps what they have become, and says so. They are JSON.
+    An interrupt of the block keeps what they have become, if any, and says so. They are JSON.
     """
     path = folder() / "rules" / f"{digest(*computation)}.json"
     results: list[Any] = []
@@ -36,10 +36,11 @@ def resuming(*computation: str) -> Iterator[list[Any]]:
     try:
         yield results
     except KeyboardInterrupt as error:
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.write(path, json.dumps(results).encode())
-            error.args = (f"; {len(results):,} results are kept, the same command goes on",)
+        if results:
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write(path, json.dumps(results).encode())
+                error.args = (f"; {len(results):,} results are kept, the same command goes on",)
         raise
     path.unlink(missing_ok=True)
 

@@ -289,9 +289,13 @@ def test_an_interrupted_check_goes_on_where_it_was(
     file = replace(rules, rules=(broken, *rules.rules[1:]))
 
     def interrupt(stage: str, done: int, total: int | None) -> None:
-        if done == 2:
+        if done == ended:
             raise KeyboardInterrupt
 
+    ended = 0
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        call(file, progress=interrupt)
+    ended = 2
     with pytest.raises(KeyboardInterrupt, match="; 2 results are kept, the same command goes on"):
         call(file, progress=interrupt)
     counts: list[int] = []
