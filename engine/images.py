@@ -112,6 +112,8 @@ def imaged(
         machine: where the launches run. processors: those of this process.
     """
     memories = [processor.memory for processor in machine.processors]
+    if len(set(memories)) < 2:
+        return Images(prepared.launches)
     found, made = Images(()), list[NodeLaunch]()
     images: dict[tuple[Any, ...], tuple[str, Image]] = {}
     for item in prepared.launches:
