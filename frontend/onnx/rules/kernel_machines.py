@@ -1,4 +1,4 @@
-"""Kernel machines of `ai.onnx.ml`: support vectors, and products with them.
+"""Kernel machines of `ai.onnx.ml`: support vectors, products with them, and distances of rows.
 
 Source: Chang and Lin, LIBSVM: a library for support vector machines, 2011, and ONNX Runtime, whose
 scores these are.
@@ -21,10 +21,10 @@ from soapstone.frontend.onnx.rules.learned import (
     post_transform,
     samples,
 )
-from soapstone.frontend.onnx.values import Value, rule
-from soapstone.ir.tensor import Array
+from soapstone.frontend.onnx.values import MICROSOFT, Value, rule
 
 _KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
+_METRICS = ("sqeuclidean", "euclidean")
 _LEAST = 1e-7  # of the probability of one class against another
 
 
@@ -132,7 +132,7 @@ def _against(n: Call, x: Value, count: int) -> Value:
     rows = rows.reshape(count, x.shape[1])
     gamma, shift, degree = (*n.attribute("kernel_params", ()), 0.0, 0.0, 0.0)[:3]
     if kind == "RBF":
-        return n("exp", n("affine", _apart(n, x, rows), scale=-float(gamma)))
+        return n("exp", n("affine", _apart(n, x, n.known(rows)), scale=-float(gamma)))
     product = n("matmul", x, n.known(rows.T, x.dtype))
     if kind == "LINEAR":
         return product
@@ -140,13 +140,23 @@ def _against(n: Call, x: Value, count: int) -> Value:
     return n("tanh", made) if kind == "SIGMOID" else n("pow", made, n.like(degree, made))
 
 
-def _apart(n: Call, x: Value, rows: Array) -> Value:
-    """Return squared distances of samples and vectors: (samples, vectors).
+@rule("CDist", domain=MICROSOFT)
+def distances(n: Call) -> Value:
+    """Distances of all rows of one matrix to all of another, as converters write neighbours."""
+    metric, a, b = n.text("metric", "sqeuclidean", _METRICS), n.value(0), n.value(1)
+    if (a.rank, b.rank) != (2, 2) or a.shape[1] != b.shape[1]:
+        raise OnnxError(f"{a.spec} and {b.spec} found; two matrices of equally many columns needed")
+    apart = _apart(n, a, b)
+    return n("sqrt", apart) if metric == "euclidean" else apart
+
+
+def _apart(n: Call, a: Value, b: Value) -> Value:
+    """Return squared distances of rows, (m, k) and (n, k): (m, n).
 
     Those of neighbours are small differences of large squares, which float32 would not hold.
     """
-    wide = n.cast(x, "float64")
-    both = n(
-        "add", n("reduce_sum_square", wide, axes=(1,), keepdims=True), n.known((rows**2).sum(1))
-    )
-    return n.cast(n("sub", both, n("matmul", wide, n.known(2 * rows.T))), x.dtype)
+    x, y = (n.cast(each, "float64") for each in (a, b))
+    squares = (n("reduce_sum_square", each, axes=(1,), keepdims=True) for each in (x, y))
+    both = n("add", next(squares), n("transpose", next(squares), permutation=(1, 0)))
+    twice = n("affine", n("matmul", x, y, transpose_b=True), scale=2.0)
+    return n.cast(n("clip", n("sub", both, twice), low=0.0), a.dtype)

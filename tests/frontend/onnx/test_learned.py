@@ -238,6 +238,23 @@ def test_kernels_of_vectors_that_are_near_keep_their_digits() -> None:
     np.testing.assert_allclose(found[:, 0], wanted, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
+def test_distances_of_rows(metric: str) -> None:
+    """Neighbours as converters write them; near rows keep their digits."""
+    random = np.random.default_rng(1)
+    x = (30 + random.standard_normal((9, FEATURES))).astype(np.float32)
+    y = np.concatenate([x[:4], x[:4] + np.float32(0.01), -x[:2]])
+    text = f"""<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+    g (float[n, 5] x, float[m, 5] y) => (float[n, m] d) {{
+      d = com.microsoft.CDist<metric = "{metric}">(x, y) }}"""
+    session = InferenceSession(from_onnx(onnx.parser.parse_model(text).SerializeToString()))
+    squares = ((x[:, None].astype(np.float64) - y) ** 2).sum(-1)
+    wanted = np.sqrt(squares) if metric == "euclidean" else squares
+    found = session.run({"x": x, "y": y})["d"]
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("labels", [[3, 1, 2], ["setosa", "versicolor", "ä"]])
 def test_dictionaries_of_scores_are_the_scores(labels: list[Any]) -> None:
     """As converters write classifiers, unless told otherwise."""
