@@ -27,6 +27,7 @@ from programs import executor_apps, gpu_checks
 from soapstone import InferenceSession
 from soapstone.apps._shared.graphs import made_up
 from soapstone.apps.graphs import gcn
+from soapstone.dtypes import learn
 from soapstone.frontend.app import app_module
 from soapstone.ir.spec import operator
 from soapstone.kernels.entry import Call
@@ -137,6 +138,21 @@ def peers() -> None:
     connect(0, 1)
 
 
+def recurrent() -> None:
+    """Launch a layer's steps, whose operands are parts of other arrays."""
+    shapes = ((3, 2, 8), (8, 32), (8, 32), (32,), (2, 8), (2, 8))
+    spec = operator("lstm")
+    for kind in ("float32", learn("bfloat16")):
+        arrays = [np.ones(shape, kind) for shape in shapes]
+        results = spec.run(spec.normalise({}), *arrays)
+        given, made = ([There(each) for each in side] for side in (arrays, results))
+        operands = ([each.array for each in side] for side in (given, made))
+        (lowered,) = variants("lstm", "cuda")
+        entry = lowered.bind(Call("lstm", spec.normalise({}), *map(tuple, operands)))
+        entry.enqueue()
+    cuda.synchronize()
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "second": second,
     "resnet": lambda: trained("resnet"),
@@ -145,6 +161,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "bert answers": lambda: answered("bert"),
     "graph": graph,
     "narrow": narrow,
+    "recurrent": recurrent,
     "tiles": tiles,
     "peers": peers,
     "two": lambda: trained("digits", gpus=2),

@@ -16,7 +16,7 @@ from helpers.processes import PROGRAMS, mpiexec, python, rank_environment
 from soapstone.runtime.devices.ranks import VARIABLE
 
 DRIVER = PROGRAMS / "libcuda_dry.c"
-QUICK = ("second", "random", "folds", "errors", "memory", "narrow", "tiles", "peers")
+QUICK = ("second", "random", "folds", "errors", "memory", "narrow", "recurrent", "tiles", "peers")
 STEPS = ("resnet", "bert", "graph", "two", "turns", "plan", "resnet answers", "bert answers")
 
 
