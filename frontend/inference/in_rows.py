@@ -17,6 +17,7 @@ from typing import Any
 
 from soapstone.engine.session import Bound
 from soapstone.frontend.inference.families import Contents, Known, alike
+from soapstone.frontend.inference.snapshot_places import Shapes
 from soapstone.frontend.inference.sources import Source
 from soapstone.frontend.inference.steps import MOST_STEPS, Rows, run_in_steps, steps_of
 from soapstone.ir.analysis.samples import meeting_samples, same_for_samples
@@ -28,7 +29,6 @@ from soapstone.ir.tensor import Array, Role
 
 _KINDS, _NUMBERS = 64, 256  # kinds of rows, and numbers of a kind, that are told apart
 
-Shapes = tuple[tuple[int, ...], ...]  # of the inputs, in their order
 Find = Callable[[Shapes], Bound | None]  # returns what is bound for shapes
 
 

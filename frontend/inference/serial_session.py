@@ -24,9 +24,8 @@ from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
 from soapstone.frontend.inference.binding import Binder
 from soapstone.frontend.inference.bound_graphs import BoundGraphs
-from soapstone.frontend.inference.rows_mark import RowsMark
+from soapstone.frontend.inference.snapshot_places import RowsMark
 from soapstone.frontend.inference.snapshots import Keeper
-from soapstone.frontend.purpose import Purpose
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import NOTHING, Array
@@ -36,6 +35,7 @@ from soapstone.runtime.machines.machine import CUDA
 
 if TYPE_CHECKING:
     from soapstone.frontend.onnx.pieces import Pieces
+    from soapstone.frontend.purpose import Purpose
 
 
 class SerialSession:

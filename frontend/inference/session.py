@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from soapstone.frontend.generation.decoder import Decoder
     from soapstone.frontend.inference.askers import Askers
-    from soapstone.frontend.inference.rows_mark import RowsMark
     from soapstone.frontend.inference.serial_session import SerialSession
+    from soapstone.frontend.inference.snapshot_places import RowsMark
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.ir.files.layouts import Layouts

@@ -7,10 +7,6 @@ each input, the first that was run. It is valid as long as the model's bytes, th
 environment, the sources of soapstone that the process which made it had imported, the library of
 products, and the measurements are unchanged. It is written only after it has given the same answer
 as the session that it was taken of, and if the file did not change meanwhile.
-
-A snapshot is named by the hash of the model's bytes, which takes longer to find than the answer of
-a small model. So a note says which snapshot a file has had, by its path and state; and where no
-snapshot could be of the model, the hash is found when one is written, after the first answer.
 """
 
 from __future__ import annotations
@@ -19,23 +15,27 @@ import contextlib
 import hashlib
 import marshal
 import os
-import stat
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from soapstone.cache import objects
 from soapstone.cache.answers import late
-from soapstone.cache.changes import OPENED, SESSIONS as FOLDER, changed, default_path
-from soapstone.cache.environment import digest, folder, identity, key
+from soapstone.cache.changes import changed, default_path
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import targets
-from soapstone.frontend.inference.rows_mark import RowsMark, Shapes
+from soapstone.frontend.inference.snapshot_places import (
+    MOST_BYTES,
+    Options,
+    Place,
+    RowsMark,
+    Shapes,
+    place_of,
+)
 from soapstone.frontend.inference.sources import Field, Source
 from soapstone.frontend.inference.steps import Rows, run_in_steps, steps_of
 from soapstone.frontend.onnx.errors import OnnxError
@@ -45,107 +45,22 @@ from soapstone.locks import Lock
 from soapstone.native import openmp, snapshot, teams
 from soapstone.native.arrays import mapping
 from soapstone.native.entries import Native, sequence
-from soapstone.native.files import MappedFile, file_state
+from soapstone.native.files import MappedFile
 from soapstone.native.memory import CHECKED, Array, aligned, call, spoil
-from soapstone.system import allocate, private_copy, usable_cores
+from soapstone.system import allocate, private_copy
 
 if TYPE_CHECKING:
     from soapstone.engine.session import Bound
 
-_FORMAT = 1
-_MOST_BYTES = 256 << 20  # of a model's file, and of what is kept of it
 _ALL_BYTES = 2 << 30  # of all that are kept: those that were used last
 _PAGE = 4096
 _HASH, _LENGTH = 32, 8  # bytes before the header: its hash, and how long it is
-_SETTINGS = ("SOAPSTONE_", "OMP_", "GOMP_", "NUMBA_", "ONEDNN_", "DNNL_")
 _REGISTRY = "soapstone.kernels.registry"
-# A file that was last written so long ago has another state once it is written again, however
-# coarse its times are, and whoever writes to it as to memory (whose pages the system writes back
-# after 35 s at most, and notes the time when they change again).
-_SETTLED_NS = 60_000_000_000
 _AGAIN = 4  # answers of a process that is likely to live on
-_NOTES = 1000  # of files that are kept, those written last
 
 
 class _FailedError(Exception):
     """A kernel failed."""
-
-
-class Options(NamedTuple):
-    """The options of a session that affect what is bound."""
-
-    threads: int
-    tune: bool
-    precision: str
-
-
-class Place:
-    """Where the snapshot of a model's file is kept.
-
-    base: tells the options and the environment. file: the model's bytes. changed_ns: when the file
-    was written last, or its times were. threads: that hash it.
-
-    Attributes:
-        base, file: as given. state: of the file.
-        settled: whether the file has another state as soon as it has other bytes.
-    """
-
-    def __init__(self, base: str, file: MappedFile, changed_ns: int, threads: int) -> None:
-        self.base, self.file, self._threads = base, file, threads
-        self.state = (*file.state, changed_ns)
-        self.settled = time.time_ns() - max(file.state[-1], changed_ns) >= _SETTLED_NS
-
-    @cached_property
-    def path(self) -> Path:
-        """The file that is named by the model's bytes too, which are hashed for that."""
-        return folder() / FOLDER / f"{self.base}-{self.file.digest(self._threads)[:32]}"
-
-    @property
-    def occupied(self) -> bool:
-        """Whether there is a snapshot that is of the model, unless its bytes are others."""
-        try:
-            return any(name.startswith(self.base) for name in os.listdir(folder() / FOLDER))
-        except OSError:
-            return False
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether the file that is at the model's path is in this state."""
-        try:
-            status = os.stat(self.file.path)
-            return (*file_state(status), status.st_ctime_ns) == self.state
-        except OSError:
-            return False
-
-    def noted(self) -> Path | None:
-        """Return where the snapshot of a file in this state was, if that has been noted."""
-        with contextlib.suppress(OSError, ValueError):
-            mark, name = self._note.read_text().split()
-            if mark == self._mark(name):
-                return folder() / FOLDER / name
-        return None
-
-    def note(self) -> None:
-        """Note which snapshot it is that a file in this state has."""
-        path = self.path
-        if not self.settled or not self.unchanged:  # what was hashed may be other bytes
-            return
-        note = self._note
-        partial = note.with_suffix(f".{os.getpid()}")
-        with contextlib.suppress(OSError):
-            note.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(f"{self._mark(path.name)} {path.name}")
-            os.replace(partial, note)
-            notes = sorted(note.parent.iterdir(), key=lambda f: -f.stat().st_mtime)
-            for old in notes[_NOTES:]:
-                old.unlink(missing_ok=True)
-
-    @property
-    def _note(self) -> Path:
-        return folder() / OPENED / digest(self.file.path, self.base)
-
-    def _mark(self, name: str) -> str:
-        return digest(name, *map(str, self.state))
 
 
 class Snapshot:
@@ -302,7 +217,7 @@ def find(model: object, options: Options) -> tuple[Snapshot | None, Keeper | Non
     binds = _REGISTRY in sys.modules
     if not isinstance(model, str | Path) or (binds and Keeper.kept) or not _supported():
         return None, None
-    place = _place(model, options)
+    place = place_of(model, options)
     if place is None:
         return None, None
     found = None if binds else _found(place, options)
@@ -327,7 +242,7 @@ def _read(path: Path, model: MappedFile, options: Options) -> Snapshot | None:
     try:
         with open(path, "rb") as file:
             mark, length = file.read(_HASH), int.from_bytes(file.read(_LENGTH), "little")
-            told = file.read(min(length, _MOST_BYTES))
+            told = file.read(min(length, MOST_BYTES))
         if mark != hashlib.sha256(told).digest():
             return None
         header = marshal.loads(told)
@@ -396,7 +311,7 @@ class Keeper:
             ]
         except (snapshot.UnknownError, KeyError):  # code that is in no file
             return None
-        if nbytes > _MOST_BYTES:
+        if nbytes > MOST_BYTES:
             return None
         given = {name: array.copy() for name, array in bound.feeds.items()}
         answer = {name: array.copy() for name, array in bound.results.items()}
@@ -410,7 +325,7 @@ class Keeper:
                 header = {"model": model, "states": states, "natives": tuple(natives), "data": data}
             except (snapshot.UnknownError, OSError):  # sources that are in no file
                 return
-            bound, now = self._place, _place(self._model, self._options)
+            bound, now = self._place, place_of(self._model, self._options)
             if now is None or (now.base, now.state) != (bound.base, bound.state):
                 return  # another file was bound
             path = bound.path  # hashed now, if not before; only then is the file looked at again
@@ -430,25 +345,6 @@ def _unknown(*_: object) -> Any:
 def _supported() -> bool:
     there = sys.platform == "linux" and not CHECKED and teams.supported() and onednn.available()
     return there and os.path.isabs(onednn.path())
-
-
-def _place(model: str | Path, options: Options) -> Place | None:
-    """Return where the snapshot of a model's file is kept; None for models without one.
-
-    Another file, or this one after a write, has another path or state.
-    """
-    try:
-        status = os.stat(model)
-        if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= _MOST_BYTES:
-            return None
-        data = MappedFile.of(model)
-    except (OSError, ValueError):
-        return None
-    told = sorted(f"{n}={v}" for n, v in os.environ.items() if n.startswith(_SETTINGS))
-    named = (Path(model).stem, str(options), str(usable_cores()), str(_FORMAT))
-    code = __file__, onednn.path()  # another tree, or another library, has others in its place
-    base = digest(*named, *code, key(identity()), *told)
-    return Place(base, data, status.st_ctime_ns, options.threads)
 
 
 def _mapped(source: Source) -> Array | None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from soapstone.errors import DataError
 from soapstone.frontend.exchange import as_array, as_texts
 from soapstone.frontend.onnx.texts import TEXT
-from soapstone.frontend.purpose import Purpose
 from soapstone.ir.tensor import Array, Role
 from soapstone.records import dataclass
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.onnx.extent_notes import Note
     from soapstone.frontend.onnx.file.read import Source as OnnxSource
+    from soapstone.frontend.purpose import Purpose
     from soapstone.ir.files.layouts import Layouts
     from soapstone.ir.graph import Graph
     from soapstone.native.files import MappedFile

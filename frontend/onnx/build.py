@@ -30,7 +30,6 @@ from soapstone.frontend.onnx.nodes import needed, placed, without
 from soapstone.frontend.onnx.support import operator_name, unsupported
 from soapstone.frontend.onnx.texts import described, is_text, spec_as
 from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, Wanted, domain_of, sized
-from soapstone.frontend.purpose import Purpose
 from soapstone.ir.graph import Graph
 from soapstone.ir.spec import operator_of_onnx
 from soapstone.ir.tensor import Array
@@ -38,6 +37,8 @@ from soapstone.turns import give_way
 
 if TYPE_CHECKING:
     import onnx
+
+    from soapstone.frontend.purpose import Purpose
 
 MOST_STEPS = 50_000  # nodes, once functions are expanded and loops unrolled
 MOST_DEPTH = 24  # of functions and subgraphs inside one another

@@ -22,13 +22,14 @@ from soapstone.frontend.onnx.file.read import Declared, Source, read
 from soapstone.frontend.onnx.file.tensors import frozen
 from soapstone.frontend.onnx.support import register
 from soapstone.frontend.onnx.values import Wanted
-from soapstone.frontend.purpose import Purpose
 from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
     import onnx
+
+    from soapstone.frontend.purpose import Purpose
 
 MOST_CONTENTS = 1 << 12  # elements of an input whose contents may be part of a graph
 MOST_SHAPE = 64  # such elements where a model can be run in pieces instead
@@ -194,7 +195,8 @@ class OnnxModel:
         """Return what `graph_for` does, and the notes on its extents (`extent_notes.py`).
 
         arrays: as of `graph_for`. rare: whether the contents that the graph depends on must be a
-        few integers that form a shape, which seldom change, and no data.
+        few integers that form a shape, which seldom change, and no data. purpose: what the graph
+        is for (`frontend/purpose.py`).
         """
         self._source.files.check()
         most = MOST_SHAPE if rare else MOST_CONTENTS

@@ -15,8 +15,6 @@ from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.tracing.bucket import buckets
 from soapstone.runtime.tracing.lifetime import ArenaLayout, lay_out
-from soapstone.runtime.tracing.list_scheduling import list_schedule
-from soapstone.runtime.tracing.overlap import overlapped
 
 
 class Part:
@@ -44,6 +42,8 @@ class Part:
         if several:
             together: dict[int, int] = {}
             if not self._placed:
+                from soapstone.runtime.tracing.list_scheduling import list_schedule
+
                 order = list_schedule(operations, order, edges, world)
                 order, together = buckets(operations, edges, order)
             operations, edges, order = split(operations, edges, order, world, together)
@@ -56,6 +56,8 @@ class Part:
         """
         workers = {operation.processor for operation in self.operations}
         if not self._placed and self._world.size == 1 and len(workers) > 1:
+            from soapstone.runtime.tracing.overlap import overlapped
+
             order, lasts = overlapped(self.operations, self.order, self.edges)
             found = lay_out(self.operations, order, len(free), lasts)
             if all(plan.peak_bytes <= room for plan, room in zip(found.plans, free)):

@@ -97,6 +97,7 @@ def test_the_budget_of_a_plan_is_of_measuring_too(
 ) -> None:
     monkeypatch.setenv("SOAPSTONE_CACHE", str(tmp_path))
     plan = ("memory", "plan", tiny, "--capacity", "20kB", "--cpus", "1", "--json")
+    plan += ("--batch-size", "5")  # whose times no other test measures
     timed = (*plan, "--minimize", "time")
     assert "budget ended before the times of nodes" in error_of(*timed, "--budget", "0")
     assert json.loads(invoke(*plan, "--budget", "0").stdout)["step_us"] is None

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from soapstone.cache import objects
 from soapstone.cache.places import root
-from soapstone.frontend.inference import snapshots
+from soapstone.frontend.inference import snapshot_places, snapshots
 from soapstone.frontend.inference.opening import Opening
 from soapstone.kernels.cpu.onednn import library
 from soapstone.native import snapshot, teams
@@ -160,7 +160,7 @@ def test_other_code_in_another_place_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def path() -> Path:
-        place = snapshots._place(tmp_path / "m.onnx", snapshots.Options(1, True, "float32"))
+        place = snapshot_places.place_of(tmp_path / "m.onnx", snapshots.Options(1, True, "float32"))
         assert place is not None
         return place.path
 
@@ -168,7 +168,7 @@ def test_other_code_in_another_place_has_its_own(
     known = {path()}
     monkeypatch.setattr(library, "path", lambda: "/elsewhere/libdnnl.so.3")
     known.add(path())
-    monkeypatch.setattr(snapshots, "__file__", "/elsewhere/snapshots.py")
+    monkeypatch.setattr(snapshot_places, "__file__", "/elsewhere/places.py")
     known.add(path())
     assert len(known) == 3
 
@@ -179,7 +179,10 @@ def test_names_of_files_need_not_be_text(tmp_path: Path) -> None:
     weights = _model(folder)
     assert _answers(folder, weights) == _BOUND
     assert _answers(folder, weights) == _KEPT
-    assert snapshots._place(folder / "m.onnx", snapshots.Options(1, True, "float32")) is not None
+    assert (
+        snapshot_places.place_of(folder / "m.onnx", snapshot_places.Options(1, True, "float32"))
+        is not None
+    )
 
 
 def test_what_gives_another_answer_is_not_kept(tmp_path: Path) -> None:
@@ -217,11 +220,11 @@ _HASHED = """
 import sys
 import numpy as np
 from soapstone import InferenceSession
-from soapstone.frontend.inference import snapshots
+from soapstone.frontend.inference import snapshot_places
 from soapstone.frontend.inference.opening import Opening
 from soapstone.native.files import MappedFile
 if sys.argv[1] == "settled":
-    snapshots._SETTLED_NS = 0  # a file that was written just now, too
+    snapshot_places._SETTLED_NS = 0  # a file that was written just now, too
 found, digest = [], MappedFile.digest
 def told(*given):
     found.append("hashed")
@@ -294,12 +297,12 @@ def test_a_model_that_may_be_written_again_in_the_same_state_is_hashed_by_all(
 def test_nothing_is_noted_of_a_file_that_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "_SETTLED_NS", 0)
+    monkeypatch.setattr(snapshot_places, "_SETTLED_NS", 0)
     monkeypatch.setenv("SOAPSTONE_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "m.onnx"
     file.write_bytes(b"some")
     for change, noted in (("", True), ("later", False)):
-        place = snapshots._place(file, snapshots.Options(1, True, "float32"))
+        place = snapshot_places.place_of(file, snapshots.Options(1, True, "float32"))
         assert place is not None and place.settled and place.noted() is None
         if change:
             file.write_bytes(b"more")
@@ -409,7 +412,7 @@ def test_a_process_that_has_bound_and_kept_one_reads_no_file_for_it(
 
     (tmp_path / "m.onnx").write_bytes(b"model")
     looked: list[object] = []
-    monkeypatch.setattr(snapshots, "_place", lambda model, options: looked.append(model))
+    monkeypatch.setattr(snapshots, "place_of", lambda model, options: looked.append(model))
     for kept, reads in ((False, 1), (True, 1)):
         monkeypatch.setattr(snapshots.Keeper, "kept", kept)
         found = snapshots.find(tmp_path / "m.onnx", snapshots.Options(1, True, "float32"))
