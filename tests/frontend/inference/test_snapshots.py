@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,24 +101,32 @@ def _expected(weights: dict[str, np.ndarray[Any, Any]], x: np.ndarray[Any, Any])
     return pooled @ weights["b"]
 
 
-def _answers(folder: Path, weights: dict[str, np.ndarray[Any, Any]], **asked: Any) -> list[Any]:
-    """Return where a process had its answers from, after its answers were compared."""
-    batch = asked.get("batch", 2)
-    given = {"batch": 2, "threads": 2, "options": {}, "more": False, **asked}
+def _ran(
+    folder: Path, program: str, *arguments: str, settings: Mapping[str, str] | None = None
+) -> str:
+    """Return what a process of its own prints that runs a program in a folder."""
     done = subprocess.run(
-        [sys.executable, "-c", _ANSWER, json.dumps(given)],
+        [sys.executable, "-c", program, *arguments],
         cwd=folder,
-        env=_settings(folder) | asked.get("settings", {}),
+        env=_settings(folder) | dict(settings or {}),
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _answers(folder: Path, weights: dict[str, np.ndarray[Any, Any]], **asked: Any) -> list[Any]:
+    """Return where a process had its answers from, after its answers were compared."""
+    batch = asked.get("batch", 2)
+    given = {"batch": 2, "threads": 2, "options": {}, "more": False, **asked}
+    text = _ran(folder, _ANSWER, json.dumps(given), settings=asked.get("settings", {}))
     x = np.random.default_rng(1).standard_normal((batch, 3, 8, 8)).astype(np.float32)
     with np.load(folder / "answers.npz") as found:
         for name, inputs in (("y", x), ("again", x + 1), ("third", x)):
             np.testing.assert_allclose(found[name], _expected(weights, inputs), 1e-4, 1e-5)
-    told: list[Any] = json.loads(done.stdout)
+    told: list[Any] = json.loads(text)
     assert told[3] == "StoppedError"
     return told[:3]
 
@@ -242,19 +251,11 @@ print(*found)
 
 def _hashed(folder: Path, weights: dict[str, np.ndarray[Any, Any]], how: str = "settled") -> str:
     """Return in which order a process hashed the model, opened it and answered."""
-    done = subprocess.run(
-        [sys.executable, "-c", _HASHED, how],
-        cwd=folder,
-        env=_settings(folder),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    told = _ran(folder, _HASHED, how)
     x = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
     with np.load(folder / "answers.npz") as found:
         np.testing.assert_allclose(found["y"], _expected(weights, x), 1e-4, 1e-5)
-    return done.stdout.strip()
+    return told.strip()
 
 
 def test_a_model_is_hashed_after_its_answer(tmp_path: Path) -> None:
@@ -340,17 +341,9 @@ def test_a_model_whose_shapes_depend_on_contents_is_not_kept(tmp_path: Path) -> 
     opsets = [helper.make_opsetid("", 18)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
     for shape in ([2, 3], [3, 2]):
-        done = subprocess.run(
-            [sys.executable, "-c", _TOLD, json.dumps(shape)],
-            cwd=tmp_path,
-            env=_settings(tmp_path),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
+        told = _ran(tmp_path, _TOLD, json.dumps(shape))
         expected = np.tanh(np.arange(6, dtype=np.float32)).reshape(shape).T
-        np.testing.assert_allclose(json.loads(done.stdout), expected, 1e-6)
+        np.testing.assert_allclose(json.loads(told), expected, 1e-6)
 
 
 _CHANGED = """
@@ -452,17 +445,9 @@ def test_the_model_is_opened_once_a_snapshot_has_answered_some_times(
     assert _answers(tmp_path, weights) == _BOUND
     np.save(tmp_path / "x.npy", x)
     program = _OPENED if batch == "n" else _OPENED.replace(', session.run(x[:1])["y"]', "")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=_settings(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    told = _ran(tmp_path, program)
     # Where no other shape can come, nothing is opened for it.
-    assert done.stdout.split() == (["True", "1", "1"] if batch == "n" else ["False", "0"])
+    assert told.split() == (["True", "1", "1"] if batch == "n" else ["False", "0"])
     with np.load(tmp_path / "answers.npz") as found:
         for each in found.values():
             np.testing.assert_allclose(each, _expected(weights, x)[: len(each)], 1e-4, 1e-5)
@@ -507,15 +492,7 @@ with InferenceSession("m.onnx", threads=2) as session:
     session.settle()
 """
     for program in (first, _STEPPED):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            env=_settings(tmp_path),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
+        _ran(tmp_path, program)
     with np.load(tmp_path / "answers.npz") as found:
         answers = list(found.values())
     assert [len(each) for each in answers] == [2, 3, 1, 16, 5, 7, 17]
