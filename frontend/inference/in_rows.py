@@ -66,9 +66,7 @@ class InRows:
         self._source = source
         self._kinds: OrderedDict[Shapes, _Kind] = OrderedDict()
         self._lock = threading.Lock()
-        self._noting = (
-            threading.Lock()
-        )  # held while graphs are compared, by the warm-up's thread too
+        self._noting = threading.Lock()  # while graphs are compared, by the warm-up's thread too
 
     def undecided(self, given: Mapping[str, Array], told: bool = True) -> bool:
         """Return whether the graph for these inputs would show whether rows are independent.
@@ -110,7 +108,7 @@ class InRows:
                 if first == 1:
                     kind.seen = number, known
             elif number > 1:
-                kind.apart, kind.seen = False, None
+                kind.apart, kind.seen, kind.told = False, None, set()
                 kind.numbers.clear()
         if kind.single is not None and kind.numbers and _told(kind.single) == _told(several):
             kind.numbers.add(1)
