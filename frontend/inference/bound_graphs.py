@@ -13,9 +13,9 @@ from soapstone.engine.session import Bound, Session
 from soapstone.frontend.inference.background import Background
 from soapstone.frontend.inference.binding import Binder
 from soapstone.frontend.inference.families import Known
-from soapstone.frontend.inference.in_rows import InRows, Shapes
+from soapstone.frontend.inference.in_rows import InRows
 from soapstone.frontend.inference.shape_warmup import shapes_of
-from soapstone.frontend.inference.snapshot_places import RowsMark
+from soapstone.frontend.inference.snapshot_places import RowsMark, Shapes
 from soapstone.frontend.onnx.texts import TEXT
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
