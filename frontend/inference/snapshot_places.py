@@ -94,13 +94,9 @@ class Place:
         path = self.path
         if not self.settled or not self.unchanged:  # what was hashed may be other bytes
             return
-        note = self._note
-        partial = note.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
-            note.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(f"{self._mark(path.name)} {path.name}")
-            os.replace(partial, note)
-            notes = sorted(note.parent.iterdir(), key=lambda f: -f.stat().st_mtime)
+            place = _write(self._note, f"{self._mark(path.name)} {path.name}")
+            notes = sorted(place.iterdir(), key=lambda f: -f.stat().st_mtime)
             for old in notes[_NOTES:]:
                 old.unlink(missing_ok=True)
 
@@ -110,6 +106,15 @@ class Place:
 
     def _mark(self, name: str) -> str:
         return digest(name, *map(str, self.state))
+
+
+def _write(note: Path, text: str) -> Path:
+    """Write a note whole or not at all, and return its folder."""
+    partial = note.with_suffix(f".{os.getpid()}")
+    note.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text(text)
+    os.replace(partial, note)
+    return note.parent
 
 
 def place_of(model: str | Path, options: Options) -> Place | None:
@@ -164,13 +169,9 @@ class RowsMark:
 
     def _write(self, shapes: Shapes) -> None:
         with contextlib.suppress(OSError):  # there is no snapshot, or it is another user's
-            text = self._text(shapes)
-            partial = self._file.with_suffix(f".{os.getpid()}")
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(text)
-            os.replace(partial, self._file)
+            place = _write(self._file, self._text(shapes))
             there = set(os.listdir(self._snapshot().parent))
-            for old in self._file.parent.iterdir():
+            for old in place.iterdir():
                 if old.name not in there:
                     old.unlink(missing_ok=True)
 
