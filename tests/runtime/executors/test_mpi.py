@@ -24,6 +24,10 @@ pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soaps
 if mpiexec() is None:
     pytest.skip("there is no mpiexec", allow_module_level=True)
 
+# What mpiexec ends with where all ranks end with 1: it joins their codes by "or", and may kill
+# (9) a rank that comes to its end after another.
+FAILED = (1, 1 | 9)
+
 
 @pytest.mark.parametrize(
     ("count", "first", "programs", "how"),
@@ -194,13 +198,13 @@ def test_a_runtime_that_is_closed_gives_its_communicators_back() -> None:
 
 def test_wrong_use_is_told_once() -> None:
     done = train("nothing", count=2)
-    assert done.returncode == 1
+    assert done.returncode in FAILED
     assert done.stderr.count("app 'nothing' found") == 1
     done = train("digits", "--executor", "clouds")
     assert done.returncode == 1
     assert "executor 'clouds' found; one of" in done.stderr
     done = train("digits", "--optimize", count=2)
-    assert done.returncode == 1
+    assert done.returncode in FAILED
     assert "optimize: found with executor 'mpi'" in done.stderr
 
 
