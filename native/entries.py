@@ -99,7 +99,7 @@ def helper(function: F) -> F:
 
 def routine(function: F) -> F:
     """Return the function compiled to be called by kernels, inlined only where LLVM sees fit."""
-    compiled: F = linked(error_model="numpy")(function)
+    compiled: F = linked(forceinline=False, error_model="numpy")(function)  # else as its caller
     return compiled
 
 
