@@ -193,8 +193,8 @@ def tell(within: Path = PACKAGED) -> None:
 def _serve(what: str, folder: str = "") -> None:
     """Be a process that compiles the kernels in each line, and writes a line for each.
 
-    They are a module, a colon and the name of one in it; or numbers of `kernels`, where `what` is
-    "all": of these it tells the modules first.
+    They have names (`Native.name`); or numbers among `kernels`, where `what` is "all": of these it
+    tells the modules first.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     every = kernels() if what == "all" else []
@@ -203,15 +203,18 @@ def _serve(what: str, folder: str = "") -> None:
     with contextlib.suppress(BrokenPipeError):
         for line in sys.stdin:
             for told in line.split():
-                module, _, name = told.rpartition(":")
+                module = told.rpartition(":")[0]
                 if module:
-                    found = getattr(importlib.import_module(module), name)
+                    importlib.import_module(module)
+                    mine = [each for each in MADE if each.function.__module__ == module]
+                    found = [each for each in mine if each.name == told]
                 else:
-                    found = every[int(name)]
-                if folder:
-                    found.package(Path(folder))
-                elif isinstance(found, Native):
-                    _ = found.address
+                    found = [every[int(told)]]
+                for each in found:
+                    if folder:
+                        each.package(Path(folder))
+                    else:
+                        _ = each.address
                 print(flush=True)
 
 

@@ -17,6 +17,7 @@ from soapstone.engine.expand import Program
 from soapstone.engine.images import Images, imaged
 from soapstone.engine.initial import materialise
 from soapstone.engine.lower import in_place
+from soapstone.engine.lower.readers import inner
 from soapstone.engine.lower.verify import check_graph, check_views
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import Prepared, prepare
@@ -219,7 +220,7 @@ class Session:
                     *(prepared, regions, constants, self.choices, images, plans, self.precision)
                 )
                 alone = self.runtime.executor.world.size == 1
-                operators = [node.operator for node in lowered.nodes if alone]
+                operators = [inner(node).name for node in lowered.nodes if alone]
                 with Sharing(operators), self.runtime.capture(graph.name, self._alike) as recording:
                     program.launch(self.runtime)
                 # Each process measures what it runs itself; one that chose otherwise binds again.

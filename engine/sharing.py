@@ -2,8 +2,8 @@
 
 A process without machine code compiles a kernel when it binds it, one after another. So once the
 first one is missing, others compile what the variants of the graph's operators are made of, those
-of the last operators first. What one of them is compiling this process waits for; what none has
-begun it compiles itself. Whatever is still being compiled when the graph is bound is given up.
+of the commonest first. What one of them is compiling this process waits for; what none has begun it
+compiles itself. Whatever is still being compiled when the graph is bound is given up.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from types import CodeType, FunctionType
+from typing import IO, TYPE_CHECKING
 
 from soapstone.cache import objects
+from soapstone.native.entries import Native
 from soapstone.system import unpin, usable_cores
 
 if TYPE_CHECKING:
     import subprocess
 
+_PACKAGE = __name__.partition(".")[0] + "."
 _FEW = 6  # kernels that are not worth the start of a process
 
 
@@ -32,21 +37,55 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "soapstone.engine.ahead", *arguments]
 
 
-def _name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}:{function.__name__}"
+def _used(kernel: object) -> dict[Native, bool]:
+    """Return the compiled kernels that a function names, or one of the package that it calls.
+
+    And whether they are in a table, of which a call takes one.
+    """
+    found: dict[Native, bool] = {}
+    waiting, seen = [(kernel, False)], set[int]()
+    while waiting:
+        each, one_of = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        more: list[object] = []
+        if isinstance(each, Native):
+            found[each] = one_of
+        elif isinstance(each, partial):
+            more += (each.func, *each.args, *each.keywords.values())
+        elif isinstance(each, tuple | list | dict):
+            more += each.values() if isinstance(each, dict) else each
+            one_of = True
+        elif isinstance(each, staticmethod | classmethod):
+            more.append(each.__func__)
+        elif isinstance(each, type) and each.__module__.startswith(_PACKAGE):
+            more += vars(each).values()
+        elif isinstance(each, FunctionType) and each.__globals__["__name__"].startswith(_PACKAGE):
+            more += (cell.cell_contents for cell in each.__closure__ or ())
+            more += (each.__globals__.get(name) for name in _names(each.__code__))
+        waiting += ((other, one_of) for other in more)
+    return found
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names(each)
 
 
 class Sharing:
     """As long as the block runs, others compile kernels of operators if one is missing.
 
-    operators: by name, in the order in which they are bound.
+    operators: the name of each node's.
     """
 
     def __init__(self, operators: Iterable[str]) -> None:
-        self._operators = tuple(dict.fromkeys(operators))
+        self._operators = [operator for operator, _ in Counter(operators).most_common()]
         self._lock = threading.Lock()
         self._asked: set[str] = set()  # by this process
-        self._waiting: list[str] = []  # in the order in which this process needs them
+        self._waiting: list[str] = []  # what is likeliest needed last, which is taken first
         self._running: dict[str, threading.Event] = {}
         self._processes: list[subprocess.Popen[str]] = []
         self._began = self._closed = False
@@ -66,9 +105,11 @@ class Sharing:
         for process in self._processes:
             process.wait()
 
-    def asked(self, function: Callable[..., Any]) -> None:
-        """Wait for a kernel that another process is compiling, or let no other one compile it."""
-        name = _name(function)
+    def asked(self, name: str) -> None:
+        """Wait for a kernel that another process is compiling, or let no other one compile it.
+
+        name: of the kernel (`Native.name`).
+        """
         with self._lock:
             self._asked.add(name)
             if name in self._waiting:
@@ -88,7 +129,7 @@ class Sharing:
             return
         found = [name for name in self._kernels() if name not in self._asked]
         with self._lock:
-            self._waiting = [name for name in found if name not in self._asked]
+            self._waiting = [name for name in reversed(found) if name not in self._asked]
             for _ in range(min(usable_cores() - 1, len(self._waiting) // _FEW)):
                 if not self._closed:
                     with contextlib.suppress(OSError):
@@ -96,18 +137,15 @@ class Sharing:
 
     def _kernels(self) -> list[str]:
         """Return kernels of variants of the operators that no process has compiled yet."""
-        from soapstone.cache.sources import closure
-        from soapstone.kernels.registry import home, variants
-        from soapstone.native.entries import MADE
+        from soapstone.kernels.registry import variants
 
-        found: dict[str, None] = {}
+        found: dict[str, bool] = {}
         for operator in self._operators:
-            homes = {home(variant) for variant in variants(operator)} - {""}
-            modules = closure(homes, compiled=True)
-            made = [each for each in list(MADE) if each.function.__module__ in modules]
-            made.sort(key=lambda each: (each.function.__module__, each.function.__name__))
-            found |= {_name(each.function): None for each in made if not each.kept}
-        return list(found)
+            for variant in variants(operator):
+                for each, one_of in _used(variant.kernel).items():
+                    if not each.kept:
+                        found.setdefault(each.name, one_of)
+        return sorted(found, key=found.__getitem__)
 
     def _start(self) -> None:
         import subprocess  # only where something is compiled

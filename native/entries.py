@@ -16,7 +16,7 @@ from weakref import WeakSet
 import numpy as np
 
 from soapstone.cache.deferred import linked
-from soapstone.cache.objects import address, kept, package
+from soapstone.cache.objects import address, kept, package, symbol
 from soapstone.locks import Lock
 from soapstone.native.blocks import Fields
 from soapstone.native.intrinsics import (
@@ -52,6 +52,11 @@ class Native:
             with _COMPILING:
                 self._address = self._address or address(self.function, self._signature)
         return self._address
+
+    @property
+    def name(self) -> str:
+        """What it is in all processes: its module and the symbol of its machine code."""
+        return f"{self.function.__module__}:{symbol(self.function, self._signature)}"
 
     @property
     def kept(self) -> bool:

@@ -35,7 +35,7 @@ LOADED: dict[int, tuple[str, str]] = {}  # by address: the file, and the symbol
 FOUND: Counter[str] = (
     Counter()
 )  # kernels of this process: of the "package", the "cache", "compiled"
-SHARED: list[Callable[[Callable[..., Any]], object]] = []  # the last is told what is missing
+SHARED: list[Callable[[str], object]] = []  # the last is told what is missing: module and symbol
 _LOADING = Lock()  # LLVM's loader has one user at a time; so has Numba
 
 
@@ -45,7 +45,7 @@ def address(function: Callable[..., Any], signature: str) -> int:
     signature: as Numba writes it, such as "int32(voidptr)".
     """
     with _LOADING:
-        name = _name(function, signature)
+        name = symbol(function, signature)
         for folder in _packaged():
             found = _loaded(folder / (name + SUFFIX), name)
             if found is not None:
@@ -53,7 +53,7 @@ def address(function: Callable[..., Any], signature: str) -> int:
                 return found
         for share in (None, *SHARED[-1:]):
             if share is not None:
-                share(function)  # another process may compile it
+                share(f"{function.__module__}:{name}")  # another process may compile it
             found = _loaded(_places.found_of(function) / (name + SUFFIX), name)
             if found is not None:
                 FOUND["cache"] += 1
@@ -70,7 +70,7 @@ def address(function: Callable[..., Any], signature: str) -> int:
 
 def kept(function: Callable[..., Any], signature: str) -> bool:
     """Return whether a function's machine code is on disk; see `address`."""
-    name = _name(function, signature) + SUFFIX
+    name = symbol(function, signature) + SUFFIX
     folders = *_packaged(), _places.found_of(function)
     return any((folder / name).is_file() for folder in folders)
 
@@ -104,7 +104,7 @@ def package(function: Callable[..., Any], signature: str, folder: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    name = _name(function, signature)
+    name = symbol(function, signature)
     code = _linked.object_code(function, signature, name)
     (folder / (name + SUFFIX)).write_bytes(files.marked(code))
 
@@ -157,7 +157,7 @@ def _packaged() -> tuple[Path, ...]:
     return tuple(packaged(level) for level in levels() if packaged(level).is_dir())
 
 
-def _name(function: Callable[..., Any], signature: str) -> str:
+def symbol(function: Callable[..., Any], signature: str) -> str:
     """Return a symbol that no other function has, nor this one with other sources or blocks.
 
     Packed weights fit blocks, which fit the registers: code for fewer of them is another function.

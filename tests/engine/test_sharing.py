@@ -23,13 +23,15 @@ from soapstone.cache import objects
 from soapstone.engine import sharing
 from soapstone.native import entries, openmp
 sharing.usable_cores = lambda: 3
-made = sharing.Sharing(["adam", "is_finite"])
+made = sharing.Sharing(["adam", "conv2d", "attention", "adam"])
 predicted = made._kernels()
-small = [each for each in predicted if each.startswith("soapstone.native.openmp:_")]
-made._kernels = lambda: [f"{entries.__name__}:_nothing", *small]
+small = [each for each in entries.MADE if each.function.__module__ == openmp.__name__]
+small += [each for each in entries.MADE if each.function.__name__ == "grouped"][:2]
+names = [each.name for each in small]
+made._kernels = lambda: [entries._nothing.name, *names]
 def ask():  # as a worker that is kept on a core
     system.pin((system.core_numbers() or [0])[-1])
-    made.asked(entries._nothing.function)
+    made.asked(entries._nothing.name)
 affinity = getattr(os, "sched_getaffinity", lambda process: 0)
 with made:
     asking = threading.Thread(target=ask)
@@ -40,15 +42,15 @@ with made:
         assert time.monotonic() < end
         time.sleep(0.01)
     assert all(affinity(each.pid) == affinity(0) for each in made._processes)
-ready = [each for each in small if getattr(openmp, each.partition(":")[2]).kept]
+ready = [each.name for each in small if each.kept]
 try:
     os.waitpid(-1, os.WNOHANG)
     left = True
 except ChildProcessError:
     left = False
 mine = entries._nothing.kept
-entries._nothing.address, [getattr(openmp, each.partition(":")[2]).address for each in small]
-print(json.dumps([predicted, small, ready, mine, left, objects.SHARED, dict(objects.FOUND)]))
+entries._nothing.address, [each.address for each in small]
+print(json.dumps([predicted, names, ready, mine, left, objects.SHARED, dict(objects.FOUND)]))
 """
 
 
@@ -62,16 +64,15 @@ def test_others_compile_what_the_operators_may_need(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     predicted, small, ready, mine, left, shared, found = json.loads(done.stdout)
-    named = {each.removeprefix("soapstone.kernels.cpu.") for each in predicted}
-    assert {"training.updates:_adam", "training.losses:_finite"} <= named
-    assert not any(each.startswith("winograd.") for each in named)
+    named = [each.removeprefix("soapstone.kernels.cpu.").rpartition("_")[0] for each in predicted]
+    assert named[0] == "training.updates:_adam"
+    assert {"winograd.loops:parts_of_tiles", "attention.heads:forward"} <= set(named)
+    assert named.count("products.grouped:grouped") > 1  # of one name, in a table: they come last
+    assert named.index("products.grouped:grouped") > named.index("attention.heads:forward")
+    assert "attention.heads:backward" not in named
     assert ready == small and len(small) > 6
     assert not mine and not left and not shared
     assert found == {"cache": len(small), "compiled": 1}
-
-
-def _kernel() -> None:
-    """Stand for one."""
 
 
 def test_what_another_is_compiling_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +81,16 @@ def test_what_another_is_compiling_is_waited_for(monkeypatch: pytest.MonkeyPatch
     ready, said = threading.Event(), list[str]()
     with Sharing(["relu"]) as made:
         assert objects.SHARED[-1] == made.asked
-        made._running[f"{__name__}:_kernel"] = ready
-        asking = threading.Thread(target=lambda: (made.asked(_kernel), said.append("goes on")))
+        made._running["a kernel"] = ready
+        asking = threading.Thread(target=lambda: (made.asked("a kernel"), said.append("goes on")))
         asking.start()
         said.append("compiled")
         ready.set()
         asking.join()
         assert said == ["compiled", "goes on"]
-        made._waiting = [f"{__name__}:_kernel"]
-        del made._running[f"{__name__}:_kernel"]
-        made.asked(_kernel)
+        made._waiting = ["a kernel"]
+        del made._running["a kernel"]
+        made.asked("a kernel")
         assert not made._waiting  # this process compiles it
     assert made.asked not in objects.SHARED
 

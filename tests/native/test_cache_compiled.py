@@ -17,7 +17,9 @@ import pytest
 import soapstone.cache
 import soapstone.system
 from soapstone.cache.compiled import linked
+from soapstone.cache.linked import object_code
 from soapstone.cache.sources import closure, stamp
+from soapstone.native.entries import helper, routine
 
 # A small package with the caches of the real one: `main` inlines `middle`, and with it `helper`.
 _FILES = {
@@ -141,6 +143,29 @@ def test_a_part_of_compiled_functions_has_no_machine_code_of_its_own() -> None:
     for of, there in ((part, False), (whole, True)):
         (made,) = of.overloads.values()
         assert (made.library.get_pointer_to_function(made.fndesc.llvm_func_name) != 0) == there
+
+
+def test_a_routine_is_not_inlined_by_force_where_a_helper_calls_it_first() -> None:
+    @routine
+    def total(n: int) -> int:
+        found = 0
+        for i in range(n):
+            found += i * i
+        return found
+
+    @helper
+    def doubled(n: int) -> int:
+        return 2 * total(n)
+
+    def twice(n: int) -> int:
+        return doubled(n) + doubled(n + 1)
+
+    object_code(twice, "int64(int64)", "twice")
+    forced = []
+    for each in (total, doubled):
+        (made,) = each.made[0].overloads.values()  # type: ignore[attr-defined]
+        forced.append("alwaysinline" in made.library.get_llvm_str())
+    assert forced == [False, True]
 
 
 def test_a_part_of_compiled_functions_may_define_functions() -> None:
