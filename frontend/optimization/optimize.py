@@ -190,11 +190,14 @@ def _judged(
         return False, outcome.problem
     if not changed:
         if math.isnan(searched.before.time_us):
-            again = "a larger one needed, or the same again: what was measured by then is kept"
-            return False, f"the budget ended before the model was priced; {again}"
+            again = "what was measured by then is kept: more time needed, or the same again"
+            return (
+                False,
+                f"it ended, by its budget or an interrupt, before the model was priced; {again}",
+            )
         return False, "nothing cheaper was found"
     if outcome.before_us is None or outcome.after_us is None:
-        return True, "the budget ended before it was timed" if timed else ""
+        return True, "it ended, by its budget or an interrupt, before it was timed" if timed else ""
     if outcome.after_us <= _FASTER * outcome.before_us or "time" not in wanted.weights:
         return True, ""
     return False, "what was found is not faster when measured"
