@@ -186,18 +186,16 @@ def _judged(
     searched: Searched, outcome: Outcome, changed: bool, timed: bool, wanted: Objective
 ) -> tuple[bool, str]:
     """Return whether the result is kept, and the reason if not, or what is not known of it."""
+    ended = "it ended, by its budget or an interrupt, before"
     if outcome.problem:
         return False, outcome.problem
     if not changed:
         if math.isnan(searched.before.time_us):
             again = "what was measured by then is kept: more time needed, or the same again"
-            return (
-                False,
-                f"it ended, by its budget or an interrupt, before the model was priced; {again}",
-            )
+            return False, f"{ended} the model was priced; {again}"
         return False, "nothing cheaper was found"
     if outcome.before_us is None or outcome.after_us is None:
-        return True, "it ended, by its budget or an interrupt, before it was timed" if timed else ""
+        return True, f"{ended} it was timed" if timed else ""
     if outcome.after_us <= _FASTER * outcome.before_us or "time" not in wanted.weights:
         return True, ""
     return False, "what was found is not faster when measured"
