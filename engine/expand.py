@@ -53,6 +53,7 @@ from soapstone.runtime.model.tiling import Tiling
 from soapstone.turns import give_way
 
 NO_VIEWS: Mapping[str, View] = MappingProxyType({})
+Tiles = tuple[Array, ...]  # of the operands of a point
 
 
 @dataclass(frozen=True)
@@ -319,7 +320,7 @@ class _NodeTask:
 
     def body(self, context: PointContext, *arrays: Array) -> None:
         """Run a point by the operator's reference."""
-        run_reference(self._call(context, arrays, _contents))
+        run_reference(self._call(context, *self._tiles(context.point, arrays, _contents)))
 
     def bind(self, context: PointContext, arrays: Sequence[Array]) -> Any:
         """Return the entry of a point, None where its body is to run."""
@@ -329,22 +330,22 @@ class _NodeTask:
         try:
             if context.processor.kind == CUDA:
                 with program.choices.current():
-                    on_device = partial(self._call, context, arrays)
+
+                    def on_device(seen: Seen) -> Call:
+                        return self._call(context, *self._tiles(context.point, arrays, seen))
+
                     name, entry = device_entry(item.node.operator, on_device, chosen)
-            elif item.points > 1:  # with attributes of their own
-                name, entry = self._selected(context, arrays, chosen)
             else:
-                equal = program.equal.get(context.processor.name)
-                if equal is None:
-                    equal = program.equal[context.processor.name] = Equal()
-                name, entry = equal.select(
-                    item.node.operator,
-                    (item.node.items, chosen),
-                    self._tiles(item.inputs, 0, arrays, None),
-                    self._tiles(item.outputs, 0, arrays, None),
-                    self._constants,
-                    lambda: self._selected(context, arrays, chosen),
-                )
+                tiles = self._tiles(context.point, arrays, None)
+                bind = partial(self._selected, context, *tiles, chosen)
+                if item.points > 1:  # with attributes of their own
+                    name, entry = bind()
+                else:
+                    equal = program.equal.get(context.processor.name)
+                    if equal is None:
+                        equal = program.equal[context.processor.name] = Equal()
+                    of = item.node.operator, (item.node.items, chosen)
+                    name, entry = equal.select(*of, *tiles, self._constants, bind)
         except ValueError as error:
             if context.variant is None:
                 raise
@@ -356,37 +357,35 @@ class _NodeTask:
         return entry
 
     def _selected(
-        self, context: PointContext, arrays: Sequence[Array], chosen: str | None
+        self, context: PointContext, inputs: Tiles, outputs: Tiles, chosen: str | None
     ) -> tuple[str, Any]:
         with self.program.choices.current():
-            return select(self._call(context, arrays, None), context.processor.kind, chosen)
+            return select(self._call(context, inputs, outputs), context.processor.kind, chosen)
 
     @property
     def _constants(self) -> frozenset[int]:
         return frozenset([i for i, o in enumerate(self.item.inputs) if o.constant is not None])
 
-    def _call(self, context: PointContext, arrays: Sequence[Array], seen: Seen | None) -> Call:
-        """Return the call of a point. seen: what kernels are given of tiles; None: tiles."""
-        item, point = self.item, context.point
+    def _call(self, context: PointContext, inputs: Tiles, outputs: Tiles) -> Call:
+        """Return the call of a point on its tiles."""
         return Call(
-            item.node.operator,
-            item.attributes(point),
-            self._tiles(item.inputs, point, arrays, seen),
-            self._tiles(item.outputs, point, arrays, seen),
+            self.item.node.operator,
+            self.item.attributes(context.point),
+            inputs,
+            outputs,
             context.processor.threads,
             self._constants,
             self.program.precision,
         )
 
-    def _tiles(
-        self, operands: Sequence[Operand], point: int, arrays: Sequence[Array], seen: Seen | None
-    ) -> tuple[Array, ...]:
-        constants = self.program.constants
-        if seen is None:
-            return tuple([o.array(point, arrays, constants) for o in operands])
-        return tuple(
-            [seen(o.array(point, arrays, constants), o.constant is not None) for o in operands]
-        )
+    def _tiles(self, point: int, arrays: Sequence[Array], seen: Seen | None) -> tuple[Tiles, Tiles]:
+        """Return a point's inputs and outputs, or what `seen` makes of them."""
+
+        def tile(operand: Operand) -> Array:
+            array = operand.array(point, arrays, self.program.constants)
+            return array if seen is None else seen(array, operand.constant is not None)
+
+        return tuple(map(tile, self.item.inputs)), tuple(map(tile, self.item.outputs))
 
 
 def _partition(region: Region, argument: Argument, grid: tuple[int, ...]) -> Partition:

@@ -56,9 +56,10 @@ class Equal:
         found = moved.at(operands, starts)
         if found is not None:
             return first.name, found
-        name, entry = bind()
+        with Notes().taken() as notes:
+            name, entry = bind()
         if name == first.name and entry is not None:
-            moved.show(entry, operands)
+            moved.show(entry, operands, notes)
         return name, entry
 
 

@@ -2,9 +2,9 @@
 
 What a kernel does with operands of one form does not depend on where they are. So between the
 blocks of two equal calls, the words that differ are addresses in operands, or in what the kernel
-made of constants (`shared.packed`). Before any entry is derived, this is verified for the kernel
-word by word on two entries that were bound. An entry's own memory, such as scratch, is then shared
-by several entries, which must not run at once.
+made of constants (`shared.packed`), which is made of others in the same way. Before any entry is
+derived, this is verified for the kernel word by word on two entries that were bound. An entry's own
+memory, such as scratch, is then shared by several entries, which must not run at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from soapstone.native.arrays import start
 from soapstone.native.memory import Array, Block, Entry, extent
 from soapstone.native.promises import Notes, contents, promise_of
+from soapstone.native.shared import packed
 
 _SHOWN: dict[Hashable, set[int]] = {}  # of how entries move, in which places that has been shown
 
@@ -56,8 +57,9 @@ class Moved:
             raise FixedError
         self.entry = entry
         self._promised = [promise_of(array) is not None for array in operands]
-        self._packed = [(made, *_part(array, operands), key) for made, array, key in notes.packed]
-        there = [_there(array) for array in operands] + [made for made, *_ in self._packed]
+        self._packed = notes.packed
+        self._parts = [_part(each.array, operands) for each in notes.packed]
+        there = [*map(_there, operands), *(each.made for each in notes.packed)]
         self._spans = [(0, 0) if array is None else extent(array) for array in there]
         self._tied = list(_overlaps(self._spans))
         # Places are operands, what was packed, then handles and blocks, pointed to before others.
@@ -85,13 +87,20 @@ class Moved:
 
         starts: the addresses of their first elements.
         """
-        found = self._found(operands)
-        if found is None:
+        there = self._operands(operands)
+        places = [s if one is x else _start(one) for one, x, s in zip(there, operands, starts)]
+        if not self._moved(places) <= self._shown:
             return None
-        own = [s if one is x else _start(one) for one, x, s in zip(found, operands, starts)]
-        places, kept = own + _starts(found[self._count :]), list[Any](found)
-        if not self._moved(places) <= self._shown or not self._together(places):
+        made = [
+            packed(_like(each.array, operands[of], offset), each.layout, each.make)
+            for each, (of, offset) in zip(self._packed, self._parts)
+        ]
+        places += _starts(made)
+        if not self._fit(made) or not self._moved(places) <= self._shown:
             return None
+        if not self._together(places):
+            return None
+        kept: list[Any] = [*there, *made]
         block = self.entry.arguments
         for each in self._moving:
             if isinstance(each, _Handle):
@@ -109,15 +118,19 @@ class Moved:
             block.keep = (self.entry.arguments, *kept[:-1])
         return self.entry._replace(arguments=block)
 
-    def show(self, other: Entry, operands: Sequence[Array]) -> None:
+    def show(self, other: Entry, operands: Sequence[Array], notes: Notes) -> None:
         """Verify on another bound entry that exactly the expected words differ.
 
-        other: that entry. operands: of its call.
+        other: that entry. operands: of its call. notes: as of the first.
         """
-        found = self._found(operands)
-        if found is None or (other.address, other.statuses) != self.entry[::2]:
+        made = [each.made for each in notes.packed]
+        alike = (other.address, other.statuses) == self.entry[::2] and not notes.read
+        if not alike or len(made) != len(self._packed) or not self._fit(made):
             return
-        starts = _starts(found)
+        for first, each, part in zip(self._packed, notes.packed, self._parts):
+            if each.layout != first.layout or _part(each.array, operands) != part:
+                return
+        starts = _starts([*self._operands(operands), *made])
         if self._together(starts) and self._alike(
             self.entry.arguments, other.arguments, starts, {}
         ):
@@ -133,24 +146,20 @@ class Moved:
             starts[a] - starts[b] == self._starts[a] - self._starts[b] for a, b in self._tied
         )
 
-    def _found(self, operands: Sequence[Array]) -> list[Array | None] | None:
-        """Return the memory at each of the places for a call; None where it has not been made."""
-        found: list[Array | None] = [
+    def _operands(self, operands: Sequence[Array]) -> list[Array | None]:
+        """Return the memory of the operands of a call; None where nobody has made it."""
+        return [
             array if not promised else contents(array) if number in self._used else _there(array)
             for number, (array, promised) in enumerate(zip(operands, self._promised))
         ]
-        for number, (made, of, offset, (layout, shape, strides)) in enumerate(self._packed):
-            promise = promise_of(operands[of])
-            if promise is None:
-                return None
-            part = promise.place(operands[of])[0] + offset, shape, strides
-            other = promise.known.get((layout, part))
-            if other is None or (other.shape, other.strides) != (made.shape, made.strides):
-                return None
-            if other is not made and self._count + number not in self._used:
-                return None  # what it was made for is not known
-            found.append(other)
-        return found
+
+    def _fit(self, made: Sequence[Array]) -> bool:
+        """Return whether what was made of constants can stand for what the first call has."""
+        return all(
+            (other.shape, other.strides) == (first.made.shape, first.made.strides)
+            and (other is first.made or number in self._used)  # else it decided something
+            for number, (first, other) in enumerate(zip(self._packed, made), self._count)
+        )
 
     def _visit(self, block: Block) -> None:
         """Find the words that move in a block and in everything that it points to."""
@@ -289,12 +298,31 @@ def _there(array: Array) -> Array | None:
 
 
 def _part(array: Array, operands: Sequence[Array]) -> tuple[int, int]:
-    """Return the operand of which a packed constant is part, and the offset there."""
+    """Return the operand of which a packed constant is part, and the offset there.
+
+    Raises:
+        FixedError: it is part of none.
+    """
     promise = promise_of(array)
     for number, operand in enumerate(operands):
-        if promise is not None and promise_of(operand) is promise:
-            return number, promise.place(array)[0] - promise.place(operand)[0]
+        if promise is not None:
+            inside = promise_of(operand) is promise
+        else:
+            (low, high), (first, past) = extent(array), extent(operand)
+            inside = first <= low and high <= past and operand.flags.c_contiguous
+        if inside:
+            return number, start(array) - start(operand)
     raise FixedError
+
+
+def _like(array: Array, operand: Array, offset: int) -> Array:
+    """Return the part of an operand that is at an offset, of the form of an array."""
+    promise = promise_of(operand)
+    if promise is None:
+        flat = operand.reshape(-1).view(np.uint8)
+    else:
+        flat, offset = np.frombuffer(promise, np.uint8), offset + promise.place(operand)[0]
+    return np.ndarray(array.shape, array.dtype, flat, offset, array.strides)
 
 
 __all__ = ["FixedError", "Moved"]

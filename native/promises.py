@@ -13,7 +13,7 @@ import mmap
 import threading
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -141,19 +141,26 @@ def forget_made() -> None:
     _MADE.clear()
 
 
+class Packed(NamedTuple):
+    """What a kernel made of a constant or view; see `shared.packed`."""
+
+    made: Array
+    array: Array
+    layout: Hashable
+    make: Callable[[Array], Array]
+
+
 class Notes:
     """What a kernel did with constants when it was bound.
 
     Attributes:
-        read: whether it read any, except through `packed`.
-        packed: what it made of constants, each with the constant or view, and its (layout, shape,
-            strides).
+        read: whether it read any, except through `packed` and one at a time.
+        packed: what it made of constants.
     """
 
     def __init__(self) -> None:
         self.read = False
-        self.packed: list[tuple[Array, Array, tuple[Hashable, tuple[int, ...], tuple[int, ...]]]]
-        self.packed = []
+        self.packed: list[Packed] = []
 
     @contextmanager
     def taken(self) -> Iterator[Notes]:

@@ -17,7 +17,7 @@ import numpy as np
 from soapstone.locks import Lock
 from soapstone.native.arrays import kept_by_views
 from soapstone.native.memory import Array, extent
-from soapstone.native.promises import Notes, noting, promise_of
+from soapstone.native.promises import Notes, Packed, noting, promise_of
 
 LEAST = 4096  # bytes, of which keeping account pays
 _SAMPLES = 256  # bytes that are looked at first, evenly spaced
@@ -57,29 +57,30 @@ def shared(array: Array) -> Array:
 
 
 def packed(
-    array: Array, layout: Hashable, make: Callable[[], Array], others: Sequence[Array] = ()
+    array: Array, layout: Hashable, make: Callable[[Array], Array], others: Sequence[Array] = ()
 ) -> Array:
     """Return what a kernel makes of a constant; made now unless it exists.
 
     array: the constant, or a view of it. layout: identifies what is made; for equal constants and
-    views, equal layouts give equal results. make: reads the constant by `promises.held` or
-    `memory.address`, and keeps nothing of it. others: further constants that it reads.
+    views, equal layouts give equal results. make: is given the constant, or another of its form,
+    reads it by `promises.held` or `memory.address`, and keeps nothing of it. others: further
+    constants that it reads.
     """
     promise, notes = promise_of(array), noting()
     with Notes().taken():  # what is read here is in what is made
         if promise is None:
-            found = shared(make())
+            found = shared(make(array))
         else:
             key = layout, promise.place(array), *map(_mark, others)
             with promise.lock:  # of several processors that bind the constant at once, one makes it
                 known = promise.known.get(key)
                 if known is None:
                     with promise.lending():
-                        known = promise.known[key] = shared(make())
+                        known = promise.known[key] = shared(make(array))
             found = known
     if notes is not None:
-        notes.read = notes.read or promise is None or bool(others)
-        notes.packed.append((found, array, (layout, array.shape, array.strides)))
+        notes.read = notes.read or bool(others)
+        notes.packed.append(Packed(found, array, layout, make))
     return found
 
 

@@ -119,7 +119,7 @@ def test_weights_of_sequences_are_packed_once_for_all_lengths() -> None:
         with Notes().taken() as notes:
             kept.append(select(call, variant="onednn"))
         assert not notes.read
-        made += [each for each, _, _ in notes.packed]
+        made += [each.made for each in notes.packed]
     assert len({id(each) for each in made[:2]}) <= 1
 
 

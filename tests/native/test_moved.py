@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from soapstone import InferenceSession, Model
 from soapstone.kernels.entry import Call
 from soapstone.kernels.equal import Equal
 from soapstone.kernels.select import select
@@ -21,6 +22,7 @@ from soapstone.native.entries import bind, native, sequence
 from soapstone.native.intrinsics import f32p
 from soapstone.native.memory import Entry, address, run
 from soapstone.native.promises import Promise, contents, held
+from soapstone.native.shared import packed
 
 pytestmark = pytest.mark.skipif(memory.CHECKED, reason="checked entries are bound one by one")
 
@@ -173,7 +175,7 @@ def test_what_reads_a_constant_is_bound():
 def test_what_is_read_of_a_promised_constant_moves_though_it_is_a_view():
     """What was read of one is not taken for what is read of another."""
 
-    def promised(whole: np.ndarray) -> np.ndarray:
+    def kept(whole: np.ndarray) -> np.ndarray:
         @contextmanager
         def lend():
             yield whole
@@ -183,10 +185,72 @@ def test_what_is_read_of_a_promised_constant_moves_though_it_is_a_view():
 
     calls = Calls(lambda x, w, y: sequence([scaled(x, y), scaled(w, y)]), frozenset({1}))
     whole = np.random.default_rng(0).random((2, 16), np.float32)
-    one, two = map(promised, whole)
+    one, two = map(kept, whole)
     for seed, (w, expected) in enumerate([(one, 0), (one, 0), (one, 0), (two, 1)]):
         np.testing.assert_array_equal(calls(numbers(seed), w), 2 * whole[expected, :8])
     assert start(contents(one)) == start(contents(one[2:])) - 8
+
+
+def promised(whole: np.ndarray) -> np.ndarray:
+    """A constant whose contents are lent and not kept."""
+
+    @contextmanager
+    def lend():
+        yield whole
+
+    known = weakref.WeakValueDictionary()
+    return Promise.of(
+        whole.shape, np.float32, lambda: pytest.fail("made"), lend, known, threading.RLock()
+    )
+
+
+@pytest.mark.parametrize("of", [promised, lambda whole: whole])
+@pytest.mark.parametrize("part", [slice(None), slice(8, 16)])
+def test_what_an_equal_call_packs_is_of_its_own_constant(of, part):
+    def kernel(x, w, y):
+        made = packed(w[part], "twice", lambda w: np.array(2 * held(w[:8])))
+        return sequence([scaled(x, y), scaled(made, y, 3.0)])
+
+    calls = Calls(kernel, frozenset({1}))
+    for seed in range(5):
+        whole = np.random.default_rng(seed).random(16, np.float32)
+        np.testing.assert_array_equal(calls(numbers(seed), of(whole)), 6 * whole[part][:8])
+    assert calls.bound <= 2
+
+
+def test_what_was_decided_by_what_is_packed_is_decided_anew():
+    small, large = np.zeros(1, np.float32), np.ones(1, np.float32)
+
+    def kernel(x, w, y):
+        is_large = packed(w, "large", lambda w: large if held(w).max() > 1 else small) is large
+        return scaled(x, y, 3.0 if is_large else 2.0)
+
+    calls = Calls(kernel, frozenset({1}))
+    for seed, most in enumerate([1, 1, 1, 2, 1, 2]):
+        x, w = numbers(seed), np.full(8, most, np.float32)
+        np.testing.assert_array_equal(calls(x, promised(w)), x * (1 + most))
+
+
+@pytest.mark.onednn
+def test_equal_layers_of_a_model_are_bound_once_to_show_how_and_not_again(monkeypatch):
+    model, bound = Model("equal", seed=0), []
+    x = model.input("x", (1, 32, 8, 8))
+    for _ in range(6):
+        x = model.conv2d(x, 32, kernel=3, padding=1, bias=False)
+    model.output(x)
+    given = np.random.default_rng(0).standard_normal((1, 32, 8, 8)).astype(np.float32)
+    with InferenceSession(model, plain=True) as session:
+        (expected,) = session.run(given).values()
+
+    def counted(*arguments):
+        bound.append(None)
+        return select(*arguments)
+
+    monkeypatch.setattr("soapstone.engine.expand.select", counted)
+    with InferenceSession(model, threads=1) as session:
+        (found,) = session.run(given).values()
+    assert len(bound) < 6
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_number_that_differs_between_equal_calls_is_not_taken_over():

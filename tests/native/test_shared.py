@@ -59,7 +59,7 @@ def test_what_was_made_beside_a_constant_is_not_taken_for_another_that_lies_ther
     first = promised(1, WeakValueDictionary())
 
     def sum_with(second: Array) -> Array:
-        return packed(first, "sum", lambda: held(first) + held(second), [second])
+        return packed(first, "sum", lambda one: held(one) + held(second), [second])
 
     known: WeakValueDictionary[Hashable, Array] = WeakValueDictionary()
     place, kept = id(known), sum_with(promised(2, known))

@@ -64,7 +64,7 @@ def _allowed(call: Call) -> bool:
 def _exact(weights: Array) -> bool:
     """Return whether constant weights are of the type already."""
 
-    def asked() -> Array:
+    def asked(weights: Array) -> Array:
         bits = held(weights).view(np.uint32)
         return _ROUNDED if (bits & 0xFFFF).any() else _EXACT
 

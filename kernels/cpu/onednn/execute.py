@@ -33,7 +33,6 @@ from soapstone.kernels.cpu.onednn.library import (
     STATUSES,
     Descriptor,
     Handle,
-    OneDnnError,
     library,
     stream,
     threads,
@@ -41,7 +40,7 @@ from soapstone.kernels.cpu.onednn.library import (
 from soapstone.kernels.entry import BFLOAT16, Array, Call, Entry
 from soapstone.native.copies import copy
 from soapstone.native.entries import sequence
-from soapstone.native.memory import Block, pack, run, scratch, scratch_array
+from soapstone.native.memory import Block, pack, scratch, scratch_array
 from soapstone.native.shared import packed
 from soapstone.native.walks import in_places
 from soapstone.records import dataclass
@@ -86,10 +85,11 @@ class Program:
         if not wanted or equal(own, wanted):
             return memory(own, array)
         if constant:
-            return memory(
-                wanted,
-                packed(array, ("onednn", known(wanted)), lambda: self._packed(array, own, wanted)),
-            )
+
+            def make(array: Array) -> Array:
+                return self._packed(array, own, wanted)
+
+            return memory(wanted, packed(array, ("onednn", known(wanted)), make))
         staged = self.private(wanted)
         self.copy(memory(own, array), own, staged, wanted)
         return staged
@@ -98,12 +98,12 @@ class Program:
         """Return a copy of the array's contents in the `wanted` descriptor."""
         size = nbytes(wanted)
         store, count = buffer(size), max(1, min(self.threads, size // _ALONE))
-        step = reorder_primitive(own, wanted, count)
-        ends = {ARG_SRC: memory(own, array), ARG_DST: memory(wanted, store)}
+        reorder, lane = reorder_primitive(own, wanted, count), stream()
+        given = {ARG_SRC: memory(own, array), ARG_DST: memory(wanted, store)}
+        given |= _scratchpad(reorder, scratch(reorder.scratch_bytes))
+        block = arguments(given)
         with threads(count):
-            status = run(self._entry([_Step(step, ends)]))
-        if status:
-            raise OneDnnError(f"packing weights: {STATUSES.get(status, status)}", status)
+            library().dnnl_primitive_execute(reorder.primitive, lane, len(given), block.address)
         return store
 
     def target(self, array: Array, layout: Layout, wanted: Descriptor = 0) -> Handle:
@@ -176,9 +176,8 @@ def _step(step: _Step, room: Array) -> Entry:
     """Return the entry of a step, whose primitive works in the scratchpad."""
     if isinstance(step.what, Entry):
         return step.what
-    primitive, given, lane = step.what, dict(step.arguments), stream()
-    if primitive.scratch_bytes:
-        given[ARG_SCRATCHPAD] = memory(primitive.descriptor(SCRATCHPAD), room)
+    primitive, lane = step.what, stream()
+    given = step.arguments | _scratchpad(primitive, room)
     return _native(
         "primitive",
         keep=(lane, primitive, primitive.primitive, *given.values()),
@@ -188,6 +187,13 @@ def _step(step: _Step, room: Array) -> Entry:
         count=len(given),
         arguments=arguments(given),
     )
+
+
+def _scratchpad(primitive: Primitive, room: Array) -> dict[int, Handle]:
+    """Return the memory that a primitive works in, by its argument, where it needs any."""
+    if not primitive.scratch_bytes:
+        return {}
+    return {ARG_SCRATCHPAD: memory(primitive.descriptor(SCRATCHPAD), room)}
 
 
 def arguments(given: Mapping[int, Handle]) -> Block:

@@ -295,7 +295,7 @@ def blocked(call: Call) -> Entry | None:
         y_rows=y_rows,
         added=0 if finish.added is None else finish.added,
         added_rows=y_rows if finish.added is None else offsets(finish.added),
-        weights=packed(w, ("blocked", WIDTH), lambda: _packed(held(w), call.threads)),
+        weights=packed(w, ("blocked", WIDTH), lambda w: _packed(held(w), call.threads)),
         bias=whole,
         deep=-(-depth // (chunks * 4)) * 4,
         program=0 if program is None else program,

@@ -187,7 +187,7 @@ def bind(call: Call, finish: Finish) -> Entry | None:
     bias = aligned_array((blocks * _LANES,), np.float32, zero=True)
     if rest:
         entries.append(copy(bias[:filters], rest[0], 1))
-    weights = packed(w, ("grouped",), lambda: _weights(held(w)))
+    weights = packed(w, ("grouped",), lambda w: _weights(held(w)))
     shares = x.shape[0] * -(-blocks // wide)
     pieces = max(1, min(height // (2 * rows), -(-_SHARES * call.threads // shares)))
     given = _GROUPED.pack(

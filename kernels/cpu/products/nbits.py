@@ -9,7 +9,6 @@ piece of memory, once for all rows where they are few. Where the processor adds 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,8 +202,8 @@ def _product(call: Call, bodies: dict[_Kind, Native], planes: int = 0) -> Entry 
         dense = aligned_array(x.shape, np.float32)
         entries.append(copy(dense, x, call.threads))
         x = dense
-    make = partial(_packed, kind, w, scales, zeros)
-    weights = packed(w, ("nbits", kind), make, (scales, *zeros))
+    others = scales, *zeros
+    weights = packed(w, ("nbits", kind), lambda w: _packed(kind, w, scales, zeros), others)
     rows, columns, x_step = y.size // y.shape[-1], y.shape[-1], 4 * depth
     if planes:
         heads = -(-depth // size) * nbits_dots.HEAD

@@ -323,7 +323,7 @@ def _conv(call: Call, end: Ending) -> Entry | None:
         (*before, *at["dilation"]),
     )
 
-    def make() -> Array:
+    def make(w: Array) -> Array:
         return _weights(np.moveaxis(held(w), 1, -1).reshape(filters, -1), 0)
 
     return _bound(p, call, packed(w, ("pairs",), make), end)
@@ -346,7 +346,7 @@ def _linear(call: Call, end: Ending) -> Entry | None:
     added = None if end.added is None else image(end.added)
     if x_image is None or y_image is None or (added is None) != (end.added is None):
         return None
-    weights = packed(w, ("pairs", zero), lambda: _weights(held(w).T, zero))
+    weights = packed(w, ("pairs", zero), lambda w: _weights(held(w).T, zero))
     p = _Problem(x_image, y_image, added, (1, 1, 1))
     return sequence([*entries, _bound(p, call, weights, end)])
 

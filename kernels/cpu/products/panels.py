@@ -140,7 +140,7 @@ def _entry(x: Array, w: Array, program: Block, threads: int) -> Entry:
     # The threads' shares should be equal, and wide panels are better.
     width = min(_WIDTHS, key=lambda wide: _ceil(_ceil(columns, wide), threads) * wide)
     # A network may use its weights at many steps; they must not come from memory at each.
-    weights = packed(w, ("panels", width), lambda: _packed(w, width, threads))
+    weights = packed(w, ("panels", width), lambda w: _packed(w, width, threads))
     cuts = _cuts(columns, width)
     block = _PANELS.pack(
         rows=x.size // depth,

@@ -243,7 +243,7 @@ def _by_tiles(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int) 
     sizes = strides[0] * points, strides[2] * points
     if problem.constant:
         w = problem.w
-        weights = packed(w, ("winograd", size), lambda: _weights(promises.held(w), size))
+        weights = packed(w, ("winograd", size), lambda w: _weights(promises.held(w), size))
         steps = weights.strides[0], weights.strides[1]
     else:
         panel = deep * _LANES * PANEL * 4
