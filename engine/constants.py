@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary, ref
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.ir.graph import Graph, Node, topological
-from soapstone.ir.interpret import steps
-from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.interpret import run_all
+from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.limits import check_bytes
 from soapstone.native.arrays import let_go, mapping
 from soapstone.native.memory import aligned
@@ -245,23 +245,28 @@ def promised(constants: Mapping[str, Array], name: str) -> Array:
     return constants.promised(name) if isinstance(constants, Constants) else constants[name]
 
 
-def determining(graph: Graph, name: str, known: Container[str] = ()) -> Graph:
-    """Return the part of a graph that a value depends on, with that value as its output.
+def determining(graph: Graph, name: str) -> Graph:
+    """Return the part of a graph that a value depends on, with that value as its output."""
+    nodes, read = _needed(graph, name, ())
+    roles = {value: graph.roles[value] for value in read}
+    return replace(graph, nodes=tuple(nodes), roles=roles, outputs=(name,), updates={})
 
-    known: values that are its inputs, whatever makes them.
+
+def _needed(graph: Graph, name: str, known: Container[str]) -> tuple[list[Node], list[str]]:
+    """Return the nodes that a value depends on, in order, and what else they read.
+
+    known: values that are read, whatever makes them.
     """
-    nodes: dict[str, Node] = {}
-    values, read = [name], dict[str, Role]()
+    nodes, read, values = dict[str, Node](), dict[str, None](), [name]
     while values:
         value = values.pop()
         node = None if value in known else graph.producers.get(value)
         if node is None:
-            read[value] = graph.roles.get(value, Role.CONSTANT)
+            read[value] = None
         elif node.name not in nodes:
             nodes[node.name] = node
             values += node.inputs
-    order = topological(reversed(nodes.values()), read)
-    return replace(graph, nodes=order, roles=read, outputs=(name,), updates={})
+    return [nodes[each] for each in sorted(nodes, key=graph.positions.__getitem__)], list(read)
 
 
 def determined(
@@ -275,11 +280,11 @@ def determined(
     small: values that were computed before, which gets those of few bytes that are now.
     """
     known = {} if small is None else small
-    part = determining(graph, name, known)
-    given = {n: known[n] if n in known else weights(n) for n in part.roles}
+    nodes, read = _needed(graph, name, known)
+    given = {n: known[n] if n in known else np.asarray(weights(n)) for n in read}
     made = given.get(name)
     with np.errstate(all="ignore"):  # of what is not selected afterwards
-        for node, arrays in steps(part, given):
+        for node, arrays in run_all(nodes, graph.tensors, given):
             for value, array in zip(node.outputs, arrays):
                 if value == name:
                     made = array

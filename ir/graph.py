@@ -234,6 +234,11 @@ class Graph:
         return {node.name: node for node in self.nodes}
 
     @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """The places of the nodes in the order, by their names."""
+        return {node.name: place for place, node in enumerate(self.nodes)}
+
+    @cached_property
     def sample_dims(self) -> Mapping[str, str]:
         """The sample dim of each node that has one (`ir/analysis/samples.py`)."""
         from soapstone.ir.analysis.samples import sample_dims  # it imports this module

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.tensor import Array, spec_of
+from soapstone.ir.tensor import Array, TensorSpec, spec_of
 
 
 def steps(graph: Graph, values: Mapping[str, Array]) -> Iterator[tuple[Node, tuple[Array, ...]]]:
@@ -25,9 +25,20 @@ def steps(graph: Graph, values: Mapping[str, Array]) -> Iterator[tuple[Node, tup
         if found.shape != graph.tensors[name].shape:
             raise GraphError(f"input {name!r}: {found} found, {graph.tensors[name]} needed")
         known[name] = np.asarray(values[name])
-    last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
-    for position, node in enumerate(graph.nodes):
-        dtypes = [graph.tensors[name].dtype for name in node.outputs]
+    yield from run_all(graph.nodes, graph.tensors, known)
+
+
+def run_all(
+    nodes: Sequence[Node], tensors: Mapping[str, TensorSpec], known: dict[str, Array]
+) -> Iterator[tuple[Node, tuple[Array, ...]]]:
+    """Yield nodes with their outputs, in order, as the operators' references compute them.
+
+    tensors: the types of what they make. known: what they read besides; gets what they make, and
+    loses what none of them reads any more.
+    """
+    last_use = {name: i for i, node in enumerate(nodes) for name in node.inputs}
+    for position, node in enumerate(nodes):
+        dtypes = [tensors[name].dtype for name in node.outputs]
         operands = (known[name] for name in node.inputs)
         arrays = node.spec.run(node.attributes, *operands, dtypes=dtypes)
         known.update(zip(node.outputs, arrays))

@@ -49,11 +49,8 @@ def address(array: Array, offset: int = 0) -> Address:
     """Return the address of an array's first element, plus `offset` bytes.
 
     Raises:
-        TypeError: the argument is no array. A NumPy scalar, which arithmetic makes of arrays of
-            rank 0, has memory that is freed at once.
+        TypeError: as `start`.
     """
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"address of {type(array).__name__} {array!r}: an array needed")
     array = contents(array)
     return Address.of(start(array) + offset, array)
 
@@ -220,24 +217,27 @@ def pack(*values: Any, keep: tuple[Any, ...] = ()) -> Block:
 def _add(values: Iterable[Any], words: list[int], kept: list[Any]) -> None:
     """Append the words of values, and what must be kept alive for them."""
     for value in values:
-        if type(value) is int:  # most are
+        kind = type(value)
+        if kind is int:  # most are
             words.append(value if value < 1 << 63 else value - (1 << 64))
-        elif type(value) is tuple:
+        elif kind is tuple or kind is list:
             _add(value, words, kept)
+        elif kind is Block:
+            kept.append(value)
+            words.append(value.address)
+        elif kind is bool:
+            words.append(int(value))
         elif isinstance(value, np.ndarray):
-            place = address(value)
-            kept.append(place.owner)
-            words.append(int(place))
+            array = contents(value)
+            kept.append(array)
+            words.append(start(array))
         elif isinstance(value, Address):
             kept.append(value.owner)
             words.append(int(value))
         elif isinstance(value, Entry):  # a tuple too
             kept.append(value.arguments)
             words += (value.address, value.block)
-        elif isinstance(value, Block):
-            kept.append(value)
-            words.append(value.address)
-        elif isinstance(value, tuple | list):
+        elif isinstance(value, (tuple, list)):
             _add(value, words, kept)
         elif isinstance(value, float):
             words.append(int(np.float64(value).view(np.int64)))

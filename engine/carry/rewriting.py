@@ -46,7 +46,7 @@ class _Rewriting:
         self.graph, self.strategy = graph, strategy
         self.builder = GraphBuilder(base=graph)  # for names that nothing has
         self.late = backward(graph)
-        self.position = {node.name: i for i, node in enumerate(graph.nodes)}
+        self.position = graph.positions
         self.nodes: list[Node] = []  # of the new graph, so far
         self.made: dict[str, TensorSpec] = {}  # the values that it has besides
         self.clones: dict[str, Node] = {}  # by the name of what they recompute

@@ -70,7 +70,7 @@ def hoist_updates(graph: Graph) -> Graph:
     A gradient then lives only until its update, so gradients share memory. A reader of a view of
     the old value counts as a reader of it.
     """
-    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    position = graph.positions
     keyed: list[tuple[int, bool, int, Node]] = []  # a node that moves comes after who was there
     for index, node in enumerate(graph.nodes):
         place = index

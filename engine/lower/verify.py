@@ -106,7 +106,7 @@ def check_aliases(graph: Graph) -> None:
     Raises:
         GraphError: names the reader and the update.
     """
-    position = {node.name: number for number, node in enumerate(graph.nodes)}
+    position = graph.positions
     for value, old in in_place(graph).items():
         update = graph.producers[value]
         for reader in readers_of(graph, old):

@@ -164,7 +164,7 @@ def in_order_of(graph: Graph, original: Graph) -> Graph:
     nodes run as early as they can.
     """
     position = {node.name: float(index) for index, node in enumerate(original.nodes)}
-    index = {node.name: number for number, node in enumerate(graph.nodes)}
+    index = graph.positions
     waiting: dict[str, int] = {}
     queue: list[tuple[float, int]] = []
     for number, node in enumerate(graph.nodes):

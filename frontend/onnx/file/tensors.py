@@ -197,7 +197,7 @@ def view(data: Array, shape: tuple[int, ...], dtype: str) -> Array:
     bits = BITS.get(dtype, 8)
     if bits < 8:
         return _unpacked(data, shape, dtype, bits)
-    result = np.frombuffer(data.data, np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    result = data.view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
     result.flags.writeable = False
     return result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -174,10 +174,26 @@ def compile_program(
     the nodes. types: of the inputs, float32 where none are given; known: the inputs that are one
     number each, and never another.
     """
+    told = tuple([(name, tuple(of), tuple(attributes.items())) for name, of, attributes in nodes])
+    kinds = tuple(types or (_FLOAT,) * inputs)
+    given = inputs, told, tuple(results), kinds, tuple(known.items())
+    return _compiled(repr(given), *given)  # which tells 0.0 from -0.0
+
+
+@lru_cache(maxsize=1 << 8)
+def _compiled(
+    _: str,
+    inputs: int,
+    nodes: tuple[tuple[str, tuple[int, ...], tuple[tuple[str, Any], ...]], ...],
+    results: tuple[int, ...],
+    types: tuple[str, ...],
+    known: tuple[tuple[int, float], ...],
+) -> Program | None:
     numbers = list(range(inputs))
-    kinds = list(types or (_FLOAT,) * inputs)
+    kinds = list(types)
     values: list[Value] = []
-    for operator, operands, attributes in nodes:
+    for operator, operands, items in nodes:
+        attributes = dict(items)
         kind = result_type(operator, [kinds[i] for i in operands], attributes)
         made = _expand(
             operator, tuple(numbers[i] for i in operands), attributes, inputs + len(values)
@@ -190,7 +206,7 @@ def compile_program(
     if any(result < inputs and kinds[result] not in (_FLOAT, _BOOL) for result in results):
         return None  # float32 does not hold every integer
 
-    values, ends = simplify(inputs, values, [numbers[result] for result in results], known)
+    values, ends = simplify(inputs, values, [numbers[result] for result in results], dict(known))
 
     # A result is written straight to its output, once; an input or a second copy is copied there.
     home: dict[int, int] = {}

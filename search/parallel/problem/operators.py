@@ -71,7 +71,7 @@ def operators_of(graph: Graph, fans: Mapping[str, Node]) -> tuple[Operator, ...]
     Nodes without inputs are constants, which are on every device.
     """
     dropped = {node.name for node in fans.values()}
-    order = {node.name: i for i, node in enumerate(graph.nodes)}
+    order = graph.positions
     first: list[Node] = []
     sources: list[str | None] = []
     ahead: list[list[Node]] = []

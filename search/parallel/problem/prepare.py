@@ -221,7 +221,7 @@ class _Encoder(Numbering):
         now: dict[str, list[tuple[str, int]]] = {}
         later: dict[str, list[tuple[str, int]]] = {}
         next_of = {old: new for old, new in graph.updates.items() if new in writers}
-        order = {node.name: i for i, node in enumerate(graph.nodes)}
+        order = graph.positions
         for node in sorted(self.nodes, key=lambda item: order[item.name]):
             for position, name in enumerate(node.inputs):
                 if name in next_of:
