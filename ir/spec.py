@@ -79,13 +79,15 @@ class Attribute:
 
 
 def _integer(value: Any) -> int:
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or int(value) != value:
         raise TypeError
     return int(value)
 
 
 def _real(value: Any) -> float:
-    if isinstance(value, bool | str):
+    if isinstance(value, (bool, str)):
         raise TypeError
     return float(value)
 
@@ -103,7 +105,7 @@ def _text(value: Any) -> str:
 
 
 def _freeze(value: Any) -> Any:
-    return tuple(_freeze(item) for item in value) if isinstance(value, list | tuple) else value
+    return tuple(_freeze(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 _NORMALISE: dict[str, Callable[[Any], Any]] = {
@@ -112,8 +114,8 @@ _NORMALISE: dict[str, Callable[[Any], Any]] = {
     "float": _real,
     "bool": _boolean,
     "str": _text,
-    "ints": lambda value: tuple(_integer(item) for item in value),
-    "axes": lambda value: tuple(_integer(item) for item in value),
+    "ints": lambda value: tuple(map(_integer, value)),
+    "axes": lambda value: tuple(map(_integer, value)),
     "floats": lambda value: tuple(_real(item) for item in value),
     "program": _freeze,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,15 @@ class Call:
                         f"{self.operator}: {side}[{number}] is {type(operand).__name__} "
                         f"{operand!r}, an array needed"
                     )
+
+    @cached_property
+    def inner(self) -> Call:
+        """The call of the operator that this one wraps, where it is `with_epilogue`."""
+        at = self.attributes
+        arity = at["arity"]
+        own = frozenset([number for number in self.constants if number < arity])
+        given = dict(at["items"]), self.inputs[:arity], self.outputs
+        return Call(at["operator"], *given, self.threads, own, self.precision)
 
 
 __all__ = ["BFLOAT16", "TF32", "Array", "Call", "Declined", "Entry", "is_device_array"]

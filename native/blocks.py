@@ -72,7 +72,7 @@ class Fields:
             value = values[name]
             if count == 0:  # a number, an address, an array
                 row.append(value)
-                fits = not isinstance(value, tuple | list)
+                fits = not isinstance(value, (tuple, list))
             elif isinstance(value, Entry):  # its function and block
                 row.append(value)
                 fits = count == 2

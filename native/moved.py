@@ -267,7 +267,7 @@ class Moved:
 def _each(kept: Sequence[Any]) -> Iterator[Any]:
     """Yield the objects that a block keeps."""
     for each in kept:
-        if isinstance(each, tuple | list):
+        if isinstance(each, (tuple, list)):
             yield from _each(each)
         else:
             yield each

@@ -67,7 +67,7 @@ class _Kept:
 
     def _each(self, kept: Sequence[Any]) -> None:
         for each in kept:
-            if isinstance(each, tuple | list):
+            if isinstance(each, (tuple, list)):
                 self._each(each)
             elif isinstance(each, Block):
                 self.block(each)

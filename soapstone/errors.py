@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 def fault(error: BaseException) -> str:
     """Return an exception that nobody expected as one line: its type, its text and its place."""
+    import traceback  # which few need
+
     said = traceback.extract_tb(error.__traceback__)
     place = f" ({said[-1].filename}, line {said[-1].lineno})" if said else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
@@ -33,6 +33,8 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 def hint(word: object, known: Iterable[str]) -> str:
     """Return "; did you mean 'adam'?" of the known word that is nearest, nothing where none is."""
+    from difflib import get_close_matches  # which few need
+
     by_form = {_form(each): each for each in known}
     near = get_close_matches(_form(str(word)), by_form, 1, 0.7)
     return f"; did you mean {by_form[near[0]]!r}?" if near else ""

@@ -43,6 +43,7 @@ def having(field: str) -> list[str]:
     return list(_known(field))
 
 
+@cache
 def _known(what: str) -> Any:
     found = _answers().answer(what, lambda: _asked()[what])
     _answers().save()

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import pickle
-import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -130,10 +129,12 @@ def place_for(modules: tuple[str, ...], module: str) -> Path | None:
 
 def _prune(family: Path) -> None:
     """Remove the folders of older sources, but for the ones used last."""
+    from shutil import rmtree  # which takes long
+
     with contextlib.suppress(OSError):
         folders = [path for path in family.iterdir() if path.is_dir()]
         for path in sorted(folders, key=lambda p: p.stat().st_mtime)[:-_STAMPS]:
-            shutil.rmtree(path, ignore_errors=True)
+            rmtree(path, ignore_errors=True)
 
 
 def say(why: str) -> None:

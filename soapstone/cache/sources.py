@@ -138,15 +138,27 @@ def contents() -> str:
     whole = hashlib.sha256()
     for package in (_ROOT, *(f"{_ROOT}.{name}" for name in _COMPUTING)):
         top = _folder(package)
-        for place, folders, names in os.walk(top) if top is not None else ():
-            folders[:] = sorted(folders) if package != _ROOT else []
-            inner = os.path.relpath(place, top)
-            for name in sorted(name for name in names if name.endswith(".py")):
-                with open(os.path.join(place, name), "rb", buffering=0) as file:
-                    status = os.fstat(file.fileno())
-                    text = _NOT_KNOWN if late(status) else file.readall()
-                whole.update(f"{package} {inner} {name} {len(text)}\0".encode() + text)
+        places = [] if top is None else [(package, str(top))]
+        while places:
+            inner, place = places.pop()
+            with os.scandir(place) as found:
+                for each in sorted(found, key=lambda entry: entry.name):
+                    if each.name.endswith(".py"):
+                        text = _text(each.path)
+                        whole.update(f"{inner} {each.name} {len(text)}\0".encode() + text)
+                    elif package != _ROOT and each.name != "__pycache__" and each.is_dir():
+                        places.append((f"{inner}.{each.name}", each.path))
     return whole.hexdigest()
+
+
+def _text(path: str) -> bytes:
+    """Return what a file holds; where it is `late`, what no other process has."""
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # `open` takes twice as long
+    try:
+        status = os.fstat(file)
+        return _NOT_KNOWN if late(status) else os.read(file, status.st_size)
+    finally:
+        os.close(file)
 
 
 def ship(modules: Iterable[Iterable[str]], place: Path) -> None:

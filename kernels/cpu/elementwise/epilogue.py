@@ -19,19 +19,6 @@ from soapstone.native.memory import aligned_array
 from soapstone.native.walks import in_places, memory_order
 
 
-def inner(call: Call) -> Call:
-    """Return the wrapped operator's call."""
-    at = call.attributes
-    arity = at["arity"]
-    return replace(
-        call,
-        operator=at["operator"],
-        attributes=dict(at["items"]),
-        inputs=call.inputs[:arity],
-        constants=frozenset(i for i in call.constants if i < arity),
-    )
-
-
 @variant("with_epilogue", "two_passes", expected=1.1, promises=True)
 def two_passes(call: Call) -> Entry | None:
     """Return the entry of the operator's own kernel, then the steps in place."""
@@ -41,7 +28,7 @@ def two_passes(call: Call) -> Entry | None:
     wide, (y,) = call.attributes.get("wide", False), call.outputs
     if wide and not program:
         return _widened(call)
-    product_call = _alone(call) if wide else inner(call)
+    product_call = _alone(call) if wide else call.inner
     reals = (array.dtype for array in product_call.inputs if array.dtype.kind == "f")
     real = np.dtype(np.float32) if wide else next(reals, y.dtype)  # none: of integers
     if y.dtype != real:  # what the product makes does not fit in the result
@@ -74,7 +61,7 @@ def _widened(call: Call) -> Entry | None:
             cast = Call("cast", {"to": name_of(wide.dtype)}, (array,), (wide,), call.threads)
             before.append(select(cast)[1])
         inputs.append(wide)
-    product_call = replace(inner(call), inputs=tuple(inputs), precision="float32")
+    product_call = replace(call.inner, inputs=tuple(inputs), precision="float32")
     return sequence([*before, select(product_call)[1]])
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from soapstone.dtypes import name_of
 from soapstone.ir.spec import operator
-from soapstone.kernels.cpu.elementwise.epilogue import inner
 from soapstone.kernels.cpu.onednn import bfloat16, convolution, matmul, pointwise, quantized
 from soapstone.kernels.cpu.onednn.descriptors import (
     ACTIVATIONS,
@@ -224,8 +223,8 @@ def _fused(call: Call, name: str) -> Entry | None:
     if chain is None:
         return None
     if rounding:
-        return rounding(inner(call), chain.steps, chain.rounds)
-    return bind(inner(call), chain.steps) if bind and not chain.rounds else None
+        return rounding(call.inner, chain.steps, chain.rounds)
+    return bind(call.inner, chain.steps) if bind and not chain.rounds else None
 
 
 def _expected(call: Call, name: str) -> float:

@@ -134,8 +134,6 @@ def with_steps(call: Call) -> tuple[Call, list[Node], Sequence[Array]]:
     """Return the call alone, the nodes on its result, which number it 0, and what they read."""
     if call.operator != "with_epilogue":
         return call, [], ()
-    from soapstone.kernels.cpu.elementwise.epilogue import inner  # whose variants come later
-
     at = call.attributes
     after: list[Node] = [(name, tuple(given), dict(items)) for name, given, items in at["program"]]
-    return inner(call), after, call.inputs[at["arity"] :]
+    return call.inner, after, call.inputs[at["arity"] :]

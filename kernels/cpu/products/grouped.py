@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.epilogue import inner
 from soapstone.kernels.cpu.products.finish import Finish, finished
 from soapstone.kernels.cpu.products.grouped_lanes import FEW, PIXELS, STRIDES, block
 from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
@@ -221,7 +220,7 @@ def _expected(call: Call) -> float:
 
     And where it makes few results.
     """
-    at = inner(call).attributes if call.operator == "with_epilogue" else call.attributes
+    at = call.inner.attributes if call.operator == "with_epilogue" else call.attributes
     kind = call.inputs[1].shape[1::2]
     strided = max(at.get("stride", (1,))) > 1
     as_fast = (1, 3) if strided else None if FEW else (_LANES, 3)

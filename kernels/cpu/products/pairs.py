@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import BYTES
-from soapstone.kernels.cpu.elementwise.epilogue import inner
 from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats
 from soapstone.kernels.cpu.onednn import library as onednn
 from soapstone.kernels.cpu.products.pairs_ending import Ending, ending
@@ -359,7 +358,7 @@ def pairs(call: Call) -> Entry | None:
     """Return the entry of a product of bytes with constant weights, and of what follows it."""
     first, end = call, Ending()
     if call.operator == "with_epilogue":
-        first, found = inner(call), ending(call)
+        first, found = call.inner, ending(call)
         if found is None:
             return None
         end = found
