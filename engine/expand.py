@@ -293,10 +293,11 @@ class Program:
             )
 
     def release(self) -> None:
-        """Forget the constants that no Python body reads: kernels keep what they need of them.
+        """Forget what only binding needs: equal entries, and constants that no Python body reads.
 
         Those of nodes that are not bound yet are kept.
         """
+        self.equal.clear()
         read = {
             operand.constant
             for item in self.launches

@@ -175,7 +175,7 @@ def _read(message: Any, data: memoryview, at: int, end: int, depth: int) -> Any:
     """Fill a message with the fields that bytes encode."""
     if depth > _MOST_DEPTH:
         raise OnnxError(f"messages more than {_MOST_DEPTH} deep found at byte {at}")
-    fields, values = message.fields, message.__dict__
+    fields, values, alternatives = message.fields, message.__dict__, message.alternatives
     while at < end:
         start = at
         tag = data[at]
@@ -192,7 +192,10 @@ def _read(message: Any, data: memoryview, at: int, end: int, depth: int) -> Any:
                 size, at = _varint(data, at, end)
             stop = at + size
         elif wire == _VARINT:
-            number, stop = _varint(data, at, end)
+            if at < end and data[at] < 0x80:
+                number, stop = data[at], at + 1
+            else:
+                number, stop = _varint(data, at, end)
         elif wire in (_FIXED64, _FIXED32):
             stop = at + (8 if wire == _FIXED64 else 4)
         else:
@@ -216,16 +219,17 @@ def _read(message: Any, data: memoryview, at: int, end: int, depth: int) -> Any:
                 if many:
                     values.setdefault(name, []).append(value)
                 else:
-                    for other in message.alternatives:
+                    for other in alternatives:
                         values.pop(other, None)
                     values[name] = value
             elif wire == needed:
-                value = _number(kind, number, data, at)
+                small = wire == _VARINT and number < 0x80
+                value = number if small else _number(kind, number, data, at)
                 if many:
                     more, stop = _run(kind, wire, tag, data, stop, end)
                     values[name] = [*values.get(name, ()), value, *more]
                 else:
-                    for other in message.alternatives:
+                    for other in alternatives:
                         values.pop(other, None)
                     values[name] = value
             elif wire == _BYTES and many:
@@ -238,15 +242,13 @@ def _read(message: Any, data: memoryview, at: int, end: int, depth: int) -> Any:
 
 def _text(kind: str, data: memoryview, at: int, stop: int) -> Any:
     """Return text (what is no UTF-8 as bytes, like Protocol Buffers), bytes, or a view of many."""
-    if kind == "view" and stop - at >= SMALL:
-        return data[at:stop]
-    found = bytes(data[at:stop])
-    if kind != "text":
-        return found
-    try:
-        return found.decode()
-    except UnicodeDecodeError:
-        return found
+    found = data[at:stop]
+    if kind == "text":
+        try:
+            return str(found, "utf-8")
+        except UnicodeDecodeError:
+            return bytes(found)
+    return found if kind == "view" and stop - at >= SMALL else bytes(found)
 
 
 def _number(kind: str, number: int, data: memoryview, at: int) -> Any:
@@ -283,6 +285,8 @@ def _run(
         while at + 1 < end and data[at] == tag < 0x80 > data[at + 1] and len(found) < 8:
             found.append(data[at + 1])
             at += 2
+    if at == end:
+        return found, at
     size, window = {_FIXED32: 5, _FIXED64: 9}.get(wire, 0), 256
     while at < end and data[at] == tag < 0x80:
         raw = np.frombuffer(data[at : min(at + window, end)], np.uint8)
