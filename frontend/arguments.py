@@ -25,16 +25,17 @@ T = TypeVar("T", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def unmasked(where: str, value: Any, error: type[ValueError] = DataError) -> Any:
+def unmasked(where: str, value: Any) -> Any:
     """Return a value that NumPy makes an array of, which forgets what a masked one masks.
 
     Raises:
-        error: an array with masked elements; `where` is what it calls it.
+        DataError: an array with masked elements; `where` is what it calls it.
     """
     masked = sys.modules.get("numpy.ma")  # without it there are none
     if masked is not None and masked.is_masked(value):
         count = masked.count_masked(value)
-        raise error(f"{where}: {count:,} masked elements found; an array without needed (filled)")
+        what = f"{count:,} masked elements found; an array without needed (filled)"
+        raise DataError(f"{where}: {what}")
     return value
 
 

@@ -97,7 +97,7 @@ def fold_kernel(dtype: str, reduction: str, start: Any) -> Native:
             n, to = table[axes - 1], table[2 * axes - 1]
             first = 2 * axes
             for row in range(outer):
-                out = stage.output + row_offset(table, 0, axes, axes - 1, row)
+                out = stage.output + row_offset(table, axes, axes - 1, row)
                 for low in range(0, n, _CHUNK):
                     m = min(_CHUNK, n - low)
                     if mode == IDENTITY:
@@ -106,7 +106,7 @@ def fold_kernel(dtype: str, reduction: str, start: Any) -> Native:
                     for part in range(parts):
                         at = first + part * (1 + axes)
                         by = table[at + axes]
-                        x = table[at] + row_offset(table, 0, at + 1, axes - 1, row) + low * by
+                        x = table[at] + row_offset(table, at + 1, axes - 1, row) + low * by
                         if part == 0 and mode == FIRST:
                             copy_run(item, out + low * to, to, x, by, m)
                         else:

@@ -69,8 +69,8 @@ def move_rows(block: Any) -> int:
         target = _place(w.target, w.target_at, w.target_step, row)
         source = _place(w.source, w.source_at, w.source_step, row)
         for line in range(outer):
-            there = target + row_offset(table, 0, axes, axes - 1, line)
-            here = source + row_offset(table, 0, 2 * axes, axes - 1, line)
+            there = target + row_offset(table, axes, axes - 1, line)
+            here = source + row_offset(table, 2 * axes, axes - 1, line)
             copy_run(unit, there, to, here, by, n)
     return 0
 
@@ -93,8 +93,8 @@ def combine_rows(dtype: str, reduction: str) -> Native:
             target = _place(w.target, w.target_at, w.target_step, row)
             source = _place(w.source, w.source_at, w.source_step, row)
             for line in range(outer):
-                there = target + row_offset(table, 0, axes, axes - 1, line)
-                here = source + row_offset(table, 0, 2 * axes, axes - 1, line)
+                there = target + row_offset(table, axes, axes - 1, line)
+                here = source + row_offset(table, 2 * axes, axes - 1, line)
                 fold(there, to, here, by, n)
         return 0
 

@@ -12,14 +12,14 @@ from soapstone.native.simd import vectorised
 
 
 @helper
-def row_offset(w: Any, extents: int, strides: int, rank: int, index: int) -> Any:
-    """The offset in bytes of row number `index`; the tables lie at those words of the block."""
+def row_offset(t: Any, strides: int, rank: int, index: int) -> Any:
+    """The offset in bytes of row number `index` in a table: extents, and strides at that word."""
     offset = 0
     for d in range(rank - 1, 0, -1):
-        extent = w[extents + d]
-        offset += (index % extent) * w[strides + d]
+        extent = t[d]
+        offset += (index % extent) * t[strides + d]
         index = index // extent
-    return offset + index * w[strides]
+    return offset + index * t[strides]
 
 
 @helper
@@ -28,7 +28,7 @@ def row_at(t: Any, rank: int, array: int, row: int) -> Any:
 
     t: `rank` extents, then as many strides for each array.
     """
-    return row_offset(t, 0, rank * (1 + array), rank, row)
+    return row_offset(t, rank * (1 + array), rank, row)
 
 
 @vectorised

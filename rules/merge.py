@@ -31,12 +31,10 @@ class Collection:
     `changed` has the identities of what was added or changed since it was last emptied.
     """
 
-    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+    def __init__(self) -> None:
         self._rules: dict[str, Rule] = {}
         self._by_skeleton: dict[Key, dict[str, None]] = {}
         self.changed: dict[str, None] = {}
-        for rule in rules:
-            self.put(rule)
 
     def put(self, rule: Rule) -> None:
         """Add a rule, or replace that of its identity."""

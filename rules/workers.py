@@ -37,7 +37,7 @@ def spawned(processes: int) -> Iterator[ProcessPoolExecutor]:
 class Workers:
     """A pool of spawned processes, or this process where one is enough."""
 
-    def __init__(self, processes: int = 1) -> None:
+    def __init__(self, processes: int) -> None:
         self._processes = processes
         self._pool: ProcessPoolExecutor | None = None
         self._ends = ExitStack()

@@ -7,7 +7,7 @@ imported when a trace is compiled.
 from __future__ import annotations
 
 from soapstone.runtime.analysis.nested import Scope
-from soapstone.runtime.core import Recording, Runtime
+from soapstone.runtime.core import Runtime
 from soapstone.runtime.errors import (
     BoundsError,
     LaunchError,
@@ -54,6 +54,7 @@ from soapstone.runtime.model.task import (
 from soapstone.runtime.observe.profile import Profile, estimate_offset
 from soapstone.runtime.observe.statistics import Statistics
 from soapstone.runtime.observe.view import View
+from soapstone.runtime.tracing.capture import Recording
 from soapstone.runtime.tracing.trace import Trace
 
 __all__ = [

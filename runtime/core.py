@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.desugar import Desugared, Desugarer, Options, Step, needs_desugaring
-from soapstone.runtime.analysis.nested import Level, Nest
+from soapstone.runtime.analysis.nested import Level
 from soapstone.runtime.analysis.policy import ask, attach, name_of
+from soapstone.runtime.analysis.subtasks import Nest
 from soapstone.runtime.errors import RuntimeCoreError, StoppedError
 from soapstone.runtime.executors.local import LocalExecutor
 from soapstone.runtime.forks import tell
@@ -27,7 +28,7 @@ from soapstone.runtime.observe.profile import Observer, Profile
 from soapstone.runtime.observe.statistics import Statistics
 from soapstone.runtime.observe.view import View
 from soapstone.runtime.tracing.alike import Alike
-from soapstone.runtime.tracing.capture import CaptureAnalysis, Recorder
+from soapstone.runtime.tracing.capture import CaptureAnalysis, Recorder, Recording
 from soapstone.runtime.tracing.step import Fill, Request, Steps, fills, issue, signature
 
 if TYPE_CHECKING:
@@ -36,24 +37,6 @@ if TYPE_CHECKING:
     from soapstone.runtime.tracing.trace import Trace
 
 _FORGET_EVERY = 512  # launches between two sweeps of ended users
-
-
-class Recording:
-    """A capture in progress; `trace` is there once its block has ended."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._trace: Trace | None = None
-
-    @property
-    def trace(self) -> Trace:
-        """The compiled trace.
-
-        Raises: StoppedError before the capture has ended.
-        """
-        if self._trace is None:
-            raise StoppedError(f"capture {self.name!r} has not ended: it has no trace yet")
-        return self._trace
 
 
 class Runtime(Host):
@@ -244,10 +227,7 @@ class Runtime(Host):
     def _forget(self) -> None:
         self._since_forget = 0
         low = self.executor.lowest_live
-        below = self.analysis.next_id if low is None else low
-        for state in list(self.analysis.regions.values()):
-            for instance in state:
-                instance.forget(below)
+        self.analysis.forget(self.analysis.next_id if low is None else low)
 
     # -- traces
 
@@ -423,9 +403,7 @@ class Runtime(Host):
                 "log: tasks run under Legate, which makes the instances, finds the dependences and "
                 "copies by itself: there is nothing of that to write down"
             )
-        for state in list(self.analysis.regions.values()):
-            for instance in state:
-                instance.forget()
+        self.analysis.forget()
         self.analysis.log = self._nest.log = self._log = Log(self, path)
         self.analysis.sink = LoggedSink(self.executor, self._log)
         self._observe(self.profiling)
@@ -482,8 +460,7 @@ class Runtime(Host):
                 self._automatic.drop()
             for state in list(self.analysis.regions.values()):
                 state.mend()
-                for instance in state:
-                    instance.forget()
+            self.analysis.forget()
 
     def close(self) -> None:
         """Wait until everything launched has ended, and stop the worker threads.

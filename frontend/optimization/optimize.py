@@ -240,7 +240,7 @@ def cost_model(
     target: str,
     machine: str | Path | None,
     weights: Mapping[str, Array],
-    threads: int | None = None,
+    threads: int | None,
     training: bool = False,
 ) -> CostModel:
     """Return the cost model for a target, a described machine, or a GPU of this computer.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import queue
 import subprocess
 import sys
@@ -41,7 +40,6 @@ class Peer:
     def __init__(
         self,
         command: Sequence[str],
-        environment: Mapping[str, str] | None = None,
         *,
         deadline: Deadline | None = None,
         apart: bool = False,
@@ -56,7 +54,6 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL if apart else None,
                 text=True,
-                env={**os.environ, **(environment or {})},
                 start_new_session=apart,
             )
         except OSError as error:

@@ -17,40 +17,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 try:
     import torch
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-    from torch.fx.passes.operator_support import OperatorSupportBase
 except ImportError as error:
     raise ImportError(
         "soapstone.torch: no torch found, needed: pip install 'soapstone[torch]'"
     ) from error
 
-from soapstone.errors import DataError
-from soapstone.frontend.exchange import as_array, as_tensor
-from soapstone.frontend.inference.session import InferenceSession
 from soapstone.frontend.precision import check_precision
-from soapstone.frontend.torch.aten import MOVES, RULES
-from soapstone.frontend.torch.emit import DTYPES, Emit, Value
-from soapstone.frontend.torch.operators import NoRule
+from soapstone.frontend.torch.parts import Part, Support, computes, part_of
 from soapstone.frontend.torch.trace import name_of, traced
-from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.ir.training.precision import SINGLE
 from soapstone.runtime import Machine
 
-_KNOWN = {"full", "scalar_tensor", "arange", "eye", "zeros", "ones"}  # that read no tensor
-_MOST_KNOWN = 1 << 16  # elements of their results
 _BOUND = 8  # shapes of inputs of a graph that stay bound; the least recently used one goes
 _CHANGES = 3  # of a weight, after which it is an input: each binds all shapes anew
 _NUMBERS = (  # of `item`: Dynamo does so where a second model of a class has another number
     "a number is read from a tensor; where it is an attribute of the model,"
     " torch._dynamo.config.specialize_float = True before the first run keeps it one"
 )
-_REFUSED = (NoRule, GraphError, DataError, TypeError, ValueError, AttributeError, LookupError)
 
 
 @dataclass(frozen=True)
@@ -96,128 +83,6 @@ class CompileReport:
         return "\n".join([*map(str, self.graphs), *lines]) or none
 
 
-class Part(torch.nn.Module):  # type: ignore[misc]
-    """A part of a graph, run by one session.
-
-    session: the session. names: for each argument the name of the session's input, or None if it is
-    a weight. outputs: the names of the results, which may repeat. single: whether one tensor is
-    returned instead of a tuple.
-    """
-
-    def __init__(
-        self,
-        session: InferenceSession,
-        names: Sequence[str | None],
-        outputs: Sequence[str],
-        single: bool,
-    ) -> None:
-        super().__init__()
-        self.session = session
-        self.names = names
-        self.outputs = outputs
-        self.single = single
-
-    def forward(self, *tensors: Any) -> Any:
-        """Return the part's results for the graph's tensors."""
-        given = {n: as_array(t.detach(), n) for n, t in zip(self.names, tensors) if n}
-        found = self.session.run(given)
-        made = tuple(
-            as_tensor(found[name].copy() if name in self.outputs[:place] else found[name])
-            for place, name in enumerate(self.outputs)
-        )
-        return made[0] if self.single else made
-
-
-def _specs(node: Any) -> tuple[TensorSpec, ...]:
-    """Return the types of what a node of a graph of PyTorch makes.
-
-    Raises:
-        NoRule: something that is no tensor here.
-    """
-    found = node.meta.get("val")
-    specs = []
-    for each in found if isinstance(found, (tuple, list)) else (found,):
-        if not isinstance(each, torch.Tensor):
-            raise NoRule(f"{type(each).__name__} found, tensors needed")
-        if each.dtype not in DTYPES:
-            raise NoRule(f"type {str(each.dtype).removeprefix('torch.')}")
-        if each.device.type != "cpu" or each.layout != torch.strided:
-            raise NoRule(f"a tensor on {each.device}, {each.layout}")
-        specs.append(TensorSpec(tuple(each.shape), DTYPES[each.dtype]))
-    return tuple(specs)
-
-
-def _emitted(e: Emit, node: Any, made: Mapping[Any, Any]) -> Any:
-    """Return the values of a node, whose inputs are emitted already.
-
-    Raises:
-        NoRule, GraphError, …: it is none of soapstone's.
-    """
-    given = torch.fx.map_arg((node.args, node.kwargs), lambda each: made[each])
-    args, kwargs = given
-    if node.target is operator.getitem:
-        found = args[0][args[1]]
-        if found is None:
-            raise NoRule("a result that its rule does not make")
-        return found
-    name = name_of(node)
-    e.wanted = _specs(node)
-    if name in _KNOWN:
-        if np.prod(e.out.shape) > _MOST_KNOWN:
-            raise NoRule("few elements needed")
-        return e.known(as_array(node.target(*args, **kwargs), name), e.out.dtype)
-    if name not in RULES:
-        raise NoRule("no rule")
-    if isinstance(node.meta["val"], (tuple, list)):
-        looked = [u for u in node.users if u.target is operator.getitem and u.users]
-        e.used = frozenset(u.args[1] for u in looked)
-    else:
-        e.used = frozenset((0,))
-    result = RULES[name](e, *args, **kwargs)
-    several = result if isinstance(result, tuple) else (result,)
-    for found, needed in zip(several, e.wanted, strict=True):
-        if found is not None and (found.shape, found.dtype) != (needed.shape, needed.dtype):
-            raise NoRule(f"its rule would give {found.dtype}{list(found.shape)}")
-    return several if isinstance(node.meta["val"], (tuple, list)) else several[0]
-
-
-class _Support(OperatorSupportBase):  # type: ignore[misc]
-    """Tells which nodes of a graph soapstone runs, by trying to emit each alone."""
-
-    def __init__(self, module: Any) -> None:
-        self.left: dict[Any, str] = {}
-        for node in module.graph.nodes:
-            if node.op != "call_function":
-                continue
-            if node.target is operator.getitem:
-                if node.args[0] in self.left:
-                    self.left[node] = ""  # goes with what it is a result of
-                continue
-            try:
-                _tried(node)
-            except _REFUSED as error:
-                said = " ".join(str(error).split())
-                self.left[node] = f"{name_of(node)}: {said or type(error).__name__}"
-
-    def is_node_supported(self, submodules: Any, node: Any) -> bool:
-        """Return whether soapstone runs a node."""
-        return node.op == "call_function" and node not in self.left
-
-
-def _tried(node: Any) -> None:
-    """Emit a node by itself, over inputs of the types that it reads."""
-    builder = GraphBuilder("tried")
-    e = Emit(builder, {})
-    made = {}
-    for number, source in enumerate(node.all_input_nodes):
-        values = [
-            e.value(builder.input(f"x{number}.{n}", spec.shape, spec.dtype))
-            for n, spec in enumerate(_specs(source))
-        ]
-        made[source] = values if isinstance(source.meta["val"], (tuple, list)) else values[0]
-    _emitted(e, node, made)
-
-
 class _Bound:
     """A graph that is bound for certain shapes of inputs and contents of weights.
 
@@ -227,7 +92,7 @@ class _Bound:
     def __init__(self, program: Program, args: Sequence[Any]) -> None:
         self.stamp = program.stamp(args)
         graph, self.aliases = traced(program.module, args)
-        support = _Support(graph)
+        support = Support(graph)
         holders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         weights = {holders[place].name: args[place].detach() for place in program.weights}
         for node in graph.graph.nodes:
@@ -236,7 +101,7 @@ class _Bound:
         left = Counter(why for why in support.left.values() if why)
         converted: Counter[str] = Counter()
         partitioner = CapabilityBasedPartitioner(graph, support, allows_single_node_partition=True)
-        parts = [p for p in partitioner.propose_partitions() if any(map(_computes, p.nodes))]
+        parts = [p for p in partitioner.propose_partitions() if any(map(computes, p.nodes))]
         for part in parts:
             converted.update(name_of(n) for n in part.nodes if n.target is not operator.getitem)
         fused = partitioner.fuse_partitions(parts)
@@ -244,7 +109,7 @@ class _Bound:
         for node in list(fused.graph.nodes):
             if node.op == "call_module" and node.target.startswith("fused_"):
                 segment = getattr(fused, node.target)
-                part = _part(segment, node.args, weights, program.options)
+                part = part_of(segment, node.args, weights, program.options)
                 made.append(part)
                 setattr(fused, node.target, part)
         *_, last = fused.graph.nodes
@@ -267,10 +132,6 @@ class _Bound:
         return tuple(made)
 
 
-def _computes(node: Any) -> bool:
-    return node.target is not operator.getitem and name_of(node) not in MOVES | _KNOWN
-
-
 def _shown(args: Sequence[Any], weights: frozenset[int]) -> tuple[str, ...]:
     return tuple(
         f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" if _tensor(a) else repr(a)
@@ -281,44 +142,6 @@ def _shown(args: Sequence[Any], weights: frozenset[int]) -> tuple[str, ...]:
 
 def _tensor(given: Any) -> bool:
     return isinstance(given, torch.Tensor)
-
-
-def _part(
-    segment: Any, given: Sequence[Any], weights: Mapping[str, Any], options: Mapping[str, Any]
-) -> Part:
-    """Return a segment of a graph as a part with a session of its own.
-
-    given: the nodes outside of it that are its inputs. weights: the tensors that never change, by
-    the node's name. options: of the session.
-    """
-    builder = GraphBuilder("torch")
-    held: dict[str, Array] = {}
-    e = Emit(builder, held)
-    names: list[str | None] = []
-    made: dict[Any, Any] = {}
-    outer = iter(given)
-    for node in segment.graph.nodes:
-        if node.op == "placeholder":
-            source = next(outer)
-            (spec,) = _specs(source)
-            weight = weights.get(source.name)
-            role = Role.INPUT
-            if weight is not None:
-                role = Role.PARAMETER if spec.is_float else Role.STATE
-                held[node.name] = as_array(weight, node.name)
-            builder.input(node.name, spec.shape, spec.dtype, role)
-            made[node] = e.value(node.name)
-            names.append(None if weight is not None else node.name)
-        elif node.op == "call_function":
-            made[node] = _emitted(e, node, made)
-        elif node.op == "output":
-            result = node.args[0]
-    several = result if isinstance(result, (tuple, list)) else (result,)
-    outputs: list[Value] = [made[each] for each in several]
-    builder.output(*dict.fromkeys(value.name for value in outputs))
-    session = InferenceSession(builder.build(), held, **options)
-    single = not isinstance(result, (tuple, list))
-    return Part(session, names, [value.name for value in outputs], single)
 
 
 class Program:

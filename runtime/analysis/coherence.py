@@ -115,6 +115,12 @@ class Coherence:
     def _begin(self, region: Region) -> Instances:
         return Instances(region)
 
+    def forget(self, below: int | None = None) -> None:
+        """Forget the users of all instances that have ended; see `Instance.forget`."""
+        for state in list(self.regions.values()):
+            for instance in state:
+                instance.forget(below)
+
     def _layout(
         self, asked: tuple[Launch, int], region: Region, memory: int
     ) -> tuple[bool, Layout | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,11 +19,33 @@ from soapstone.runtime.analysis.instance import (
     union,
 )
 from soapstone.runtime.analysis.operation import Operation
+from soapstone.runtime.errors import StoppedError
 from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.mapper import Layout, Order
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.tiling import Box
 from soapstone.runtime.tracing.step import Fill, Request
+
+if TYPE_CHECKING:
+    from soapstone.runtime.tracing.trace import Trace
+
+
+class Recording:
+    """A capture in progress; `trace` is there once its block has ended."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._trace: Trace | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """The compiled trace.
+
+        Raises: StoppedError before the capture has ended.
+        """
+        if self._trace is None:
+            raise StoppedError(f"capture {self.name!r} has not ended: it has no trace yet")
+        return self._trace
 
 
 class Recorder:

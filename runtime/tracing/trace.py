@@ -70,9 +70,7 @@ class Trace:
         self.copied_bytes = sum(_between(operation) for operation in self.operations)
         self._enqueues = runtime.executor.enqueues(self.operations, self.order, self.edges)
         self._program = self._assemble()
-        for state in analysis.regions.values():
-            for instance in state:
-                instance.forget()  # only compiling needed them
+        analysis.forget()  # only compiling needed the users
 
     # -- compiling
 

@@ -157,7 +157,7 @@ def _end(text: str, error: BaseException, code: int) -> NoReturn:
     raise typer.Exit(code) from None
 
 
-def tell_written(*paths: object, as_json: bool = False) -> None:
+def tell_written(*paths: object, as_json: bool) -> None:
     """Say which files were written; None is none."""
     for path in paths:
         if path is not None:

@@ -102,8 +102,8 @@ def _by_position(block: Any, begin: int, end: int) -> int:
         store(squares, 16 * (low + channels + i), splat(0.0))
     wide = rank + 1
     for item in range(begin, end):
-        x = w.x + row_offset(table, 0, wide, rank, item)
-        y = w.y + row_offset(table, 0, 3 * wide, rank, item)
+        x = w.x + row_offset(table, wide, rank, item)
+        y = w.y + row_offset(table, 3 * wide, rank, item)
         for p in range(0, run, 16):
             mask = first_lanes(run - p)
             for c in range(channels):

@@ -19,7 +19,7 @@ from soapstone.kernels.registry import variant
 _MAX_RANK = 12  # DNNL_MAX_NDIMS
 
 
-def reorder(source: Array, target: Array, count: int = 1) -> Entry | None:
+def reorder(source: Array, target: Array, threads: int) -> Entry | None:
     """Return the entry that copies source to target, of equal shape and any strides.
 
     None where oneDNN cannot: other types than float32, int32, uint8 and int8, or broadcast axes.
@@ -34,9 +34,9 @@ def reorder(source: Array, target: Array, count: int = 1) -> Entry | None:
         or Layout.of(target).overlaps
     ):
         return None
-    program = Program(count)
+    program = Program(threads)
     ends = Layout.of(source), Layout.of(target)
-    primitive = _primitive(*ends, count)
+    primitive = _primitive(*ends, threads)
     if primitive is None:
         return None
     arguments = {

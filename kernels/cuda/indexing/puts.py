@@ -50,8 +50,8 @@ def put_rows(
     row: Sequence[str],
     value: str,
     operands: Mapping[str, View],
-    reduction: str = "add",
-    status: DeviceArray | None = None,
+    reduction: str,
+    status: DeviceArray | None,
 ) -> DeviceEntry:
     """Return the entry that combines rows of a target with what comes to them.
 

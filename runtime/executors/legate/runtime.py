@@ -22,7 +22,7 @@ import numpy as np
 
 from soapstone.native.memory import Array
 from soapstone.runtime.analysis.instance import WRITE
-from soapstone.runtime.core import Recording, Runtime
+from soapstone.runtime.core import Runtime
 from soapstone.runtime.errors import LaunchError, MemoryExhausted
 from soapstone.runtime.executors.legate.analysis import LegateAnalysis
 from soapstone.runtime.executors.legate.bundles import Work, of_points
@@ -44,6 +44,7 @@ from soapstone.runtime.model.mapper import Mapper
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.observe.statistics import Statistics
 from soapstone.runtime.tracing.alike import Alike
+from soapstone.runtime.tracing.capture import Recording
 
 
 class LegateRuntime(Runtime):

@@ -103,7 +103,7 @@ class Joining:
         counts: how many eliminations of each kind, and joins that reused an equal one's points.
     """
 
-    def __init__(self, pool: ThreadPoolExecutor | None = None) -> None:
+    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
         self.pool = pool
         self.made: list[Table] = []
         self.counts: dict[str, int] = {}
