@@ -16,7 +16,8 @@ from soapstone.engine.constants import Constants
 from soapstone.engine.lower import View
 from soapstone.engine.prepare import Prepared
 from soapstone.ir.errors import GraphError
-from soapstone.ir.extents import Family, Ints, Term
+from soapstone.ir.extent_terms import Ints, Term
+from soapstone.ir.extents import Family
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 from soapstone.records import dataclass

@@ -394,7 +394,7 @@ class Runtime(Host):
                 self._end_log()
 
     def _begin_log(self, path: str | os.PathLike[str]) -> None:
-        from soapstone.runtime.observe.log import Log, LoggedSink
+        from soapstone.runtime.observe.log import Log
 
         if self._log is not None:
             raise StoppedError("the runtime writes a log already")
@@ -405,7 +405,7 @@ class Runtime(Host):
             )
         self.analysis.forget()
         self.analysis.log = self._nest.log = self._log = Log(self, path)
-        self.analysis.sink = LoggedSink(self.executor, self._log)
+        self.analysis.sink = self._log.logged(self.executor)
         self._observe(self.profiling)
 
     def _end_log(self) -> None:

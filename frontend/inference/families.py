@@ -21,7 +21,8 @@ from soapstone.engine.inference import InferenceFamily, InferenceGraph
 from soapstone.frontend.inference.sources import Notes
 from soapstone.ir.by_extents import Choice, Said
 from soapstone.ir.errors import GraphError
-from soapstone.ir.extents import Family, Numbers, Term
+from soapstone.ir.extent_terms import Numbers, Term
+from soapstone.ir.extents import Family
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 from soapstone.records import dataclass

@@ -84,3 +84,37 @@ def need_lengths(attributes: Attributes, **lengths: int) -> None:
             raise GraphError(
                 f"attribute {name}: {len(attributes[name])} numbers found, {length} needed"
             )
+
+
+def need_numbers(spec: TensorSpec, name: str, values: Sequence[int]) -> None:
+    """Check that an attribute has one number for each axis of input 0.
+
+    Raises:
+        ShapeError: it has fewer or more.
+    """
+    if len(values) != spec.rank:
+        raise ShapeError(
+            f"input 0 has rank {spec.rank} (shape {spec.shape});"
+            f" attribute {name} has {len(values)} numbers, {spec.rank} needed"
+        )
+
+
+def need_axis(spec: TensorSpec, axis: int) -> None:
+    """Check that input 0 has an axis.
+
+    Raises:
+        ShapeError: its rank is too small.
+    """
+    if axis >= spec.rank:
+        raise ShapeError(f"dim d{axis} does not exist; input 0 has rank {spec.rank}")
+
+
+def front_axis(spec: TensorSpec, axis: int) -> int:
+    """Return the number of an axis of input 0, which may count from the end.
+
+    Raises:
+        ShapeError: there is none such.
+    """
+    if not -spec.rank <= axis < spec.rank:
+        raise ShapeError(f"input 0 has rank {spec.rank} (shape {spec.shape}); no axis {axis}")
+    return axis % spec.rank

@@ -39,7 +39,6 @@ from soapstone.runtime.model.mapper import DefaultMapper
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.region_fields import FieldRegion, FieldViews
 from soapstone.runtime.model.task import Fields, PointContext, Privilege, ReadWrite, Task
-from soapstone.runtime.observe.log import LoggedSink
 from soapstone.runtime.observe.statistics import Statistics
 from soapstone.runtime.tracing.step import Fill, Request, fills
 
@@ -118,7 +117,7 @@ class Scope:
         if nest.log is not None:
             log = nest.log.scope(team.machine, self._analysis, context, level.depth)
             self._family.log = self._analysis.log = log
-            self._analysis.sink = LoggedSink(self._family, log)
+            self._analysis.sink = log.logged(self._family)
         self._desugarer = Desugarer(self, len(team.processors), Level(nest, level.depth + 1))
         with nest.changed:
             team.inside.add(self._processor)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from soapstone.native.memory import Array, aligned
 from soapstone.records import dataclass
@@ -24,8 +26,9 @@ from soapstone.runtime.executors.local import LocalExecutor
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.machines.memory import MemoryPool
 from soapstone.runtime.model.task import PointContext
-from soapstone.runtime.observe.log import Log, ScopeLog
-from soapstone.runtime.observe.log_part import now_ns
+
+if TYPE_CHECKING:
+    from soapstone.runtime.observe.log import Log, ScopeLog
 
 
 @dataclass(eq=False)
@@ -127,12 +130,12 @@ class Nest:
                 return True
             family.running += 1
         operation.processor = processor
-        start = now_ns() if family.log is not None else 0
+        start = time.perf_counter_ns() if family.log is not None else 0
         try:
             run = self.executor._run if profiled else self.executor.perform
             run(operation, processor)
             if family.log is not None:
-                family.log.ran(operation, start, now_ns())
+                family.log.ran(operation, start, time.perf_counter_ns())
         except BaseException as error:
             place = self.executor.machine.processors[processor]
             known = isinstance(error, TaskError)

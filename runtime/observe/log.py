@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +24,11 @@ from soapstone.native.memory import Array
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.message import ENDS, STARTS
-from soapstone.runtime.analysis.operation import Operation, Sink
+from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import PointContext, Privilege
-from soapstone.runtime.observe.log_part import Part, now_ns, privilege_text, value_text
+from soapstone.runtime.observe.log_part import Part, privilege_text, value_text
 from soapstone.runtime.tracing.step import Fill
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Log(Part):
     def close(self, whole: bool) -> None:
         """End the log. whole: whether everything that was launched has ended well."""
         with self._lock:
-            self._put("end", whole=whole, at=now_ns())
+            self._put("end", whole=whole, at=time.perf_counter_ns())
             self._file.close()
 
 
@@ -152,7 +153,9 @@ class ScopeLog(Part):
         depth: int,
     ) -> None:
         super().__init__(log._file, log._lock, machine, analysis, mark, analysis.next_id)
-        self._header(task=context.task.name, point=context.point, depth=depth, begin=now_ns())
+        self._header(
+            task=context.task.name, point=context.point, depth=depth, begin=time.perf_counter_ns()
+        )
         self._arguments: list[tuple[Region, Storage]] = []  # that the body may write
 
     def argument(self, region: Region, privilege: Privilege) -> None:
@@ -176,7 +179,7 @@ class ScopeLog(Part):
         """End the part, and let go of the body's arrays. whole: whether no subtask failed."""
         self._arguments.clear()
         with self._lock:
-            self._put("end", whole=whole, at=now_ns())
+            self._put("end", whole=whole, at=time.perf_counter_ns())
 
 
 class Both:
@@ -197,21 +200,3 @@ class Both:
         """Pass on one replay."""
         self.log.add_replay(trace, workers)
         self.profile.add_replay(trace, workers)
-
-
-class LoggedSink:
-    """A sink that logs the operations of an analysis before it passes them to another sink."""
-
-    def __init__(self, sink: Sink, log: Part) -> None:
-        self.mine: Sequence[bool] | None = sink.mine
-        self._sink = sink
-        self._log = log
-
-    def allocate(self, storage: Storage) -> None:
-        """Give a storage its bytes."""
-        self._sink.allocate(storage)
-
-    def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
-        """Log operations, then hand them on."""
-        self._log.emit(operations, sources, targets)
-        self._sink.emit(operations, sources, targets)

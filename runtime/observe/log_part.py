@@ -19,7 +19,7 @@ from soapstone.native.memory import Array, address
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.instance import Instance, Instances, Storage
 from soapstone.runtime.analysis.message import ENDS, STARTS
-from soapstone.runtime.analysis.operation import Operation
+from soapstone.runtime.analysis.operation import Operation, Sink
 from soapstone.runtime.analysis.transfer import FoldTask
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.model.launch import Launch
@@ -120,14 +120,18 @@ class Part:
                 if storage.array is not None
             ]
             name = self._region(region)
-            self._put("host", action=action, region=name, seen=given, at=now_ns())
+            self._put("host", action=action, region=name, seen=given, at=time.perf_counter_ns())
 
     def wait(self) -> None:
         """Take note that nothing is running any more."""
         with self._lock:
-            self._put("wait", at=now_ns())
+            self._put("wait", at=time.perf_counter_ns())
 
     # -- untraced operations
+
+    def logged(self, sink: Sink) -> Sink:
+        """Return a sink that logs the operations of the analysis before it passes them on."""
+        return _LoggedSink(sink, self)
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
         """Take operations that are about to be given to whoever runs them; those of this rank."""
@@ -145,7 +149,7 @@ class Part:
                 mine = self._answer if asked else None
                 found = self._operation(operation, mine, self._analysis.regions)
                 found["after"] = after.get(operation.id, [])
-                self._put("operation", issued=now_ns(), **found)
+                self._put("operation", issued=time.perf_counter_ns(), **found)
 
     def ran(self, operation: Operation, start_ns: int, end_ns: int) -> None:
         """Take one untraced operation that has run."""
@@ -283,9 +287,22 @@ class Part:
         return found
 
 
-def now_ns() -> int:
-    """The clock that operations are stamped with."""
-    return time.perf_counter_ns()
+class _LoggedSink:
+    """A sink that logs the operations of an analysis before it passes them to another sink."""
+
+    def __init__(self, sink: Sink, log: Part) -> None:
+        self.mine: Sequence[bool] | None = sink.mine
+        self._sink = sink
+        self._log = log
+
+    def allocate(self, storage: Storage) -> None:
+        """Give a storage its bytes."""
+        self._sink.allocate(storage)
+
+    def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
+        """Log operations, then hand them on."""
+        self._log.emit(operations, sources, targets)
+        self._sink.emit(operations, sources, targets)
 
 
 def value_text(value: Any) -> str:

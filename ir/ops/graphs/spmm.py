@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, finish
+from soapstone.ir.dims import Affine, Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.recurrent.rnn import define_counted
+from soapstone.ir.ops.signatures import DimTable, finish
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile
 from soapstone.ir.tensor import Array, TensorSpec
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import Kind, Signature, einsum
+from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
 from soapstone.ir.ops.indexing.embedding import added_rows, held_rows, localize_table
 from soapstone.ir.ops.recurrent.rnn import define_counted
+from soapstone.ir.ops.signatures import einsum
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile
 from soapstone.ir.tensor import Array, TensorSpec
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
+from soapstone.ir.dims import Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx
-from soapstone.ir.ops.checks import need_count, need_float, need_integer
+from soapstone.ir.ops.checks import need_axis, need_count, need_float, need_integer
 from soapstone.ir.ops.indexing.gather import (
     along_axis,
     element_places,
@@ -23,7 +23,7 @@ from soapstone.ir.ops.indexing.gather import (
     localize_axis,
     nd_positions,
 )
-from soapstone.ir.ops.operands import need_axis
+from soapstone.ir.ops.signatures import DimTable, along, finish
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.ir.dims import Kind, Signature, einsum
+from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.ops.checks import need_float, need_integer
+from soapstone.ir.ops.signatures import einsum
 from soapstone.ir.spec import Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 

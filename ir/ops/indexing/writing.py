@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
+from soapstone.ir.dims import Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.ops.checks import need_integer
-from soapstone.ir.ops.operands import named, need_axis
+from soapstone.ir.ops.checks import need_axis, need_integer
+from soapstone.ir.ops.signatures import DimTable, along, finish, named
 from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 

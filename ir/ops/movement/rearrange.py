@@ -7,23 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.ir.dims import (
-    Affine,
-    Axis,
-    DimTable,
-    Kind,
-    Operand,
-    Product,
-    Signature,
-    Whole,
-    along,
-    finish,
-)
+from soapstone.ir.dims import Affine, Axis, Kind, Operand, Product, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
-from soapstone.ir.ops.checks import need_rank
-from soapstone.ir.ops.operands import need_numbers, numbered
+from soapstone.ir.ops.checks import need_numbers, need_rank
 from soapstone.ir.ops.reduction.folds import unit_rename
+from soapstone.ir.ops.signatures import DimTable, along, finish, numbered
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 

@@ -13,22 +13,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from soapstone.dtypes import DTYPES, learn
-from soapstone.ir.dims import (
-    Affine,
-    Axis,
-    DimTable,
-    Operand,
-    Product,
-    Signature,
-    Whole,
-    along,
-    finish,
-)
+from soapstone.ir.dims import Affine, Axis, Operand, Product, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
+from soapstone.ir.ops.checks import need_axis, need_numbers
 from soapstone.ir.ops.movement import laws_movement
 from soapstone.ir.ops.normalization import laws_sequence
-from soapstone.ir.ops.operands import need_axis, need_numbers, numbered
+from soapstone.ir.ops.signatures import DimTable, along, finish, numbered
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, finish
+from soapstone.ir.dims import Affine, Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.ops.checks import need_float
+from soapstone.ir.ops.checks import need_float, need_numbers
 from soapstone.ir.ops.movement import laws_movement
-from soapstone.ir.ops.operands import need_numbers, numbered
+from soapstone.ir.ops.signatures import DimTable, finish, numbered
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, box_shape, define
 from soapstone.ir.tensor import Array, TensorSpec
 

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import DimTable, Kind, Operand, Product, Signature, Whole, along, finish
+from soapstone.ir.dims import Kind, Operand, Product, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_rank
+from soapstone.ir.ops.signatures import DimTable, along, finish
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 

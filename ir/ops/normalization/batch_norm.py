@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from soapstone.ir.builder import Emitter
-from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
+from soapstone.ir.dims import Affine, Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float, need_rank
-from soapstone.ir.ops.operands import lettered, named
+from soapstone.ir.ops.signatures import DimTable, along, finish, lettered, named
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import DimTable, Signature, finish
+from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float
-from soapstone.ir.ops.operands import numbered
+from soapstone.ir.ops.signatures import DimTable, finish, numbered
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 

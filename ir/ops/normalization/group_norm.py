@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from soapstone.ir.builder import Emitter
-from soapstone.ir.dims import Axis, DimTable, Kind, Product, Signature, along
+from soapstone.ir.dims import Axis, Kind, Product, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.onnx_entry import Onnx
@@ -22,8 +22,8 @@ from soapstone.ir.ops.normalization.statistics import (
     normalised,
     slope,
 )
-from soapstone.ir.ops.operands import lettered
 from soapstone.ir.ops.reduction.folds import unit_rename
+from soapstone.ir.ops.signatures import DimTable, along, lettered
 from soapstone.ir.ops.windows.window import spatial_dims
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec

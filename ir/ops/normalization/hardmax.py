@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.ir.dims import Kind, Signature, finish
+from soapstone.ir.dims import Kind, Signature
+from soapstone.ir.ops.checks import front_axis
 from soapstone.ir.ops.elementwise.pointwise import nowhere
-from soapstone.ir.ops.operands import aligned, front_axis
+from soapstone.ir.ops.signatures import aligned, finish
 from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 

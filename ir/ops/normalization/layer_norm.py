@@ -25,7 +25,7 @@ from soapstone.ir.ops.normalization.statistics import (
     normalised,
     slope,
 )
-from soapstone.ir.ops.operands import lettered
+from soapstone.ir.ops.signatures import lettered
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 

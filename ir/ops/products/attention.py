@@ -18,23 +18,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from soapstone.ir.builder import Emitter
-from soapstone.ir.dims import (
-    Axis,
-    DimTable,
-    Kind,
-    Operand,
-    Product,
-    Signature,
-    Whole,
-    along,
-    finish,
-)
+from soapstone.ir.dims import Axis, Kind, Operand, Product, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float, need_rank
-from soapstone.ir.ops.operands import named
 from soapstone.ir.ops.products import attention_lower
 from soapstone.ir.ops.products.attention_lower import apart, shared as shared
 from soapstone.ir.ops.recurrent.rnn import define_counted
+from soapstone.ir.ops.signatures import DimTable, along, finish, named
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from soapstone.ir.builder import Emitter
-from soapstone.ir.dims import Kind, Signature, einsum
+from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_one_type
 from soapstone.ir.ops.elementwise.pointwise import unbroadcast
 from soapstone.ir.ops.products import laws_batched, laws_matmul
+from soapstone.ir.ops.signatures import einsum
 from soapstone.ir.spec import (
     Attribute,
     Attributes,

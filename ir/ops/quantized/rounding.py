@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import BYTES
-from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, finish
+from soapstone.ir.dims import Kind, Operand, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import Expression, make
 from soapstone.ir.ops.elementwise.pointwise import declare, need_type, pointwise
+from soapstone.ir.ops.signatures import DimTable, along, finish
 from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 

@@ -18,13 +18,14 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from soapstone.ir.builder import Emitter
-from soapstone.ir.dims import Kind, Signature, einsum
+from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.operations import NUMPY
 from soapstone.ir.ops.checks import need_count, need_float
 from soapstone.ir.ops.elementwise.pointwise import Emission
 from soapstone.ir.ops.recurrent import cells
+from soapstone.ir.ops.signatures import einsum
 from soapstone.ir.spec import (
     Attribute,
     Attributes,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from soapstone.ir.dims import Kind, Signature, einsum
+from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.expression import evaluate
 from soapstone.ir.ops.recurrent.cells import DC, SRU, D
@@ -28,6 +28,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     step_order,
     with_lengths,
 )
+from soapstone.ir.ops.signatures import einsum
 from soapstone.ir.spec import Attributes, Case, GradientContext
 from soapstone.ir.tensor import TensorSpec
 

@@ -12,11 +12,10 @@ from functools import partial
 import numpy as np
 
 from soapstone.ir.builder import Emitter
-from soapstone.ir.dims import DimTable, Kind, Signature, finish
+from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float
-from soapstone.ir.ops.operands import numbered
 from soapstone.ir.ops.reduction.folds import (
     AXES,
     declare,
@@ -29,6 +28,7 @@ from soapstone.ir.ops.reduction.folds import (
     reduction_signature,
     unit_rename,
 )
+from soapstone.ir.ops.signatures import DimTable, finish, numbered
 from soapstone.ir.spec import Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 

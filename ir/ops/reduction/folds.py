@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import integers, kind_of
-from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
+from soapstone.ir.dims import Affine, Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.elementwise.pointwise import unbroadcast
 from soapstone.ir.ops.normalization import laws_sequence
-from soapstone.ir.ops.operands import numbered
+from soapstone.ir.ops.signatures import DimTable, along, finish, numbered
 from soapstone.ir.spec import (
     Attribute,
     Attributes,

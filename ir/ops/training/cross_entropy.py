@@ -13,12 +13,12 @@ from functools import partial
 import numpy as np
 
 from soapstone.ir.builder import Emitter
-from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, einsum, finish
+from soapstone.ir.dims import Kind, Operand, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
-from soapstone.ir.ops.operands import numbered
 from soapstone.ir.ops.reduction.folds import unit_rename
+from soapstone.ir.ops.signatures import DimTable, along, einsum, finish, numbered
 from soapstone.ir.ops.training.loss import COUNT, mean_of
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import Kind, Signature, einsum
+from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer
+from soapstone.ir.ops.signatures import einsum
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define
 from soapstone.ir.tensor import Array, TensorSpec
 

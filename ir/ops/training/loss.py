@@ -9,11 +9,11 @@ import math
 
 import numpy as np
 
-from soapstone.ir.dims import Kind, Operand, Signature, einsum, finish
+from soapstone.ir.dims import Kind, Operand, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.operations import NUMPY
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
-from soapstone.ir.ops.operands import aligned
+from soapstone.ir.ops.signatures import aligned, einsum, finish
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
 from soapstone.ir.tensor import Array, TensorSpec
 

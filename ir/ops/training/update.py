@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.dims import DimTable, Operand, Signature, Whole, finish
+from soapstone.ir.dims import Operand, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
-from soapstone.ir.ops.operands import aligned
+from soapstone.ir.ops.signatures import DimTable, aligned, finish
 from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 

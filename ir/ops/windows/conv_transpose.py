@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any
 
 from soapstone.ir.builder import Emitter
-from soapstone.ir.dims import Affine, Kind, Operand, Product, Signature, along, finish
+from soapstone.ir.dims import Affine, Kind, Operand, Product, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_count, need_lengths, need_rank
+from soapstone.ir.ops.signatures import along, finish
 from soapstone.ir.ops.windows.convolution import GROUPS, ChannelAxes, filters, grad_input, image
 from soapstone.ir.ops.windows.window import (
     ONNX_WINDOW,

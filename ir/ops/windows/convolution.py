@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.builder import Emitter
-from soapstone.ir.dims import Affine, DimTable, Kind, Operand, Product, Signature, along, finish
+from soapstone.ir.dims import Affine, Kind, Operand, Product, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_count, need_float, need_lengths, need_rank
 from soapstone.ir.ops.products.matmul import ACTIVATION, activate, activation_grad
+from soapstone.ir.ops.signatures import DimTable, along, finish
 from soapstone.ir.ops.windows import laws_convolution
 from soapstone.ir.ops.windows.window import (
     ONNX_WINDOW,

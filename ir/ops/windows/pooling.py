@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.dims import Affine, DimTable, Ints, Kind, Operand, Signature, finish
+from soapstone.ir.dims import Affine, Ints, Kind, Operand, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_lengths, need_rank
-from soapstone.ir.ops.operands import named
 from soapstone.ir.ops.reduction.folds import smallest
+from soapstone.ir.ops.signatures import DimTable, finish, named
 from soapstone.ir.ops.windows import laws_pooling
 from soapstone.ir.ops.windows.window import (
     ONNX_WINDOW,

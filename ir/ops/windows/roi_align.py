@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soapstone.ir.dims import DimTable, Kind, Operand, Signature, Whole, along, finish
+from soapstone.ir.dims import Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
+from soapstone.ir.ops.signatures import DimTable, along, finish
 from soapstone.ir.spec import Attribute, Attributes, Case, define
 from soapstone.ir.tensor import Array, TensorSpec
 
