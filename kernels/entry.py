@@ -59,7 +59,9 @@ class Call:
 
     @cached_property
     def inner(self) -> Call:
-        """The call of the operator that this one wraps, where it is `with_epilogue`."""
+        """The call of the operator that an epilogue follows, or one without as it is."""
+        if self.operator != "with_epilogue":
+            return self
         at = self.attributes
         arity = at["arity"]
         own = frozenset([number for number in self.constants if number < arity])

@@ -32,7 +32,7 @@ def finished(call: Call) -> tuple[Call, Finish] | None:
 
     call: of a convolution, or of one with an epilogue.
     """
-    first = call.inner if call.operator == "with_epilogue" else call
+    first = call.inner
     finish = _OWN.get(first.attributes.get("activation"))
     for step in _chain(call) if first is not call else ():
         finish = None if finish is None or step is None else _after(finish, step)

@@ -132,8 +132,8 @@ def product_of(
 
 def with_steps(call: Call) -> tuple[Call, list[Node], Sequence[Array]]:
     """Return the call alone, the nodes on its result, which number it 0, and what they read."""
-    if call.operator != "with_epilogue":
+    first, at = call.inner, call.attributes
+    if first is call:
         return call, [], ()
-    at = call.attributes
     after: list[Node] = [(name, tuple(given), dict(items)) for name, given, items in at["program"]]
-    return call.inner, after, call.inputs[at["arity"] :]
+    return first, after, call.inputs[at["arity"] :]

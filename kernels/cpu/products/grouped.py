@@ -220,7 +220,7 @@ def _expected(call: Call) -> float:
 
     And where it makes few results.
     """
-    at = call.inner.attributes if call.operator == "with_epilogue" else call.attributes
+    at = call.inner.attributes
     kind = call.inputs[1].shape[1::2]
     strided = max(at.get("stride", (1,))) > 1
     as_fast = (1, 3) if strided else None if FEW else (_LANES, 3)

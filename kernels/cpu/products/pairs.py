@@ -356,12 +356,10 @@ _BINDS["quantized_linear"] = _linear
 
 def pairs(call: Call) -> Entry | None:
     """Return the entry of a product of bytes with constant weights, and of what follows it."""
-    first, end = call, Ending()
-    if call.operator == "with_epilogue":
-        first, found = call.inner, ending(call)
-        if found is None:
-            return None
-        end = found
+    first = call.inner
+    end = Ending() if first is call else ending(call)
+    if end is None:
+        return None
     bind, (y,) = _BINDS.get(first.operator), first.outputs
     if bind is None or 1 not in first.constants:
         return None
