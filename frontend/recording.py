@@ -358,7 +358,7 @@ class Recording(Layers):
             for name in own:
                 del fresh[name]
             shape = "x".join(map(str, graph.tensors[node.outputs[0]].shape))
-            flops = node.spec.flops(graph.signature(node)) / 1e6
+            flops = graph.flops(node) / 1e6
             rows.append((node.name, node.operator, shape, f"{size:,}", f"{flops:,.2f}"))
         counted = sum(graph.tensors[name].size for name in parameters)
         return rows, f"{counted:,} parameters, {graph.flops() / 1e6:,.1f} MFLOP forward"

@@ -262,9 +262,12 @@ class Graph:
         """Record the signatures of nodes, by their names."""
         self._signatures.update(signatures)
 
-    def flops(self) -> float:
-        """Return the arithmetic operations of one execution."""
-        return sum(node.spec.flops(self.signature(node)) for node in self.nodes)
+    def flops(self, node: Node | None = None) -> float:
+        """Return the arithmetic operations of one execution, of a node or of all."""
+        if node is None:
+            return sum(map(self.flops, self.nodes))
+        inputs = [self.tensors[name] for name in node.inputs]
+        return node.spec.flops(self.signature(node), inputs, node.attributes)
 
     def nbytes(self, role: Role) -> int:
         """Return the bytes of all inputs of a role."""

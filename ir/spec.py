@@ -223,6 +223,7 @@ class GradientContext:
 Gradient = Callable[[GradientContext], Sequence[str | None]]
 IndexRule = Callable[[Sequence[TensorSpec], Attributes], Mapping[int, range]]
 SignatureRule = Callable[[tuple[TensorSpec, ...], Attributes], Signature]
+Operations = Callable[[Signature, Sequence[TensorSpec], Attributes], float]
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,8 @@ class OpSpec:
         localize: the attributes of a tile, where they differ from the operator's.
         lower: emits the primitives of a composite, and returns the output values.
         flops_per_point: arithmetic operations per point of the iteration space.
+        operations: all of them, from signature, inputs and attributes, where they are not
+            proportional to the points.
         updates: pairs (output, input) where the output is the input's next value.
         elementwise: whether it may join a fused chain.
         formula: the function of numbers that it applies element by element, of which kernels are
@@ -275,6 +278,7 @@ class OpSpec:
     localize: Callable[[Attributes, Tile], Attributes] | None = None
     lower: Callable[[Emitter, Node], Sequence[str]] | None = None
     flops_per_point: float = 1.0
+    operations: Operations | None = None
     updates: tuple[tuple[int, int], ...] = ()
     elementwise: bool = False
     formula: Formula | None = None
@@ -341,8 +345,15 @@ class OpSpec:
             result[name] = attribute.normalise(name, value)
         return result
 
-    def flops(self, signature: Signature) -> float:
-        """Return the arithmetic operations of one execution of a bound signature."""
+    def flops(
+        self, signature: Signature, inputs: Sequence[TensorSpec], attributes: Attributes
+    ) -> float:
+        """Return the arithmetic operations of one execution, as it was bound.
+
+        signature: what `bind` returned for these inputs and attributes.
+        """
+        if self.operations is not None:
+            return self.operations(signature, inputs, attributes)
         return self.flops_per_point * math.prod(dim.extent for dim in signature.dims)
 
     def compute(self, attributes: Attributes, *arrays: Array) -> tuple[Array, ...]:
@@ -423,16 +434,18 @@ def importing() -> str:
     return str(frame.f_globals["__name__"])
 
 
-def defining(kind: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
-    """Return a function that makes a declaration of its arguments and registers it.
+def of_extents(count: Callable[[Mapping[str, int]], float]) -> Operations:
+    """Return the `operations` that follow from the extents of dims. count: counts them by these."""
+    return lambda signature, *_: count({dim.name: dim.extent for dim in signature.dims})
 
-    kind: `OpSpec`, or a class made from it.
-    """
+
+def _defining(kind: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
+    """Return `define`, which has the parameters of `OpSpec`."""
 
     def define(*values: P.args, **fields: P.kwargs) -> OpSpec:
         """Return the specification of an operator that these fields make, in the registry.
 
-        values, fields: those of `OpSpec`, or of the class made from it.
+        values, fields: those of `OpSpec`.
 
         Raises:
             GraphError: the name is taken.
@@ -442,7 +455,7 @@ def defining(kind: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
     return define
 
 
-define = defining(OpSpec)
+define = _defining(OpSpec)
 
 
 def when_registered(listener: Callable[[OpSpec], None]) -> None:

@@ -84,7 +84,7 @@ def specs(name: str, case: Case, reals: str) -> tuple[Any, ...] | None:
         bound = spec.bind(inputs, attributes)
     except ValueError:
         return None
-    return attributes, inputs, bound.output_specs, spec.flops(bound)
+    return attributes, inputs, bound.output_specs, spec.flops(bound, inputs, attributes)
 
 
 def filled(spec: TensorSpec, bound: str) -> np.ndarray[Any, Any]:

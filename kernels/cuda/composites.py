@@ -252,7 +252,8 @@ class _Composite:
     def _each(self, node: Node, whole: bool = False) -> float:
         """Return the operations of a node, or for one element of what it makes."""
         inputs = [self._builder.spec(value) for value in node.inputs]
-        flops = node.spec.flops(node.spec.bind(inputs, node.attributes))
+        signature = node.spec.bind(inputs, node.attributes)
+        flops = node.spec.flops(signature, inputs, node.attributes)
         return flops if whole else flops / max(self._builder.spec(node.outputs[0]).size, 1)
 
 

@@ -13,8 +13,6 @@ from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.lower import in_place
 from soapstone.engine.prepare import Prepared
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.ops.elementwise.epilogue import wrapped
-from soapstone.ir.ops.elementwise.fused import program_steps
 from soapstone.ir.tensor import Array, Arrays, TensorSpec
 from soapstone.kernels.entry import Call
 from soapstone.native.arrays import strided
@@ -53,24 +51,9 @@ def keys(prepared: Prepared) -> list[Key]:
 
 def work(graph: Graph, node: Node) -> tuple[float, float]:
     """Return a launch's arithmetic operations, and the bytes that it reads and writes."""
-    specs = [graph.tensors[name] for name in node.inputs]
     operands = dict.fromkeys((*node.inputs, *node.outputs))
     nbytes = float(sum(graph.tensors[name].nbytes for name in operands))
-    if node.operator == "with_epilogue":
-        spec, given = wrapped(node.attributes)
-        arity = node.attributes["arity"]
-        base = spec.bind(specs[:arity], spec.normalise(given))
-        flops = spec.flops(base)
-        specs = [*base.output_specs, *specs[arity:]]
-    elif node.operator == "fused_elementwise":
-        flops = 0.0
-    else:
-        return node.spec.flops(graph.signature(node)), nbytes
-    for step, numbers, values in program_steps(node.attributes, len(specs)):
-        bound = step.bind([specs[i] for i in numbers], values)
-        flops += step.flops(bound)
-        specs += bound.output_specs
-    return flops, nbytes
+    return graph.flops(node), nbytes
 
 
 def call(

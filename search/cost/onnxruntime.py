@@ -169,7 +169,7 @@ class OnnxRuntimeCost(MeasuredCost):
         key = (node.operator, node.items, tuple(graph.tensors[name] for name in node.inputs))
         flops = self._flops.get(key)
         if flops is None:
-            flops = self._flops[key] = node.spec.flops(graph.signature(node))
+            flops = self._flops[key] = graph.flops(node)
         return flops
 
 

@@ -71,7 +71,7 @@ class Launches(CostModel):
                 known.update(node.outputs)
             elif node.operator not in self.free:
                 count += 1
-                flops += node.spec.flops(graph.signature(node))
+                flops += graph.flops(node)
         return Cost(self.us * count + flops / 1e6, flops, 0.0, count, 0)
 
 

@@ -272,7 +272,7 @@ def test_flops_bytes_and_memory(model):
     y = net("matmul", x, net.weight(32, 16))
     graph, weights = net.graph(net("softmax", y, axis=-1))
     cost = model.cost(graph, weights)
-    softmax = graph.nodes[1].spec.flops(graph.signature(graph.nodes[1]))
+    softmax = graph.flops(graph.nodes[1])
     assert cost.flops == 2 * 8 * 32 * 16 + softmax
     assert cost.bytes == 4 * ((8 * 32 + 32 * 16 + 8 * 16) + 2 * 8 * 16)
     assert cost.peak_bytes == 4 * (8 * 32 + 8 * 16)  # then x is dead, and the result is as large

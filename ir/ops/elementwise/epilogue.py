@@ -8,13 +8,14 @@ that they are computed in, which is that of its result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from soapstone.dtypes import WIDE
 from soapstone.ir.dims import Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.ops.elementwise.fused import of_step, program_steps
+from soapstone.ir.ops.elementwise.fused import of_step, program_steps, steps_flops
 from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, Tile, define, operator
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -32,14 +33,20 @@ def _steps(attributes: Attributes, extras: int) -> Attributes:
     return {"program": attributes["program"], "results": (extras + len(attributes["program"]),)}
 
 
+def _own(inputs: Sequence[TensorSpec], attributes: Attributes) -> list[TensorSpec]:
+    """Return the operands of the wrapped operator, as it reads them."""
+    own = inputs[: attributes["arity"]]
+    if attributes["wide"]:
+        return [replace(x, dtype=WIDE[x.dtype]) if x.is_half else x for x in own]
+    return list(own)
+
+
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     spec, given = wrapped(attributes)
     arity = attributes["arity"]
     if not 0 < arity <= len(inputs):
         raise GraphError(f"attribute arity: {arity} found, 1 to {len(inputs)} needed")
-    own = inputs[:arity]
-    if attributes["wide"]:
-        own = tuple(replace(x, dtype=WIDE[x.dtype]) if x.is_half else x for x in own)
+    own = _own(inputs, attributes)
     base = of_step(spec, own, spec.normalise(given))
     if len(base.outputs) != 1:
         raise GraphError(f"operator {spec.name!r} has {len(base.outputs)} outputs, 1 needed")
@@ -65,6 +72,14 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
         for dim in base.dims
     )
     return Signature(dims, (*base.inputs, *extras), base.outputs, (specs[-1].dtype,))
+
+
+def _operations(_: Signature, inputs: Sequence[TensorSpec], attributes: Attributes) -> float:
+    spec, given = wrapped(attributes)
+    own, values = _own(inputs, attributes), spec.normalise(given)
+    base = of_step(spec, own, values)
+    rest = steps_flops(attributes, [*base.output_specs, *inputs[attributes["arity"] :]])
+    return spec.flops(base, own, values) + rest
 
 
 def _reference(attributes: Attributes, *arrays: Array) -> Array:
@@ -111,7 +126,7 @@ define(
         "wide": Attribute("bool", False),
     },
     localize=_localize,
-    flops_per_point=2,
+    operations=_operations,
     cases=(
         Case(
             ("2 3 5 5", "4 3 3 3", "4", "2 4 5 5"),

@@ -57,6 +57,17 @@ def of_step(spec: OpSpec, inputs: Sequence[TensorSpec], values: Attributes) -> S
     return signature_of(spec.name, tuple(sorted(values.items())), tuple(inputs))
 
 
+def steps_flops(attributes: Attributes, inputs: Sequence[TensorSpec]) -> float:
+    """Return the arithmetic operations of the steps of a program on these inputs."""
+    specs, flops = list(inputs), 0.0
+    for spec, operands, values in program_steps(attributes, len(inputs)):
+        given = [specs[i] for i in operands]
+        bound = of_step(spec, given, values)
+        flops += spec.flops(bound, given, values)
+        specs += bound.output_specs
+    return flops
+
+
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     whole = pointwise(inputs)
     specs = list(inputs)
@@ -146,7 +157,7 @@ define(
     reference=_reference,
     attributes={"program": Attribute("program"), "results": Attribute("ints", minimum=0)},
     gradient=_gradient,
-    flops_per_point=4,
+    operations=lambda _, inputs, attributes: steps_flops(attributes, inputs),
     cases=(
         Case(
             ("3 4", "4"),

@@ -29,8 +29,7 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer
 from soapstone.ir.ops.graphs.spmm import DOUBLE, NONE, WIDE, bound, entries, example, renamed
 from soapstone.ir.ops.normalization.dropout import random_bits
-from soapstone.ir.ops.recurrent.rnn import define_counted
-from soapstone.ir.spec import Attribute, Attributes, GradientContext, Tile
+from soapstone.ir.spec import Attribute, Attributes, GradientContext, Tile, define, of_extents
 from soapstone.ir.tensor import Array, TensorSpec
 
 _ROWS = {"d0": "v", "d1": "h", "d2": "d"}
@@ -210,7 +209,7 @@ def _attention_grad(
 # -------------------------------------------------------------------------------- declarations
 _ALL = ("p", "i", "pt", "it")
 _DROPPED: Mapping[str, Any] = {"rate": 0.4, "seed": 2**63 + 5}
-define_counted(
+define(
     name="graph_attention",
     inputs=(
         "x",
@@ -229,7 +228,7 @@ define_counted(
     attributes=_ATTRIBUTES,
     gradient=_gradient,
     localize=_localize,
-    operations=_work,
+    operations=of_extents(_work),
     cases=(
         example(("5 2 3", "5 2", "4 2", *_ALL), WIDE),
         example(("5 2 3", "5 2", "4 2", *_ALL, "int64 <100"), WIDE, **_DROPPED),
@@ -246,7 +245,7 @@ define_counted(
     "where a row has no entry; the part of it that positive scores have, (v, h, d); the\n"
     "logarithm of the sum of exponentials, (v, h); the weight of positive scores, (v, h)",
 )
-define_counted(
+define(
     name="graph_attention_grad",
     inputs=(
         *("dy", "x", "source", "target", "scale", "dots", "indptr_t", "indices_t"),
@@ -258,7 +257,7 @@ define_counted(
     reference=_attention_grad,
     attributes=_ATTRIBUTES,
     localize=_localize,
-    operations=_work,
+    operations=of_extents(_work),
     cases=(
         example(("4 2 3", "5 2 3", "5 2", *["4 2"] * 3, "pt", "it"), WIDE, ()),
         example(

@@ -18,9 +18,8 @@ import numpy as np
 from soapstone.ir.dims import Affine, Axis, Kind, Operand, Signature, Whole
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
-from soapstone.ir.ops.recurrent.rnn import define_counted
 from soapstone.ir.ops.signatures import DimTable, finish
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define, of_extents
 from soapstone.ir.tensor import Array, TensorSpec
 
 # What each operand's axes are: letters of dims; `v+` and `u+` have one more, for the last offset,
@@ -277,14 +276,14 @@ def example(
 
 
 _ALL = ("p", "i", "pt", "it")
-define_counted(
+define(
     name="spmm",
     inputs=("x", "indptr", "indices", "indptr_t", "indices_t", "weights?", "weights_t?"),
     signature=_signature,
     reference=_spmm,
     attributes={"reduction": Attribute("str", "sum", choices=("sum", "mean"))},
     gradient=_gradient,
-    operations=_work,
+    operations=of_extents(_work),
     cases=(
         example(("5 3", *_ALL), WIDE),
         example(("5 3", *_ALL, "w 6", "wt 6"), WIDE, (0, 5)),
@@ -300,13 +299,13 @@ define_counted(
     "them, for sums alone; result: (v, d), 0 where a row has no entry. The gradient of the\n"
     "entries is that of weights, and needs weights_t to be of the same numbers",
 )
-define_counted(
+define(
     name="spmm_mean_grad",
     inputs=("dy", "indptr", "indptr_t", "indices_t"),
     outputs=("dx",),
     signature=_mean_signature,
     reference=_mean_grad,
-    operations=_work,
+    operations=of_extents(_work),
     cases=(
         example(("4 3", "p", "pt", "it"), WIDE, ()),
         example(("3 70", "p", "pt", "it"), DOUBLE, ()),
@@ -314,12 +313,12 @@ define_counted(
     ),
     doc="the rows of dy over their entries' number, summed over the entries of each column",
 )
-define_counted(
+define(
     name="sddmm",
     inputs=("a", "b", "indptr", "indices"),
     signature=_sddmm_signature,
     reference=_sddmm,
-    operations=_work,
+    operations=of_extents(_work),
     cases=(
         example(("4 3", "5 3", "p", "i"), WIDE, ()),
         example(("3 70", "3 70", "p", "i"), DOUBLE, ()),
@@ -327,14 +326,14 @@ define_counted(
     ),
     doc="at each entry of a sparse matrix, the product of its row of a and its column's of b",
 )
-define_counted(
+define(
     name="spmm_max",
     inputs=("x", "indptr", "indices", "indptr_t", "indices_t", "numbers?"),
     outputs=("y", "chosen"),
     signature=_max_signature,
     reference=_spmm_max,
     gradient=_max_gradient,
-    operations=_work,
+    operations=of_extents(_work),
     cases=(
         example(("5 3", *_ALL), WIDE),
         example(("3 70", *_ALL), DOUBLE),
@@ -347,7 +346,7 @@ define_counted(
     "(v, d), 0 where a row has no entry; the numbers of the first rows of x that have them,\n"
     "or -1",
 )
-define_counted(
+define(
     name="spmm_max_grad",
     inputs=("dy", "chosen", "indptr_t", "indices_t"),
     outputs=("dx",),
@@ -355,7 +354,7 @@ define_counted(
     reference=_spmm_max_grad,
     attributes={"base": Attribute("int", 0, minimum=0)},
     localize=_localize_rows,
-    operations=_work,
+    operations=of_extents(_work),
     cases=(
         example(("4 3", "int32 4 3 >=-1 <5", "pt", "it"), WIDE, ()),
         example(("3 20", "int32 3 20 >=-1 <3", "pt", "it"), DOUBLE, ()),

@@ -13,9 +13,8 @@ import numpy as np
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
 from soapstone.ir.ops.indexing.embedding import added_rows, held_rows, localize_table
-from soapstone.ir.ops.recurrent.rnn import define_counted
 from soapstone.ir.ops.signatures import einsum
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define, of_extents
 from soapstone.ir.tensor import Array, TensorSpec
 
 _REDUCTION = {"reduction": Attribute("str", "mean", choices=("sum", "mean", "max"))}
@@ -97,7 +96,7 @@ def _max_grad(attributes: Attributes, dy: Array, ids: Array, table: Array, y: Ar
     return dtable
 
 
-define_counted(
+define(
     name="embedding_bag",
     inputs=("ids", "table"),
     signature=_signature,
@@ -106,7 +105,7 @@ define_counted(
     gradient=_gradient,
     localize=_localize,
     indices=lambda inputs, _: {0: range(inputs[1].shape[0])},
-    operations=_work,
+    operations=of_extents(_work),
     cases=(
         Case(("int32 4 3 <5", "5 3")),
         Case(("int64 4 3 <5", "5 3"), {"reduction": "sum"}),
@@ -119,7 +118,7 @@ define_counted(
     ),
     doc="of the rows of the table (v, d) that each bag of ids (n, l) names: (n, d); of none, 0",
 )
-define_counted(
+define(
     name="embedding_bag_grad",
     inputs=("dy", "ids"),
     outputs=("dtable",),
@@ -130,7 +129,7 @@ define_counted(
         "scale": Attribute("float", 1.0),
     },
     localize=localize_table,
-    operations=_work,
+    operations=of_extents(_work),
     cases=(
         Case(("4 3", "int32 4 3 <5"), {"vocabulary": 5}, ()),
         Case(("4 3", "int64 4 3 <5"), {"vocabulary": 5, "scale": 0.25}, ()),
@@ -140,13 +139,13 @@ define_counted(
     ),
     doc="dy times scale, added to each of the rows of its bag: (vocabulary, d)",
 )
-define_counted(
+define(
     name="embedding_bag_max_grad",
     inputs=("dy", "ids", "table", "y"),
     outputs=("dtable",),
     signature=_max_signature,
     reference=_max_grad,
-    operations=_work,
+    operations=of_extents(_work),
     cases=(
         Case(("2 3", "int32 2 2 <4", "4 3", "2 3"), {}, ()),
         Case(("1 1", "int64 1 1 <1", "1 1", "1 1"), {}, ()),

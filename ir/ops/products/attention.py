@@ -23,9 +23,8 @@ from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.products import attention_lower
 from soapstone.ir.ops.products.attention_lower import apart, shared as shared
-from soapstone.ir.ops.recurrent.rnn import define_counted
 from soapstone.ir.ops.signatures import DimTable, along, finish, named
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define, of_extents
 from soapstone.ir.tensor import Array, TensorSpec
 
 _ATTRIBUTES = {"scale": Attribute("float", None), "causal": Attribute("bool", False)}
@@ -235,7 +234,7 @@ _GRAD_HEADS = ("2 3 2 3", *_HEADS, "2 3 2 3", "2 2 3")
 _GRAD_SQUARE = ("1 4 2 3", *_SQUARE, "1 4 2 3", "1 2 4")
 _CAUSAL = {"causal": True}
 
-define_counted(
+define(
     name="attention",
     half=True,
     strided=True,
@@ -247,7 +246,7 @@ define_counted(
     gradient=_gradient,
     localize=_localize,
     lower=attention_lower.forward,
-    operations=lambda e: _flops(e, 2),
+    operations=of_extents(lambda e: _flops(e, 2)),
     onnx="Attention",
     layer=None,
     cases=(
@@ -264,7 +263,7 @@ define_counted(
     ),
     doc="softmax(q k' scale + mask) v, and the logarithm of each row's sum (saved)",
 )
-define_counted(
+define(
     name="attention_grad",
     strided=True,
     inputs=("dy", "q", "k", "v", "y", "lse", "mask?"),
@@ -276,7 +275,7 @@ define_counted(
     attributes=_ATTRIBUTES,
     localize=_localize,
     lower=attention_lower.backward,
-    operations=lambda e: _flops(e, 5),
+    operations=of_extents(lambda e: _flops(e, 5)),
     cases=(
         Case(_GRAD_HEADS, {}, ()),
         Case(_GRAD_SQUARE, _CAUSAL, ()),
@@ -286,7 +285,7 @@ define_counted(
     ),
     doc="the gradients of queries, keys and values",
 )
-define_counted(
+define(
     name="attention_mask_grad",
     inputs=("dy", "q", "k", "v", "y", "lse", "mask"),
     outputs=("dmask",),
@@ -297,7 +296,7 @@ define_counted(
     attributes=_ATTRIBUTES,
     localize=_localize,
     lower=attention_lower.mask,
-    operations=lambda e: _flops(e, 2),
+    operations=of_extents(lambda e: _flops(e, 2)),
     cases=(
         Case((*_GRAD_HEADS, "3 5"), {}, ()),
         Case((*_GRAD_HEADS, "2 1 3 1"), {"scale": 0.3}, ()),

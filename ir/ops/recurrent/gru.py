@@ -19,7 +19,6 @@ from soapstone.ir.ops.recurrent.rnn import (
     REVERSE,
     Rows,
     Within,
-    define_counted,
     gated,
     grad_or_zeros,
     meaning,
@@ -28,7 +27,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     refuse_saved,
     step_order,
 )
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define, of_extents
 
 _LINEAR = {"linear_before_reset": Attribute("bool", True)}
 
@@ -156,7 +155,7 @@ _LARGE_GRAD = ("2 19 33", "19 33", "2 19 99", "2 19 33", "2 19 33", "33 99")
 _AFTER = {"linear_before_reset": False}
 _BACK = {"reverse": True}
 
-define_counted(
+define(
     name="gru",
     half=True,
     strided=True,
@@ -166,7 +165,7 @@ define_counted(
     **meaning(_gru, 3),
     attributes={**REVERSE, **_LINEAR},
     gradient=_gru_gradient,
-    operations=products,
+    operations=of_extents(products),
     onnx="GRU",
     cases=(
         Case(_SMALL),
@@ -182,7 +181,7 @@ define_counted(
     ),
     doc="all states, the last state, then the gates and `hidden` of every step (saved)",
 )
-define_counted(
+define(
     name="gru_grad",
     strided=True,
     inputs=("dy", "dh", "gates", "hidden", "before", "r", "lengths?"),
@@ -190,7 +189,7 @@ define_counted(
     signature=gated("t n h, n h, t n g, t n h, t n h, h g -> t n g, t n g, n h", 3),
     **meaning(_gru_grad, 3),
     attributes={**REVERSE, **_LINEAR},
-    operations=products,
+    operations=of_extents(products),
     cases=(
         Case(_SMALL_GRAD, {}, ()),
         Case(_SMALL_GRAD, _BACK, ()),
@@ -231,7 +230,7 @@ def _cell_gradient(g: GradientContext) -> Sequence[str | None]:
 _CELL = ("2 5", "2 3", "5 9", "3 9", "9", "9")
 _CELL_GRAD = ("2 3", "2 9", "2 3", "2 3", "3 9")
 
-define_counted(
+define(
     name="gru_cell",
     half=True,
     inputs=("x", "h", "w", "r", "b", "rb"),
@@ -240,7 +239,7 @@ define_counted(
     **meaning(_cell, 2),
     attributes=_LINEAR,
     gradient=_cell_gradient,
-    operations=products,
+    operations=of_extents(products),
     cases=(
         Case(_CELL),
         Case(_CELL, _AFTER),
@@ -250,14 +249,14 @@ define_counted(
     ),
     doc="one step of gru: the state, then the gates and `hidden` (saved)",
 )
-define_counted(
+define(
     name="gru_cell_grad",
     inputs=("dy", "gates", "hidden", "h", "r"),
     outputs=("dgates", "dproduct", "dh"),
     signature=gated("n h, n g, n h, n h, h g -> n g, n g, n h", 3),
     **meaning(_cell_grad, 2),
     attributes=_LINEAR,
-    operations=products,
+    operations=of_extents(products),
     cases=(
         Case(_CELL_GRAD, {}, ()),
         Case(_CELL_GRAD, _AFTER, ()),

@@ -16,7 +16,6 @@ from soapstone.ir.ops.recurrent.rnn import (
     REVERSE,
     Rows,
     Within,
-    define_counted,
     gated,
     grad_or_zeros,
     meaning,
@@ -25,7 +24,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     step_order,
     weight_gradients,
 )
-from soapstone.ir.spec import Attributes, Case, GradientContext
+from soapstone.ir.spec import Attributes, Case, GradientContext, define, of_extents
 
 
 def _lstm(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any]:
@@ -79,7 +78,7 @@ def _lstm_grad(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[An
 
 _LARGE = ("2 19 33", "19 33", "19 33", "2 19 132", "2 19 33", "33 132", "19 33")
 
-define_counted(
+define(
     name="lstm",
     half=True,
     strided=True,
@@ -89,7 +88,7 @@ define_counted(
     **meaning(_lstm, 3),
     attributes=REVERSE,
     gradient=_lstm_gradient,
-    operations=products,
+    operations=of_extents(products),
     onnx="LSTM",
     cases=(
         Case(("3 2 5", "5 12", "3 12", "12", "2 3", "2 3")),
@@ -104,7 +103,7 @@ define_counted(
     ),
     doc="all states, the last state and cell, then the gates and cells of every step (saved)",
 )
-define_counted(
+define(
     name="lstm_grad",
     strided=True,
     inputs=("dy", "dh", "dc", "gates", "cells", "r", "c0", "lengths?"),
@@ -112,7 +111,7 @@ define_counted(
     signature=gated("t n h, n h, n h, t n g, t n h, h g, n h -> t n g, n h, n h", 4),
     **meaning(_lstm_grad, 3),
     attributes=REVERSE,
-    operations=products,
+    operations=of_extents(products),
     cases=(
         Case(("3 2 3", "2 3", "2 3", "3 2 12", "3 2 3", "3 12", "2 3"), {}, ()),
         Case(("3 2 3", "2 3", "2 3", "3 2 12", "3 2 3", "3 12", "2 3"), {"reverse": True}, ()),
@@ -150,7 +149,7 @@ def _cell_grad(rows: Any, attributes: Attributes, *given: Any) -> Sequence[Any]:
     return rows.joined(*made), dc
 
 
-define_counted(
+define(
     name="lstm_cell",
     half=True,
     inputs=("x", "h", "c", "w", "r", "b"),
@@ -158,7 +157,7 @@ define_counted(
     signature=gated("n k, n h, n h, k g, h g, g -> n h, n h, n g", 4),
     **meaning(_cell, 2),
     gradient=_cell_gradient,
-    operations=products,
+    operations=of_extents(products),
     cases=(
         Case(("2 5", "2 3", "2 3", "5 12", "3 12", "12")),
         Case(("4 1", "4 2", "4 2", "1 8", "2 8", "8")),
@@ -168,13 +167,13 @@ define_counted(
     ),
     doc="one step of lstm: the state, the cell, and the gates (saved)",
 )
-define_counted(
+define(
     name="lstm_cell_grad",
     inputs=("dy", "dcell", "gates", "cell", "c"),
     outputs=("dgates", "dc"),
     signature=gated("n h, n h, n g, n h, n h -> n g, n h", 4),
     **meaning(_cell_grad, 2),
-    operations=lambda extents: 30.0 * extents["n"] * extents["h"],
+    operations=of_extents(lambda extents: 30.0 * extents["n"] * extents["h"]),
     cases=(
         Case(("2 3", "2 3", "2 12", "2 3", "2 3"), {}, ()),
         Case(("1 1", "1 1", "1 4", "1 1", "1 1"), {}, ()),

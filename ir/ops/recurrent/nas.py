@@ -14,14 +14,13 @@ from typing import Any
 from soapstone.ir.ops.recurrent.cells import DC, NAS, PRODUCT, D
 from soapstone.ir.ops.recurrent.rnn import (
     Rows,
-    define_counted,
     gated,
     grad_or_zeros,
     meaning,
     products,
     refuse_saved,
 )
-from soapstone.ir.spec import Attributes, Case, GradientContext
+from soapstone.ir.spec import Attributes, Case, GradientContext, define, of_extents
 
 
 def _cell(
@@ -52,7 +51,7 @@ def _cell_grad(
     return [rows.joined(*made[:8]), rows.joined(*made[8:]), dc]
 
 
-define_counted(
+define(
     name="nas_cell",
     half=True,
     inputs=("x", "h", "c", "w", "r", "b"),
@@ -60,7 +59,7 @@ define_counted(
     signature=gated("n k, n h, n h, k g, h g, g -> n h, n h, n g, n h, n h", 8),
     **meaning(_cell, 2),
     gradient=_gradient,
-    operations=products,
+    operations=of_extents(products),
     cases=(
         Case(("2 5", "2 3", "2 3", "5 24", "3 24", "24")),
         Case(("3 2", "3 1", "3 1", "2 8", "1 8", "8")),
@@ -70,13 +69,13 @@ define_counted(
     ),
     doc="one step: the state, the cell, then (saved) the gates and the factors of one",
 )
-define_counted(
+define(
     name="nas_cell_grad",
     inputs=("dy", "dcell", "gates", "left", "right", "c"),
     outputs=("dinputs", "dstates", "dc"),
     signature=gated("n h, n h, n g, n h, n h, n h -> n g, n g, n h", 8),
     **meaning(_cell_grad, 2),
-    operations=lambda extents: 80.0 * extents["n"] * extents["h"],
+    operations=of_extents(lambda extents: 80.0 * extents["n"] * extents["h"]),
     cases=(
         Case(("2 3", "2 3", "2 24", "2 3", "2 3", "2 3"), {}, ()),
         Case(("1 1", "1 1", "1 8", "1 1", "1 1", "1 1"), {}, ()),

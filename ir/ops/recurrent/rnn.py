@@ -12,7 +12,6 @@ both directions. Its states stay what they are, and what is made of each step is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from typing import Any, ClassVar, TypedDict
 
 import numpy as np
@@ -31,10 +30,9 @@ from soapstone.ir.spec import (
     Attributes,
     Case,
     GradientContext,
-    OpSpec,
     SignatureRule,
     define,
-    defining,
+    of_extents,
     operator,
 )
 from soapstone.ir.tensor import Array, TensorSpec
@@ -44,22 +42,6 @@ REVERSE = {"reverse": Attribute("bool", False)}
 KINDS = {"t": Kind.WHOLE, "k": Kind.LOWERED, "h": Kind.LOWERED, "g": Kind.WHOLE}
 Extents = Mapping[str, int]
 Layer = Callable[..., Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class CountedSpec(OpSpec):
-    """An operator whose work is not proportional to its points: a sum of several products.
-
-    operations: from the dims' extents to arithmetic operations.
-    """
-
-    operations: Callable[[Extents], float] = field(default=lambda extents: 0.0)
-
-    def flops(self, signature: Signature) -> float:
-        return self.operations({dim.name: dim.extent for dim in signature.dims})
-
-
-define_counted = defining(CountedSpec)
 
 
 def products(extents: Extents) -> float:
@@ -438,7 +420,7 @@ def _rnn_grad(
 
 _ACTIVATION = {"activation": Attribute("str", "tanh", choices=("tanh", "relu"))}
 
-define_counted(
+define(
     name="rnn",
     half=True,
     strided=True,
@@ -448,7 +430,7 @@ define_counted(
     **meaning(_rnn, 3),
     attributes={**REVERSE, **_ACTIVATION},
     gradient=_rnn_gradient,
-    operations=products,
+    operations=of_extents(products),
     onnx="RNN",
     cases=(
         Case(("3 2 5", "5 4", "4 4", "4", "2 4")),
@@ -462,7 +444,7 @@ define_counted(
     ),
     doc="h = activation(x w + b + h r) over steps: all values, and the last one",
 )
-define_counted(
+define(
     name="rnn_grad",
     strided=True,
     inputs=("dy", "dh", "y", "r", "lengths?"),
@@ -470,7 +452,7 @@ define_counted(
     signature=gated("t n h, n h, t n h, h h -> t n h, n h", 1),
     **meaning(_rnn_grad, 3),
     attributes={**REVERSE, **_ACTIVATION},
-    operations=products,
+    operations=of_extents(products),
     cases=(
         Case(("3 2 4", "2 4", "3 2 4", "4 4"), {}, ()),
         Case(("3 2 4", "2 4", "3 2 4", "4 4"), {"reverse": True, "activation": "relu"}, ()),

@@ -21,7 +21,6 @@ from soapstone.ir.ops.recurrent.rnn import (
     REVERSE,
     Rows,
     Within,
-    define_counted,
     grad_or_zeros,
     meaning,
     refuse_saved,
@@ -29,7 +28,7 @@ from soapstone.ir.ops.recurrent.rnn import (
     with_lengths,
 )
 from soapstone.ir.ops.signatures import einsum
-from soapstone.ir.spec import Attributes, Case, GradientContext
+from soapstone.ir.spec import Attributes, Case, GradientContext, define, of_extents
 from soapstone.ir.tensor import TensorSpec
 
 _FORWARD = "t n k, k g, e, n h -> t n h, n h, t n g, t n h"
@@ -137,7 +136,7 @@ def _sru_grad(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any
     return [rows.joined(*parts), direct, rows.shaped(cell, 2)]
 
 
-define_counted(
+define(
     name="sru",
     half=True,
     strided=True,
@@ -147,7 +146,7 @@ define_counted(
     **meaning(_sru, 3),
     attributes=REVERSE,
     gradient=_gradient,
-    operations=lambda e: 2.0 * e["t"] * e["n"] * e["g"] * (e["k"] + 10),
+    operations=of_extents(lambda e: 2.0 * e["t"] * e["n"] * e["g"] * (e["k"] + 10)),
     cases=(
         Case(("3 2 3", "3 9", "6", "2 3")),
         Case(("3 2 3", "3 9", "6", "2 3"), {"reverse": True}),
@@ -162,7 +161,7 @@ define_counted(
     ),
     doc="all states, the last cell, then the columns and the cells of every step (saved)",
 )
-define_counted(
+define(
     name="sru_grad",
     strided=True,
     inputs=("dy", "dc", "gates", "cells", "x", "c0", "lengths?"),
@@ -170,7 +169,7 @@ define_counted(
     signature=lambda inputs, attributes: _bind(_BACKWARD, inputs),
     **meaning(_sru_grad, 3),
     attributes=REVERSE,
-    operations=lambda e: 20.0 * e["t"] * e["n"] * e["h"],
+    operations=of_extents(lambda e: 20.0 * e["t"] * e["n"] * e["h"]),
     cases=(
         Case(("3 2 3", "2 3", "3 2 9", "3 2 3", "3 2 3", "2 3"), {}, ()),
         Case(("3 2 3", "2 3", "3 2 12", "3 2 3", "3 2 5", "2 3"), {"reverse": True}, ()),
