@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soapstone import GraphError
+from soapstone import Adam, GraphError
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.generate import PRESETS, block_model
 
 _OWN = PRESETS["cora-like"]
 OPTIONS = {
+    "optimizer": Adam(0.01, weight_decay=5e-4),
+    "epochs": 100,
     "loss": "masked_cross_entropy",
     "metrics": ["accuracy"],
     "batch_size": _OWN.vertices,

@@ -7,15 +7,11 @@ Source: Xu, Hu, Leskovec and Jegelka, How powerful are graph neural networks?, I
 
 from __future__ import annotations
 
-from soapstone import Adam, Model, run_app
+from soapstone import Model, run_app
 from soapstone.apps._shared import graphs
 from soapstone.frontend.graphs.dataset import GraphData
 
-OPTIONS = {
-    **graphs.OPTIONS,
-    "optimizer": Adam(0.01, weight_decay=5e-4),
-    "epochs": 100,
-}
+OPTIONS = graphs.OPTIONS
 
 
 def build(

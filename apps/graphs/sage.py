@@ -8,15 +8,11 @@ Source: Hamilton, Ying and Leskovec, Inductive representation learning on large 
 
 from __future__ import annotations
 
-from soapstone import Adam, Model, run_app
+from soapstone import Model, run_app
 from soapstone.apps._shared import graphs
 from soapstone.frontend.graphs.dataset import GraphData
 
-OPTIONS = {
-    **graphs.OPTIONS,
-    "optimizer": Adam(0.01, weight_decay=5e-4),
-    "epochs": 200,
-}
+OPTIONS = {**graphs.OPTIONS, "epochs": 200}
 
 
 def build(
