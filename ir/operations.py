@@ -154,6 +154,9 @@ def _rooted(scale: float, shift: float) -> Callable[[Expression, Expression], Ex
 
 
 _ASIN, _ASINH, _ACOSH = _rooted(-1, 1), _rooted(1, 1), _rooted(1, -1)
+
+COMPARISONS = ("equal", "less", "less_equal", "greater", "greater_equal")
+LOGIC = ("logical_and", "logical_or", "logical_xor", "logical_not")
 OPERATIONS: dict[str, Operation] = {
     "neg": Operation(lambda a: -a, lambda d, y, a: (-d,)),
     "abs": Operation(np.abs, lambda d, y, a: (d * sign(a),)),
@@ -236,13 +239,7 @@ OPERATIONS |= {
     for name, function in (("floor", np.floor), ("ceil", np.ceil), ("sign", np.sign))
 }
 OPERATIONS["round"] = Operation(lambda a: np.asarray(np.rint(a), a.dtype))  # halves to even
-OPERATIONS |= {
-    name: Operation(getattr(np, name))
-    for name in (
-        *("equal", "less", "less_equal", "greater", "greater_equal"),
-        *("logical_and", "logical_or", "logical_xor", "logical_not"),
-    )
-}
+OPERATIONS |= {name: Operation(getattr(np, name)) for name in (*COMPARISONS, *LOGIC)}
 OPERATIONS["is_nan"] = Operation(np.isnan)
 
 

@@ -205,15 +205,23 @@ class GradientContext:
         """Return the gradient of output 0 of an operator whose other outputs are saved values.
 
         Raises:
-            GraphError: the loss depends on another output, whose gradient would be ignored.
+            GraphError: as `refuse_saved`.
         """
-        for output, name in enumerate(self.grads[1:], 1):
+        self.refuse_saved(1)
+        return self.grad()
+
+    def refuse_saved(self, first: int) -> None:
+        """Check that no output from `first` on, which are saved values, takes part in the loss.
+
+        Raises:
+            GraphError: one does, and its gradient would be ignored.
+        """
+        for output, name in enumerate(self.grads[first:], first):
             if name is not None:
                 raise GraphError(
                     f"{self.node.label}: output {output} is auxiliary and has no gradient,"
                     " but takes part in the loss"
                 )
-        return self.grad()
 
     def spec(self, name: str) -> TensorSpec:
         """Return the shape and type of a value, by its name."""

@@ -44,6 +44,7 @@ _KINDS = {
 }
 DTYPES = tuple(_KINDS)
 BYTES = ("uint8", "int8")  # of which products are sums of whole numbers
+_BYTE_PRODUCT, _EXACT = 255 * 255, 1 << 24  # the largest; what float32 counts up to
 HALVES = ("float16", "bfloat16")
 
 # The type in which operators compute what they are given in a narrower one (`OpSpec.run`).
@@ -99,3 +100,8 @@ def floats(dtype: DType) -> Any:
     import ml_dtypes
 
     return ml_dtypes.finfo(name)
+
+
+def exact_sums(terms: int) -> str:
+    """Return the type in which sums of so many products of bytes, less their zeros, are exact."""
+    return "float32" if terms * _BYTE_PRODUCT < _EXACT else "float64"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.dtypes import BYTES
+from soapstone.dtypes import BYTES, exact_sums
 from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.fold import CHANNELS, Fold, Site
 from soapstone.ir.graph import Graph, Node
@@ -23,8 +23,6 @@ from soapstone.kernels.registry import variants
 _PRODUCTS = {name: f"quantized_{name}" for name in CHANNELS}
 _OF_BYTES = frozenset(("quantize", "dequantize", "byte_scale", *_PRODUCTS.values()))
 _MOVES = ("reshape", "transpose", "slice", *having("chooses"))
-_EXACT = 1 << 24  # integers up to this are float32 too
-_LEVELS = 255 * 255  # the largest product of two bytes less their zeros
 
 
 def has_bytes(graph: Graph) -> bool:
@@ -284,7 +282,7 @@ def _real(site: Site, node: Node) -> str | None:
     terms = weights.size // max(1, weights.shape[of_weights])
     whole = node.attributes["to"] == "int32"
     real = site.builder.spec(vectors[0]).dtype if vectors else "float32"
-    if whole and terms * _LEVELS >= _EXACT:
+    if whole and exact_sums(terms) == "float64":
         real = "float64"
     left, right, off = (site.emit("cast", each, to=real) for each in (x, w, zero))
     at = {n: v for n, v in node.attributes.items() if n not in ("to", "bias", "w_zero")}

@@ -17,13 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-try:
-    import torch
-    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-except ImportError as error:
-    raise ImportError(
-        "soapstone.torch: no torch found, needed: pip install 'soapstone[torch]'"
-    ) from error
+import torch
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
 from soapstone.frontend.precision import check_precision
 from soapstone.frontend.torch.parts import Part, Support, computes, part_of

@@ -9,13 +9,8 @@ from functools import lru_cache, update_wrapper
 from types import TracebackType
 from typing import Any, Self
 
-try:
-    import torch
-    from torch.overrides import TorchFunctionMode
-except ImportError as error:
-    raise ImportError(
-        "soapstone.torch: no torch found, needed: pip install 'soapstone[torch]'"
-    ) from error
+import torch
+from torch.overrides import TorchFunctionMode
 
 from soapstone.frontend.arguments import count
 from soapstone.frontend.dynamic.report import CellReport, Report

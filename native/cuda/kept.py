@@ -25,7 +25,7 @@ from soapstone.cache.sources import modules_of
 from soapstone.native.cuda.device import simulated
 
 FOUND: Counter[str] = Counter()  # kernels of this process: of the "cache", "compiled"
-_FAMILY = "soapstone.kernels.cuda.generated"
+GENERATED = "soapstone.kernels.cuda.generated"  # the module that generated kernels are in
 _COMPILERS = ("numba-cuda", "cuda-bindings", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
 
 
@@ -74,7 +74,7 @@ class Disk:
     @property
     def cache_path(self) -> str:
         """The folder."""
-        return str(place_for(self._modules, _FAMILY))
+        return str(place_for(self._modules, GENERATED))
 
     def load_overload(self, argtypes: Any, target: Any) -> Any:
         """Return the kernel for types of arguments and the current device, or None."""
@@ -112,7 +112,7 @@ class Disk:
         from numba.cuda import dispatcher as numba_dispatcher
 
         major, minor = numba_dispatcher.get_current_device().compute_capability
-        place = place_for(self._modules, _FAMILY)
+        place = place_for(self._modules, GENERATED)
         if place is None:
             return None
         options = repr(sorted(self._dispatcher.targetoptions.items()))

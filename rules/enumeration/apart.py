@@ -8,7 +8,8 @@ import numpy as np
 
 from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.propose import Terms
-from soapstone.rules.enumeration.protocol import Evaluator, Progress
+from soapstone.rules.enumeration.protocol import Evaluator
+from soapstone.rules.workers import Progress
 
 _ROWS = 1 << 14  # compared at once
 

@@ -20,9 +20,10 @@ from soapstone.rules.enumeration import graphs as walks
 from soapstone.rules.enumeration.apart import values_apart
 from soapstone.rules.enumeration.levels import Built, build
 from soapstone.rules.enumeration.propose import Terms, is_prefix
-from soapstone.rules.enumeration.protocol import Evaluator, Progress
+from soapstone.rules.enumeration.protocol import Evaluator
 from soapstone.rules.enumeration.space import Space
 from soapstone.rules.enumeration.typetable import term_of
+from soapstone.rules.workers import Progress
 
 _STEPS = 20_000_000  # of one compiled call
 _GRAPHS = 1 << 20  # written by one

@@ -16,9 +16,10 @@ from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration import propose
 from soapstone.rules.enumeration.apart import values_apart
 from soapstone.rules.enumeration.propose import Classes, Pairs, Rows, Terms
-from soapstone.rules.enumeration.protocol import Evaluator, Progress
+from soapstone.rules.enumeration.protocol import Evaluator
 from soapstone.rules.enumeration.space import Space
 from soapstone.rules.enumeration.typetable import Tables, TypeTable
+from soapstone.rules.workers import Progress
 from soapstone.search.rules.shapes import tensor_type
 
 _PAIRS = 1 << 13  # looked up and evaluated at once

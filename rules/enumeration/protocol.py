@@ -1,15 +1,12 @@
-"""What the engine asks of an evaluator, and tells whoever waits."""
+"""What the engine asks of an evaluator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.space import OperatorUse, Space
 from soapstone.search.rules.shapes import Type
-
-Progress: TypeAlias = "Callable[[str, int, int], None]"  # stage, done, total
 
 
 class Evaluator(Protocol):

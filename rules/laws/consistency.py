@@ -11,7 +11,7 @@ some time. Neither replaces validation (`validate.py`), which covers all sizes w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -20,12 +20,11 @@ from soapstone.ir.term import SPLITS, Value, subterms
 from soapstone.rules.laws.domain import differing
 from soapstone.rules.laws.sizes import Sizes, parameter_values, rank_choices, sizes
 from soapstone.rules.proving import entail, prove
-from soapstone.rules.workers import Workers
+from soapstone.rules.workers import Progress, Workers
 from soapstone.search.rules import language
 from soapstone.search.rules.proof import Candidate
 
 Verdict: TypeAlias = "Literal['consistent', 'contradictory']"
-Progress: TypeAlias = "Callable[[str, int, int], None]"
 _EXTENT = 3  # of the sizes at which derivations are sought
 _CHOICES = 3  # of parameters for which a derivation is needed
 _EFFORT = 2  # rounds of equality saturation that a derivation is sought in

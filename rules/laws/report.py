@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -66,7 +66,7 @@ def law_report(
         [{"name": law.name, "law": str(law), "source": law.source} for law in language.laws()]
     )
 
-    def said(stage: str) -> Callable[[str, int, int], None]:
+    def said(stage: str) -> Progress:
         return lambda name, done, total: progress(stage, done, total)
 
     if validate:

@@ -52,7 +52,7 @@ from soapstone.rules.laws.sizes import (
     sizes,
 )
 from soapstone.rules.laws.slices import needed
-from soapstone.rules.workers import spawned
+from soapstone.rules.workers import Progress, spawned
 from soapstone.search.rules import language
 from soapstone.search.rules.shapes import extents
 
@@ -63,7 +63,6 @@ LIMIT = 4
 _CHUNK = 1 << 17
 _MOST_ENTRIES = 1 << 24
 Rows: TypeAlias = "NDArray[np.int64]"
-Progress: TypeAlias = "Callable[[str, int, int], None]"  # law, how many are done, of how many
 
 
 @dataclass(frozen=True)

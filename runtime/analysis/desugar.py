@@ -23,7 +23,7 @@ from soapstone.runtime.analysis.transfer import COPY, FoldPart, fold_task
 from soapstone.runtime.errors import LaunchError, PrivilegeError
 from soapstone.runtime.model.forms import Form, adapted
 from soapstone.runtime.model.future import Future, FutureMap, Host, Result
-from soapstone.runtime.model.launch import Launch, grid_of, internal, parameters_of, prepare
+from soapstone.runtime.model.launch import Launch, called, grid_of, internal, parameters_of, prepare
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.region_fields import FieldRegion
@@ -115,9 +115,7 @@ class Desugarer:
 
         Raises: LaunchError, PrivilegeError, BoundsError.
         """
-        if not isinstance(task, Task):
-            raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
-        name, tag, initialise = options.name or task.name, options.tag, options.initialise
+        name, tag, initialise = called(task, options.name), options.tag, options.initialise
         parameters = parameters_of(task, name, arguments, PLACES, VALUES)
         grid = grid_of(name, options.grid, arguments, (Partition, IndexPartition))
         maps = [argument.grid for argument in arguments if isinstance(argument, FutureMap)]

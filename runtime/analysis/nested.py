@@ -34,7 +34,7 @@ from soapstone.runtime.errors import (
 )
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.model.future import Future, FutureMap
-from soapstone.runtime.model.launch import parameters_of
+from soapstone.runtime.model.launch import called, parameters_of
 from soapstone.runtime.model.mapper import DefaultMapper
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.region_fields import FieldRegion, FieldViews
@@ -206,11 +206,10 @@ class Scope:
         `Runtime.launch`.
         """
         self._check()
-        if not isinstance(task, Task):
-            raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
-        parameters = parameters_of(task, name or task.name, arguments, PLACES, VALUES)
+        shown = called(task, name)
+        parameters = parameters_of(task, shown, arguments, PLACES, VALUES)
         for _, _, region, privilege in region_uses(arguments, parameters):
-            self._permit(name or task.name, region, privilege)
+            self._permit(shown, region, privilege)
         options = Options(grid, name, tag, initialise)
         return self._issue(self._desugarer.desugar(task, arguments, options))
 

@@ -103,6 +103,16 @@ def _check_pairs(
                 )
 
 
+def called(task: Task, name: str) -> str:
+    """What errors and timelines call a launch: `name`, or else the task's name.
+
+    Raises: LaunchError for what is no task.
+    """
+    if not isinstance(task, Task):
+        raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
+    return name or task.name
+
+
 def parameters_of(
     task: Task,
     name: str,
@@ -186,9 +196,7 @@ def prepare(
     Raises: LaunchError for wrong counts, kinds, grids or dtypes; PrivilegeError for two points
     that touch the same elements when one of them writes.
     """
-    if not isinstance(task, Task):
-        raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
-    name = name or task.name
+    name = called(task, name)
     layout = tuple([found is not None for found in parameters_of(task, name, arguments)])
     common = grid_of(name, grid, arguments) or (1,)
     partitions = []

@@ -24,6 +24,11 @@ Command = TypeVar("Command", bound=Callable[..., None])
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Cpus = Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of each processor.")]
+Precision = Annotated[
+    str, typer.Option(help="float32, bfloat16, or int4 or int8 for weights of products.")
+]
 Devices = Annotated[int | None, typer.Option(min=1, help="Devices of a scalable machine.")]
 FastMemory = Annotated[
     str | None, typer.Option(help="Stream values through a memory of that size: 200MB.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.common import Json, print_json
+from soapstone.cli.common import Json, Precision, print_json
 
 
 def generate(
@@ -31,9 +31,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the drawing.")] = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="The weights of an app.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="All cores by default.")] = None,
-    precision: Annotated[
-        str, typer.Option(help="float32, bfloat16, or int4 or int8 for weights of products.")
-    ] = "float32",
+    precision: Precision = "float32",
     as_json: Json = False,
 ) -> None:
     """Print the tokens that a decoder continues a prompt with, each as soon as it is known."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from soapstone.cli.common import Devices, Json, answer, command, tell
+from soapstone.cli.common import Cpus, Devices, Json, Threads, answer, command, tell
 
 app = typer.Typer(help="Machines, described and measured.", no_args_is_help=True)
 
@@ -42,8 +42,8 @@ def show(
 
 @command(app, "measure")
 def measure(
-    cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
+    cpus: Cpus = None,
+    threads: Threads = 1,
     gpus: Annotated[
         int, typer.Option(min=0, help="Measure so many GPUs of this computer instead.")
     ] = 0,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.common import Dims, Json, command, dims_of, tell
+from soapstone.cli.common import Cpus, Dims, Json, Threads, command, dims_of, tell
 from soapstone.cli.strategy import BatchSize, ModelName, Sizes
 from soapstone.limits import size_of
 
@@ -24,8 +24,8 @@ def plan(
     training: Annotated[
         bool, typer.Option("--training/--inference", help="An app's step, or its forward graph.")
     ] = True,
-    cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
+    cpus: Cpus = None,
+    threads: Threads = 1,
     method: Annotated[
         str, typer.Option(help="dp: fewest bytes; lru, stream or belady: no search.")
     ] = "dp",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from soapstone.cli.common import Dims, FastMemory, Json, Plan, bytes_of, dims_of, tell
+from soapstone.cli.common import Dims, FastMemory, Json, Plan, Precision, bytes_of, dims_of, tell
 from soapstone.errors import DataError
 
 
@@ -49,9 +49,7 @@ def predict(
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure rival kernels first, and keep the times.")
     ] = False,
-    precision: Annotated[
-        str, typer.Option(help="float32, bfloat16, or int4 or int8 for weights of products.")
-    ] = "float32",
+    precision: Precision = "float32",
     fast_memory: FastMemory = None,
     plan: Plan = None,
     as_json: Json = False,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soapstone.cli.common import Dims, Json, answer, dims_of, print_json
+from soapstone.cli.common import Cpus, Dims, Json, answer, dims_of, print_json
 
 if TYPE_CHECKING:
     from soapstone.engine.expand import NodeLaunch
@@ -41,7 +41,7 @@ def show(
         str | None, typer.Option(help="Whose strategy a training step has; data_parallel.")
     ] = None,
     strategy: Annotated[Path | None, typer.Option(help="A strategy file instead.")] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
+    cpus: Cpus = None,
     machine: Annotated[
         str | None, typer.Option(help="Print what launches take on a described device, and why.")
     ] = None,

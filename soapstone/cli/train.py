@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.common import FastMemory, Json, Plan, bytes_of, tell
+from soapstone.cli.common import Cpus, FastMemory, Json, Plan, Threads, bytes_of, tell
 
 
 def train(
@@ -18,8 +18,8 @@ def train(
     epochs: Annotated[int | None, typer.Option(min=0, help="Passes over the data.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples in a step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=0, help="A constant rate.")] = None,
-    cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
+    cpus: Cpus = None,
+    threads: Threads = 1,
     gpus: Annotated[int, typer.Option(min=0, help="Run on so many NVIDIA GPUs instead.")] = 0,
     executor: Annotated[
         str | None,

@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.dtypes import BYTES, integers, kind_of
+from soapstone.dtypes import BYTES, exact_sums, integers, kind_of
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.file.tensors import dtype_of
 from soapstone.frontend.onnx.rules.products import product
 from soapstone.frontend.onnx.rules.windows import convolved, windowed
 from soapstone.frontend.onnx.values import ALIGNED, PLAIN, STRIDED, Value, rule
-
-_LEVELS = 255 * 255  # the largest product of two bytes
 
 
 def spread(n: Call, part: Value, x: Value, axis: int, block: int) -> Value:
@@ -112,7 +110,7 @@ def _centred(n: Call, x: Value, zero: Value | None, line: int | None, terms: int
 
     terms: 0 where sums are scaled and rounded, for which single precision does.
     """
-    dtype = "float32" if terms * _LEVELS < 1 << 24 else "float64"
+    dtype = exact_sums(terms)
     y = n.cast(x, dtype)
     if zero is None:
         return y

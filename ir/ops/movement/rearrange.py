@@ -10,7 +10,7 @@ import numpy as np
 from soapstone.ir.dims import Affine, Axis, Kind, Operand, Product, Signature, Whole
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
-from soapstone.ir.ops.checks import need_numbers, need_rank
+from soapstone.ir.ops.checks import need_axis, need_numbers, need_rank
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.ops.signatures import DimTable, along, finish, numbered
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, define
@@ -88,8 +88,7 @@ define(
 def _reverse_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     x, axes = inputs[0], attributes["axes"]
     for axis in axes:
-        if axis >= x.rank:
-            raise ShapeError(f"dim d{axis} does not exist; input 0 has rank {x.rank}")
+        need_axis(x, axis)
     table = DimTable()
     output = numbered(table, x.shape, "input 0")
     operand = Operand(tuple(Whole(a.extent) if i in axes else a for i, a in enumerate(output.axes)))

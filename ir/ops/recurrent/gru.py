@@ -24,7 +24,6 @@ from soapstone.ir.ops.recurrent.rnn import (
     meaning,
     previous,
     products,
-    refuse_saved,
     step_order,
 )
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, define, of_extents
@@ -121,7 +120,7 @@ def _gru(rows: Any, attributes: Attributes, *operands: Any) -> Sequence[Any]:
 
 
 def _gru_gradient(g: GradientContext) -> Sequence[str | None]:
-    refuse_saved(g, 2)
+    g.refuse_saved(2)
     x, w, r, _, _, h0, *lengths = g.inputs
     gates, hidden = g.outputs[2:]
     before = previous(g, h0)
@@ -217,7 +216,7 @@ def _cell_grad(rows: Any, attributes: Attributes, *given: Any) -> Sequence[Any]:
 
 
 def _cell_gradient(g: GradientContext) -> Sequence[str | None]:
-    refuse_saved(g, 1)
+    g.refuse_saved(1)
     x, h, w, r, _, _ = g.inputs
     given = (grad_or_zeros(g, 0), *g.outputs[1:], h, r)
     made = g.emit.all("gru_cell_grad", *given, **g.attributes)

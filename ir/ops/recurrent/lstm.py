@@ -20,7 +20,6 @@ from soapstone.ir.ops.recurrent.rnn import (
     grad_or_zeros,
     meaning,
     products,
-    refuse_saved,
     step_order,
     weight_gradients,
 )
@@ -52,7 +51,7 @@ def _step_grad(rows: Any, dh: Any, dc: Any, gates: Any, cell: Any, before: Any) 
 
 
 def _lstm_gradient(g: GradientContext) -> Sequence[str | None]:
-    refuse_saved(g, 3)
+    g.refuse_saved(3)
     given = [grad_or_zeros(g, output) for output in range(3)]
     _, _, r, _, _, c0, *lengths = g.inputs
     made = g.emit.all("lstm_grad", *given, *g.outputs[3:], r, c0, *lengths, **g.attributes)
@@ -135,7 +134,7 @@ def _cell(
 
 
 def _cell_gradient(g: GradientContext) -> Sequence[str | None]:
-    refuse_saved(g, 2)
+    g.refuse_saved(2)
     x, h, c, w, r, _ = g.inputs
     given = (grad_or_zeros(g, 0), grad_or_zeros(g, 1), g.outputs[2], g.outputs[1], c)
     dgates, dc = g.emit.all("lstm_cell_grad", *given)

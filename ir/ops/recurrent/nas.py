@@ -18,7 +18,6 @@ from soapstone.ir.ops.recurrent.rnn import (
     grad_or_zeros,
     meaning,
     products,
-    refuse_saved,
 )
 from soapstone.ir.spec import Attributes, Case, GradientContext, define, of_extents
 
@@ -33,7 +32,7 @@ def _cell(
 
 
 def _gradient(g: GradientContext) -> Sequence[str | None]:
-    refuse_saved(g, 2)
+    g.refuse_saved(2)
     x, h, c, w, r, _ = g.inputs
     given = (grad_or_zeros(g, 0), grad_or_zeros(g, 1), *g.outputs[2:], c)
     left, right, dc = g.emit.all("nas_cell_grad", *given)

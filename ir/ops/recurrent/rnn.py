@@ -18,7 +18,7 @@ import numpy as np
 
 from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature
-from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Node
 from soapstone.ir.operations import NUMPY
 from soapstone.ir.ops.checks import need_count, need_float
@@ -95,20 +95,6 @@ def with_lengths(text: str, inputs: Sequence[TensorSpec]) -> str:
 def step_order(steps: int, attributes: Attributes) -> Iterable[int]:
     """Return the steps in the order in which they follow each other."""
     return range(steps - 1, -1, -1) if attributes["reverse"] else range(steps)
-
-
-def refuse_saved(g: GradientContext, first: int) -> None:
-    """Check that no output from `first` on, which are saved values, takes part in the loss.
-
-    Raises:
-        GraphError: one does, and its gradient would be ignored.
-    """
-    for output, name in enumerate(g.grads[first:], first):
-        if name is not None:
-            raise GraphError(
-                f"{g.node.label}: output {output} is auxiliary and has no gradient,"
-                " but takes part in the loss"
-            )
 
 
 def grad_or_zeros(g: GradientContext, output: int) -> str:

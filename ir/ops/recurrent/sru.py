@@ -23,7 +23,6 @@ from soapstone.ir.ops.recurrent.rnn import (
     Within,
     grad_or_zeros,
     meaning,
-    refuse_saved,
     step_order,
     with_lengths,
 )
@@ -82,7 +81,7 @@ def _sru(
 
 
 def _gradient(g: GradientContext) -> Sequence[str | None]:
-    refuse_saved(g, 2)
+    g.refuse_saved(2)
     x, w, _, c0, *lengths = g.inputs
     given = (grad_or_zeros(g, 0), grad_or_zeros(g, 1), *g.outputs[2:], x, c0, *lengths)
     made, direct, dc0 = g.emit.all("sru_grad", *given, **g.attributes)

@@ -18,7 +18,7 @@ from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile
 from soapstone.ir.tensor import Array, TensorSpec
 
 COUNT = {"count": Attribute("int", None, minimum=1)}
-_CLIP = 1e-7
+CLIP = 1e-7  # probabilities are kept this far from 0 and 1
 
 
 def mean_of(rows: Array, count: int) -> Array:
@@ -73,7 +73,7 @@ def _mse_gradient(g: GradientContext) -> list[str | None]:
 
 
 def _clipped(p: Array) -> Array:
-    return np.asarray(np.clip(p, p.dtype.type(_CLIP), p.dtype.type(1 - _CLIP)))
+    return np.asarray(np.clip(p, p.dtype.type(CLIP), p.dtype.type(1 - CLIP)))
 
 
 def _bce(attributes: Attributes, prediction: Array, target: Array) -> Array:

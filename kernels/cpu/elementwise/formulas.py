@@ -15,6 +15,7 @@ from zlib import crc32
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.expression import Expression, evaluate, order, parameter, text, variable
+from soapstone.ir.operations import COMPARISONS
 from soapstone.ir.spec import OpSpec, operator
 from soapstone.kernels.cpu.elementwise.trigonometry import (
     acos,
@@ -235,10 +236,7 @@ _OWN: dict[str, tuple[int, Formula, int]] = {
     "mish": (1, lambda a: a * _mish_parts(a)[2], 8),
     "mish_grad": (2, _mish_grad, 8),
 }
-_OWN |= {
-    name: (2, lambda a, b, f=LIGHT[name]: _truth(f(a, b), a), 1)
-    for name in ("equal", "less", "less_equal", "greater", "greater_equal")
-}
+_OWN |= {name: (2, lambda a, b, f=LIGHT[name]: _truth(f(a, b), a), 1) for name in COMPARISONS}
 
 
 STEPS = frozenset(

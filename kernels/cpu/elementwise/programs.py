@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from soapstone.dtypes import BYTES, HALVES
+from soapstone.ir.operations import COMPARISONS, LOGIC
 from soapstone.ir.spec import operator as declared
 from soapstone.kernels.cpu.elementwise.conversions import KINDS
 from soapstone.kernels.cpu.elementwise.formulas import instruction_of, names, parameters_of
@@ -23,8 +24,6 @@ _UNBOUNDED = {"low": -math.inf, "high": math.inf}  # where an attribute is None
 
 _FLOAT, _BOOL = "float32", "bool"
 _INTEGERS = ("int32", "int64", *BYTES)
-_COMPARISONS = frozenset({"equal", "less", "less_equal", "greater", "greater_equal"})
-_LOGIC = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
 _TESTS = frozenset({"is_nan", "is_inf"})
 
 _NOTHING: Mapping[int, float] = MappingProxyType({})
@@ -74,9 +73,9 @@ def result_type(
         exact = source in (_FLOAT, *HALVES, _BOOL, *BYTES) or target == _FLOAT
         exact = exact or (target == _BOOL and source in _INTEGERS)
         return target if exact and {source, target} <= KINDS.keys() else None
-    if operator in _COMPARISONS:
+    if operator in COMPARISONS:
         return _BOOL if kinds in ({_FLOAT}, {_BOOL}) else None
-    if operator in _LOGIC:
+    if operator in LOGIC:
         return _BOOL if kinds == {_BOOL} else None
     if operator in _TESTS:
         return _BOOL if kinds == {_FLOAT} else None

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.dtypes import name_of
+from soapstone.ir.operations import COMPARISONS
 from soapstone.kernels.cpu.elementwise.programs import Node
 from soapstone.kernels.entry import Call, Entry
 from soapstone.native.blocks import Fields
@@ -28,9 +29,8 @@ _CHUNK = 128
 _VALUE_BYTES = 8 * _CHUNK
 _MOST = 32  # values of a chain, operands and results of steps: 32 KB
 _TYPES = {"bool": 0, "int32": 1, "int64": 2}
-_COMPARISONS = ("equal", "less", "less_equal", "greater", "greater_equal")
 _ARITHMETIC = {"add": 2, "sub": 2, "mul": 2, "minimum": 2, "maximum": 2, "neg": 1, "abs": 1}
-_STEPS = {n: i for i, n in enumerate(("copy", "truth", "where", *_COMPARISONS, *_ARITHMETIC))}
+_STEPS = {n: i for i, n in enumerate(("copy", "truth", "where", *COMPARISONS, *_ARITHMETIC))}
 _COPY, _TRUTH, _WHERE, _EQUAL, _LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL = range(8)
 _ADD, _SUB, _MUL, _MINIMUM, _MAXIMUM, _NEG, _ABS = range(8, 15)
 
@@ -146,7 +146,7 @@ def _typed(name: str, types: Sequence[str], attributes: Mapping[str, Any]) -> tu
         return ("truth" if target == "bool" else "copy"), list(_TYPES)[_TYPES[target]]
     if name == "where" and types[0] == "bool" and types[1] == types[2]:
         return name, types[1]
-    if name in _COMPARISONS and same:
+    if name in COMPARISONS and same:
         return name, "bool"
     if _ARITHMETIC.get(name) == len(types) and same and types[0] != "bool":
         return name, types[0]

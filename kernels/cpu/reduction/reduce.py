@@ -19,6 +19,7 @@ from soapstone.kernels.cpu.substrate.integers import is_integer
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.runs import (
     ABSOLUTE,
+    HUGE,
     LOOPS,
     MAX,
     MIN,
@@ -76,7 +77,6 @@ _REDUCE = Fields(
     reals="scale identity",
 )
 _reduce_of = _REDUCE.at
-_HUGE = 3.4028234663852886e38  # as in `runs`: an infinite top is taken for this
 
 MONOIDS = {  # and the names of their kernels
     SUM: "sum",
@@ -95,10 +95,10 @@ _SUMMED = plus, sum_lanes
 
 @helper
 def _within(top: float) -> float:
-    if top > _HUGE:
-        return _HUGE
-    if top < -_HUGE:
-        return -_HUGE
+    if top > HUGE:
+        return HUGE
+    if top < -HUGE:
+        return -HUGE
     return top
 
 

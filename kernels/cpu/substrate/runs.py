@@ -24,7 +24,7 @@ from soapstone.native.simd import (
 )
 
 SUM, MAX, MIN, PRODUCT, ABSOLUTE, SQUARE, POWERS = range(7)
-_HUGE = 3.4028234663852886e38  # the greatest float32: of an infinity, x - top would be no number
+HUGE = 3.4028234663852886e38  # the greatest float32: of an infinity, x - top would be no number
 
 
 @helper
@@ -163,7 +163,7 @@ def powers_below_each(to: Lanes, x: Lanes, tops: Lanes, n: Lanes) -> None:
 
     def body(i: Lanes, width: int, mask: Lanes | None) -> None:
         top = get(tops, i, width, mask)
-        top = where(top > _HUGE, _HUGE, where(top < -_HUGE, -_HUGE, top))
+        top = where(top > HUGE, HUGE, where(top < -HUGE, -HUGE, top))
         put(to, i, exp(get(x, i, width, mask) - top), mask)
 
     loop(n.builder, n, body, LANES)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.ops.training.loss import CLIP
 from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, get, loop, put
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import exp, log, log1p, sigmoid
@@ -27,13 +28,12 @@ from soapstone.native.memory import aligned_array
 from soapstone.native.parallel import parallel_for, useful_threads
 from soapstone.native.simd import splat, sum_lanes, vectorised
 
-_CLIP = float(np.float32(1e-7))
-_CLIP_HIGH = float(np.float32(1 - 1e-7))
+_LOW, _HIGH = (float(np.float32(bound)) for bound in (CLIP, 1 - CLIP))
 
 
 def _clipped(p: Lanes) -> Lanes:
-    p = where(p < _CLIP, _CLIP, p)
-    return where(p > _CLIP_HIGH, _CLIP_HIGH, p)
+    p = where(p < _LOW, _LOW, p)
+    return where(p > _HIGH, _HIGH, p)
 
 
 def _square(p: Lanes, t: Lanes) -> Lanes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from soapstone.ir.ops.reduction.folds import reduced_axes
+from soapstone.ir.ops.training.loss import CLIP
 from soapstone.kernels.cuda.elementwise.text import Text, Value, literal, wide
 from soapstone.kernels.cuda.entry import DeviceEntry
 from soapstone.kernels.cuda.reduction.fold import fold
@@ -90,9 +91,6 @@ def _mse(text: Text, p: Value, y: Value) -> Value:
 def mse(call: Call) -> DeviceEntry:
     """Return the entry of the mean squared difference."""
     return _pair(_mse, call)
-
-
-CLIP = 1e-7  # probabilities are kept this far from 0 and 1
 
 
 def clipped(text: Text, p: Value) -> Value:

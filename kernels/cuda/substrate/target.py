@@ -22,7 +22,7 @@ import numpy as np
 from numba import config, cuda as _numba_cuda, types
 
 from soapstone.dtypes import learn
-from soapstone.native.cuda.kept import kept
+from soapstone.native.cuda.kept import GENERATED, kept
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 WARP = 32
@@ -44,9 +44,8 @@ else:
 
     TYPES["bfloat16"] = bfloat16
 
-_GENERATED = "soapstone.kernels.cuda.generated"
 if SIMULATED:  # numbers may wrap, and be infinite, as on a GPU
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=_GENERATED)
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=GENERATED)
 _REALS = ("float32", "float64")
 
 
@@ -157,7 +156,7 @@ exp, log, sqrt = FUNCTIONS["exp"], FUNCTIONS["log"], FUNCTIONS["sqrt"]
 def built(name: str, source: str, **values: Any) -> Kernel:
     """Return the kernel that a text of ours defines under a name; values: other names in it."""
     space = {
-        "__name__": _GENERATED,
+        "__name__": GENERATED,
         "cuda": cuda,
         "inf": math.inf,
         "nan": math.nan,
