@@ -68,37 +68,40 @@ def train_app(
     verbose: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> TrainResult:
-    """Train an app and return what came of it.
+    """Train an app and return its losses, scores and times.
 
     Args:
-        epochs, batch_size, learning_rate: by default as the app's options say.
-        cpus, threads: processors to run on, by default all cores, and threads of each.
-        gpus: so many of this computer's NVIDIA GPUs to run on instead (docs/cuda.md).
+        app: an app, its name, or the path of a script that defines `build`.
+        epochs, batch_size, learning_rate: by default those of the app's options.
+        cpus, threads: the processors to run on, by default all cores, and the threads of each.
+        gpus: the number of this computer's NVIDIA GPUs to run on instead (docs/cuda.md).
         executor: local (threads of this process), mpi (one process a rank, under mpiexec), legate.
-        mapper: a mapper's name, or `module:Class`; strategy: the file of a strategy to follow.
+        mapper: a mapper's name, or `module:Class`. strategy: the file of a strategy to follow.
         memory_bytes: the size of a memory that the processors work in, besides the computer's.
-        optimize: whether to search for a faster step first; step: the file of one that was found.
-        choices: a file of kernel choices to repeat, or to write where there is none.
-        fast_memory, plan: a memory of so many bytes that values are streamed through, and how that
-            is planned: dp, lru, stream, belady, or the file of a plan; overlap: whether two more
-            threads make the copies.
-        precision: float32, or mixed_float16, whose products take halves (docs/training.md), or on
-            GPUs tf32 (docs/cuda.md).
-        data: a folder to take the data from in place of the app's own (see `read_splits`).
-        graph: a graph to learn from in place of the app's own (see `read_graph`).
-        parts: into how many ranges its vertices are cut; by default the mapper decides.
-        partitioner: how: learned (the default), vertex, edge or metis. partition_costs: a file of
-            what was learned before, written anew in the end
+        optimize: whether to search for a faster step first. step: the file of one that was found.
+        choices: a file of kernel choices to repeat; it is written where there is none.
+        fast_memory: bytes of a memory that values are streamed through (docs/memory.md).
+        plan: how that is planned: dp, lru, stream, belady, or the file of a plan.
+        overlap: whether two more threads make the copies.
+        precision: float32, mixed_float16 (docs/training.md), or tf32 on GPUs (docs/cuda.md).
+        seed: of weights, dropout and the order of samples.
+        data: a folder to take the data from instead of the app's own (see `read_splits`).
+        graph: a graph to learn from instead of the app's own (see `read_graph`).
+        parts: the number of ranges that its vertices are cut into; by default the mapper decides.
+        partitioner: how they are cut: learned (the default), vertex, edge or metis.
+        partition_costs: a file of what was learned before, rewritten at the end
             (`soapstone.frontend.graphs.partitioned`).
-        reuse: of apps whose graph changes from sample to sample: off, patterns, batch or all, which
-            is the default (docs/dynamic.md). What they cannot do is refused.
-        checkpoint: a file to save to after each epoch; resume: one to go on from.
+        reuse: for apps whose graph changes from sample to sample: off, patterns, batch or all (the
+            default; docs/dynamic.md). Other arguments that such apps do not support are refused.
+        checkpoint: a file to save to after each epoch. resume: one to continue from.
         profile: a file for the timeline of some ten steps.
+        callbacks: called during training.
+        progress: whether a progress line is shown on standard error.
         verbose: whether the program and the strategy are said before training begins.
-        say: called with what is trained on what, in a few lines, and what else there is to say.
+        say: called with a few lines about the model and its data, and with later messages.
 
     Raises:
-        AppError: an app or options that do not fit, besides what `Model` raises.
+        AppError: an app or options that do not fit; besides what `Model` raises.
     """
     arguments = dict(locals())
     if not isinstance(app, App):
@@ -118,28 +121,15 @@ def train_app(
     if parts is not None and cpus is None and not gpus:
         cpus = max(1, min(parts, usable_cores()) // launched())
     options = app.options
-    size = options["batch_size"] if batch_size is None else batch_size
-    most = options["epochs"] if epochs is None else epochs
-    for name, value, least in (("batch size", size, 1), ("epochs", most, 0)):
-        count(f"app {app.name!r}: {name}", value, least, AppError)
-    if resume is not None:
-        check_exists(resume)
-    saved = [each.path for each in callbacks if isinstance(each, Checkpoint)]
-    check_targets(choices, partition_costs, profile, checkpoint, *saved)
-    check_suffix(profile, ".json")
-    if memory_bytes is not None and (fast_memory, plan) != (None, None):
-        raise AppError(
-            f"app {app.name!r}: memory_bytes {memory_bytes} found beside a fast memory or its plan;"
-            " one of them needed"
-        )
-    optimizer = as_optimizer(options["optimizer"])
-    if learning_rate is not None:
-        optimizer = replace(optimizer, learning_rate=learning_rate)
     hooks = list(callbacks)
     if checkpoint is not None:
         hooks.append(Checkpoint(checkpoint))
     if profile is not None:
         hooks.append(ProfileSteps(profile))
+    size, most = _check(app, arguments, hooks)
+    optimizer = as_optimizer(options["optimizer"])
+    if learning_rate is not None:
+        optimizer = replace(optimizer, learning_rate=learning_rate)
     if rank_of(executor):
         say = _nothing  # the first process speaks for all
     machine = None
@@ -207,6 +197,32 @@ def train_app(
             seed=seed,
             cuts=None if split is None else split.partitioner.cuts,
         )
+
+
+def _check(app: App, given: Mapping[str, Any], hooks: Sequence[Callback]) -> tuple[int, int]:
+    """Check what needs no model, and return the batch size and the number of epochs.
+
+    given: the arguments of `train_app`. hooks: the callbacks, those of its options among them.
+
+    Raises:
+        AppError, CheckpointError, OSError: an argument that does not fit.
+    """
+    found = []
+    for name, least in (("batch_size", 1), ("epochs", 0)):
+        value = app.options[name] if given[name] is None else given[name]
+        found.append(count(f"app {app.name!r}: {name.replace('_', ' ')}", value, least, AppError))
+    if given["resume"] is not None:
+        check_exists(given["resume"])
+    saved = [each.path for each in hooks if isinstance(each, Checkpoint)]
+    check_targets(given["choices"], given["partition_costs"], given["profile"], *saved)
+    check_suffix(given["profile"], ".json")
+    if given["memory_bytes"] is not None and (given["fast_memory"], given["plan"]) != (None, None):
+        raise AppError(
+            f"app {app.name!r}: memory_bytes {given['memory_bytes']} found beside a fast memory or"
+            " its plan; one of them needed"
+        )
+    size, most = found
+    return size, most
 
 
 def _check_parts(app: App, given: Mapping[str, Any]) -> None:
