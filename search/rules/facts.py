@@ -31,7 +31,6 @@ class Missing(IllTyped):
 
     def __init__(self, condition: Condition) -> None:
         super().__init__(f"{condition} does not follow")
-        self.condition = condition
 
 
 class Facts:

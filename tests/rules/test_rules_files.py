@@ -210,7 +210,7 @@ def test_a_file_edited_by_hand_fails_check_by_rule_and_step(
     assert f"rule {changed[0]}" in done.stdout
 
 
-def test_a_rule_with_a_false_guard_is_refuted_by_verify(rules: RuleFile) -> None:
+def test_a_rule_with_a_false_guard_is_refuted_by_verify() -> None:
     unguarded = Rule(**{**vars(grouped()), "guard": ()})
     verdict, why = file_checks.verify_rule(unguarded, 1, 5.0)
     assert verdict in ("refuted", "unknown") and why

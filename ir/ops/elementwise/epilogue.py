@@ -29,10 +29,6 @@ def wrapped(attributes: Attributes) -> tuple[OpSpec, dict[str, Any]]:
     return operator(attributes["operator"]), dict(attributes["items"])
 
 
-def _steps(attributes: Attributes, extras: int) -> Attributes:
-    return {"program": attributes["program"], "results": (extras + len(attributes["program"]),)}
-
-
 def _own(inputs: Sequence[TensorSpec], attributes: Attributes) -> list[TensorSpec]:
     """Return the operands of the wrapped operator, as it reads them."""
     own = inputs[: attributes["arity"]]

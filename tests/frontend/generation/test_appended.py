@@ -311,7 +311,7 @@ def test_texts_may_be_as_long_as_a_table_of_positions(tmp_path: Path) -> None:
         session.generate([3] * 45, 7)
 
 
-def test_an_encoder_is_named(tmp_path: Path) -> None:
+def test_an_encoder_is_named() -> None:
     model = Model("two")
     x, y = (model.input(name, (1, 8), "int64") for name in ("input_ids", "decoder_input_ids"))
     model.output(model.dense(model.embedding(x, 9, 4) + model.embedding(y, 9, 4), 9))

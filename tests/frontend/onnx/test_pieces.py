@@ -216,7 +216,7 @@ def test_sequences_between_pieces() -> None:
         pass
 
 
-def test_such_a_model_has_no_graph_but_runs_where_sessions_do(tmp_path: Path) -> None:
+def test_such_a_model_has_no_graph_but_runs_where_sessions_do() -> None:
     model, feeds = model_of(DETECTOR), boxes(20)
     with pytest.raises(UnboundError, match="an InferenceSession runs such a model in pieces"):
         from_onnx(model).graph({"n": 20})
